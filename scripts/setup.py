@@ -1,0 +1,331 @@
+"""Makes a checkout ready to use: `.venv` with everything locked in uv.lock, and the system packages that help.
+
+    scripts/setup            what the demo needs
+    scripts/setup --test     what the tests need as well
+    scripts/setup --no-system   leave the system's packages alone
+
+It says one line for each thing done, on stderr, and nothing when there is nothing to do. System packages are installed
+where that needs no password (as root, or by a passwordless sudo, where there is apt-get); elsewhere the missing ones
+are named with the command to run, and setup goes on. Everything else stays inside the checkout, in `.venv` and
+`.tools`, but for the download caches of pip and uv.
+
+Run by a bare interpreter before anything is installed: the standard library alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import compileall
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+TOOLS = ROOT / ".tools"
+STAMP = VENV / "proofbox-setup.json"
+AGENT = ROOT / "src/proofbox/sandbox/agent"
+
+OLDEST_UV = (0, 5, 3)  # dependency groups, and a lock file of version 1
+
+
+class Package(NamedTuple):
+    """A Debian package, the commands that show it is there (any of them), and what is lost without it."""
+
+    name: str
+    commands: tuple[str, ...]
+    purpose: str
+
+
+FOREIGN = "x86_64" if platform.machine() in ("aarch64", "arm64") else "aarch64"
+PACKAGES = {
+    "demo": [
+        Package("bubblewrap", ("bwrap",), "the bubblewrap provider"),
+    ],
+    "test": [
+        Package(
+            "qemu-user-static",
+            (f"qemu-{FOREIGN}-static", f"qemu-{FOREIGN}"),
+            f"the test of the wheel's {FOREIGN} binaries",
+        ),
+    ],
+}
+LEVELS = tuple(PACKAGES)  # each level includes the ones before it
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts/setup", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--test", dest="level", action="store_const", const="test", default="demo")
+    parser.add_argument("--no-system", action="store_true", help="install no system packages")
+    options = parser.parse_args()
+    level: str = options.level
+
+    if not ready(level):
+        with one_at_a_time():
+            if not ready(level):  # another setup may have done it while this one waited
+                make_venv(level)
+    keep_bytecode()
+    if sys.platform == "linux":
+        system_packages(level, may_install=not options.no_system)
+    return 0
+
+
+# The Python side
+
+
+def ready(level: str) -> bool:
+    """Whether `.venv` is what the locked sources ask for. This is the whole cost of a setup with nothing to do."""
+    try:
+        stamp = json.loads(STAMP.read_bytes())
+        if not isinstance(stamp, dict) or stamp.get("digest") != sources_digest():
+            return False
+        return LEVELS.index(stamp["level"]) >= LEVELS.index(level) and all(map(Path.is_file, agent_binaries()))
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def sources_digest() -> str:
+    """All that decides what is in `.venv`: a change of any makes it anew.
+
+    The checkout's path is part of it because scripts and the editable install name it, the interpreter because its
+    minor version is in every path.
+    """
+    total = hashlib.sha256()
+    python = VENV / "bin/python"
+    total.update(f"{ROOT}\0{python.resolve(strict=True)}\0{python_version()}\0".encode())
+    agent_sources = sorted([*AGENT.glob("*.c"), *AGENT.glob("*.h")])
+    for path in [ROOT / "uv.lock", ROOT / "pyproject.toml", ROOT / "hatch_build.py", Path(__file__), *agent_sources]:
+        total.update(f"{path.name}\0".encode())
+        total.update(hashlib.sha256(path.read_bytes()).digest())
+    return total.hexdigest()
+
+
+def python_version() -> str:
+    """The version of `.venv`'s interpreter; asked of another process only where this one is not it."""
+    if Path(sys.executable) == VENV / "bin/python":
+        return sys.version
+    return run([str(VENV / "bin/python"), "-I", "-S", "-c", "import sys; print(sys.version, end='')"]).stdout
+
+
+def agent_binaries() -> list[Path]:
+    """What the build hook leaves for this machine; gone after a `git clean`, where uv's cache would not build again."""
+    arch = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower(), platform.machine().lower())
+    if sys.platform != "linux" or arch not in ("x86_64", "aarch64"):
+        return []
+    if os.environ.get("PROOFBOX_BUILD_AGENT") == "none":
+        return []
+    return [AGENT / "bin" / f"{source.stem}-{arch}" for source in AGENT.glob("*.c")]
+
+
+def make_venv(level: str) -> None:
+    try:
+        stamp = json.loads(STAMP.read_bytes())
+        known_level, made_in = str(stamp["level"]), str(stamp["root"])
+    except (OSError, ValueError, KeyError, TypeError):
+        known_level, made_in = level, str(ROOT)
+    STAMP.unlink(missing_ok=True)
+    if known_level in LEVELS:  # a demo after a test does not take the tests' packages away
+        level = max(level, known_level, key=LEVELS.index)
+    if made_in != str(ROOT):  # moved or copied: every script in it names the old place
+        shutil.rmtree(VENV)
+
+    uv = find_uv() or get_uv()
+    environment = clean_environment()
+    environment["UV_PROJECT_ENVIRONMENT"] = str(VENV)
+    environment["UV_PYTHON_DOWNLOADS"] = "never"
+    if "UV_CACHE_DIR" not in environment and not home_is_writable():
+        environment["UV_CACHE_DIR"] = str(TOOLS / "cache")
+    # Reinstalled, so that the build hook runs: uv would take an earlier build of this very path from its cache, while
+    # the binaries that build left in the tree may be gone.
+    argv = [uv, "sync", "--quiet", "--locked", "--compile-bytecode", "--reinstall-package", "proofbox"]
+    argv += ["--python", base_python(), *(["--group", "wheel"] if level == "test" else [])]
+    done = run(argv, env=environment)
+    if done.returncode:
+        stop(f"`uv sync` failed:\n{(done.stderr or done.stdout).strip()}")
+    document = {"digest": sources_digest(), "level": level, "root": str(ROOT)}
+    STAMP.write_text(json.dumps(document) + "\n")
+    version = python_version().partition(" ")[0]
+    say(f".venv is ready: Python {version}, {len(list(VENV.glob('lib/python*/site-packages/*.dist-info')))} packages")
+
+
+def base_python() -> str:
+    """The interpreter to build `.venv` on: this one, or, when this is `.venv`'s own, the one it came from."""
+    # typeshed does not list it, but a virtual environment's interpreter has had it since 3.7.
+    return str(getattr(sys, "_base_executable", "") or sys.executable)
+
+
+def keep_bytecode() -> None:
+    """Bytecode of the package itself, which uv's --compile-bytecode leaves out for an editable install.
+
+    Where PYTHONDONTWRITEBYTECODE is set, Python would compile every module again at each start.
+    """
+    if Path(sys.executable) == VENV / "bin/python":
+        compileall.compile_dir(ROOT / "src", quiet=2)
+    else:
+        run([str(VENV / "bin/python"), "-I", "-S", "-m", "compileall", "-qq", str(ROOT / "src")])
+
+
+def find_uv() -> str | None:
+    for uv in (str(TOOLS / "uv/bin/uv"), str(TOOLS / "uv-venv/bin/uv"), shutil.which("uv")):
+        # Asked, not just found: a shim on the PATH may lead nowhere, and an old uv may not read the lock.
+        if uv and os.access(uv, os.X_OK) and uv_version(uv) >= OLDEST_UV:
+            return uv
+    return None
+
+
+def uv_version(uv: str) -> tuple[int, ...]:
+    found = re.match(r"uv (\d+)\.(\d+)\.(\d+)", run([uv, "--version"]).stdout)
+    return tuple(map(int, found.groups())) if found else (0,)
+
+
+def get_uv() -> str:
+    """A uv of the checkout's own, by whichever of pip and venv this Python has."""
+    wanted = "uv>=" + ".".join(map(str, OLDEST_UV))
+    tried: list[str] = []
+
+    def by_pip() -> bool:
+        # --target is inside the checkout, so it is neither the user's packages nor the system's (PEP 668).
+        place = str(TOOLS / "uv")
+        return attempt([sys.executable, "-m", "pip", "install", "--quiet", "--target", place, wanted], tried)
+
+    def by_venv() -> bool:
+        return attempt([sys.executable, "-m", "venv", "--clear", str(TOOLS / "uv-venv")], tried) and attempt(
+            [str(TOOLS / "uv-venv/bin/python"), "-m", "pip", "install", "--quiet", wanted], tried
+        )
+
+    venv_package = f"python{sys.version_info.major}.{sys.version_info.minor}-venv"
+    if not by_pip() and not by_venv() and not (apt_install([venv_package]) and by_venv()):
+        stop(
+            f"uv is not here and could not be had with {base_python()}. Tried:",
+            *(f"  {line}" for line in tried),
+            f"Install one of: uv itself, or pip or venv for this Python ({as_root()}apt-get install {venv_package})",
+        )
+    uv = find_uv()
+    if uv is None:
+        stop("pip installed a uv that does not start", *(f"  {line}" for line in tried))
+    say(f"uv {'.'.join(map(str, uv_version(uv)))} is in {Path(uv).relative_to(ROOT)}")
+    return uv
+
+
+def attempt(argv: Sequence[str], tried: list[str]) -> bool:
+    done = run(argv, env=clean_environment())
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip().splitlines() or [f"ended with {done.returncode}"]
+        tried.append(f"{' '.join(argv)}: {said[0] if len(said) == 1 else f'{said[0]} … {said[-1]}'}")
+    return done.returncode == 0
+
+
+def clean_environment() -> dict[str, str]:
+    """This environment without what would send an install elsewhere or leave its bytecode out."""
+    unwanted = ("VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE", "PYTHONHOME", "PYTHONPATH", "PIP_TARGET", "PIP_PREFIX")
+    environment = {name: value for name, value in os.environ.items() if name not in unwanted}
+    return {**environment, "PIP_USER": "0", "PIP_REQUIRE_VIRTUALENV": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+
+
+def home_is_writable() -> bool:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+    existing = next(path for path in (cache, *cache.parents) if path.exists())
+    return os.access(existing, os.W_OK | os.X_OK)
+
+
+@contextmanager
+def one_at_a_time() -> Iterator[None]:
+    try:
+        TOOLS.mkdir(exist_ok=True)
+        lock = os.open(TOOLS / "lock", os.O_WRONLY | os.O_CREAT, 0o666)
+    except OSError as problem:
+        stop(f"can't write into the checkout: {problem}")
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("waiting for another setup of this checkout")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+# The system's packages
+
+
+def system_packages(level: str, *, may_install: bool) -> None:
+    wanted = [package for name in LEVELS[: LEVELS.index(level) + 1] for package in PACKAGES[name]]
+    missing = [package for package in wanted if not installed(package)]
+    if not missing:
+        return
+    if may_install:
+        with one_at_a_time():
+            missing = [package for package in missing if not installed(package)]
+            apt_install([package.name for package in missing])
+    for package in missing:
+        if installed(package):
+            say(f"installed {package.name}")
+        elif shutil.which("apt-get"):
+            say(f"missing: {package.purpose} needs {as_root()}apt-get install {package.name}")
+        else:
+            say(f"missing: {package.purpose} needs {' or '.join(package.commands)} on the PATH")
+
+
+def installed(package: Package) -> bool:
+    return any(map(shutil.which, package.commands))
+
+
+def apt_install(packages: Sequence[str]) -> bool:
+    """Install by apt-get where that needs no password; whether it did."""
+    if not packages or not shutil.which("apt-get"):
+        return False
+    prefix: list[str] = []
+    if os.geteuid() != 0:
+        if not shutil.which("sudo") or run(["sudo", "-n", "true"]).returncode:
+            return False
+        prefix = ["sudo", "-n"]
+    # sudo drops the environment, so the setting travels in the command.
+    apt = [*prefix, "env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-qq", "-o", "DPkg::Lock::Timeout=120"]
+    install = [*apt, "install", "-y", "--no-install-recommends", *packages]
+    done = run(install)
+    if done.returncode:  # package lists that are empty or old are the usual reason, and an update costs seconds
+        run([*apt, "update"])
+        done = run(install)
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
+        say(f"apt-get install {' '.join(packages)} failed: {said[-1]}")
+    return done.returncode == 0
+
+
+def as_root() -> str:
+    return "" if os.geteuid() == 0 else "sudo "
+
+
+# Small things
+
+
+def run(argv: Sequence[str], *, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run quietly; a command that can't be started is one that failed."""
+    try:
+        return subprocess.run(argv, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    except OSError as problem:
+        return subprocess.CompletedProcess(argv, 127, "", str(problem))
+
+
+def say(line: str) -> None:
+    print(f"setup: {line}", file=sys.stderr, flush=True)
+
+
+def stop(*lines: str) -> NoReturn:
+    say("\n".join(lines))
+    sys.exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

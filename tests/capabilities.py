@@ -1,0 +1,148 @@
+"""The real parts that tests may need: one table of how each is found, and how to get it.
+
+`@pytest.mark.needs("bubblewrap", …)` names them; conftest.py skips or fails a test by what is missing.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+NOBODY = 65534
+
+
+class Capability(NamedTuple):
+    """`probe` tries the part and gives an empty string, or why it is not to be had."""
+
+    probe: Callable[[], str]
+    how_to_get: str
+    expected_in_ci: bool
+
+
+def trial(argv: Sequence[str], **options: Any) -> str:
+    """Run a command for a probe: empty if it succeeded, else what it said last."""
+    try:
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, **options)
+    except (OSError, subprocess.SubprocessError) as problem:
+        return str(problem)
+    if done.returncode == 0:
+        return ""
+    said = (done.stderr or done.stdout).strip().splitlines()
+    return f"{argv[0]}: {said[-1] if said else f'ended with {done.returncode}'}"
+
+
+def probe_bubblewrap() -> str:
+    bwrap = shutil.which("bwrap")
+    return trial([bwrap, "--ro-bind", "/", "/", "--unshare-all", "true"]) if bwrap else "no bwrap on the PATH"
+
+
+def probe_root() -> str:
+    return "" if os.geteuid() == 0 else f"this is uid {os.geteuid()}"
+
+
+class OrdinaryUser(NamedTuple):
+    """How to run Python without privileges: `subprocess.run([user.python, …], env=user.env, **user.identity)`."""
+
+    uid: int
+    python: str
+    env: Mapping[str, str]
+    identity: Mapping[str, Any]
+
+
+@cache
+def find_ordinary_user() -> OrdinaryUser | str:
+    """This user if it is an ordinary one, else nobody, with an interpreter that nobody may run.
+
+    Root's interpreter may live where no one else can look (a home directory of mode 0700). Then the system's, of the
+    same version, takes its place over the same packages.
+    """
+    if os.geteuid() != 0:
+        return OrdinaryUser(os.geteuid(), sys.executable, dict(os.environ), {})
+    identity: dict[str, Any] = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
+    paths = [str(ROOT / "src"), *(path for path in sys.path if path.endswith("site-packages"))]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "HOME": "/nonexistent"}
+    problem = ""
+    for python in (sys.executable, f"/usr/bin/python3.{sys.version_info.minor}"):
+        problem = trial([python, "-c", "import proofbox, msgspec"], env=env, cwd="/", **identity)
+        if not problem:
+            return OrdinaryUser(NOBODY, python, env, identity)
+    return problem
+
+
+def probe_ordinary_user() -> str:
+    found = find_ordinary_user()
+    return found if isinstance(found, str) else ""
+
+
+def native_arch() -> str:
+    machine = platform.machine().lower()
+    return {"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine)
+
+
+def foreign_arch() -> str:
+    return "x86_64" if native_arch() == "aarch64" else "aarch64"
+
+
+def qemu_user() -> str | None:
+    return shutil.which(f"qemu-{foreign_arch()}-static") or shutil.which(f"qemu-{foreign_arch()}")
+
+
+def probe_qemu_user() -> str:
+    qemu = qemu_user()
+    return trial([qemu, "--version"]) if qemu else f"no qemu-{foreign_arch()}-static on the PATH"
+
+
+def probe_zig() -> str:
+    return "" if importlib.util.find_spec("ziglang") else "the Python module ziglang is not installed"
+
+
+def probe_cc() -> str:
+    with tempfile.TemporaryDirectory() as scratch:
+        source = Path(scratch) / "trial.c"
+        source.write_text("int main(void) { return 0; }\n")
+        return trial(["cc", "-static", "-o", f"{scratch}/trial", str(source)]) or trial([f"{scratch}/trial"])
+
+
+def find_uv() -> str | None:
+    places = (ROOT / ".tools/uv/bin/uv", ROOT / ".tools/uv-venv/bin/uv")
+    found = [str(path) for path in places if path.is_file()]
+    return found[0] if found else shutil.which("uv")
+
+
+def probe_uv() -> str:
+    uv = find_uv()
+    return trial([uv, "--version"]) if uv else "no uv, neither scripts/setup's nor on the PATH"
+
+
+def probe_venv() -> str:
+    return "" if importlib.util.find_spec("ensurepip") else "this Python has no ensurepip"
+
+
+CAPABILITIES = {
+    "bubblewrap": Capability(probe_bubblewrap, "scripts/setup installs it; user namespaces must be allowed", True),
+    "cc": Capability(probe_cc, "apt-get install gcc libc6-dev", False),
+    "qemu-user": Capability(probe_qemu_user, "scripts/setup --test installs it", True),
+    "root": Capability(probe_root, "run the tests as root", False),
+    "unprivileged-user": Capability(
+        probe_ordinary_user, "not as root, or with checkout and interpreter readable by uid 65534", True
+    ),
+    "uv": Capability(probe_uv, "scripts/setup gets it", True),
+    "venv": Capability(probe_venv, "apt-get install python3-venv", False),
+    "zig": Capability(probe_zig, "scripts/setup --test installs it", True),
+}
+
+
+@cache
+def missing(name: str) -> str:
+    """Why a capability is not to be had here; empty if it is. Tried once a process."""
+    return CAPABILITIES[name].probe()

@@ -1,0 +1,299 @@
+"""What every test stands on: random testing profiles, capabilities, a time limit, and a run that leaves nothing behind.
+
+- Hypothesis runs a sample by default and everything under `scripts/soak` (PROOFBOX_SOAK=1); the fixture `rounds`
+  gives a plain loop the same choice.
+- `@pytest.mark.needs("bubblewrap", …)` names real parts. A missing one skips the test with its reason; with CI=true a
+  missing part that is expected on Linux fails it instead, so that a run can't be green by testing nothing.
+- `@pytest.mark.timeout(seconds)` changes the limit on each of a test's setup, call and teardown.
+- The user's state, cache, configuration and temporary files are elsewhere for the whole run, and at its end no
+  process, mount or temporary directory of the run may be left.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import hypothesis
+import pytest
+from capabilities import CAPABILITIES, OrdinaryUser, find_ordinary_user, missing
+
+IN_CI = os.environ.get("CI", "").lower() in ("1", "true", "yes")
+SOAK = os.environ.get("PROOFBOX_SOAK", "") not in ("", "0")
+USER_DIRECTORIES = ("XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR")
+
+# Random testing. A pull request must not turn red by chance for what it did not touch, so CI draws the same examples
+# every time. At a desk and in a soak the draws are new each time: that is where new failures are wanted, and
+# print_blob says how to repeat one. No deadline: on a busy machine it measures the neighbours.
+hypothesis.settings.register_profile(
+    "sample",
+    max_examples=60,
+    stateful_step_count=30,
+    derandomize=IN_CI,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.register_profile(
+    "soak", hypothesis.settings.get_profile("sample"), max_examples=5_000, stateful_step_count=100, derandomize=False
+)
+hypothesis.settings.load_profile("soak" if SOAK else "sample")
+
+
+@pytest.fixture(scope="session")
+def rounds() -> Callable[[int, int], int]:
+    """`rounds(sample, full)`: how often a random test without hypothesis goes round."""
+    return lambda sample, full: full if SOAK else sample
+
+
+# Capabilities: the table is in capabilities.py.
+
+
+@pytest.fixture(scope="session")
+def ordinary_user() -> OrdinaryUser:
+    """Someone without privileges, with a home of their own; goes with `needs("unprivileged-user")`."""
+    found = find_ordinary_user()
+    assert isinstance(found, OrdinaryUser), found
+    if not found.identity:
+        return found._replace(env=dict(os.environ))
+    home = Path(tempfile.mkdtemp(prefix="home-"))
+    own = {name: home / name.split("_")[1].lower() for name in USER_DIRECTORIES}
+    for path in (home, *own.values()):
+        path.mkdir(mode=0o700, exist_ok=True)
+        os.chown(path, found.uid, found.uid)
+    places = {"HOME": home, "TMPDIR": tempfile.gettempdir(), **own}
+    return found._replace(env={**found.env, **{name: str(path) for name, path in places.items()}})
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for mark in item.iter_markers("needs"):
+            for name in mark.args:
+                if name not in CAPABILITIES:
+                    raise pytest.UsageError(f"{item.nodeid} needs {name!r}; known are {', '.join(CAPABILITIES)}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for name in (name for mark in item.iter_markers("needs") for name in mark.args):
+        reason = missing(name)
+        if not reason:
+            continue
+        message = f"needs {name}: {reason} ({CAPABILITIES[name].how_to_get})"
+        if IN_CI and CAPABILITIES[name].expected_in_ci and sys.platform == "linux":
+            pytest.fail(f"{message}; with CI=true it must be there", pytrace=False)
+        pytest.skip(message)
+
+
+# A limit on every test's time. Each phase has its own, so that a costly fixture is bounded as well.
+
+DEFAULT_SECONDS = 120.0
+GRACE_SECONDS = 30.0
+
+
+@contextmanager
+def time_limit(item: pytest.Item) -> Generator[None]:
+    """Fail the test in time; and if it can't be failed (stuck in C, or swallowing everything), end the process.
+
+    The alarm repeats, because an event loop may catch the failure that the first one raises.
+    """
+    mark = item.get_closest_marker("timeout")
+    seconds = (float(mark.args[0]) if mark else DEFAULT_SECONDS) * (30 if SOAK else 1)
+
+    def overdue(_signum: int, _frame: FrameType | None) -> None:
+        faulthandler.dump_traceback(2, all_threads=True)
+        pytest.fail(f"took longer than {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, overdue)
+    signal.setitimer(signal.ITIMER_REAL, seconds, 5.0)
+    faulthandler.dump_traceback_later(seconds + GRACE_SECONDS, exit=True, file=item.config.stash[REAL_STDERR])
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+class TimeLimit:
+    """A plugin of its own, because a module can hold one hook of a name, and capabilities have the one for setup."""
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, None, None]:
+        with time_limit(item):
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, None, None]:
+        with time_limit(item):
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, None, None]:
+        with time_limit(item):
+            return (yield)
+
+
+# A place of its own for the run, and the proof at its end that nothing is left.
+
+REAL_STDERR = pytest.StashKey[int]()
+RUN = pytest.StashKey["Run"]()
+
+
+@dataclass
+class Run:
+    """One test run: the directory that holds all it writes, shared by xdist's controller and workers."""
+
+    base: Path
+    worker: str | None  # None in the controller, and where there are no workers
+    left_over: list[str]
+
+    @property
+    def reports(self) -> Path:
+        return self.base / "left-over"
+
+    @property
+    def scratch(self) -> Path:
+        return self.base / "tmp"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", f"needs(*names): real parts the test needs, of: {', '.join(CAPABILITIES)}")
+    config.addinivalue_line(
+        "markers", f"timeout(seconds): the limit on each phase of the test, in place of {DEFAULT_SECONDS:g} s"
+    )
+    config.pluginmanager.register(TimeLimit())
+    config.stash[REAL_STDERR] = os.dup(2)  # pytest captures 2 during tests; the last word must be seen
+
+    worker: str | None = getattr(config, "workerinput", {}).get("workerid")
+    if worker:
+        base = Path(os.environ["PROOFBOX_TEST_RUN"])
+    else:
+        # pytest's own directories stay where they are, and outlive the run for whoever looks into a failure.
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+        # Short, because sockets live below it and their paths may have 107 bytes; open to look through, because some
+        # tests run as another user; not named like the directories that proofbox makes, which are looked for below.
+        base = Path(tempfile.mkdtemp(prefix="pbt-"))
+        base.chmod(0o755)
+        os.environ["PROOFBOX_TEST_RUN"] = str(base)
+    run = Run(base, worker, [])
+    config.stash[RUN] = run
+    for directory, mode in ((run.reports, 0o700), (run.scratch, 0o1777)):
+        directory.mkdir(exist_ok=True)
+        directory.chmod(mode)
+    os.environ["TMPDIR"] = str(run.scratch)
+    tempfile.tempdir = None  # computed again, from TMPDIR
+    for variable in USER_DIRECTORIES:
+        own = base / (worker or "main") / variable.split("_")[1].lower()
+        own.mkdir(parents=True, mode=0o700)
+        os.environ[variable] = str(own)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Look for what the run left: each worker for its children, the controller, last, for everything else."""
+    run = session.config.stash[RUN]
+    if run.worker:
+        found = wait_for_none(lambda: describe_processes(children_of(os.getpid())))
+        (run.reports / run.worker).write_text("".join(f"{line}\n" for line in found))
+        return
+    found = wait_for_none(lambda: describe_processes(children_of(os.getpid()) | processes_of_run(run)))
+    for report in sorted(run.reports.iterdir()):
+        found += report.read_text().splitlines()
+    run.left_over += sorted(set(found))
+    places = [str(run.base), str(session.config._tmp_path_factory.getbasetemp())]  # type: ignore[attr-defined]
+    run.left_over += [f"mount {point}" for point in mounts_below(places)]
+    run.left_over += [f"temporary {path.name}" for path in sorted(run.scratch.glob("*proofbox*"))]
+    if run.left_over and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    run = config.stash[RUN]
+    if run.left_over:
+        terminalreporter.section("left behind by this run", red=True)
+        for line in run.left_over:
+            terminalreporter.line(line)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    run = config.stash.get(RUN, None)
+    # Never through a mount that was left: what is behind it is not ours to delete.
+    if run and not run.worker and not mounts_below([str(run.base)]):
+        shutil.rmtree(run.base, ignore_errors=True)
+    if REAL_STDERR in config.stash:
+        os.close(config.stash[REAL_STDERR])
+        del config.stash[REAL_STDERR]
+
+
+def wait_for_none(look: Callable[[], list[str]], seconds: float = 5.0) -> list[str]:
+    """What is still there after a while: processes take a moment to die, and that is no failure."""
+    end = time.monotonic() + seconds
+    while (found := look()) and time.monotonic() < end:
+        time.sleep(0.05)
+    return found
+
+
+def children_of(pid: int) -> set[int]:
+    """All living descendants of a process."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            # "pid (name) state ppid …", where the name may hold anything.
+            state, parent = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
+        except (OSError, ValueError):
+            continue
+        if state != "Z":
+            parents[int(entry.name)] = int(parent)
+    found: set[int] = set()
+    while new := {child for child, parent in parents.items() if parent in found | {pid}} - found:
+        found |= new
+    return found
+
+
+def processes_of_run(run: Run) -> set[int]:
+    """Those that left the tree and still bear the run's directory: in arguments, environment, cwd or an open file."""
+    mark = str(run.base)
+    found: set[int] = set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark in (entry / "cmdline").read_text(errors="replace"):
+                found.add(int(entry.name))
+                continue
+            # From here on for our own processes alone, unless root asks.
+            links = (os.readlink(link) for link in (entry / "cwd", *(entry / "fd").iterdir()))
+            if mark in (entry / "environ").read_text(errors="replace") or any(mark in link for link in links):
+                found.add(int(entry.name))
+        except OSError:  # gone, or not ours to look into
+            continue
+    return found - {os.getpid()}
+
+
+def describe_processes(pids: set[int]) -> list[str]:
+    lines = []
+    for pid in sorted(pids):
+        try:
+            argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        lines.append(f"process {pid}: {b' '.join(argv).decode(errors='replace').strip()[:200]}")
+    return lines
+
+
+def mounts_below(places: Sequence[str]) -> list[str]:
+    try:
+        lines = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+    points = [line.split()[4].replace("\\040", " ") for line in lines]
+    return [point for point in points if any(point == place or point.startswith(f"{place}/") for place in places)]

@@ -1,0 +1,181 @@
+"""The rooms of the package keep their order: imports go one way.
+
+Every import counts: at the top, inside a function, under TYPE_CHECKING, and `import_module` of a literal name. A
+dependency that is hidden from the interpreter is still one for the reader.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+SRC = Path(__file__).resolve().parent.parent / "src"
+PACKAGE = SRC / "proofbox"
+
+# Room → the rooms it may import, besides itself and `errors`. A room that does not exist yet is fine.
+BELOW_LAB = frozenset({"core", "sandbox", "workspace", "agents", "evidence", "probes", "delivery"})
+ALLOWED: dict[str, frozenset[str]] = {
+    "errors": frozenset(),
+    "core": frozenset(),
+    "sandbox": frozenset({"core"}),
+    "workspace": frozenset({"core", "sandbox"}),
+    "agents": frozenset({"core", "sandbox", "workspace"}),
+    "evidence": frozenset({"core"}),
+    "probes": frozenset({"core", "sandbox", "evidence"}),
+    "delivery": frozenset({"core", "evidence", "workspace"}),
+    "lab": BELOW_LAB,
+    "viewer": BELOW_LAB | {"lab"},
+    # The public face, proofbox/__init__.py. Rooms do not import it: that would be a way around this table.
+    "proofbox": BELOW_LAB | {"lab", "viewer"},
+    "cli": BELOW_LAB | {"lab", "viewer", "proofbox"},
+}
+
+# What a third party needs in order to audit, so that it runs on any Python: these use the standard library alone.
+BARE = ("errors", "core.canonical", "core.chain", "core.digest")
+
+
+class Import(NamedTuple):
+    """One import of one of our modules, or of a top-level module of someone else's."""
+
+    where: str
+    name: str
+
+
+def modules() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def dotted(path: Path) -> str:
+    parts = path.relative_to(SRC).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def room(module: str) -> str:
+    """`proofbox.sandbox.service` is in `sandbox`; the package itself is `proofbox`, its `__main__` part of the cli."""
+    parts = module.split(".")
+    if len(parts) == 1:
+        return "proofbox"
+    return "cli" if parts[1] == "__main__" else parts[1]
+
+
+@cache
+def ours() -> frozenset[str]:
+    """Every module and room of the package, by dotted name; the known rooms too, whether they exist yet or not."""
+    names = {dotted(path) for path in modules()}
+    return frozenset(names | {f"proofbox.{name}" for name in ALLOWED if name != "proofbox"})
+
+
+def imports_of(path: Path) -> Iterator[Import]:
+    tree = ast.parse(path.read_bytes(), filename=str(path))
+    package = dotted(path) if path.name == "__init__.py" else dotted(path).rpartition(".")[0]
+    for node in ast.walk(tree):
+        where = f"{path.relative_to(SRC)}:{getattr(node, 'lineno', 0)}"
+        match node:
+            case ast.Import(names=names):
+                yield from (Import(where, alias.name) for alias in names)
+            case ast.ImportFrom(module=module, names=names, level=level):
+                base = module or ""
+                if level:
+                    above = package.split(".")[: len(package.split(".")) - level + 1]
+                    base = ".".join([*above, base] if base else above)
+                for alias in names:
+                    # `from proofbox import errors` imports a module, `from proofbox.core import ids` another.
+                    full = f"{base}.{alias.name}"
+                    yield Import(where, full if full in ours() else base)
+            case ast.Call(func=func, args=[ast.Constant(value=str(name)), *_]):
+                called = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
+                if called in ("import_module", "__import__"):
+                    relative = name.startswith(".")
+                    yield Import(where, f"{package}{name}" if relative and not name.startswith("..") else name)
+
+
+def is_ours(name: str) -> bool:
+    return name.split(".")[0] == "proofbox"
+
+
+def test_every_room_has_its_place_in_the_order() -> None:
+    rooms = {room(dotted(path)) for path in modules()}
+    assert rooms <= set(ALLOWED), f"not in the order of rooms: {sorted(rooms - set(ALLOWED))}"
+
+
+def test_imports_go_one_way() -> None:
+    wrong = [
+        f"{found.where}: {room(dotted(path))} imports {found.name}"
+        for path in modules()
+        for found in imports_of(path)
+        if is_ours(found.name)
+        and room(found.name) not in {room(dotted(path)), "errors"} | ALLOWED.get(room(dotted(path)), frozenset())
+    ]
+    assert not wrong, "\n".join(["imports against the order of rooms:", *wrong])
+
+
+def bare_modules() -> list[str]:
+    return [f"proofbox.{name}" for name in BARE if f"proofbox.{name}" in {dotted(path) for path in modules()}]
+
+
+def test_what_an_auditor_needs_names_the_standard_library_alone() -> None:
+    bare = {f"proofbox.{name}" for name in BARE}
+    wrong = [
+        f"{found.where}: imports {found.name}"
+        for path in modules()
+        if dotted(path) in bare
+        for found in imports_of(path)
+        if found.name not in bare and found.name.split(".")[0] not in sys.stdlib_module_names
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("module", bare_modules())
+def test_what_an_auditor_needs_loads_without_any_installed_package(module: str) -> None:
+    # -S leaves site-packages out, so that what the packages' own __init__ pull in counts as well.
+    program = f"import sys; sys.path.insert(0, {str(SRC)!r}); import {module}"
+    done = subprocess.run([sys.executable, "-I", "-S", "-B", "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_room_is_empty() -> None:
+    def says_something(path: Path) -> bool:
+        body = ast.parse(path.read_bytes()).body
+        plain = [n for n in body if not (isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant))]
+        return any(not (isinstance(node, ast.ImportFrom) and node.module == "__future__") for node in plain)
+
+    empty = [
+        str(init.parent.relative_to(SRC))
+        for init in PACKAGE.rglob("__init__.py")
+        if not any(says_something(path) for path in init.parent.rglob("*.py"))
+    ]
+    assert not empty, f"rooms with nothing in them: {empty}"
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("import proofbox.lab.ledger", {"proofbox.lab.ledger"}),
+        ("from proofbox import errors, cli", {"proofbox.errors", "proofbox.cli"}),
+        ("from proofbox import Sandboxes", {"proofbox"}),
+        ("from .. import errors", {"proofbox.errors"}),
+        ("from ..lab import ledger", {"proofbox.lab"}),
+        ("from . import ids", {"proofbox.core"}),
+        ("def f():\n    from proofbox.cli import main", {"proofbox.cli"}),
+        ("if TYPE_CHECKING:\n    from proofbox.viewer import app", {"proofbox.viewer"}),
+        ("importlib.import_module('proofbox.agents')", {"proofbox.agents"}),
+        ("importlib.import_module('.ids', __package__)", {"proofbox.core.ids"}),
+        ("import os.path", {"os.path"}),
+    ],
+)
+def test_every_form_of_import_is_seen(
+    source: str, expected: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "SRC", tmp_path)
+    monkeypatch.setitem(globals(), "ours", lambda: frozenset(f"proofbox.{name}" for name in ALLOWED))
+    path = tmp_path / "proofbox" / "core" / "sample.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(source)
+    assert {found.name for found in imports_of(path)} == expected
