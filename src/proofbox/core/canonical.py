@@ -1,0 +1,170 @@
+"""Canonical JSON (RFC 8785, "JCS"): one value, one sequence of bytes, so that a digest of it means something.
+
+    canonical_bytes({"b": 1.0, "a": "é"})   ->  b'{"a":"\\xc3\\xa9","b":1}'
+    parse_strict(b'{"a":1,"a":2}')          ->  CanonicalError
+
+Members are sorted by the UTF-16 code units of their names, nothing is padded, and numbers are written as ECMAScript
+writes them. What two JSON libraries may read differently is refused rather than normalised: duplicate names, NaN and
+infinities, lone surrogates, and integers that a double can't hold.
+
+The two functions agree: whatever `canonical_bytes` writes, `parse_strict` reads, and writing that again gives the same
+bytes. Both bound the nesting by the same constant, so a writer can't produce what a reader must refuse.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from json.encoder import encode_basestring
+from typing import Any
+
+MAX_DEPTH = 128
+MAX_INTEGER = 2**53 - 1
+
+
+class CanonicalError(ValueError):
+    """The value has no canonical form, or the bytes are not JSON in the strict sense used here.
+
+    A ValueError and not a proofbox error: only the caller knows whether the bytes were a user's input (usage) or a
+    stored document (corruption).
+    """
+
+
+def canonical_bytes(value: Any) -> bytes:
+    """The RFC 8785 form of `value`: None, bool, int, float, str, list, tuple and dict with string keys, nested.
+
+    Only these types exactly, not subclasses: an enum or a named tuple has a meaning that JSON would drop silently.
+    """
+    try:
+        return _encode(value, MAX_DEPTH).encode()
+    except UnicodeEncodeError as error:
+        raise CanonicalError("a string holds a lone surrogate, which UTF-8 can't represent") from error
+
+
+def _encode(value: Any, depth: int) -> str:
+    kind = type(value)
+    if kind is str:
+        return encode_basestring(value)
+    if kind is int:
+        if -MAX_INTEGER <= value <= MAX_INTEGER:
+            return str(value)
+        raise CanonicalError("an integer is outside ±(2**53-1); write it as a string")
+    if value is None:
+        return "null"
+    if kind is bool:
+        return "true" if value else "false"
+    if kind is float:
+        return _encode_float(value)
+    if kind is dict:
+        if depth == 0:
+            raise CanonicalError(f"nested deeper than {MAX_DEPTH} levels")
+        members = [encode_basestring(name) + ":" + _encode(value[name], depth - 1) for name in _sorted_names(value)]
+        return "{" + ",".join(members) + "}"
+    if kind is list or kind is tuple:
+        if depth == 0:
+            raise CanonicalError(f"nested deeper than {MAX_DEPTH} levels")
+        return "[" + ",".join([_encode(item, depth - 1) for item in value]) + "]"
+    raise CanonicalError(f"a value of type {kind.__name__} has no JSON form")
+
+
+def _sorted_names(members: dict[Any, Any]) -> list[str]:
+    try:
+        ascii_only = "".join(members).isascii()
+    except TypeError:
+        raise CanonicalError("a member name is not a string") from None
+    # Code points and UTF-16 code units sort alike but for names beyond the BMP; ASCII is the cheap test for "alike".
+    return sorted(members) if ascii_only else sorted(members, key=lambda name: name.encode("utf-16-be"))
+
+
+def _encode_float(value: float) -> str:
+    """As ECMAScript's Number::toString. `repr` finds the same shortest digits and lays them out differently."""
+    if not math.isfinite(value):
+        raise CanonicalError("NaN and infinities have no JSON form")
+    if value == 0:
+        return "0"
+    mantissa, marker, exponent_text = repr(value).partition("e")
+    if not marker:
+        return mantissa.removesuffix(".0")
+    exponent = int(exponent_text)
+    sign = "-" if value < 0 else ""
+    digits = mantissa.lstrip("-").replace(".", "")
+    if 0 < exponent < 21:
+        return sign + digits.ljust(exponent + 1, "0")
+    if -7 < exponent < 0:
+        return sign + "0." + "0" * (-exponent - 1) + digits
+    return f"{mantissa}e{exponent:+d}"
+
+
+def parse_strict(data: bytes) -> Any:
+    """Read one JSON document, refusing everything about which readers disagree.
+
+    Raises CanonicalError for invalid UTF-8, a byte order mark, duplicate names, NaN, infinities and numbers that
+    overflow to one, integers a double would round, lone surrogates, and nesting beyond MAX_DEPTH. The input need not
+    be canonical; a caller that requires it compares `canonical_bytes(parse_strict(data))` with `data`.
+    """
+    try:
+        text = data.decode("utf-8")
+        value = _DECODER.decode(text)
+        if "\\u" in text:
+            json.dumps(value, ensure_ascii=False).encode()  # only an escape can smuggle a lone surrogate in
+    except CanonicalError:
+        raise
+    except UnicodeDecodeError as error:
+        raise CanonicalError(f"not UTF-8 at byte {error.start}") from error
+    except UnicodeEncodeError as error:
+        raise CanonicalError("a string holds a lone surrogate") from error
+    except json.JSONDecodeError as error:
+        raise CanonicalError(f"not JSON: {error.msg} at character {error.pos}") from error
+    except RecursionError:
+        raise CanonicalError(f"nested deeper than {MAX_DEPTH} levels") from None
+    if data.count(b"[") + data.count(b"{") > MAX_DEPTH:
+        _check_depth(value)
+    return value
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            child
+            for node in level
+            for child in (node.values() if type(node) is dict else node)
+            if type(child) is dict or type(child) is list
+        ]
+        if not level:
+            return
+    raise CanonicalError(f"nested deeper than {MAX_DEPTH} levels")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        raise CanonicalError("an object has the same member name twice")
+    return members
+
+
+def _integer(literal: str) -> int | float:
+    if len(literal) <= 17:
+        value = int(literal)
+        if -MAX_INTEGER <= value <= MAX_INTEGER:
+            return value
+    # ECMAScript writes large doubles without an exponent (1e20 is 100000000000000000000): those come back as the double
+    # they were. Any other integer of this size would be rounded silently.
+    double = float(literal)
+    if math.isfinite(double) and _encode_float(double) == literal:
+        return double
+    raise CanonicalError("an integer is outside ±(2**53-1)")
+
+
+def _float(literal: str) -> float:
+    value = float(literal)
+    if not math.isfinite(value):
+        raise CanonicalError("a number is too large for a double")
+    return value
+
+
+def _constant(literal: str) -> Any:
+    raise CanonicalError(f"{literal} is not JSON")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_int=_integer, parse_float=_float, parse_constant=_constant)

@@ -1,0 +1,349 @@
+"""The hash chain: the one format of proofbox's append-only logs, in which an edit anywhere shows.
+
+Format `proofbox.chain/1`, complete enough to implement elsewhere:
+
+- A chain is a file of lines, each ended by one LF (0x0A). A line is the RFC 8785 canonical JSON of one object, at most
+  16 MiB (2**24 bytes) without its LF and at most 128 levels deep. Canonical JSON holds no raw LF.
+- Each object has the members `seq` and `prev`, which belong to the chain; all other members are the entry's payload.
+- `seq` is the line's number, from 0, without gaps.
+- `prev` is 64 lower-case hexadecimal digits: the SHA-256 of the previous line's bytes without its LF. On the first line
+  it is the chain's origin, the SHA-256 of the canonical JSON `{"format":"proofbox.chain/1","name":NAME}`, where NAME is
+  the chain's name. A chain under another name therefore doesn't verify.
+- The head of a chain is the SHA-256 of its last line without its LF, or its origin while it is empty. The head commits
+  to every byte before it.
+- Bytes after the last LF are a torn line: an append that never finished. They are not part of the chain.
+
+A chain by itself shows edits, insertions, drops and swaps before its last line. That its end was cut off or rewritten
+shows only against a head (or count) recorded elsewhere, which is why heads are anchored in later documents. A chain is
+no signature: whoever may write the file and all its anchors can make another consistent chain.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import stat
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+
+from proofbox.core.canonical import CanonicalError, canonical_bytes, parse_strict
+from proofbox.core.digest import digest_of, sha256_hex
+from proofbox.errors import CorruptError, UsageError
+
+FORMAT = "proofbox.chain/1"
+MAX_LINE_BYTES = 1 << 24
+MAX_FINDINGS = 100
+RESERVED = frozenset({"seq", "prev"})
+
+_BLOCK = 1 << 16
+_Path = str | os.PathLike[str]
+_datasync = getattr(os, "fdatasync", os.fsync)
+
+
+def origin(name: str) -> str:
+    """The `prev` of the first line of the chain called `name`, and its head while it is empty."""
+    return digest_of({"format": FORMAT, "name": name})
+
+
+@dataclass(frozen=True, slots=True)
+class TornTail:
+    """An unfinished last line that a writer removed: where it began, how long it was, and the SHA-256 of its bytes."""
+
+    offset: int
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing wrong with a chain. `line` counts from 1; 0 means the chain as a whole.
+
+    Codes: `unreadable`, `line_too_long`, `malformed` (not a canonical entry), `wrong_seq`, `wrong_prev`, `torn_tail`,
+    `wrong_head`, `wrong_count`, and `more` when there are further findings than are listed.
+    """
+
+    line: int
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChainReport:
+    """What `verify_chain` found. `count` and `head` are of the complete lines that are there, good or bad."""
+
+    ok: bool
+    count: int
+    head: str
+    findings: tuple[Finding, ...]
+
+
+class ChainWriter:
+    """Appends to one chain file; the only writer while it is open.
+
+    When `append` returns, the entry survives the death of this process; when `flush` returns, or after every
+    `sync_every` appends, it survives a power cut. An existing file is continued after its first line and its end are
+    checked; a torn last line (unfinished, or not JSON) is cut off and reported in `repaired`, for the caller to log.
+    Anything else wrong with the end raises CorruptError, for that is no accident of a crash. Safe to share by threads.
+    """
+
+    def __init__(self, path: _Path, name: str, *, sync_every: int = 256) -> None:
+        if sync_every < 1:
+            raise UsageError("sync_every must be at least 1", op="chain.open")
+        self.path = os.fspath(path)
+        self.repaired: TornTail | None = None
+        self._sync_every = sync_every
+        self._unsynced = 0
+        self._lock = threading.Lock()
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        self._fd = os.open(self.path, flags, 0o644)
+        try:
+            self._claim()
+            # Count, head and size change together in one assignment, so that no interrupt can see them disagree.
+            self._end = self._resume(name)
+            os.fsync(self._fd)
+            _sync_directory_of(self.path)
+        except BaseException:
+            self._abandon()
+            raise
+
+    @property
+    def count(self) -> int:
+        """How many entries the chain has."""
+        return self._end[0]
+
+    @property
+    def head(self) -> str:
+        """The digest that commits to every entry so far."""
+        return self._end[1]
+
+    def append(self, payload: Mapping[str, Any]) -> str:
+        """Add one entry and return the new head. Raises UsageError for what the chain can't hold, and adds nothing."""
+        if not RESERVED.isdisjoint(payload):
+            raise UsageError("a payload can't have members called seq or prev", op="chain.append")
+        with self._lock:
+            if self._fd < 0:
+                raise UsageError("the chain is closed", op="chain.append")
+            count, prev, _ = self._end
+            try:
+                line = canonical_bytes({**payload, "seq": count, "prev": prev})
+            except CanonicalError as error:
+                raise UsageError(f"the payload has no canonical JSON: {error}", op="chain.append") from error
+            if len(line) > MAX_LINE_BYTES:
+                raise UsageError(f"the entry is {len(line)} bytes; the limit is {MAX_LINE_BYTES}", op="chain.append")
+            head = sha256_hex(line)
+            self._write(line + b"\n", head)
+            self._unsynced += 1
+            if self._unsynced >= self._sync_every:
+                self._sync()
+            return head
+
+    def flush(self) -> None:
+        """Make every append so far survive a power cut."""
+        with self._lock:
+            self._sync()
+
+    def close(self) -> None:
+        """Flush and let go of the file. Closing twice is harmless."""
+        with self._lock:
+            try:
+                self._sync()
+            finally:
+                self._abandon()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _claim(self) -> None:
+        if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+            raise UsageError(f"{self.path} is not a regular file", op="chain.open")
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(f"{self.path} is being written by another writer", op="chain.open") from None
+
+    def _resume(self, name: str) -> tuple[int, str, int]:
+        size = os.fstat(self._fd).st_size
+        lines, torn = _tail(self._fd, size, self.path)
+        if not torn and lines and not _is_json_object(lines[-1]):
+            torn = lines.pop() + b"\n"
+        end = self._end_of(lines, name)
+        if torn:
+            size -= len(torn)
+            os.ftruncate(self._fd, size)
+            self.repaired = TornTail(size, len(torn), sha256_hex(torn))
+        return *end, size
+
+    def _end_of(self, lines: list[bytes], name: str) -> tuple[int, str]:
+        """The count and head that the last lines give, or CorruptError when they are not the end of this chain."""
+        if not lines:
+            return 0, origin(name)
+        try:
+            with open(self._fd, "rb", closefd=False) as stream:
+                first = next(_stream_lines(stream))[0] or b""
+            first_prev = _entry(first)[1]
+            seq, prev = _entry(lines[-1])
+            before = _entry(lines[-2])[0] if len(lines) > 1 else -1
+        except CanonicalError as error:
+            raise CorruptError(f"{self.path} is not a chain: {error}", op="chain.open") from error
+        if first_prev != origin(name):
+            raise CorruptError(f"{self.path} is not the chain {name!r}", op="chain.open")
+        expected = sha256_hex(lines[-2]) if len(lines) > 1 else origin(name)
+        if seq != before + 1 or prev != expected:
+            raise CorruptError(f"the last line of {self.path} does not follow the one before it", op="chain.open")
+        return seq + 1, sha256_hex(lines[-1])
+
+    def _write(self, data: bytes, head: str) -> None:
+        count, _, size = self._end
+        try:
+            written = os.write(self._fd, data)
+            while written < len(data):
+                written += os.write(self._fd, data[written:])
+            self._end = (count + 1, head, size + len(data))
+        except BaseException:
+            # A full disk or an interrupt may leave half a line. Cut it off, or give the file up: nothing may follow it.
+            try:
+                os.ftruncate(self._fd, self._end[2])
+            except OSError:
+                self._abandon()
+            raise
+
+    def _sync(self) -> None:
+        if self._unsynced and self._fd >= 0:
+            try:
+                _datasync(self._fd)
+            except OSError:
+                # After a failed sync the kernel may have dropped the pages: a later success would prove nothing.
+                self._abandon()
+                raise
+            self._unsynced = 0
+
+    def _abandon(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def verify_chain(
+    source: _Path | Iterable[bytes], name: str, expected_head: str | None = None, *, expected_count: int | None = None
+) -> ChainReport:
+    """Check a whole chain: a path, or its lines as a binary file yields them (each with its LF).
+
+    Never raises over what the chain holds, and holds one line in memory at a time. Checking goes on after a finding, so
+    that the report shows how far the damage reaches.
+    """
+    findings: list[Finding] = []
+    count = unlisted = next_seq = 0
+    head = origin(name)
+
+    def found(line: int, code: str, message: str) -> None:
+        nonlocal unlisted
+        if len(findings) < MAX_FINDINGS:
+            findings.append(Finding(line, code, message))
+        else:
+            unlisted += 1
+
+    try:
+        for body, digest, complete in _lines(source):
+            if not complete:
+                found(count + 1, "torn_tail", "the last line has no end: an append that never finished")
+                break
+            count += 1
+            if body is None:
+                found(count, "line_too_long", f"the line is longer than {MAX_LINE_BYTES} bytes")
+            else:
+                try:
+                    seq, prev = _entry(body)
+                except CanonicalError as error:
+                    found(count, "malformed", f"not a canonical entry: {error}")
+                else:
+                    if prev != head:
+                        found(count, "wrong_prev", "prev is not the digest of the line before")
+                    if seq != next_seq:
+                        found(count, "wrong_seq", f"seq is {seq} where {next_seq} is due")
+                        next_seq = seq
+            next_seq += 1
+            head = digest
+    except OSError as error:
+        found(0, "unreadable", error.strerror or type(error).__name__)
+    if expected_count is not None and count != expected_count:
+        found(0, "wrong_count", f"{count} lines where {expected_count} are due")
+    if expected_head is not None and head != expected_head:
+        found(0, "wrong_head", "the head is not the one expected: the end was cut off, rewritten or added to")
+    if unlisted:
+        findings.append(Finding(0, "more", f"{unlisted} further findings"))
+    return ChainReport(not findings, count, head, tuple(findings))
+
+
+_Line = tuple[bytes | None, str, bool]  # the bytes without LF (None if too long), their digest, whether LF ended them
+
+
+def _lines(source: _Path | Iterable[bytes]) -> Iterator[_Line]:
+    if isinstance(source, str | os.PathLike):
+        fd = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(fd, "rb", buffering=1 << 18) as stream:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise OSError(errno.EINVAL, "not a regular file")
+            yield from _stream_lines(stream)
+        return
+    for line in source:
+        body = line.removesuffix(b"\n")
+        yield body if len(body) <= MAX_LINE_BYTES else None, sha256_hex(body), line.endswith(b"\n")
+
+
+def _stream_lines(stream: BinaryIO) -> Iterator[_Line]:
+    while piece := stream.readline(MAX_LINE_BYTES + 1):
+        body = piece.removesuffix(b"\n")
+        if len(body) <= MAX_LINE_BYTES:
+            yield body, sha256_hex(body), piece.endswith(b"\n")
+            continue
+        digest = hashlib.sha256(body)
+        while not piece.endswith(b"\n") and (piece := stream.readline(_BLOCK)):
+            digest.update(piece.removesuffix(b"\n"))
+        yield None, digest.hexdigest(), piece.endswith(b"\n")
+
+
+def _entry(line: bytes) -> tuple[int, str]:
+    """The seq and prev of a line, or CanonicalError."""
+    value = parse_strict(line)
+    if type(value) is not dict or type(value.get("seq")) is not int or type(value.get("prev")) is not str:
+        raise CanonicalError("not an object with seq and prev")
+    if canonical_bytes(value) != line:
+        raise CanonicalError("not in canonical form")
+    return value["seq"], value["prev"]
+
+
+def _is_json_object(line: bytes) -> bool:
+    try:
+        return type(parse_strict(line)) is dict
+    except CanonicalError:
+        return False
+
+
+def _tail(fd: int, size: int, path: str) -> tuple[list[bytes], bytes]:
+    """The last lines (three whole ones at least, or all there are) and the bytes after the last LF."""
+    want = _BLOCK
+    while True:
+        data = os.pread(fd, min(want, size), max(0, size - want))
+        if want >= size or data.count(b"\n") > 3:
+            *lines, torn = data.split(b"\n")
+            return lines, torn
+        if want > 4 * MAX_LINE_BYTES:
+            raise CorruptError(f"{path} ends in a line too long for a chain", op="chain.open")
+        want *= 4
+
+
+def _sync_directory_of(path: str) -> None:
+    """Syncing a new file alone does not save its name."""
+    fd = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

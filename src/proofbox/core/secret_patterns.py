@@ -1,0 +1,91 @@
+"""What secrets look like: the kinds of keys and credentials that are redacted without being known.
+
+Each pattern has literals that are looked for first, because nearly all text is clean and a substring search costs a
+fraction of a regular expression. None can backtrack far: unbounded runs are over one class and start where a run
+starts, everything else is bounded. All but `private_key` stay within one line, which the stream redactor relies on.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+SECRET_VARIABLE = re.compile(
+    r"(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL)S?(?![A-Z0-9])(?!.*_(?:FILE|PATH|DIR)$)", re.IGNORECASE
+)
+"""Names of environment variables whose values are secrets; one that ends in _FILE, _PATH or _DIR only says where."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """One kind of secret by its looks.
+
+    `literals` are lower-case; unless one occurs in the lower-cased text, `regex` isn't tried. `regex` is ASCII and
+    serves text and bytes alike; it may keep the part before the secret in a group called `keep`.
+    """
+
+    kind: str
+    literals: tuple[str, ...]
+    regex: str
+
+
+_NAMES = (
+    r"(?:password|passwd|api[_-]?key|secret(?:[_-]?(?:access[_-]?)?key)?"
+    r"|(?:access|auth|refresh|api)[_-]?token|[_-]token)"
+)
+_PEM_LABEL = r"[A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"
+_PEM_BODY = r"A-Za-z0-9+/=\s:,.\\()\[\]-"
+
+DEFAULT_PATTERNS = (
+    # An unfinished block, as in a cut preview, is taken to the end of what may still be key material.
+    Pattern(
+        "private_key",
+        ("private key",),
+        rf"-----BEGIN {_PEM_LABEL}[{_PEM_BODY}]*?(?:-----END {_PEM_LABEL}|(?=[^{_PEM_BODY}])|\Z)",
+    ),
+    Pattern(
+        "api_key",
+        ("sk-",),
+        r"(?<![A-Za-z0-9])sk-(?:(?:proj|ant|svcacct|admin|or)-[A-Za-z0-9_-]{12,}|[A-Za-z0-9_-]{20,})",
+    ),
+    Pattern(
+        "github",
+        ("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_"),
+        r"(?<![A-Za-z0-9])(?:gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,})",
+    ),
+    Pattern("aws", ("akia", "asia"), r"(?<![A-Za-z0-9])(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])"),
+    Pattern("slack", ("xox",), r"(?<![A-Za-z0-9])xox[abeoprs]-[A-Za-z0-9-]{10,}"),
+    Pattern(
+        "jwt",
+        ("eyj",),
+        r"(?<![A-Za-z0-9_-])eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{4,}(?:\.[A-Za-z0-9_-]*){1,3}",
+    ),
+    Pattern(
+        "authorization",
+        ("authorization",),
+        r"(?P<keep>(?i:authorization)[\\\"']{0,4}[ \t]{0,4}[:=][ \t]{0,4}[\\\"']{0,4})"
+        r"(?!(?:[A-Za-z]{1,20}[ \t]{1,4})?\[redacted)"
+        r"(?i:(?:basic|bearer|token|apikey|digest|negotiate)[ \t]{1,4})?[^\s\"'\\,;\[]{4,}",
+    ),
+    # "Bearer authentication" is prose: a token has a digit in it.
+    Pattern(
+        "bearer",
+        ("bearer",),
+        r"(?P<keep>(?<![A-Za-z0-9])(?i:bearer)[ \t]{1,4})(?=[A-Za-z._~+/=-]{0,80}[0-9])[A-Za-z0-9._~+/=-]{12,}",
+    ),
+    # Not `password=get_password()`, `api_key=os.environ["X"]` or `token=$TOKEN`: code is not a secret.
+    Pattern(
+        "assignment",
+        ("passw", "api_key", "apikey", "api-key", "secret", "token"),
+        rf"(?P<keep>(?i:{_NAMES})[\\\"']{{0,4}}[ \t]{{0,4}}[:=][ \t]{{0,4}}[\\\"']{{0,4}})"
+        r"(?!\$|[A-Za-z_][A-Za-z0-9_.]{0,80}[(\[])[^\s\"'\\,;&<>(){}\[\]]{6,}",
+    ),
+    Pattern(
+        "userinfo",
+        ("://",),
+        r"(?P<keep>://)(?:[^\s/?#@:\"'<>\\\[]{0,128}:[^\s/?#\"'<>\\\[]{1,256}|[^\s/?#@:\"'<>\\\[]{16,256})(?=@)",
+    ),
+)
+
+SECRET_MEMBER = re.compile(rf"(?:{_NAMES}|authorization)\Z", re.IGNORECASE)
+"""Names of JSON members whose string values are secrets, whatever comes before in the name."""
