@@ -1,0 +1,3 @@
+from proofbox.cli import entry
+
+entry()

@@ -1,0 +1,93 @@
+"""The command line. `main` answers the cheap questions itself and loads the rest only when it is needed.
+
+`COMMANDS` is the one list of commands: help, registration and `proofbox contract` are made from it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Command(NamedTuple):
+    path: str
+    """As typed: `exec`, `session start`."""
+    target: str
+    """Where the function is: module and name."""
+    summary: str
+    passes_exit_code: bool = False
+    """The command inside decides the exit code; proofbox's own failures are 125."""
+
+
+COMMANDS = (
+    Command("exec", "exec:exec_", "Run one command in a box of its own.", passes_exit_code=True),
+    Command("probe", "probe:probe", "Say which sandbox would be used here, and why."),
+    Command("session start", "session:start", "Start a box that stays."),
+    Command("session exec", "session:exec_", "Run a command in a session.", passes_exit_code=True),
+    Command("session list", "session:list_", "List the sessions, running and ended."),
+    Command("session show", "session:show_", "Show one session."),
+    Command("session stop", "session:stop", "End a session and everything in it."),
+    Command("session prune", "session:prune", "Forget the sessions that have ended."),
+    Command("contract", "contract:contract", "List every command, schema and code, for programs."),
+    Command("completion", "completion:completion", "Print a tab completion script for a shell."),
+)
+
+GROUPS = {"session": "Boxes that stay between commands."}
+
+
+def root_help() -> str:
+    lines = [
+        "Usage: proofbox COMMAND [OPTIONS]",
+        "",
+        "Run coding agents in a box, and keep the proof.",
+        "",
+        "Commands:",
+    ]
+    seen: dict[str, str] = {}
+    for command in COMMANDS:
+        group, _, rest = command.path.partition(" ")
+        seen.setdefault(group, GROUPS[group] if rest else command.summary)
+    lines += [f"  {name:<12} {summary}" for name, summary in seen.items()]
+    lines += [
+        "",
+        "Every command takes --json (one document on stdout) and --help.",
+        "",
+        "Examples:",
+        "  proofbox exec -- ls -l                 run a command in the best sandbox there is",
+        "  proofbox exec --json --timeout 60 -- pytest -q",
+        "  proofbox session start                 a box that stays; then: session exec ID -- COMMAND",
+    ]
+    return "\n".join(lines)
+
+
+def group_help(group: str) -> str:
+    lines = [f"Usage: proofbox {group} COMMAND [OPTIONS]", "", GROUPS[group], "", "Commands:"]
+    for command in COMMANDS:
+        name, _, rest = command.path.partition(" ")
+        if name == group:
+            lines.append(f"  {rest:<12} {command.summary}")
+    return "\n".join([*lines, "", f"For flags and examples: proofbox {group} COMMAND --help"])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words in (["--help"], ["-h"], ["help"]):
+        print(root_help())
+        return 0
+    if words[0] in GROUPS and words[1:] in ([], ["--help"], ["-h"]):
+        print(group_help(words[0]))
+        return 0
+    if words == ["--version"]:
+        from proofbox import __version__
+
+        print(f"proofbox {__version__}")
+        return 0
+    from proofbox.cli.app import run
+
+    return run(words)
+
+
+def entry() -> None:
+    """The console script."""
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""From words to a command: parsing by cyclopts, and every way it can go wrong turned into the contract's errors."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+
+import cyclopts
+
+from proofbox import __version__
+from proofbox.cli import COMMANDS, GROUPS, Command
+from proofbox.cli.output import EXEC_FAILED, INTERRUPTED, report
+from proofbox.errors import InternalError, ProofboxError, UsageError
+
+
+def build() -> cyclopts.App:
+    app = cyclopts.App(
+        name="proofbox",
+        help="Run coding agents in a box, and keep the proof.",
+        version=__version__,
+        help_format="plaintext",
+        result_action="return_value",
+        suppress_keyboard_interrupt=False,
+    )
+    groups = {name: cyclopts.App(name=name, help=summary, help_format="plaintext") for name, summary in GROUPS.items()}
+    for each in groups.values():
+        app.command(each)
+    for command in COMMANDS:
+        first, _, rest = command.path.partition(" ")
+        target = f"proofbox.cli.commands.{command.target}"
+        (groups[first] if rest else app).command(target, name=rest or first)
+    return app
+
+
+def run(words: Sequence[str]) -> int:
+    command = _meant(words)
+    options = words[: words.index("--")] if "--" in words else words
+    as_json = "--json" in options
+    try:
+        return _call(words)
+    except ProofboxError as error:
+        return report(error, as_json=as_json, passes_exit_code=command is not None and command.passes_exit_code)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader has left (| head). Nothing more can be said; Python must not try to at exit.
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXEC_FAILED if command is not None and command.passes_exit_code else 0
+
+
+def _call(words: Sequence[str]) -> int:
+    app = build()
+    try:
+        result = app(words, exit_on_error=False, print_error=False, result_action="return_value")
+    except cyclopts.CycloptsError as error:
+        raise UsageError(_plain(error), op="usage", fix_hints=[_help_for(words)]) from None
+    except (ProofboxError, KeyboardInterrupt, BrokenPipeError):
+        raise
+    except UnicodeEncodeError as error:
+        raise UsageError(f"a name that can't be encoded: {error.object!r}", op="usage") from None
+    except OSError as error:
+        raise _io_error(error) from error
+    except Exception as error:
+        if os.environ.get("PROOFBOX_DEBUG"):
+            raise
+        raise InternalError(
+            f"{type(error).__name__}: {error}",
+            op=words[0],
+            fix_hints=["this is a defect of proofbox: report it, with the output of PROOFBOX_DEBUG=1 proofbox …"],
+        ) from error
+    return result if isinstance(result, int) else 0
+
+
+def _io_error(error: OSError) -> ProofboxError:
+    where = f" ({os.fsdecode(error.filename)})" if error.filename is not None else ""
+    return InternalError(
+        f"{error.strerror or type(error).__name__}{where}",
+        op="io",
+        fix_hints=["check that the place exists, is writable and has room"],
+    )
+
+
+def _meant(words: Sequence[str]) -> Command | None:
+    named = {command.path: command for command in COMMANDS}
+    return named.get(" ".join(words[:2])) or named.get(words[0])
+
+
+def _plain(error: cyclopts.CycloptsError) -> str:
+    return " ".join(str(error).split())
+
+
+def _help_for(words: Sequence[str]) -> str:
+    command = _meant(words)
+    group = words[0] if words[0] in GROUPS else None
+    return f"see: proofbox {command.path if command else group or ''} --help".replace("  ", " ")

@@ -1,0 +1,34 @@
+"""`completion`: a script that teaches a shell the commands and flags."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from proofbox.cli.commands import flags
+from proofbox.cli.output import Document, show
+
+
+class CompletionDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.completion/1"
+    shell: str
+    script: str
+
+
+def completion(
+    shell: Annotated[Literal["bash", "zsh", "fish"], Parameter(help="bash, zsh or fish.")] = "bash",
+    *,
+    json: flags.Json = False,
+) -> int:
+    """Print a tab completion script.
+
+    For example:
+      source <(proofbox completion bash)
+      proofbox completion zsh > ~/.zfunc/_proofbox
+    """
+    from proofbox.cli.app import build
+
+    script = build().generate_completion(shell=shell)
+    show(CompletionDocument(shell=shell, script=script), lambda: script, as_json=json)
+    return 0

@@ -1,0 +1,41 @@
+"""Flags that several commands share, said once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+Json = Annotated[bool, Parameter(name="--json", negative="", help="One JSON document on stdout.")]
+Provider = Annotated[str, Parameter(name="--provider", help="auto, bubblewrap, off, apple-vm.")]
+Project = Annotated[Path, Parameter(name="--project", help="The directory the box works on.")]
+Cwd = Annotated[str | None, Parameter(name="--cwd", help="Where to run: a directory of the project.")]
+Env = Annotated[
+    tuple[str, ...],
+    Parameter(name="--env", negative="", help="K=V for the command; K alone takes your own value. May be repeated."),
+]
+Timeout = Annotated[
+    float | None, Parameter(name="--timeout", help="Seconds until the command and its children are killed.")
+]
+Stdin = Annotated[str | None, Parameter(name="--stdin", help="A file to read, or - for your own stdin. Default: none.")]
+MaxOutput = Annotated[
+    int, Parameter(name="--max-output", help="Bytes kept of each stream: the first and the last half of them.")
+]
+Shell = Annotated[str | None, Parameter(name="--shell", help="Run this string with sh -c.")]
+Raw = Annotated[
+    bool, Parameter(name="--raw", negative="", help="Let the command's control characters through to your terminal.")
+]
+Network = Annotated[Literal["none", "full"] | None, Parameter(name="--network", help="Default: none in a box.")]
+Access = Annotated[
+    Literal["rw", "ro", "overlay"] | None,
+    Parameter(name="--access", help="To the project: rw, ro, or a throw-away overlay. Default: rw."),
+]
+Mount = Annotated[
+    tuple[str, ...],
+    Parameter(name="--mount", negative="", help="HOST:GUEST[:ro|rw], read-only unless it says rw. May be repeated."),
+]
+Memory = Annotated[int | None, Parameter(name="--memory", help="Limit of the whole box, in MB.")]
+Cpus = Annotated[float | None, Parameter(name="--cpus", help="Limit of the whole box, in cores: 0.5, 2.")]
+Pids = Annotated[int | None, Parameter(name="--pids", help="Most processes and threads in the box.")]
+Disk = Annotated[int | None, Parameter(name="--disk", help="Most MB written to the overlay.")]

@@ -1,0 +1,194 @@
+"""`connection.py` for async callers, on anyio: the same hand-over of reading between whoever waits, and no
+background task."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import socket
+from collections.abc import Callable, Iterator
+from typing import BinaryIO
+
+import anyio
+import anyio.to_thread
+
+from proofbox.errors import ProofboxError, ProtocolError, SandboxLost
+from proofbox.sandbox import wire
+from proofbox.sandbox.call import Call
+from proofbox.sandbox.connection import PATIENCE, RECEIVE, unanswered
+from proofbox.sandbox.contract import OnOutput
+from proofbox.sandbox.request import Request
+from proofbox.sandbox.wire import Recv, Send
+
+
+class AsyncConnection:
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._decoder = wire.Decoder()
+        self._calls: dict[int, Call] = {}
+        self._ids = itertools.count(1)
+        self._changed = anyio.Event()
+        self._sending = anyio.Lock()
+        self._reading = False
+        self._lost: ProofboxError | None = None
+        self.hello: wire.Hello | None = None
+        self._unsent_hello = wire.hello()
+
+    async def run(self, request: Request, on_output: OnOutput | None = None) -> Call:
+        """Start it, feed it, wait for its end. If the caller is cancelled, the command is killed first."""
+        call = Call(next(self._ids), request)
+        data = request.encode(call.id)
+        self._calls[call.id] = call
+        try:
+            await self._send(data)
+            if request.stdin is None:
+                await self._wait(call, on_output)
+            else:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._pour, call, request.stdin)
+                    await self._wait(call, on_output)
+                    tasks.cancel_scope.cancel()
+        except BaseExceptionGroup as group:
+            await self._abandon(call)
+            raise group.exceptions[0] from None
+        except BaseException:
+            await self._abandon(call)
+            raise
+        finally:
+            self._calls.pop(call.id, None)
+        return call
+
+    async def greet(self, patience: float) -> wire.Hello:
+        with _deadline(patience):
+            await self._send(b"")
+            while self.hello is None:
+                await self._turn(lambda: self.hello is not None)
+        return self.hello
+
+    async def shutdown(self) -> None:
+        with contextlib.suppress(ProofboxError), _deadline(PATIENCE), anyio.CancelScope(shield=True):
+            await self._send(wire.frame(Send.SHUTDOWN))
+            while True:
+                await self._turn(lambda: False)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+
+    async def _wait(self, call: Call, on_output: OnOutput | None) -> None:
+        timeout = call.request.timeout
+        with _deadline(None if timeout is None else timeout + call.request.grace + PATIENCE):
+            while True:
+                while call.waiting:
+                    chunk = call.waiting.popleft()
+                    if on_output is not None:
+                        on_output(chunk)
+                    if not call.finished:
+                        await self._send(wire.credit(call.id, len(chunk.data)))
+                if call.finished:
+                    return
+                await self._turn(lambda: call.finished or bool(call.waiting))
+
+    async def _turn(self, ready: Callable[[], bool]) -> None:
+        while self._reading and not ready() and self._lost is None:
+            await self._changed.wait()
+        if ready():
+            return
+        if self._lost is not None:
+            raise self._lost
+        self._reading = True
+        try:
+            while not ready():
+                await self._receive()
+        finally:
+            self._reading = False
+            self._wake()
+
+    async def _receive(self) -> None:
+        try:
+            try:
+                data = self._sock.recv(RECEIVE)
+            except BlockingIOError:
+                await anyio.wait_readable(self._sock)
+                return
+        except (OSError, anyio.ClosedResourceError) as error:
+            raise self._lose(SandboxLost(f"the box's stream broke: {error}", op="exec")) from None
+        if not data:
+            raise self._lose(SandboxLost("the box ended under the command", op="exec"))
+        try:
+            for kind, id, payload in self._decoder.feed(data):
+                self._dispatch(kind, id, payload)
+        except ProofboxError as error:
+            raise self._lose(error) from None
+
+    def _dispatch(self, kind: Recv, id: int, payload: bytes) -> None:
+        if kind is Recv.HELLO:
+            self.hello = wire.parse_hello(payload)
+        elif kind is Recv.FATAL:
+            raise ProtocolError(f"the box agent gave up: {payload[:500].decode('utf-8', 'replace')}", op="exec")
+        elif kind is not Recv.PONG:
+            call = self._calls.get(id)
+            if call is not None:
+                call.feed(kind, payload)
+                self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    def _lose(self, error: ProofboxError) -> ProofboxError:
+        self._lost = self._lost or error
+        self._wake()
+        return self._lost
+
+    async def _send(self, data: bytes) -> None:
+        async with self._sending:
+            data, self._unsent_hello = self._unsent_hello + data, b""
+            view = memoryview(data)
+            # A frame that was begun must be finished: half of one would garble every other command's.
+            with anyio.CancelScope(shield=True):
+                while view:
+                    try:
+                        view = view[self._sock.send(view) :]
+                    except BlockingIOError:
+                        await anyio.wait_writable(self._sock)
+                    except (OSError, anyio.ClosedResourceError) as error:
+                        raise self._lose(SandboxLost(f"the box's stream broke: {error}", op="exec")) from None
+
+    async def _pour(self, call: Call, stdin: bytes | BinaryIO) -> None:
+        offset = 0
+        while not call.finished and self._lost is None:
+            room = min(call.stdin_window, 64 << 10)
+            if room <= 0:
+                await self._changed.wait()
+                continue
+            if isinstance(stdin, bytes):
+                data = stdin[offset : offset + room]
+                offset += len(data)
+            else:
+                read = getattr(stdin, "read1", stdin.read)
+                data = await anyio.to_thread.run_sync(read, room, abandon_on_cancel=True)
+            if not data:
+                await self._send(wire.frame(Send.STDIN_EOF, call.id))
+                return
+            call.stdin_window -= len(data)
+            await self._send(wire.frame(Send.STDIN, call.id, data))
+
+    async def _abandon(self, call: Call) -> None:
+        with contextlib.suppress(ProofboxError), anyio.CancelScope(shield=True), _deadline(PATIENCE):
+            if not call.finished and self._lost is None:
+                await self._send(wire.frame(Send.KILL, call.id))
+                while not call.finished:
+                    call.waiting.clear()
+                    await self._turn(lambda: call.finished or bool(call.waiting))
+
+
+@contextlib.contextmanager
+def _deadline(seconds: float | None) -> Iterator[None]:
+    try:
+        with anyio.fail_after(seconds):
+            yield
+    except TimeoutError:
+        raise unanswered() from None

@@ -1,0 +1,1162 @@
+/* boxagent: the helper inside every sandbox. It starts commands, carries their streams, and kills their trees.
+ *
+ *   boxagent --stream RFD WFD [options]       serve one peer; end, with everything started, when its stream ends
+ *   boxagent --listen FD --ttl SECONDS [...]  serve any number of peers; end after SECONDS with no peer and no command
+ *     --userns FD       first join this user namespace (made by boxlaunch), as its uid 0, keeping three capabilities
+ *     --user UID GID    commands run as this user; the agent keeps its own
+ *     --cgroup FD       a delegated cgroup v2 directory: each command gets a child of it, so that kill-tree is sure
+ *     --home PATH       make this directory, for the commands' user
+ *     --rw PATH         landlock: nothing may be written but beneath these paths (and the devices)
+ *     --seccomp         refuse the system calls that a command has no use for in a box
+ *     --version         print the protocol version
+ *
+ * The wire. Integers are little-endian. A frame is  u32 length | u8 type | u32 id | payload  where length counts all
+ * that follows it. `id` names a command; its peer chooses it. Strings are  u32 length | bytes. Peer to agent:
+ *   HELLO   u32 magic, u16 version     must come first; any other opening ends the connection
+ *   EXEC    u32 flags, u32 timeout_ms, u32 grace_ms, u64 cap_stdout, u64 cap_stderr, u32 window, u16 rows, u16 cols,
+ *           u8 n x {u8 resource, u64 value}, cwd, u32 argc, argv..., u32 envc, env...
+ *   STDIN   data      STDIN_EOF      SIGNAL u8 signo (to the process group)      KILL (the whole tree)
+ *   RESIZE  u16 rows, u16 cols      CREDIT u32 bytes      PING      SHUTDOWN
+ * Agent to peer:
+ *   HELLO   u32 magic, u16 version, u32 features, u32 pid, u32 landlock_abi
+ *   STARTED u32 pid                    only where asked for
+ *   STDOUT, STDERR  u64 microseconds since the start, u64 offset in the stream, data
+ *           an offset that is not where the last frame ended means that what lies between was not kept (the cap)
+ *   STDIN_ACK u32 bytes taken
+ *   EXIT    i32 code (-1 if signalled), i32 signal, u8 why, u8 flags, u64 wall_us, u64 user_us, u64 sys_us,
+ *           u64 max_rss_kb, u64 bytes of stdout, u64 bytes of stderr
+ *   FAILED  u8 stage, i32 errno        the command never ran
+ *   PONG      FATAL text, after which the connection ends
+ *
+ * Three rules hold it together. Memory is bounded: input grows only as bytes arrive, output stops being read from a
+ * command while its peer is behind, caps keep head and tail. A killed command is reported only when its whole tree is
+ * gone: by cgroup.kill, or else by a minder process that is subreaper to that command alone. And where the agent can't
+ * be sure, it ends, and the box with it: fail closed.
+ */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <limits.h>
+#include <linux/audit.h>
+#include <linux/capability.h>
+#include <linux/filter.h>
+#include <linux/landlock.h>
+#include <linux/sched.h>
+#include <linux/seccomp.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { PROTOCOL = 1, MAGIC = 0x31584250 /* "PBX1" */ };
+enum { HELLO = 1, EXEC, STDIN, STDIN_EOF, SIGNAL, KILL, RESIZE, CREDIT, PING, SHUTDOWN };
+enum { A_HELLO = 65, A_STARTED, A_STDOUT, A_STDERR, A_STDIN_ACK, A_EXIT, A_FAILED, A_PONG, A_FATAL };
+enum { WANT_PTY = 1, WANT_STDIN = 2, WANT_STARTED = 4, ALL_FLAGS = 7 };
+enum { WHY_EXIT, WHY_TIMEOUT, WHY_KILLED };
+enum { PIPES_HELD = 1, SURVIVORS = 2 };
+enum { AT_REQUEST = 1, AT_FORK, AT_SETUP, AT_CWD, AT_EXEC };
+enum { F_CGROUP = 1, F_UID_SPLIT = 2, F_LANDLOCK = 4, F_SECCOMP = 8, F_PID1 = 16, F_LISTENING = 32 };
+
+#define MAX_FRAME (4u << 20)     /* the kernel takes no larger argv and environment by default */
+#define OUT_HIGH (1u << 20)      /* stop reading from commands while the peer is this far behind */
+#define STDIN_WINDOW (256u << 10)
+#define READ_CHUNK (64u << 10)
+#define MAX_TAIL (32u << 20)
+#define KILL_PATIENCE_US 5000000 /* a tree that outlives SIGKILL this long hangs in the kernel: said, not waited for */
+
+struct buffer { uint8_t *data; size_t start, end, size; };
+
+struct peer {
+    int rfd, wfd;
+    bool greeted, ended;
+    struct buffer in, out;
+    struct peer *next;
+};
+
+/* One child cgroup, used again when it is empty; but never after a kill: the kernel (seen on 6.18) kills whatever clone3
+ * puts into such a group afterwards, since it compares the group's count of kills with that of the parent's group. */
+struct slot { uint32_t number; int dir, procs, kill; bool busy, spent; struct slot *next; };
+
+struct output {
+    int fd;              /* -1 once at its end */
+    uint8_t type;
+    bool dry;            /* read to the bottom after the command's end: what comes later is a stray's */
+    uint64_t total, head, tail;
+    uint8_t *ring;       /* the last `tail` bytes past `head` */
+};
+
+struct command {
+    uint32_t id;
+    struct peer *peer;   /* NULL once nobody is to be told any more */
+    pid_t pid, minder;
+    int minder_fd;
+    struct slot *slot;
+    int stdin_fd, pty;
+    bool want_started, stdin_eof, reaped, told, killing, minder_gone, survivors;
+    struct buffer input;
+    struct output out[2];
+    uint32_t window, unacked; /* unacked: output sent and not credited, where there is a window */
+    uint64_t started, ended, deadline, grace, kill_deadline;
+    uint8_t why;
+    int status;
+    struct rusage usage;
+    struct command *next;
+};
+
+struct spawn { /* what a child needs between fork and exec; no allocation happens there */
+    char **argv, **envp, *cwd;
+    int in, out, err;
+    bool pty;
+    int limits;
+    uint8_t resource[16];
+    uint64_t value[16];
+    volatile int stage, error; /* written by the child, which shares our memory until it execs */
+};
+
+enum { REPORT_STARTED, REPORT_EXITED, REPORT_FAILED };
+struct report { int kind, pid, stage, error, status; struct rusage usage; };
+
+static struct peer *peers;
+static struct command *commands;
+static struct slot *slots;
+static int listen_fd = -1, cgroup_fd = -1, signal_fd = -1;
+static uid_t run_uid = (uid_t)-1;
+static gid_t run_gid = (gid_t)-1;
+static uint32_t features, landlock_abi, next_slot;
+static uint64_t ttl_us, idle_since;
+static struct peer *the_stream;
+static bool stopping;
+
+static uint64_t now_us(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000u + (uint64_t)t.tv_nsec / 1000u;
+}
+
+static _Noreturn void die(const char *what) {
+    dprintf(2, "boxagent: %s: %s\n", what, strerror(errno));
+    _exit(125);
+}
+
+/* ---- buffers and frames ------------------------------------------------------------------------------------------ */
+
+static uint8_t *room(struct buffer *b, size_t want) {
+    if (b->start && b->start == b->end) b->start = b->end = 0;
+    if (b->size - b->end < want) {
+        if (b->start) {
+            memmove(b->data, b->data + b->start, b->end - b->start);
+            b->end -= b->start;
+            b->start = 0;
+        }
+        if (b->size - b->end < want) {
+            size_t size = b->size ? b->size : 4096;
+            while (size - b->end < want) size *= 2;
+            uint8_t *data = realloc(b->data, size);
+            if (!data) die("out of memory");
+            b->data = data;
+            b->size = size;
+        }
+    }
+    return b->data + b->end;
+}
+
+static size_t held(const struct buffer *b) { return b->end - b->start; }
+
+static void drop(struct buffer *b) {
+    free(b->data);
+    *b = (struct buffer){0};
+}
+
+static void put(struct buffer *b, uint64_t value, int bytes) {
+    uint8_t *p = room(b, (size_t)bytes);
+    for (int i = 0; i < bytes; i++) p[i] = (uint8_t)(value >> (8 * i));
+    b->end += (size_t)bytes;
+}
+
+static void frame(struct peer *p, int type, uint32_t id, size_t payload) {
+    put(&p->out, payload + 5, 4);
+    put(&p->out, (uint64_t)type, 1);
+    put(&p->out, id, 4);
+}
+
+static void put_bytes(struct buffer *b, const void *data, size_t n) {
+    if (!n) return;
+    memcpy(room(b, n), data, n);
+    b->end += n;
+}
+
+struct cursor { const uint8_t *p; size_t left; bool bad; };
+
+static uint64_t take(struct cursor *c, int bytes) {
+    uint64_t value = 0;
+    if (c->left < (size_t)bytes) return c->bad = true, 0;
+    for (int i = 0; i < bytes; i++) value |= (uint64_t)c->p[i] << (8 * i);
+    c->p += bytes;
+    c->left -= (size_t)bytes;
+    return value;
+}
+
+static char *take_string(struct cursor *c) { /* NUL-terminated copy; a NUL inside is refused */
+    size_t n = take(c, 4);
+    if (c->bad || n > c->left || memchr(c->p, 0, n)) return c->bad = true, NULL;
+    char *s = malloc(n + 1);
+    if (!s) die("out of memory");
+    memcpy(s, c->p, n);
+    s[n] = 0;
+    c->p += n;
+    c->left -= n;
+    return s;
+}
+
+static char **take_strings(struct cursor *c) {
+    size_t n = take(c, 4);
+    if (c->bad || n > c->left / 4) return c->bad = true, NULL; /* each takes four bytes at least */
+    char **all = calloc(n + 1, sizeof *all);
+    if (!all) die("out of memory");
+    for (size_t i = 0; i < n && !c->bad; i++) all[i] = take_string(c);
+    return all;
+}
+
+static void free_strings(char **all) {
+    for (char **s = all; s && *s; s++) free(*s);
+    free(all);
+}
+
+static void flush(struct peer *p) {
+    while (held(&p->out) && !p->ended) {
+        ssize_t n = write(p->wfd, p->out.data + p->out.start, held(&p->out));
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0 && errno == EAGAIN) return;
+        if (n <= 0) { p->ended = true; return; }
+        p->out.start += (size_t)n;
+    }
+    if (p->out.size > 4 * OUT_HIGH) drop(&p->out);
+}
+
+static void fatal(struct peer *p, const char *text) {
+    frame(p, A_FATAL, 0, strlen(text));
+    put_bytes(&p->out, text, strlen(text));
+    flush(p);
+    p->ended = true;
+}
+
+static void failed(struct peer *p, uint32_t id, int stage, int error) {
+    frame(p, A_FAILED, id, 5);
+    put(&p->out, (uint64_t)stage, 1);
+    put(&p->out, (uint32_t)error, 4);
+}
+
+/* ---- the child, between fork and exec ---------------------------------------------------------------------------- */
+
+static void search_and_exec(struct spawn *s) {
+    const char *file = s->argv[0], *path = NULL;
+    static char candidate[PATH_MAX]; /* static: the child shares our memory, and only one is under way */
+    if (!*file) { errno = ENOENT; return; }
+    if (strchr(file, '/')) { execve(file, s->argv, s->envp); return; }
+    for (char **e = s->envp; *e; e++)
+        if (!strncmp(*e, "PATH=", 5)) path = *e + 5;
+    if (!path) path = "/usr/local/bin:/usr/bin:/bin";
+    int best = ENOENT;
+    for (;;) {
+        const char *end = strchrnul(path, ':');
+        int n = snprintf(candidate, sizeof candidate, "%.*s%s%s", (int)(end - path), path, end > path ? "/" : "", file);
+        if (n > 0 && (size_t)n < sizeof candidate) {
+            execve(candidate, s->argv, s->envp);
+            if (errno != ENOENT && errno != ENOTDIR && errno != EACCES) return;
+            struct stat st; /* EACCES on a directory of PATH is no finding; on the file itself it is */
+            if (errno == EACCES && !stat(candidate, &st) && S_ISREG(st.st_mode)) best = EACCES;
+        }
+        if (!*end) break;
+        path = end + 1;
+    }
+    errno = best;
+}
+
+static _Noreturn void child(struct spawn *s) {
+    s->stage = AT_SETUP;
+    setsid();
+    if (s->pty && ioctl(s->in, TIOCSCTTY, 0)) goto failed;
+    if (dup2(s->in, 0) < 0 || dup2(s->out, 1) < 0 || dup2(s->err, 2) < 0) goto failed;
+    for (int i = 0; i < s->limits; i++) {
+        struct rlimit r = {s->value[i], s->value[i]};
+        if (setrlimit(s->resource[i], &r)) goto failed;
+    }
+    /* Raw system calls: libc's would try to change the id of every thread, and we share our parent's memory. */
+    if (features & F_UID_SPLIT && (syscall(SYS_setgroups, 0, NULL) || syscall(SYS_setresgid, run_gid, run_gid, run_gid) ||
+                                   syscall(SYS_setresuid, run_uid, run_uid, run_uid)))
+        goto failed;
+    s->stage = AT_CWD;
+    if (chdir(s->cwd)) goto failed;
+    signal(SIGPIPE, SIG_DFL);
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    s->stage = AT_EXEC;
+    search_and_exec(s);
+failed:
+    s->error = errno;
+    _exit(127);
+}
+
+/* Like vfork: the child borrows our memory and stack until it execs. With clone3 it is born inside its cgroup, which
+ * costs nothing, where moving it there afterwards costs a third of a millisecond. */
+static __attribute__((noinline)) pid_t spawn_child(struct spawn *s, int cgroup) {
+    struct clone_args a = {.flags = CLONE_VM | CLONE_VFORK | CLONE_INTO_CGROUP, .exit_signal = SIGCHLD};
+    a.cgroup = (uint64_t)cgroup;
+    s->stage = AT_FORK;
+    s->error = 0;
+    long pid;
+    if (cgroup < 0) {
+        pid = vfork();
+        if (pid < 0) s->error = errno;
+    } else {
+#if defined(__x86_64__)
+        __asm__ volatile("syscall" : "=a"(pid) : "a"(SYS_clone3), "D"(&a), "S"(sizeof a) : "rcx", "r11", "memory");
+#elif defined(__aarch64__)
+        register long x8 __asm__("x8") = SYS_clone3, x0 __asm__("x0") = (long)&a, x1 __asm__("x1") = sizeof a;
+        __asm__ volatile("svc 0" : "+r"(x0) : "r"(x8), "r"(x1) : "memory");
+        pid = x0;
+#else
+#error "boxagent knows x86_64 and aarch64"
+#endif
+        if (pid < 0) s->error = (int)-pid;
+    }
+    if (pid == 0) child(s);
+    return (pid_t)pid;
+}
+
+/* ---- the minder: subreaper to one command, where there is no cgroup ---------------------------------------------- */
+
+static void kill_descendants(void) { /* one pass over /proc: everything that descends from this process */
+    static struct { pid_t pid, parent; } all[32768];
+    int n = 0;
+    DIR *d = opendir("/proc");
+    if (!d) return;
+    for (struct dirent *e; n < 32768 && (e = readdir(d));) {
+        char path[300], line[512];
+        if (e->d_name[0] < '0' || e->d_name[0] > '9') continue;
+        snprintf(path, sizeof path, "/proc/%s/stat", e->d_name);
+        int fd = open(path, O_RDONLY | O_CLOEXEC);
+        ssize_t got = fd < 0 ? -1 : read(fd, line, sizeof line - 1);
+        if (fd >= 0) close(fd);
+        if (got <= 0) continue;
+        line[got] = 0;
+        char *paren = strrchr(line, ')'); /* the name may hold anything, parentheses too */
+        int parent;
+        if (paren && sscanf(paren + 1, " %*c %d", &parent) == 1) {
+            all[n].pid = atoi(e->d_name);
+            all[n++].parent = parent;
+        }
+    }
+    closedir(d);
+    static pid_t family[32768];
+    int size = 1;
+    family[0] = getpid();
+    for (int i = 0; i < size; i++)
+        for (int k = 0; k < n && size < 32768; k++)
+            if (all[k].parent == family[i]) {
+                family[size++] = all[k].pid;
+                kill(all[k].pid, SIGKILL);
+            }
+}
+
+static _Noreturn void minder(struct spawn *s, int status_fd) {
+    /* Hold nothing of the agent's: a copy of its stream would hide its end from the peer. */
+    int keep[4] = {s->in, s->out, s->err, status_fd};
+    for (int i = 0; i < 4; i++)
+        if ((keep[i] = fcntl(keep[i], F_DUPFD_CLOEXEC, 64)) < 0) _exit(125);
+    for (int i = 0; i < 4; i++) /* 10..13 may be in use: the copies above are safe from this */
+        if (dup3(keep[i], 10 + i, O_CLOEXEC) < 0) _exit(125);
+    if (syscall(SYS_close_range, 14, ~0u, 0))
+        for (int fd = 14; fd < 65536; fd++) close(fd);
+    for (int fd = 3; fd < 10; fd++) close(fd);
+    s->in = 10, s->out = 11, s->err = 12, status_fd = 13;
+
+    sigset_t mine;
+    sigemptyset(&mine);
+    sigaddset(&mine, SIGCHLD);
+    sigaddset(&mine, SIGUSR1);
+    sigprocmask(SIG_SETMASK, &mine, NULL);
+    prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+    prctl(PR_SET_PDEATHSIG, SIGUSR1, 0, 0, 0); /* the agent is gone: sweep, then go too */
+    pid_t pid = spawn_child(s, -1);
+    struct report r = {.kind = s->error ? REPORT_FAILED : REPORT_STARTED, .pid = pid, .stage = s->stage, .error = s->error};
+    if (write(status_fd, &r, sizeof r) != sizeof r || s->error) _exit(s->error ? 0 : 125);
+    for (int fd = 10; fd < 13; fd++) close(fd);
+    bool sweeping = false;
+    for (;;) {
+        struct timespec tick = {0, 1000000};
+        int sig = sweeping ? sigtimedwait(&mine, NULL, &tick) : sigwaitinfo(&mine, NULL);
+        if (sig == SIGUSR1) sweeping = true;
+        int status;
+        pid_t gone;
+        struct rusage usage;
+        while ((gone = wait4(-1, &status, WNOHANG, &usage)) > 0)
+            if (gone == pid) {
+                r = (struct report){.kind = REPORT_EXITED, .status = status, .usage = usage};
+                if (write(status_fd, &r, sizeof r) != sizeof r) _exit(125);
+            }
+        if (gone < 0 && errno == ECHILD) _exit(0);
+        if (sweeping) kill_descendants();
+    }
+}
+
+/* ---- cgroup slots ------------------------------------------------------------------------------------------------- */
+
+static bool slot_empty(const struct slot *s) {
+    char c;
+    return pread(s->procs, &c, 1, 0) == 0;
+}
+
+static struct slot *get_slot(void) {
+    for (struct slot *s = slots; s; s = s->next)
+        if (!s->busy && !s->spent && slot_empty(s)) return s->busy = true, s;
+    char name[32], path[64];
+    snprintf(name, sizeof name, "c%u", next_slot);
+    if (mkdirat(cgroup_fd, name, 0755)) return NULL;
+    struct slot *s = calloc(1, sizeof *s);
+    if (!s) die("out of memory");
+    s->number = next_slot++;
+    s->dir = openat(cgroup_fd, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    snprintf(path, sizeof path, "%s/cgroup.procs", name);
+    s->procs = openat(cgroup_fd, path, O_RDONLY | O_CLOEXEC);
+    snprintf(path, sizeof path, "%s/cgroup.kill", name);
+    s->kill = openat(cgroup_fd, path, O_WRONLY | O_CLOEXEC);
+    if (s->dir < 0 || s->procs < 0 || s->kill < 0) die("opening a cgroup");
+    s->busy = true;
+    s->next = slots;
+    return slots = s;
+}
+
+static void kill_slot(struct slot *s) {
+    if (write(s->kill, "1", 1) != 1) die("cgroup.kill");
+    s->spent = true;
+}
+
+static bool remove_slot(const struct slot *s) {
+    char name[32];
+    snprintf(name, sizeof name, "c%u", s->number);
+    return !unlinkat(cgroup_fd, name, AT_REMOVEDIR);
+}
+
+static void return_slot(struct slot *s) {
+    s->busy = false;
+    for (struct slot **at = &slots; s->spent && *at; at = &(*at)->next)
+        if (*at == s) {
+            if (!remove_slot(s)) return; /* not empty yet: it goes with the box */
+            *at = s->next;
+            close(s->dir);
+            close(s->procs);
+            close(s->kill);
+            free(s);
+            return;
+        }
+}
+
+/* ---- commands ----------------------------------------------------------------------------------------------------- */
+
+static void shut(int *fd) {
+    if (*fd >= 0) close(*fd);
+    *fd = -1;
+}
+
+static struct command *find(struct peer *p, uint32_t id) {
+    for (struct command *c = commands; c; c = c->next)
+        if (c->peer == p && c->id == id && !c->told) return c;
+    return NULL;
+}
+
+static void kill_tree(struct command *c, uint8_t why) {
+    if (c->killing || c->told) return;
+    c->killing = true;
+    c->why = c->reaped ? c->why : why;
+    c->kill_deadline = now_us() + KILL_PATIENCE_US;
+    if (c->slot) kill_slot(c->slot);
+    else if (c->minder > 0) kill(c->minder, SIGUSR1);
+}
+
+static void emit(struct command *c, struct output *o, const uint8_t *data, size_t n, uint64_t offset) {
+    if (!c->peer || !n) return;
+    frame(c->peer, o->type, c->id, 16 + n);
+    put(&c->peer->out, now_us() - c->started, 8);
+    put(&c->peer->out, offset, 8);
+    put_bytes(&c->peer->out, data, n);
+    if (c->window) c->unacked += (uint32_t)n;
+}
+
+static void keep(struct command *c, struct output *o, const uint8_t *data, size_t n) { /* head now, tail at the end */
+    uint64_t head = o->head > o->total ? o->head - o->total : 0;
+    size_t first = o->tail == UINT64_MAX || n <= head ? n : (size_t)head;
+    emit(c, o, data, first, o->total);
+    o->total += first;
+    data += first;
+    n -= first;
+    if (!n) return;
+    if (!o->ring && o->tail && !(o->ring = malloc(o->tail))) die("out of memory");
+    for (; n && o->tail; ) {
+        size_t at = (size_t)((o->total - o->head) % o->tail), fits = o->tail - at < n ? o->tail - at : n;
+        memcpy(o->ring + at, data, fits);
+        o->total += fits;
+        data += fits;
+        n -= fits;
+    }
+    o->total += n; /* a cap of nothing keeps nothing */
+}
+
+static bool may_read(const struct command *c) {
+    if (!c->peer) return true; /* nobody listens: read and throw away, so that a stray doesn't die of SIGPIPE */
+    if (c->window && c->unacked >= c->window) return false;
+    return held(&c->peer->out) < OUT_HIGH;
+}
+
+static void pump(struct command *c, struct output *o) {
+    static uint8_t chunk[READ_CHUNK];
+    size_t strays = 1u << 20; /* after the command's end: what a pipe can hold, and no stray may feed us for ever */
+    while (o->fd >= 0 && may_read(c)) {
+        size_t want = sizeof chunk;
+        if (c->peer && c->window && c->window - c->unacked < want) want = c->window - c->unacked;
+        ssize_t n = read(o->fd, chunk, want);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0 && errno == EAGAIN) {
+            if (c->reaped && !c->killing) o->dry = true;
+            return;
+        }
+        if (n <= 0) { /* the end; EIO is how a pty says it */
+            if (o->fd == c->pty) c->pty = c->stdin_fd = -1;
+            shut(&o->fd);
+            return;
+        }
+        if (!c->told) keep(c, o, chunk, (size_t)n);
+        if (c->reaped && !c->killing && (strays -= (size_t)n < strays ? (size_t)n : strays) == 0) o->dry = true;
+        if (o->dry || ((size_t)n < want && !c->reaped)) return;
+    }
+}
+
+static void feed(struct command *c) {
+    while (c->stdin_fd >= 0 && held(&c->input)) {
+        ssize_t n = write(c->stdin_fd, c->input.data + c->input.start, held(&c->input));
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0 && errno == EAGAIN) return;
+        size_t taken = n > 0 ? (size_t)n : held(&c->input); /* nobody reads any more: the rest is taken, and dropped */
+        if (n <= 0 && c->stdin_fd != c->pty) shut(&c->stdin_fd);
+        c->input.start += taken;
+        if (c->peer && !c->told) {
+            frame(c->peer, A_STDIN_ACK, c->id, 4);
+            put(&c->peer->out, taken, 4);
+        }
+    }
+    if (c->stdin_eof && !held(&c->input) && c->stdin_fd >= 0 && c->stdin_fd != c->pty) shut(&c->stdin_fd);
+}
+
+static void tell_started(struct command *c) {
+    if (!c->want_started || !c->peer) return;
+    frame(c->peer, A_STARTED, c->id, 4);
+    put(&c->peer->out, (uint64_t)c->pid, 4);
+}
+
+static void tell_exit(struct command *c) {
+    struct peer *p = c->peer;
+    uint8_t flags = (uint8_t)((c->out[0].fd >= 0 || c->out[1].fd >= 0 ? PIPES_HELD : 0) | (c->survivors ? SURVIVORS : 0));
+    c->told = true;
+    if (p) {
+        for (int i = 0; i < 2; i++) {
+            struct output *o = &c->out[i];
+            if (!o->ring) continue;
+            uint64_t past = o->total - o->head, size = past < o->tail ? past : o->tail;
+            size_t at = (size_t)((past - size) % o->tail);
+            for (uint64_t done = 0; done < size;) { /* in pieces, since a frame is bounded */
+                size_t n = o->tail - at < size - done ? o->tail - at : (size_t)(size - done);
+                if (n > READ_CHUNK) n = READ_CHUNK;
+                emit(c, o, o->ring + at, n, o->total - size + done);
+                done += n;
+                at = (at + n) % o->tail;
+            }
+        }
+        bool signalled = WIFSIGNALED(c->status);
+        frame(p, A_EXIT, c->id, 58);
+        put(&p->out, signalled ? (uint32_t)-1 : (uint32_t)WEXITSTATUS(c->status), 4);
+        put(&p->out, signalled ? (uint32_t)WTERMSIG(c->status) : 0, 4);
+        put(&p->out, c->why, 1);
+        put(&p->out, flags, 1);
+        put(&p->out, c->ended - c->started, 8);
+        put(&p->out, (uint64_t)c->usage.ru_utime.tv_sec * 1000000u + (uint64_t)c->usage.ru_utime.tv_usec, 8);
+        put(&p->out, (uint64_t)c->usage.ru_stime.tv_sec * 1000000u + (uint64_t)c->usage.ru_stime.tv_usec, 8);
+        put(&p->out, (uint64_t)c->usage.ru_maxrss, 8);
+        put(&p->out, c->out[0].total, 8);
+        put(&p->out, c->out[1].total, 8);
+    }
+    for (int i = 0; i < 2; i++) free(c->out[i].ring), c->out[i].ring = NULL;
+    drop(&c->input);
+    if (c->stdin_fd != c->pty) shut(&c->stdin_fd);
+    c->stdin_fd = -1;
+    c->peer = NULL;
+}
+
+/* Is the command over? Its main process is reaped, both streams are read to the bottom, and if it was killed, nothing of
+ * its tree is left. Returns true when there is nothing more to do for it at all. */
+static bool settle(struct command *c, uint64_t now) {
+    if (c->reaped && c->why == WHY_TIMEOUT) kill_tree(c, WHY_TIMEOUT); /* it obeyed SIGTERM; its children need not have */
+    if (c->reaped && !c->told) {
+        if (c->killing && !c->survivors) {
+            bool gone = c->slot ? slot_empty(c->slot) : c->minder_gone;
+            if (!gone && now < c->kill_deadline) return false;
+            c->survivors = !gone;
+            if (!gone && !c->slot && (features & F_PID1)) die("a command's tree outlived its kill");
+        }
+        for (int i = 0; i < 2; i++) {
+            struct output *o = &c->out[i];
+            pump(c, o);
+            if (o->fd >= 0 && !o->dry && !(c->killing && may_read(c))) return false;
+        }
+        tell_exit(c);
+    }
+    return c->told && c->out[0].fd < 0 && c->out[1].fd < 0 && (c->minder <= 0 || c->minder_gone);
+}
+
+static void forget(struct command *c) {
+    if (c->slot) return_slot(c->slot);
+    shut(&c->minder_fd);
+    shut(&c->pty);
+    free(c);
+}
+
+static void main_reaped(struct command *c, int status, const struct rusage *usage) {
+    c->reaped = true;
+    c->status = status;
+    c->usage = *usage;
+    c->ended = now_us();
+}
+
+static void files_as(uid_t uid, gid_t gid) { /* what is created now belongs to them */
+    if (!(features & F_UID_SPLIT)) return;
+    int error = errno;
+    syscall(SYS_setfsgid, gid);
+    syscall(SYS_setfsuid, uid);
+    errno = error;
+}
+
+static bool open_pty(struct command *c, struct spawn *s, uint16_t rows, uint16_t cols) {
+    int unlock = 0;
+    struct winsize w = {.ws_row = rows, .ws_col = cols};
+    files_as(run_uid, run_gid); /* the terminal is the command's own: it may open it again by name */
+    c->pty = open("/dev/ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC | O_NONBLOCK);
+    if (c->pty >= 0 && !ioctl(c->pty, TIOCSPTLCK, &unlock) && !ioctl(c->pty, TIOCSWINSZ, &w))
+        s->in = s->out = s->err = ioctl(c->pty, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC);
+    files_as(geteuid(), getegid());
+    c->out[0].fd = c->pty;
+    c->stdin_fd = c->pty;
+    return s->in >= 0;
+}
+
+static bool open_pipes(struct command *c, struct spawn *s, bool want_stdin) {
+    int in[2] = {-1, -1}, out[2] = {-1, -1}, err[2] = {-1, -1};
+    if (want_stdin) {
+        if (pipe2(in, O_CLOEXEC)) return false;
+        s->in = in[0];
+        c->stdin_fd = in[1];
+        fcntl(in[1], F_SETFL, O_NONBLOCK);
+    } else if ((s->in = open("/dev/null", O_RDONLY | O_CLOEXEC)) < 0) return false;
+    if (pipe2(out, O_CLOEXEC)) return false;
+    s->out = out[1];
+    c->out[0].fd = out[0];
+    if (pipe2(err, O_CLOEXEC)) return false;
+    s->err = err[1];
+    c->out[1].fd = err[0];
+    fcntl(out[0], F_SETFL, O_NONBLOCK);
+    fcntl(err[0], F_SETFL, O_NONBLOCK);
+    return true;
+}
+
+static void set_cap(struct output *o, uint64_t cap) {
+    o->tail = cap ? cap / 2 : UINT64_MAX; /* a cap of 0 means none */
+    if (cap && o->tail > MAX_TAIL) o->tail = MAX_TAIL;
+    o->head = cap ? cap - o->tail : UINT64_MAX;
+}
+
+static bool start_minded(struct command *c, struct spawn *s) {
+    int pipefd[2];
+    if (pipe2(pipefd, O_CLOEXEC)) return s->stage = AT_FORK, s->error = errno, false;
+    c->minder_fd = pipefd[0];
+    c->minder = fork();
+    if (c->minder == 0) minder(s, pipefd[1]);
+    if (c->minder < 0) s->stage = AT_FORK, s->error = errno;
+    close(pipefd[1]);
+    fcntl(pipefd[0], F_SETFL, O_NONBLOCK);
+    return c->minder > 0;
+}
+
+static void start(struct peer *p, uint32_t id, struct cursor *q) {
+    struct spawn s = {.in = -1, .out = -1, .err = -1};
+    uint32_t flags = (uint32_t)take(q, 4), timeout = (uint32_t)take(q, 4), grace = (uint32_t)take(q, 4);
+    uint64_t caps[2] = {take(q, 8), take(q, 8)};
+    uint32_t window = (uint32_t)take(q, 4);
+    uint16_t rows = (uint16_t)take(q, 2), cols = (uint16_t)take(q, 2);
+    s.limits = (int)take(q, 1);
+    if (s.limits > 16 || flags & ~(uint32_t)ALL_FLAGS) q->bad = true;
+    for (int i = 0; i < s.limits && !q->bad; i++) s.resource[i] = (uint8_t)take(q, 1), s.value[i] = take(q, 8);
+    s.cwd = take_string(q);
+    if (!q->bad) s.argv = take_strings(q);
+    if (!q->bad) s.envp = take_strings(q);
+    struct command *c = NULL;
+    if (q->bad || q->left || !s.argv[0] || find(p, id)) {
+        fatal(p, "malformed EXEC");
+        goto done;
+    }
+    if (!(c = calloc(1, sizeof *c))) die("out of memory");
+    *c = (struct command){.id = id, .peer = p, .window = window, .stdin_fd = -1, .pty = -1, .minder_fd = -1, .pid = -1};
+    c->out[0] = (struct output){.fd = -1, .type = A_STDOUT};
+    c->out[1] = (struct output){.fd = -1, .type = A_STDERR};
+    for (int i = 0; i < 2; i++) set_cap(&c->out[i], caps[i]);
+    s.pty = flags & WANT_PTY;
+    s.stage = AT_SETUP;
+    if (!(s.pty ? open_pty(c, &s, rows, cols) : open_pipes(c, &s, flags & WANT_STDIN))) {
+        s.error = errno;
+    } else if (cgroup_fd >= 0 && !(c->slot = get_slot())) {
+        s.error = errno;
+    } else {
+        c->started = now_us();
+        if (c->slot) c->pid = spawn_child(&s, c->slot->dir);
+        else if (start_minded(c, &s)) c->pid = 0;
+    }
+    if (s.pty) shut(&s.in);
+    else shut(&s.in), shut(&s.out), shut(&s.err);
+    if (s.error || c->pid < 0) {
+        failed(p, id, s.stage, s.error); /* a child that failed to exec is reaped as a stray */
+        for (int i = 0; i < 2; i++)
+            if (c->out[i].fd != c->pty) shut(&c->out[i].fd);
+        if (c->stdin_fd != c->pty) shut(&c->stdin_fd);
+        forget(c);
+        goto done;
+    }
+    if (timeout) c->deadline = c->started + (uint64_t)timeout * 1000u;
+    c->grace = (uint64_t)grace * 1000u;
+    c->want_started = flags & WANT_STARTED;
+    if (c->slot) tell_started(c);
+    c->next = commands;
+    commands = c;
+done:
+    free(s.cwd);
+    free_strings(s.argv);
+    free_strings(s.envp);
+}
+
+static void hear_minder(struct command *c) {
+    struct report r;
+    ssize_t n = read(c->minder_fd, &r, sizeof r);
+    if (n < 0) return;
+    if (n == 0) { /* it ended: nothing of the tree is left, unless it was itself killed */
+        shut(&c->minder_fd);
+        c->minder_gone = true;
+        if (!c->reaped) die("a minder was killed");
+        return;
+    }
+    if (r.kind == REPORT_STARTED) {
+        c->pid = r.pid;
+        tell_started(c);
+        return;
+    }
+    if (r.kind == REPORT_FAILED) {
+        if (c->peer) failed(c->peer, c->id, r.stage, r.error);
+        c->told = c->reaped = true;
+        c->peer = NULL;
+        for (int i = 0; i < 2; i++) /* nobody holds the other ends */
+            if (c->out[i].fd != c->pty) shut(&c->out[i].fd);
+            else c->out[i].fd = -1;
+        if (c->stdin_fd != c->pty) shut(&c->stdin_fd);
+        return;
+    }
+    main_reaped(c, r.status, &r.usage);
+}
+
+static void reap(void) {
+    struct signalfd_siginfo si;
+    while (read(signal_fd, &si, sizeof si) == sizeof si)
+        if (si.ssi_signo != SIGCHLD) stopping = true; /* asked from outside */
+    int status;
+    struct rusage usage;
+    for (pid_t pid; (pid = wait4(-1, &status, WNOHANG, &usage)) > 0;)
+        for (struct command *c = commands; c; c = c->next) {
+            if (c->slot && c->pid == pid && !c->reaped) main_reaped(c, status, &usage);
+            if (c->minder == pid) {
+                if (WIFSIGNALED(status)) die("a minder was killed"); /* attribution is lost: end the box */
+                c->minder = -1;
+            }
+        }
+}
+
+static void send_signal(struct command *c, int sig) {
+    if (c->pid > 0 && !c->reaped) kill(-c->pid, sig);
+}
+
+static void handle(struct peer *p, uint8_t type, uint32_t id, struct cursor q) {
+    if (!p->greeted) {
+        if (type != HELLO || take(&q, 4) != MAGIC || q.left != 2) { fatal(p, "not the box agent's protocol"); return; }
+        if (take(&q, 2) != PROTOCOL) { fatal(p, "another protocol version"); return; }
+        p->greeted = true;
+        frame(p, A_HELLO, 0, 18);
+        put(&p->out, MAGIC, 4);
+        put(&p->out, PROTOCOL, 2);
+        put(&p->out, features, 4);
+        put(&p->out, (uint64_t)getpid(), 4);
+        put(&p->out, landlock_abi, 4);
+        return;
+    }
+    if (type == EXEC) { start(p, id, &q); return; }
+    if (type == PING) { frame(p, A_PONG, id, 0); return; }
+    if (type == SHUTDOWN) { stopping = true; return; }
+    if (type < STDIN || type > CREDIT) { fatal(p, "unknown frame type"); return; }
+    struct command *c = find(p, id);
+    if (!c) return; /* it has ended, and the peer could not know yet */
+    if (type == STDIN) {
+        if (held(&c->input) + q.left > STDIN_WINDOW) { fatal(p, "more stdin than the window allows"); return; }
+        put_bytes(&c->input, q.p, q.left);
+        feed(c);
+        if (c->stdin_fd < 0 && q.left) { /* it has no stdin, or closed it: taken, and dropped */
+            c->input.start = c->input.end;
+            frame(p, A_STDIN_ACK, id, 4);
+            put(&p->out, q.left, 4);
+        }
+    } else if (type == STDIN_EOF) {
+        c->stdin_eof = true;
+        if (c->stdin_fd >= 0 && c->stdin_fd == c->pty) put_bytes(&c->input, "\x04", 1);
+        feed(c);
+    } else if (type == SIGNAL) {
+        int sig = (int)take(&q, 1);
+        if (!q.bad && sig > 0 && sig < NSIG) send_signal(c, sig);
+    } else if (type == KILL) {
+        kill_tree(c, WHY_KILLED);
+    } else if (type == RESIZE) {
+        struct winsize w = {.ws_row = (unsigned short)take(&q, 2), .ws_col = (unsigned short)take(&q, 2)};
+        if (!q.bad && c->pty >= 0) ioctl(c->pty, TIOCSWINSZ, &w);
+    } else {
+        uint32_t n = (uint32_t)take(&q, 4);
+        c->unacked = n < c->unacked ? c->unacked - n : 0;
+    }
+}
+
+static void listen_to(struct peer *p) {
+    ssize_t n = read(p->rfd, room(&p->in, READ_CHUNK), READ_CHUNK);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    if (n <= 0) { p->ended = true; return; }
+    p->in.end += (size_t)n;
+    while (!p->ended && held(&p->in) >= 4) {
+        struct cursor q = {p->in.data + p->in.start, held(&p->in), false};
+        size_t length = take(&q, 4);
+        if (length < 5 || length > (p->greeted ? MAX_FRAME : 64)) { fatal(p, "a frame of impossible length"); return; }
+        if (q.left < length) break;
+        p->in.start += 4 + length;
+        q.left = length;
+        uint8_t type = (uint8_t)take(&q, 1);
+        uint32_t id = (uint32_t)take(&q, 4);
+        handle(p, type, id, q);
+    }
+    if (!held(&p->in) && p->in.size > OUT_HIGH) drop(&p->in);
+}
+
+/* ---- confinement --------------------------------------------------------------------------------------------------- */
+
+#define DENY(name) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_##name, 0, 1), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM)
+#define MISSING(name) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_##name, 0, 1), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS)
+
+static void install_seccomp(void) {
+#if defined(__x86_64__)
+    enum { ARCH = AUDIT_ARCH_X86_64 };
+#else
+    enum { ARCH = AUDIT_ARCH_AARCH64 };
+#endif
+    /* A deny list, on top of namespaces: what reaches kernel parts that no build or test needs, and has had holes.
+     * Foreign architectures (i386, x32) would pass a list of native numbers, so they are absent altogether. */
+    struct sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, arch)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, ARCH, 1, 0),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+#if defined(__x86_64__)
+        BPF_JUMP(BPF_JMP | BPF_JGE | BPF_K, 0x40000000, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
+#endif
+        DENY(bpf), DENY(perf_event_open), DENY(userfaultfd), DENY(keyctl), DENY(add_key), DENY(request_key),
+        DENY(kexec_load), DENY(kexec_file_load), DENY(init_module), DENY(finit_module), DENY(delete_module),
+        DENY(mount), DENY(umount2), DENY(pivot_root), DENY(chroot), DENY(setns), DENY(unshare),
+        DENY(move_mount), DENY(open_tree), DENY(fsopen), DENY(fsconfig), DENY(fsmount), DENY(fspick), DENY(mount_setattr),
+        DENY(open_by_handle_at), DENY(reboot), DENY(swapon), DENY(swapoff), DENY(acct),
+        DENY(quotactl), DENY(settimeofday), DENY(clock_settime), DENY(clock_adjtime), DENY(adjtimex),
+        DENY(sethostname), DENY(setdomainname), DENY(syslog),
+        MISSING(io_uring_setup), MISSING(io_uring_enter), MISSING(io_uring_register),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {sizeof filter / sizeof *filter, filter};
+    if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program)) die("seccomp");
+    features |= F_SECCOMP;
+}
+
+#define FS_REFER (1ull << 13)
+#define FS_TRUNCATE (1ull << 14)
+#define WRITES 0x1ff2ull /* of ABI 1: write and remove files, remove directories, make anything */
+
+static void allow_beneath(int ruleset, int fd, uint64_t access) {
+    struct stat st;
+    if (fstat(fd, &st)) die("landlock");
+    if (!S_ISDIR(st.st_mode)) access &= 2 | FS_TRUNCATE; /* of these, a file takes only writing and truncation */
+    struct landlock_path_beneath_attr rule = {.allowed_access = access, .parent_fd = fd};
+    if (syscall(SYS_landlock_add_rule, ruleset, LANDLOCK_RULE_PATH_BENEATH, &rule, 0)) die("landlock rule");
+}
+
+static void install_landlock(char **rw, int count) {
+    long abi = syscall(SYS_landlock_create_ruleset, NULL, 0, LANDLOCK_CREATE_RULESET_VERSION);
+    if (abi < 2) return; /* absent, or so old that it forbids every rename across directories */
+    landlock_abi = (uint32_t)abi;
+    struct { uint64_t fs, net, scoped; } attr = {WRITES | FS_REFER | (abi >= 3 ? FS_TRUNCATE : 0), 0, abi >= 6 ? 3 : 0};
+    int ruleset = (int)syscall(SYS_landlock_create_ruleset, &attr, abi >= 6 ? 24 : abi >= 4 ? 16 : 8, 0);
+    if (ruleset < 0) die("landlock");
+    for (int i = 0; i < count; i++) {
+        int fd = open(rw[i], O_PATH | O_CLOEXEC);
+        if (fd < 0) die(rw[i]);
+        allow_beneath(ruleset, fd, attr.fs);
+        close(fd);
+    }
+    if (cgroup_fd >= 0) allow_beneath(ruleset, cgroup_fd, attr.fs); /* reached by this descriptor alone */
+    if (syscall(SYS_landlock_restrict_self, ruleset, 0)) die("landlock");
+    close(ruleset);
+    features |= F_LANDLOCK;
+}
+
+static void enter_userns(int fd) {
+    if (setns(fd, CLONE_NEWUSER)) die("joining the user namespace");
+    close(fd);
+    prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0);
+    if (setgroups(0, NULL) || setresgid(0, 0, 0) || setresuid(0, 0, 0)) die("becoming the agent's user");
+    /* To start commands as another user, and to signal them. Where they share our uid they would inherit: keep none. */
+    uint32_t keep_caps = run_uid == 0 ? 0 : 1u << CAP_SETUID | 1u << CAP_SETGID | 1u << CAP_KILL;
+    for (int cap = 0; prctl(PR_CAPBSET_READ, cap, 0, 0, 0) >= 0; cap++)
+        if ((cap > 31 || !(keep_caps >> cap & 1)) && prctl(PR_CAPBSET_DROP, cap, 0, 0, 0)) die("dropping a capability");
+    struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
+    struct __user_cap_data_struct data[2] = {{keep_caps, keep_caps, 0}, {0, 0, 0}};
+    if (syscall(SYS_capset, &header, data)) die("dropping capabilities");
+}
+
+/* ---- the loop ------------------------------------------------------------------------------------------------------ */
+
+static void end_everything(void) { /* as pid 1 of a namespace, our own end is everything's */
+    if (features & F_PID1) _exit(0);
+    for (struct slot *s = slots; s; s = s->next) kill_slot(s);
+    for (struct command *c = commands; c; c = c->next)
+        if (c->minder > 0) kill(c->minder, SIGUSR1);
+    for (uint64_t until = now_us() + KILL_PATIENCE_US; now_us() < until;) {
+        bool left = false;
+        while (waitpid(-1, NULL, WNOHANG) > 0) {}
+        for (struct slot *s = slots; s; s = s->next) left |= !slot_empty(s);
+        for (struct command *c = commands; c; c = c->next) left |= c->minder > 0 && !kill(c->minder, 0);
+        if (!left) break;
+        poll(NULL, 0, 1);
+    }
+    for (struct slot *s = slots; s; s = s->next) remove_slot(s);
+    _exit(0);
+}
+
+static void add_peer(int rfd, int wfd) {
+    struct peer *p = calloc(1, sizeof *p);
+    if (!p) die("out of memory");
+    fcntl(rfd, F_SETFL, fcntl(rfd, F_GETFL) | O_NONBLOCK);
+    fcntl(wfd, F_SETFL, fcntl(wfd, F_GETFL) | O_NONBLOCK);
+    *p = (struct peer){.rfd = rfd, .wfd = wfd, .next = peers};
+    peers = p;
+    if (listen_fd < 0) the_stream = p;
+}
+
+static void remove_ended_peers(void) {
+    for (struct peer **at = &peers; *at;) {
+        struct peer *p = *at;
+        if (!p->ended) { at = &p->next; continue; }
+        if (p == the_stream) end_everything();
+        for (struct command *c = commands; c; c = c->next)
+            if (c->peer == p) { /* its client is gone: nobody would ever stop it */
+                kill_tree(c, WHY_KILLED);
+                c->peer = NULL;
+            }
+        *at = p->next;
+        close(p->rfd);
+        drop(&p->in);
+        drop(&p->out);
+        free(p);
+    }
+}
+
+static uint64_t expire(uint64_t now) { /* act on what is due; return when to look again */
+    uint64_t next = UINT64_MAX;
+    for (struct command *c = commands; c; c = c->next) {
+        if (c->deadline && !c->reaped && !c->killing) {
+            if (now >= c->deadline && c->grace) {
+                send_signal(c, SIGTERM);
+                c->why = WHY_TIMEOUT;
+                c->deadline = now + c->grace;
+                c->grace = 0;
+            } else if (now >= c->deadline) {
+                kill_tree(c, WHY_TIMEOUT);
+            }
+            if (c->deadline < next) next = c->deadline;
+        }
+        if (c->killing && !c->told && now + 1000 < next) next = now + 1000;
+    }
+    if (listen_fd >= 0) {
+        bool busy = peers != NULL;
+        for (struct command *c = commands; c; c = c->next) busy |= !c->told;
+        if (busy) idle_since = 0;
+        else if (!idle_since) idle_since = now;
+        if (idle_since && now >= idle_since + ttl_us) end_everything();
+        if (idle_since && idle_since + ttl_us < next) next = idle_since + ttl_us;
+    }
+    return next;
+}
+
+static void serve(void) {
+    struct pollfd *set = NULL;
+    size_t size = 0;
+    for (;;) {
+        uint64_t now = now_us(), next = expire(now);
+        for (struct command **at = &commands; *at;) {
+            struct command *c = *at;
+            if (settle(c, now)) *at = c->next, forget(c);
+            else at = &c->next;
+        }
+        for (struct peer *p = peers; p; p = p->next) flush(p);
+        remove_ended_peers();
+        if (stopping) end_everything();
+
+        size_t n = 2;
+        for (struct peer *p = peers; p; p = p->next) n += 2;
+        for (struct command *c = commands; c; c = c->next) n += 4;
+        if (n > size && !(set = realloc(set, (size = n * 2) * sizeof *set))) die("out of memory");
+        n = 0;
+        set[n++] = (struct pollfd){signal_fd, POLLIN, 0};
+        set[n++] = (struct pollfd){listen_fd, POLLIN, 0};
+        for (struct peer *p = peers; p; p = p->next) {
+            set[n++] = (struct pollfd){p->rfd, POLLIN, 0};
+            set[n++] = (struct pollfd){p->wfd, held(&p->out) ? POLLOUT : 0, 0};
+        }
+        size_t first_command = n;
+        struct command *newest = commands;
+        for (struct command *c = commands; c; c = c->next) {
+            bool ready = may_read(c); /* a descriptor of -1 is passed over by poll */
+            for (int i = 0; i < 2; i++)
+                set[n++] = (struct pollfd){ready && !(c->out[i].dry && !c->told) ? c->out[i].fd : -1, POLLIN, 0};
+            set[n++] = (struct pollfd){held(&c->input) ? c->stdin_fd : -1, POLLOUT, 0};
+            set[n++] = (struct pollfd){c->minder_fd, POLLIN, 0};
+        }
+        now = now_us();
+        int wait = next == UINT64_MAX ? -1 : next <= now ? 0 : (int)((next - now + 999) / 1000 < INT_MAX ? (next - now + 999) / 1000 : INT_MAX);
+        for (struct peer *p = peers; p; p = p->next)
+            if (p->ended) wait = 0;
+        if (poll(set, n, wait) < 0 && errno != EINTR) die("poll");
+
+        if (set[0].revents) reap();
+        if (set[1].revents) {
+            int fd = accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC);
+            if (fd >= 0) add_peer(fd, fd);
+        }
+        n = first_command;
+        for (struct command *c = newest; c; c = c->next, n += 4) {
+            for (int i = 0; i < 2; i++)
+                if (set[n + (size_t)i].revents && set[n + (size_t)i].fd == c->out[i].fd) pump(c, &c->out[i]);
+            if (set[n + 2].revents) feed(c);
+            if (set[n + 3].revents && c->minder_fd >= 0) hear_minder(c);
+        }
+        n = 2;
+        for (struct peer *p = peers; p && n < first_command; p = p->next) { /* a new peer is first, and has no entry yet */
+            if (set[n].fd != p->rfd) continue;
+            if (set[n].revents) listen_to(p);
+            if (set[n + 1].revents & (POLLERR | POLLHUP | POLLNVAL)) p->ended = true;
+            n += 2;
+        }
+    }
+}
+
+static int number(const char *text) {
+    char *end;
+    long value = text ? strtol(text, &end, 10) : -1;
+    if (!text || *end || value < 0 || value > INT_MAX) errno = EINVAL, die(text ? text : "a number is missing");
+    return (int)value;
+}
+
+static int own(int fd) { /* out of the way of 0, 1, 2, and out of every command */
+    int copy = fcntl(fd, F_DUPFD_CLOEXEC, 16);
+    if (copy < 0) die("a descriptor that was named is not open");
+    close(fd);
+    return copy;
+}
+
+int main(int argc, char **argv) {
+    int rfd = -1, wfd = -1, userns = -1, count = 0;
+    bool seccomp = false, landlock = false;
+    const char *home = NULL;
+    char **rw = calloc((size_t)argc + 1, sizeof *rw);
+    if (argc == 2 && !strcmp(argv[1], "--version")) return printf("boxagent %d\n", PROTOCOL) < 0;
+    for (int i = 1; i < argc; i++) {
+        const char *a = argv[i], *b = i + 1 < argc ? argv[i + 1] : NULL, *c = i + 2 < argc ? argv[i + 2] : NULL;
+        if (!strcmp(a, "--stream")) rfd = number(b), wfd = number(c), i += 2;
+        else if (!strcmp(a, "--listen")) listen_fd = number(b), i++;
+        else if (!strcmp(a, "--ttl")) ttl_us = (uint64_t)number(b) * 1000000u, i++;
+        else if (!strcmp(a, "--userns")) userns = number(b), i++;
+        else if (!strcmp(a, "--user")) run_uid = (uid_t)number(b), run_gid = (gid_t)number(c), i += 2;
+        else if (!strcmp(a, "--cgroup")) cgroup_fd = number(b), i++;
+        else if (!strcmp(a, "--home") && b) home = argv[++i];
+        else if (!strcmp(a, "--rw") && b) landlock = true, rw[count++] = argv[++i];
+        else if (!strcmp(a, "--seccomp")) seccomp = true;
+        else errno = EINVAL, die(a);
+    }
+    if ((rfd < 0) == (listen_fd < 0)) errno = EINVAL, die("one of --stream and --listen is needed");
+
+    /* Nothing a command could read, trace or inherit: no dumps, no environment, no stray descriptors. */
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+    prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+    prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+    clearenv();
+    if (userns >= 0) enter_userns(userns);
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0); /* a change of ids resets it */
+    bool same = rfd == wfd;
+    if (rfd >= 0) rfd = own(rfd), wfd = same ? rfd : own(wfd);
+    if (listen_fd >= 0) listen_fd = own(listen_fd), fcntl(listen_fd, F_SETFL, O_NONBLOCK);
+    if (cgroup_fd >= 0) cgroup_fd = own(cgroup_fd);
+    int null = open("/dev/null", O_RDWR);
+    if (null < 0) die("/dev/null");
+    for (int fd = 0; fd < 2; fd++) dup2(null, fd);
+    if (fcntl(2, F_GETFD) < 0) dup2(null, 2);
+    for (int fd = 3; fd < 16; fd++) close(fd);
+    struct rlimit files;
+    if (!getrlimit(RLIMIT_NOFILE, &files)) files.rlim_cur = files.rlim_max, setrlimit(RLIMIT_NOFILE, &files);
+
+    signal(SIGPIPE, SIG_IGN);
+    sigset_t set;
+    sigemptyset(&set);
+    for (const int *s = (const int[]){SIGCHLD, SIGTERM, SIGINT, SIGHUP, 0}; *s; s++) sigaddset(&set, *s);
+    sigprocmask(SIG_SETMASK, &set, NULL);
+    signal_fd = signalfd(-1, &set, SFD_NONBLOCK | SFD_CLOEXEC);
+    if (signal_fd < 0) die("signalfd");
+
+    features |= (cgroup_fd >= 0 ? F_CGROUP : 0) | (run_uid != (uid_t)-1 && run_uid != geteuid() ? F_UID_SPLIT : 0) |
+                (getpid() == 1 ? F_PID1 : 0) | (listen_fd >= 0 ? F_LISTENING : 0);
+    files_as(run_uid, run_gid);
+    if (home && mkdir(home, 0700)) die(home);
+    files_as(geteuid(), getegid());
+    if (landlock) install_landlock(rw, count);
+    if (seccomp) install_seccomp();
+    if (rfd >= 0) add_peer(rfd, wfd);
+    serve();
+}

@@ -1,0 +1,201 @@
+/* boxlaunch: what must happen outside, before bubblewrap, with the caller's privileges.
+ *
+ *   boxlaunch [option...] -- COMMAND [ARG...]
+ *     --join FILE              enter a cgroup: write our pid to its cgroup.procs
+ *     --cgroup FD              go on in a child that is born in this cgroup v2 directory, and wait for it: entering by
+ *                              --join takes the kernel up to 20 ms, being born there nothing
+ *     --userns FD MAP GIDMAP   make a user namespace with these maps ("0 100000 1,1000 0 1": inside, outside, count),
+ *                              in which no further one can be made, and leave it open as descriptor FD for boxagent
+ *     --idmap PATH UID GID TOUID TOGID
+ *                              what UID and GID own beneath PATH is TOUID's and TOGID's from here on, both ways, so that
+ *                              an unprivileged box can work in root's project, and what it writes is root's outside
+ *     --overlay PATH BYTES     cover PATH by a throw-away copy-on-write layer in memory (BYTES: its size limit, 0 none)
+ *     --version
+ *
+ * The mounts are laid over PATH itself, in a mount namespace of our own: nothing shows outside it, there is no staging
+ * directory, and nothing is left when the box ends. Options act in the order given. As an ordinary user --overlay works in
+ * a user namespace of our own; --userns and --idmap are for root.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/mount.h>
+#include <linux/sched.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { PROTOCOL = 1 }; /* the two programs are built together, and say so */
+
+static _Noreturn void die(const char *what, const char *of) {
+    dprintf(2, "boxlaunch: %s %s: %s\n", what, of, strerror(errno));
+    _exit(125);
+}
+
+static void write_file(const char *path, const char *text) {
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0 || write(fd, text, strlen(text)) != (ssize_t)strlen(text)) die("writing", path);
+    close(fd);
+}
+
+static void write_map(pid_t pid, const char *name, const char *map) { /* commas become lines */
+    char path[64], lines[256];
+    snprintf(path, sizeof path, "/proc/%d/%s", pid, name);
+    snprintf(lines, sizeof lines, "%s", map);
+    for (char *c = lines; *c; c++)
+        if (*c == ',') *c = '\n';
+    write_file(path, lines);
+}
+
+/* A user namespace with these maps, held open. It takes a process inside it for a moment, since maps are written to one.
+ * With `seal`, no user namespace can be made within it: every other namespace needs one first. */
+static int make_userns(const char *uids, const char *gids, bool seal) {
+    int ready[2], go[2];
+    char byte, path[64];
+    if (pipe2(ready, O_CLOEXEC) || pipe2(go, O_CLOEXEC)) die("pipe", "");
+    pid_t pid = fork();
+    if (pid < 0) die("fork", "");
+    if (pid == 0) {
+        close(go[1]);
+        if (unshare(CLONE_NEWUSER)) die("making a user namespace", "");
+        if (seal) write_file("/proc/sys/user/max_user_namespaces", "0");
+        if (write(ready[1], "r", 1) != 1 || read(go[0], &byte, 1) < 0) _exit(125);
+        _exit(0);
+    }
+    close(ready[1]);
+    if (read(ready[0], &byte, 1) != 1) _exit(125); /* the child has said why */
+    write_map(pid, "uid_map", uids);
+    write_map(pid, "gid_map", gids);
+    snprintf(path, sizeof path, "/proc/%d/ns/user", pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) die("opening", path);
+    close(go[1]);
+    close(go[0]);
+    close(ready[0]);
+    waitpid(pid, NULL, 0);
+    return fd;
+}
+
+static void own_mounts(void) { /* once: a mount namespace whose changes nobody outside sees */
+    static bool done;
+    if (done) return;
+    done = true;
+    uid_t uid = geteuid();
+    gid_t gid = getegid();
+    char map[64];
+    if (unshare(uid ? CLONE_NEWUSER | CLONE_NEWNS : CLONE_NEWNS)) die("making a mount namespace", "");
+    if (uid) {
+        snprintf(map, sizeof map, "%u %u 1", uid, uid);
+        write_map(getpid(), "uid_map", map);
+        write_map(getpid(), "setgroups", "deny");
+        snprintf(map, sizeof map, "%u %u 1", gid, gid);
+        write_map(getpid(), "gid_map", map);
+    }
+    if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL)) die("making mounts private", "");
+}
+
+static void go_on_in(int cgroup) {
+    struct clone_args a = {.flags = CLONE_INTO_CGROUP, .exit_signal = SIGCHLD, .cgroup = (uint64_t)cgroup};
+    long pid = syscall(SYS_clone3, &a, sizeof a);
+    if (pid < 0) die("starting in a cgroup", "");
+    if (pid == 0) return;
+    syscall(SYS_close_range, 3, ~0u, 0); /* hold nothing open that its end should close */
+    int status;
+    while (waitpid((pid_t)pid, &status, 0) < 0)
+        if (errno != EINTR) _exit(125);
+    _exit(WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status));
+}
+
+static int clone_tree(const char *path) {
+    int fd = (int)syscall(SYS_open_tree, AT_FDCWD, path, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_RECURSIVE);
+    if (fd < 0) die("open_tree", path);
+    return fd;
+}
+
+static void attach(int tree, const char *path) {
+    if (syscall(SYS_move_mount, tree, "", AT_FDCWD, path, MOVE_MOUNT_F_EMPTY_PATH)) die("move_mount", path);
+    close(tree);
+}
+
+static void idmap(const char *path, unsigned uid, unsigned gid, unsigned to_uid, unsigned to_gid) {
+    char uids[64], gids[64];
+    own_mounts();
+    snprintf(uids, sizeof uids, "%u %u 1", uid, to_uid);
+    snprintf(gids, sizeof gids, "%u %u 1", gid, to_gid);
+    int userns = make_userns(uids, gids, false), tree = clone_tree(path);
+    struct mount_attr attr = {.attr_set = MOUNT_ATTR_IDMAP, .userns_fd = (uint64_t)userns};
+    if (syscall(SYS_mount_setattr, tree, "", AT_EMPTY_PATH | AT_RECURSIVE, &attr, sizeof attr)) die("idmapped mount of", path);
+    close(userns);
+    attach(tree, path);
+}
+
+static void overlay(const char *path, const char *bytes) {
+    char options[3 * PATH_MAX + 64], lower[PATH_MAX + 8], upper[PATH_MAX + 8], work[PATH_MAX + 8];
+    struct stat owner;
+    own_mounts();
+    int tree = clone_tree(path);
+    if (fstat(tree, &owner)) die("stat", path); /* as seen through an idmapped mount, where there is one */
+    snprintf(options, sizeof options, "mode=0755,size=%s", bytes);
+    if (mount("proofbox", path, "tmpfs", MS_NOSUID | MS_NODEV, strcmp(bytes, "0") ? options : "mode=0755")) die("tmpfs on", path);
+    snprintf(lower, sizeof lower, "%s/lower", path);
+    snprintf(upper, sizeof upper, "%s/upper", path);
+    snprintf(work, sizeof work, "%s/work", path);
+    if (mkdir(lower, 0755) || mkdir(upper, owner.st_mode & 07777) || mkdir(work, 0755)) die("mkdir in", path);
+    if (geteuid() == 0 && (chown(upper, owner.st_uid, owner.st_gid) || chmod(upper, owner.st_mode & 07777))) die("chown", upper);
+    attach(tree, lower);
+    /* Options are separated by commas and layers by colons: work from inside, and no name of the caller's is in them. */
+    if (chdir(path)) die("chdir", path);
+    const char *layers = geteuid() ? "lowerdir=lower,upperdir=upper,workdir=work,userxattr"
+                                   : "lowerdir=lower,upperdir=upper,workdir=work,volatile";
+    if (mount("proofbox", path, "overlay", MS_NOSUID | MS_NODEV, layers)) die("overlay on", path);
+    if (chdir("/")) die("chdir", "/");
+}
+
+static unsigned number(const char *text) {
+    char *end;
+    unsigned long value = strtoul(text, &end, 10);
+    if (!*text || *end || value > UINT_MAX) errno = EINVAL, die("number", text);
+    return (unsigned)value;
+}
+
+int main(int argc, char **argv) {
+    int i = 1;
+    if (argc == 2 && !strcmp(argv[1], "--version")) return printf("boxlaunch %d\n", PROTOCOL) < 0;
+    for (; i < argc && strcmp(argv[i], "--"); i++) {
+        char **a = argv + i;
+        int left = argc - i - 1;
+        if (!strcmp(a[0], "--join") && left >= 1) {
+            write_file(a[1], "0");
+            i += 1;
+        } else if (!strcmp(a[0], "--cgroup") && left >= 1) {
+            go_on_in((int)number(a[1]));
+            i += 1;
+        } else if (!strcmp(a[0], "--userns") && left >= 3) {
+            int fd = make_userns(a[2], a[3], true), as = (int)number(a[1]);
+            if (dup2(fd, as) < 0) die("dup2", a[1]); /* stays open over exec */
+            i += 3;
+        } else if (!strcmp(a[0], "--idmap") && left >= 5) {
+            idmap(a[1], number(a[2]), number(a[3]), number(a[4]), number(a[5]));
+            i += 5;
+        } else if (!strcmp(a[0], "--overlay") && left >= 2) {
+            overlay(a[1], a[2]);
+            i += 2;
+        } else {
+            errno = EINVAL;
+            die("option", a[0]);
+        }
+    }
+    if (i + 1 >= argc) errno = EINVAL, die("no command", "");
+    execvp(argv[i + 1], argv + i + 1);
+    die("exec", argv[i + 1]);
+}

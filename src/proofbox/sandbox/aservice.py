@@ -1,0 +1,228 @@
+"""`service.py` for async callers: the same names, awaited.
+
+    async with AsyncSandboxes(project_root=".") as boxes:
+        result = await boxes.exec(["pytest", "-q"], timeout=60)
+        async with await boxes.start_session(network="none") as session:
+            (await session.exec(["make"])).exit_code
+
+Starting and ending a box is a few milliseconds of blocking work, done in a worker thread; waiting for commands blocks
+nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self, Unpack
+
+import anyio
+from anyio.to_thread import run_sync
+
+from proofbox.core.clock import Clock
+from proofbox.core.ids import IdSource
+from proofbox.errors import ProofboxError, SandboxLost
+from proofbox.sandbox import selection
+from proofbox.sandbox.aconnection import AsyncConnection
+from proofbox.sandbox.contract import DEFAULT_TTL, Event, ExecResult, OnEvent, ProbeResult, stream_of
+from proofbox.sandbox.house import House, Opened
+from proofbox.sandbox.inside import ExecOptions, Inside, PolicyOptions, RunOptions
+from proofbox.sandbox.providers import AUTO
+from proofbox.sandbox.service import START_PATIENCE
+from proofbox.sandbox.sessions import Record, SessionInfo
+
+
+class AsyncSession:
+    """A box that stays between commands. As a context manager it ends with the block."""
+
+    def __init__(self, house: House, inside: Inside, connection: AsyncConnection, origin: Opened | Record) -> None:
+        self._house = house
+        self._inside = inside
+        self._connection = connection
+        self._origin = origin
+        self._stopped = False
+
+    @property
+    def id(self) -> str:
+        return self._origin.id
+
+    @property
+    def info(self) -> SessionInfo:
+        return self._origin.info(not self._stopped)
+
+    async def exec(self, argv: Sequence[str | bytes], **options: Unpack[ExecOptions]) -> ExecResult:
+        """Run a command in the box and wait for its end. Many tasks may do so at once."""
+        return await self.run(argv, options)
+
+    async def run(self, argv: Sequence[str | bytes], options: ExecOptions | RunOptions) -> ExecResult:
+        inside = self._inside
+        request = inside.request(argv, options)
+        before = inside.oom_kills()
+        self._house.tell(Event("exec", "started", self.id))
+        try:
+            call = await self._connection.run(request, options.get("on_output"))
+            result = inside.result(call, before)
+        except ProofboxError as error:
+            self._house.tell(Event("exec", "failed", self.id, {"code": error.code}))
+            if isinstance(self._origin, Opened):
+                raise self._origin.explain_loss(error, self._connection.hello is not None) from None
+            raise inside.annotate(error) from None
+        self._house.tell(
+            Event("exec", "finished", self.id, {"exit_code": result.exit_code, "duration_ms": result.duration_ms})
+        )
+        return result
+
+    async def stop(self) -> None:
+        """End the box and everything in it. May be repeated."""
+        if self._stopped:
+            return
+        with anyio.CancelScope(shield=True):
+            await self._connection.shutdown()
+            self._connection.close()
+            if isinstance(self._origin, Opened):
+                await run_sync(self._origin.box.destroy)
+            else:
+                await run_sync(self._house.ended, self._origin)
+        self._stopped = True
+        self._house.tell(Event("session", "stopped", self.id))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    def __repr__(self) -> str:
+        return f"<AsyncSession {self.id} {self._inside.provider}>"
+
+
+class AsyncSandboxes:
+    """Runs commands in boxes over one project. Cheap to make; closing it ends the sessions it holds."""
+
+    def __init__(
+        self,
+        project_root: str | os.PathLike[str] = ".",
+        *,
+        on_event: OnEvent | None = None,
+        clock: Clock | None = None,
+        ids: IdSource | None = None,
+    ) -> None:
+        self._house = House(project_root, on_event=on_event, clock=clock, ids=ids)
+        self._sessions: dict[str, AsyncSession] = {}
+
+    async def probe(self, provider: str = AUTO) -> ProbeResult:
+        """Which provider would be used, by a real trial of it."""
+        choice = await run_sync(functools.partial(selection.probe, provider, on_event=self._house.on_event))
+        return choice.probe_result()
+
+    async def exec(
+        self,
+        argv: Sequence[str | bytes],
+        *,
+        provider: str = AUTO,
+        **options: Unpack[RunOptions],
+    ) -> ExecResult:
+        """One command in a box of its own, which ends with it."""
+        async with await self._start(provider, options) as session:
+            return await session.run(argv, options)
+
+    async def start_session(
+        self,
+        *,
+        provider: str = AUTO,
+        detached: bool = False,
+        ttl: float = DEFAULT_TTL,
+        **policy: Unpack[PolicyOptions],
+    ) -> AsyncSession:
+        """A box that stays. It ends with this process, unless `detached`: then by `stop_session`, from any process, or
+        after `ttl` seconds in which nobody used it."""
+        session = await self._start(provider, policy, ttl if detached else None)
+        if not detached:
+            self._sessions[session.id] = session
+        return session
+
+    async def exec_in_session(
+        self, session_id: str, argv: Sequence[str | bytes], **options: Unpack[ExecOptions]
+    ) -> ExecResult:
+        held = self._sessions.get(session_id)
+        if held is not None:
+            return await held.exec(argv, **options)
+        session = self._attach(session_id)
+        try:
+            return await session.exec(argv, **options)
+        finally:
+            session._connection.close()
+
+    async def stop_session(self, session_id: str) -> SessionInfo:
+        """End it. Stopping one that has ended already is no error."""
+        held = self._sessions.pop(session_id, None)
+        if held is not None:
+            await held.stop()
+            return held.info
+        record = self._house.store.load(session_id)
+        with contextlib.suppress(SandboxLost):
+            await self._attach(session_id).stop()
+        await run_sync(self._house.ended, record)
+        return await self.get_session(session_id)
+
+    async def get_session(self, session_id: str) -> SessionInfo:
+        held = self._sessions.get(session_id)
+        if held is not None:
+            return held.info
+        store = self._house.store
+        return store.load(session_id).info(store.running(session_id))
+
+    async def list_sessions(self) -> list[SessionInfo]:
+        """The sessions of this object, and all detached ones of this user."""
+        return [session.info for session in self._sessions.values()] + self._house.sessions()
+
+    async def prune_sessions(self) -> list[str]:
+        """Forget the sessions that have ended; their ids."""
+        return await run_sync(self._house.prune)
+
+    async def close(self) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            for session in self._sessions.values():
+                stack.push_async_callback(session.stop)
+            self._sessions.clear()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _start(self, provider: str, policy: PolicyOptions | RunOptions, ttl: float | None = None) -> AsyncSession:
+        # Not cancellable: a box that was started must come into the hands of a session, which ends it.
+        with anyio.CancelScope(shield=True):
+            opened = await run_sync(functools.partial(self._house.open, provider, policy, ttl=ttl))
+            session = await self._detach(opened) if ttl is not None else None
+        return session or AsyncSession(self._house, opened.inside, AsyncConnection(stream_of(opened.box)), opened)
+
+    async def _detach(self, opened: Opened) -> AsyncSession:
+        """A session that is to outlive us must be seen to run before we let go of it."""
+        try:
+            session = self._attach(opened.id)
+            try:
+                await session._connection.greet(START_PATIENCE)
+            except ProofboxError as error:
+                session._connection.close()
+                raise opened.explain_loss(error, greeted=False) from None
+        except BaseException:
+            await run_sync(opened.box.destroy)
+            self._house.store.forget(opened.id)
+            raise
+        opened.box.release()
+        self._house.tell(Event("session", "started", opened.id))
+        return session
+
+    def _attach(self, session_id: str) -> AsyncSession:
+        store = self._house.store
+        record = store.load(session_id)
+        return AsyncSession(self._house, record.inside, AsyncConnection(store.connect(session_id)), record)

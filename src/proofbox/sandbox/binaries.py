@@ -1,0 +1,33 @@
+"""Where the two C programs are.
+
+They are built when proofbox is installed; a wheel carries them for both architectures.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+from pathlib import Path
+
+from proofbox.errors import ProviderUnavailable
+
+_BIN = Path(__file__).parent / "agent" / "bin"
+
+
+@functools.cache
+def program(name: str) -> Path:
+    """`boxagent` or `boxlaunch`, for this machine."""
+    arch = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower(), platform.machine())
+    path = _BIN / f"{name}-{arch}"
+    if not os.access(path, os.X_OK):
+        raise ProviderUnavailable(
+            f"{name} is not installed for {platform.system()} {arch}",
+            op="start",
+            fix_hints=[
+                "from a clone: scripts/setup builds it",
+                "else: pip install --force-reinstall proofbox, on Linux x86_64 or aarch64",
+            ],
+            details={"looked_for": str(path)},
+        )
+    return path

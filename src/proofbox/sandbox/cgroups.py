@@ -1,0 +1,245 @@
+"""Control groups: limits that hold for a whole box, and a kill that nothing in it escapes.
+
+Both hierarchies are supported, also side by side: on a hybrid machine memory, pids and CPU are on v1 while the
+unified tree only has `cgroup.kill`. What isn't there, or isn't ours to write, is a gap with a reason, and a limit
+that needs it is refused.
+
+Groups live beneath `proofbox/` and are named `<label>.<pid of the maker>`; an empty one whose maker is dead is a
+leftover, and whoever makes the next group removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import time
+from pathlib import Path
+
+import msgspec
+
+from proofbox.errors import PolicyRefused, StartFailed
+from proofbox.sandbox.contract import Policy
+
+CPU_PERIOD_US = 100_000
+_CONTROLLERS = ("memory", "cpu", "pids")
+_FIX = "run as root, or in a session with delegated controllers: systemd-run --user --scope -p Delegate=yes -- COMMAND"
+
+
+class Tree(msgspec.Struct, frozen=True):
+    """Where groups can be made here: a directory per v1 controller, one of the unified hierarchy, and why not."""
+
+    v1: dict[str, Path]
+    unified: Path | None
+    unified_controllers: frozenset[str]
+    reason: str = ""
+
+    def can_limit(self, controller: str) -> bool:
+        return controller in self.v1 or controller in self.unified_controllers
+
+    @property
+    def can_kill(self) -> bool:
+        return self.unified is not None
+
+
+class Group:
+    """The groups of one box: made, joined by its launcher, and removed when it is gone."""
+
+    def __init__(self, tree: Tree, label: str, policy: Policy, owner: tuple[int, int] | None) -> None:
+        self._tree = tree
+        self._name = f"{label}.{os.getpid()}"
+        self._made: dict[Path, None] = {}
+        self.unified: Path | None = None
+        self.memory: Path | None = None
+        try:
+            if tree.unified is not None:
+                self.unified = self._make(tree.unified)
+                if owner is not None:  # the box agent makes a child group per command
+                    os.chown(self.unified, *owner)
+                    os.chown(self.unified / "cgroup.procs", *owner)
+            self._limit(policy)
+        except OSError as error:
+            self.remove()
+            raise StartFailed(
+                f"the box's control group could not be set up: {error}", op="start", fix_hints=[_FIX]
+            ) from error
+
+    def launch_options(self, unified_fd: int | None) -> list[str]:
+        """How boxlaunch enters this group: born into the unified one, moved into those of v1."""
+        options = [] if unified_fd is None else ["--cgroup", str(unified_fd)]
+        for directory in self._made:
+            if directory != self.unified:
+                options += ["--join", str(directory / "cgroup.procs")]
+        return options
+
+    def kill(self) -> None:
+        if self.unified is not None:
+            with contextlib.suppress(OSError):
+                (self.unified / "cgroup.kill").write_text("1")
+
+    def remove(self, patience: float = 5.0) -> None:
+        """Kill what is left and remove the directories.
+
+        A process takes a moment to leave: wait for that, not for long.
+        """
+        self.kill()
+        deadline = time.monotonic() + patience
+        for directory in list(self._made):
+            while not _remove(directory) and time.monotonic() < deadline:
+                time.sleep(0.0002)
+            self._made.pop(directory)
+
+    def _make(self, parent: Path) -> Path:
+        directory = parent / self._name
+        directory.mkdir()
+        self._made[directory] = None
+        return directory
+
+    def _limit(self, policy: Policy) -> None:
+        if policy.memory_mb is not None:
+            limit = policy.memory_mb << 20
+            self.memory = self._controlled("memory")
+            if "memory" in self._tree.v1:
+                _write(self.memory / "memory.limit_in_bytes", limit)
+                with contextlib.suppress(OSError):  # absent where swap isn't accounted
+                    _write(self.memory / "memory.memsw.limit_in_bytes", limit)
+            else:
+                _write(self.memory / "memory.max", limit)
+                with contextlib.suppress(OSError):
+                    _write(self.memory / "memory.swap.max", 0)
+        if policy.cpus is not None:
+            directory, quota = self._controlled("cpu"), max(1000, round(policy.cpus * CPU_PERIOD_US))
+            if "cpu" in self._tree.v1:
+                _write(directory / "cpu.cfs_period_us", CPU_PERIOD_US)
+                _write(directory / "cpu.cfs_quota_us", quota)
+            else:
+                _write(directory / "cpu.max", f"{quota} {CPU_PERIOD_US}")
+        if policy.pids is not None:
+            _write(self._controlled("pids") / "pids.max", policy.pids)
+
+    def _controlled(self, controller: str) -> Path:
+        parent = self._tree.v1.get(controller)
+        if parent is None:
+            if self.unified is None:  # Tree says so before a group is made
+                raise PolicyRefused(f"no control group for {controller}", op="start", fix_hints=[_FIX])
+            return self.unified
+        return self._make(parent)
+
+
+@functools.cache
+def tree() -> Tree:
+    """What this process can make groups in."""
+    v1: dict[str, Path] = {}
+    unified: Path | None = None
+    controllers: frozenset[str] = frozenset()
+    reason = "no control groups are mounted"
+    for kind, mount, options in _cgroup_mounts():
+        if not os.access(mount, os.W_OK):
+            here = _delegated(mount) if kind == "cgroup2" else None
+            if here is None:
+                reason = f"{mount} is not writable for uid {os.geteuid()}, and no part of it is delegated"
+                continue
+            mount = here
+        if kind == "cgroup":
+            for controller in _CONTROLLERS:
+                if controller in options:
+                    with contextlib.suppress(OSError):
+                        v1[controller] = _home(mount)
+        else:
+            with contextlib.suppress(OSError):
+                unified = _home(mount)
+                controllers = _enable(mount, unified)
+                if not (unified / "cgroup.kill").exists():
+                    unified, reason = None, "the kernel is older than 5.14: no cgroup.kill"
+    found = Tree(v1, unified, controllers - set(v1), reason)
+    sweep(found)
+    return found
+
+
+def sweep(found: Tree, label: str | None = None) -> None:
+    """Remove the empty groups of makers that are dead, or those of one box that has ended."""
+    for home in {*found.v1.values(), *([found.unified] if found.unified else [])}:
+        with contextlib.suppress(OSError):
+            for directory in home.iterdir():
+                name, _, maker = directory.name.rpartition(".")
+                if name == label or (maker.isdigit() and not Path("/proc", maker).exists()):
+                    _remove(directory)
+
+
+def oom_kills(memory: Path | None) -> int:
+    """How many processes were killed for this group's limit so far."""
+    if memory is not None:
+        for name in ("memory.events", "memory.oom_control"):
+            with contextlib.suppress(OSError):
+                for line in (memory / name).read_text().splitlines():
+                    key, _, value = line.partition(" ")
+                    if key == "oom_kill":
+                        return int(value)
+    return 0
+
+
+def _cgroup_mounts() -> list[tuple[str, Path, list[str]]]:
+    found = []
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/mounts").read_text().splitlines():
+            _, mount, kind, options, *_ = line.split(" ")
+            if kind in ("cgroup", "cgroup2"):
+                found.append((kind, Path(mount), options.split(",")))
+    return found
+
+
+def _delegated(mount: Path) -> Path | None:
+    """Our own group, if it is ours to divide (as under a systemd user session with Delegate=yes)."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            if line.startswith("0::/"):
+                here = mount / line[4:]
+                # Processes may only be moved within the delegated part: its upper end must be ours too.
+                if os.access(here, os.W_OK) and os.access(here / "cgroup.procs", os.W_OK):
+                    return here
+    return None
+
+
+def _home(mount: Path) -> Path:
+    home = mount / "proofbox"
+    home.mkdir(exist_ok=True)
+    return home
+
+
+def _enable(mount: Path, home: Path) -> frozenset[str]:
+    """Hand the controllers down to our groups; the kernel refuses where processes sit in between."""
+    enabled = []
+    for controller in _CONTROLLERS:
+        with contextlib.suppress(OSError):
+            if controller in (mount / "cgroup.controllers").read_text().split():
+                (mount / "cgroup.subtree_control").write_text(f"+{controller}")
+                (home / "cgroup.subtree_control").write_text(f"+{controller}")
+                enabled.append(controller)
+    return frozenset(enabled)
+
+
+def _remove(directory: Path) -> bool:
+    """True when it is gone. It can't go while a process is in it or beneath it."""
+    with contextlib.suppress(OSError):
+        for child in directory.iterdir():
+            if child.is_dir():
+                child.rmdir()
+    try:
+        directory.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _write(path: Path, value: object) -> None:
+    path.write_text(str(value))
+
+
+def group(label: str, policy: Policy, owner: tuple[int, int] | None) -> Group | None:
+    """The group of one box; None where nothing is to be limited and nothing could be killed by it."""
+    here = tree()
+    if here.unified is None and policy.memory_mb is None and policy.cpus is None and policy.pids is None:
+        return None
+    return Group(here, label, policy, owner)

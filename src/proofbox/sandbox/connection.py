@@ -1,0 +1,219 @@
+"""A client's end of a box's stream: many commands at once, from many threads, over one connection.
+
+There is no reader thread. Whoever waits and finds nobody reading reads for all, and hands over when its own command is
+done; with one thread, an `exec` is one send and one or two receives. `aconnection.py` does the same on anyio.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import BinaryIO
+
+from proofbox.errors import ProofboxError, ProtocolError, SandboxLost
+from proofbox.sandbox import wire
+from proofbox.sandbox.call import Call
+from proofbox.sandbox.contract import OnOutput
+from proofbox.sandbox.request import Request
+from proofbox.sandbox.wire import Recv, Send
+
+RECEIVE = 256 << 10
+# What the agent may take, past a command's own timeout, to kill its tree and say so (it gives up after 5 s itself).
+PATIENCE = 10.0
+
+
+class Connection:
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._decoder = wire.Decoder()
+        self._calls: dict[int, Call] = {}
+        self._ids = itertools.count(1)
+        self._changed = threading.Condition()
+        self._sending = threading.Lock()
+        self._reading = False
+        self._lost: ProofboxError | None = None
+        self.hello: wire.Hello | None = None
+        self._send(wire.hello())
+
+    # ---- commands
+
+    def run(self, request: Request, on_output: OnOutput | None = None) -> Call:
+        """Start it, feed it, wait for its end. Left by an exception (Ctrl-C too), the command is killed first."""
+        call = Call(next(self._ids), request)
+        data = request.encode(call.id)
+        with self._changed:
+            self._calls[call.id] = call
+        try:
+            self._send(data)
+            if request.stdin is not None:
+                self._feed_stdin(call, request.stdin)
+            self._wait(call, on_output)
+        except BaseException:
+            self._abandon(call)
+            raise
+        finally:
+            with self._changed:
+                self._calls.pop(call.id, None)
+        return call
+
+    def signal(self, call: Call, number: int) -> None:
+        self._send(wire.frame(Send.SIGNAL, call.id, bytes([number])))
+
+    def resize(self, call: Call, rows: int, cols: int) -> None:
+        self._send(wire.resize(call.id, rows, cols))
+
+    def greet(self, patience: float) -> wire.Hello:
+        """Wait for the agent's greeting: the box is up when this returns."""
+        deadline = time.monotonic() + patience
+        while self.hello is None:
+            self._turn(lambda: self.hello is not None, deadline)
+        return self.hello
+
+    def shutdown(self) -> None:
+        """Ask the agent to end everything; returns when the stream has ended, or at once if it had."""
+        with contextlib.suppress(ProofboxError):
+            self._send(wire.frame(Send.SHUTDOWN))
+            deadline = time.monotonic() + PATIENCE
+            while True:
+                self._turn(lambda: False, deadline)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)  # wakes a thread that is still reading
+        self._sock.close()
+
+    # ---- reading
+
+    def _wait(self, call: Call, on_output: OnOutput | None) -> None:
+        timeout = call.request.timeout
+        deadline = None if timeout is None else time.monotonic() + timeout + call.request.grace + PATIENCE
+        while True:
+            while call.waiting:
+                chunk = call.waiting.popleft()
+                if on_output is not None:
+                    on_output(chunk)
+                if not call.finished:
+                    self._send(wire.credit(call.id, len(chunk.data)))
+            if call.finished:
+                return
+            self._turn(lambda: call.finished or bool(call.waiting), deadline)
+
+    def _turn(self, ready: Callable[[], bool], deadline: float | None) -> None:
+        """Read for everybody until `ready`, or wait while somebody else does."""
+        with self._changed:
+            while self._reading and not ready() and self._lost is None:
+                if not self._changed.wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
+                    raise unanswered()
+            if ready():
+                return
+            if self._lost is not None:
+                raise self._lost
+            self._reading = True
+        try:
+            while not ready():
+                self._receive(deadline)
+        finally:
+            with self._changed:
+                self._reading = False
+                self._changed.notify_all()
+
+    def _receive(self, deadline: float | None) -> None:
+        # Never settimeout: it would change the socket under a thread that is sending.
+        if deadline is not None and not _readable(self._sock, deadline - time.monotonic()):
+            raise self._lose(unanswered())
+        try:
+            data = self._sock.recv(RECEIVE)
+        except OSError as error:
+            raise self._lose(SandboxLost(f"the box's stream broke: {error}", op="exec")) from None
+        if not data:
+            raise self._lose(SandboxLost("the box ended under the command", op="exec"))
+        try:
+            for kind, id, payload in self._decoder.feed(data):
+                self._dispatch(kind, id, payload)
+        except ProofboxError as error:
+            raise self._lose(error) from None
+
+    def _dispatch(self, kind: Recv, id: int, payload: bytes) -> None:
+        if kind is Recv.HELLO:
+            self.hello = wire.parse_hello(payload)
+        elif kind is Recv.FATAL:
+            raise ProtocolError(f"the box agent gave up: {payload[:500].decode('utf-8', 'replace')}", op="exec")
+        elif kind is not Recv.PONG:
+            call = self._calls.get(id)  # None: its waiter was interrupted and has left
+            if call is not None:
+                with self._changed:
+                    call.feed(kind, payload)
+                    self._changed.notify_all()
+
+    def _lose(self, error: ProofboxError) -> ProofboxError:
+        with self._changed:
+            self._lost = self._lost or error
+            self._changed.notify_all()
+            return self._lost
+
+    # ---- writing
+
+    def _send(self, data: bytes) -> None:
+        with self._sending:
+            try:
+                self._sock.sendall(data)
+            except OSError as error:
+                raise self._lose(SandboxLost(f"the box's stream broke: {error}", op="exec")) from None
+
+    def _feed_stdin(self, call: Call, stdin: bytes | BinaryIO) -> None:
+        if isinstance(stdin, bytes) and len(stdin) <= call.stdin_window:
+            data = wire.frame(Send.STDIN, call.id, stdin) if stdin else b""
+            self._send(data + wire.frame(Send.STDIN_EOF, call.id))
+            return
+        # A source that may block, or more than the window: a thread of its own, so that output flows meanwhile.
+        threading.Thread(target=self._pour, args=(call, stdin), name="proofbox-stdin", daemon=True).start()
+
+    def _pour(self, call: Call, stdin: bytes | BinaryIO) -> None:
+        offset = 0
+        with contextlib.suppress(ProofboxError, ValueError, OSError):
+            while True:
+                with self._changed:
+                    while call.stdin_window <= 0 and not call.finished and self._lost is None:
+                        self._changed.wait()
+                    room = min(call.stdin_window, 64 << 10)
+                if call.finished or self._lost is not None:
+                    return
+                if isinstance(stdin, bytes):
+                    data = stdin[offset : offset + room]
+                    offset += len(data)
+                else:
+                    data = stdin.read1(room) if hasattr(stdin, "read1") else stdin.read(room)
+                if not data:
+                    self._send(wire.frame(Send.STDIN_EOF, call.id))
+                    return
+                with self._changed:
+                    call.stdin_window -= len(data)
+                self._send(wire.frame(Send.STDIN, call.id, data))
+
+    def _abandon(self, call: Call) -> None:
+        with contextlib.suppress(ProofboxError):
+            if not call.finished:
+                self._send(wire.frame(Send.KILL, call.id))
+                deadline = time.monotonic() + PATIENCE
+                while not call.finished:
+                    call.waiting.clear()
+                    self._turn(lambda: call.finished or bool(call.waiting), deadline)
+
+
+def _readable(sock: socket.socket, seconds: float) -> bool:
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(max(0.0, seconds) * 1000))
+
+
+def unanswered() -> SandboxLost:
+    return SandboxLost(
+        "the box agent does not answer",
+        op="exec",
+        fix_hints=["the box may be frozen or the machine overloaded; stop the session and start another"],
+    )

@@ -1,0 +1,234 @@
+"""The nouns of the sandbox room, and the contract every provider keeps.
+
+A *provider* is a way to isolate. It starts a *box*: one isolated environment with a box agent inside, reached over a
+byte stream. Everything a caller may ask of a box is a `Policy`; what a provider can't enforce on this machine it
+refuses before anything is started. Whether it keeps its word is measured by `conformance/`, the same checks for every
+provider.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Literal, Protocol
+
+import msgspec
+
+from proofbox.errors import StartFailed
+
+Network = Literal["none", "full"]
+Access = Literal["rw", "ro", "overlay"]
+
+DEFAULT_OUTPUT_CAP = 10 * 1024 * 1024
+DEFAULT_TTL = 3600.0
+
+
+class Isolation(Enum):
+    """What stands between a command and the host, weakest first."""
+
+    NONE = "none"
+    NAMESPACE = "namespace"
+    CONTAINER = "container"
+    SANDBOXED_KERNEL = "sandboxed-kernel"
+    VM = "vm"
+
+
+class Mount(msgspec.Struct, frozen=True):
+    """A host directory or file that appears in the box. Read-only unless said otherwise."""
+
+    host: Path
+    guest: str
+    writable: bool = False
+
+
+class Policy(msgspec.Struct, frozen=True):
+    """What the caller asks of a box. None means the provider's own default, which `Box.policy` then states."""
+
+    network: Network | None = None
+    access: Access | None = None
+    disk_mb: int | None = None
+    memory_mb: int | None = None
+    cpus: float | None = None
+    pids: int | None = None
+    mounts: tuple[Mount, ...] = ()
+
+
+class Diagnostic(msgspec.Struct, frozen=True):
+    """Whether a provider works here, and if not, why and what to do about it."""
+
+    available: bool
+    isolation: Isolation
+    reason: str = ""
+    fix_hints: tuple[str, ...] = ()
+
+
+class Enforcement(msgspec.Struct, frozen=True):
+    """What a provider enforces on this machine. A conformance check asks this before it asks the box.
+
+    `gaps` says of each thing that is not enforced why not: name of the policy or guarantee → reason.
+    """
+
+    network_none: bool = False
+    filesystem: bool = False
+    access_ro: bool = False
+    access_overlay: bool = False
+    disk: bool = False
+    mounts: bool = False
+    memory: bool = False
+    cpus: bool = False
+    pids: bool = False
+    kill_tree: Literal["sure", "fail-closed", "best-effort"] = "best-effort"
+    gaps: Mapping[str, str] = {}
+
+
+class BoxSpec(msgspec.Struct, frozen=True):
+    """One box to be started: resolved paths, a checked policy, and how long it lives.
+
+    Without `listen` the box is bound to one stream and ends with it. With it (a socket that already listens) any
+    number of clients may come and go, and the box ends after `ttl` seconds without one.
+    """
+
+    label: str
+    project: Path
+    policy: Policy
+    listen: socket.socket | None = None
+    ttl: float = DEFAULT_TTL
+    log: Path | None = None
+
+
+class Box(Protocol):
+    """A box that was started. The stream is connected; the agent's greeting has not been waited for."""
+
+    isolation: Isolation
+    policy: Policy
+    """What is in force, with the provider's defaults filled in."""
+    project: str
+    """The project's path inside."""
+    environment: Mapping[str, str]
+    """What a command's environment starts from."""
+    places: tuple[tuple[Path, str], ...]
+    """What of the host is inside, and where: host path, path inside. The first that fits is meant."""
+    memory_group: Path | None
+    """The control group that counts kills for the memory limit, where there is one."""
+    stream: socket.socket | None
+    """The one stream of a stream-bound box; None where the box listens."""
+
+    def account(self) -> str:
+        """What the provider's own programs said on stderr: the diagnosis when a box dies."""
+
+    def release(self) -> None:
+        """Let a box that listens go on without us."""
+
+    def destroy(self) -> None:
+        """End it and everything in it, now. May be repeated. Returns when nothing of it is left."""
+
+
+def stream_of(box: Box) -> socket.socket:
+    """The stream of a box that has one: every box that was started without `listen`."""
+    if box.stream is None:
+        raise StartFailed("the provider gave a box without a stream", op="start")
+    return box.stream
+
+
+class Provider(Protocol):
+    """A way to isolate. Implementations hold no state but what they learned about this machine."""
+
+    name: str
+    isolation: Isolation
+    systems: frozenset[str]
+    """Where it could run at all, as `platform.system()` says it."""
+
+    def identity(self) -> str:
+        """What a successful trial is valid for: the program or socket behind this provider, as it is now.
+
+        Raises `ProviderUnavailable` when it isn't there at all.
+        """
+
+    def enforcement(self) -> Enforcement:
+        """What can be enforced here. Cheap: it looks, and starts nothing."""
+
+    def start(self, spec: BoxSpec) -> Box:
+        """Start a box, or raise `PolicyRefused`, `ProviderUnavailable` or `StartFailed` and leave nothing behind."""
+
+    def explain(self, account: str) -> tuple[str, list[str]]:
+        """Why a box did not come up, from what its programs said: a reason and fixes."""
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """What a command used, as the kernel counted for it and the children it waited for."""
+
+    cpu_ms: float
+    max_rss_kb: int
+    oom_killed: bool = False
+
+
+class Truncated(msgspec.Struct, frozen=True):
+    """Which stream was larger than its cap, so that only its head and tail were kept."""
+
+    stdout: bool = False
+    stderr: bool = False
+
+
+class Output(msgspec.Struct, frozen=True):
+    """One piece of a command's output, as it came."""
+
+    stream: Literal["stdout", "stderr"]
+    data: bytes
+    at_ms: float
+    """Milliseconds since the command's start, by the clock inside the box."""
+
+
+class ExecResult(msgspec.Struct, frozen=True):
+    """What one command did. It is a result when the command ran at all, however it ended."""
+
+    exit_code: int
+    """The command's own; 128 + n when signal n ended it, 124 when it timed out: what a shell would say."""
+    stdout_bytes: bytes
+    stderr_bytes: bytes
+    provider: str
+    isolation: Isolation
+    policy: Policy
+    timed_out: bool
+    signal: int | None
+    truncated: Truncated
+    duration_ms: float
+    usage: Usage
+    diagnostics: Mapping[str, Diagnostic]
+    survivors: bool = False
+    """Something of a killed command's tree hangs in the kernel and could not be ended."""
+    background: bool = False
+    """The command left processes behind that hold its output open."""
+
+    @property
+    def stdout(self) -> str:
+        return self.stdout_bytes.decode("utf-8", "replace")
+
+    @property
+    def stderr(self) -> str:
+        return self.stderr_bytes.decode("utf-8", "replace")
+
+
+class ProbeResult(msgspec.Struct, frozen=True):
+    """Which provider would be used, and what was found out about the others."""
+
+    provider: str
+    isolation: Isolation
+    was_fallback: bool
+    fallback_from: str | None
+    diagnostics: Mapping[str, Diagnostic]
+
+
+class Event(msgspec.Struct, frozen=True):
+    """Something that happened on the way, for whoever watches: `on_event`."""
+
+    kind: Literal["provider", "session", "exec"]
+    phase: Literal["selected", "rejected", "starting", "started", "output", "finished", "failed", "stopped"]
+    name: str
+    """The provider's name, or the session's id."""
+    detail: Mapping[str, object] = {}
+
+
+OnEvent = Callable[[Event], None]
+OnOutput = Callable[[Output], None]

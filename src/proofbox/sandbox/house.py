@@ -1,0 +1,133 @@
+"""What the sync and the async service share: everything between a caller's wish and a box, except for waiting in it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import msgspec
+
+from proofbox.core.clock import Clock, SystemClock, isoformat
+from proofbox.core.dirs import state_dir
+from proofbox.core.ids import IdSource
+from proofbox.errors import ProofboxError, SandboxLost, StartFailed
+from proofbox.sandbox import cgroups
+from proofbox.sandbox.contract import Box, BoxSpec, Event, OnEvent, Provider
+from proofbox.sandbox.inside import Inside, PolicyOptions, RunOptions, make_policy
+from proofbox.sandbox.paths import resolve_project
+from proofbox.sandbox.selection import choose
+from proofbox.sandbox.sessions import PREFIX, Record, SessionInfo, SessionStore
+
+
+class Opened(msgspec.Struct, frozen=True):
+    """A box that was started, with what is needed to use it and to explain its end."""
+
+    id: str
+    created_at: str
+    provider: Provider
+    box: Box
+    inside: Inside
+
+    def info(self, running: bool) -> SessionInfo:
+        return SessionInfo(
+            id=self.id,
+            provider=self.inside.provider,
+            isolation=self.inside.isolation,
+            state="running" if running else "stopped",
+            created_at=self.created_at,
+            project=str(self.inside.project),
+            policy=self.inside.policy,
+            detached=False,
+            ttl=None,
+        )
+
+    def explain_loss(self, error: ProofboxError, greeted: bool) -> ProofboxError:
+        """A box that never greeted did not start; one that did was lost. Both carry what its programs said."""
+        if not isinstance(error, SandboxLost):
+            return self.inside.annotate(error)
+        account = self.box.account()
+        if not greeted:
+            reason, hints = self.provider.explain(account)
+            error = StartFailed(f"{self.provider.name} did not start a box: {reason}", op="start", fix_hints=hints)
+        error.details["account"] = account
+        return self.inside.annotate(error)
+
+
+class House:
+    def __init__(
+        self,
+        project_root: str | os.PathLike[str],
+        *,
+        on_event: OnEvent | None = None,
+        clock: Clock | None = None,
+        ids: IdSource | None = None,
+    ) -> None:
+        self._project_root = project_root
+        self.on_event = on_event
+        self._clock: Clock = clock or SystemClock()
+        self._ids = ids or IdSource(self._clock)
+
+    @property
+    def store(self) -> SessionStore:
+        return SessionStore(state_dir() / "sessions")
+
+    def tell(self, event: Event) -> None:
+        if self.on_event is not None:
+            self.on_event(event)
+
+    def open(self, provider: str, options: PolicyOptions | RunOptions, *, ttl: float | None = None) -> Opened:
+        """Start a box; with a ttl, one that listens in the session store and is recorded there."""
+        project = resolve_project(self._project_root)
+        policy = make_policy(options)
+        choice = choose(provider, on_event=self.on_event)
+        id, created_at = self._ids.new_id(PREFIX), isoformat(self._clock.now())
+        self.tell(Event("session", "starting", id, {"provider": choice.provider.name}))
+        spec = BoxSpec(label=id, project=project, policy=policy)
+        if ttl is None:
+            box = self._start(choice.provider, spec, choice.diagnostics)
+            return Opened(
+                id, created_at, choice.provider, box, Inside.of(box, choice.provider.name, project, choice.diagnostics)
+            )
+        store = self.store
+        with store.create(id) as listener:
+            try:
+                spec = msgspec.structs.replace(spec, listen=listener, ttl=ttl, log=store.log(id))
+                box = self._start(choice.provider, spec, choice.diagnostics)
+            except BaseException:
+                store.forget(id)
+                raise
+        inside = Inside.of(box, choice.provider.name, project, choice.diagnostics)
+        try:
+            store.save(Record(id, created_at, ttl, inside))
+        except BaseException:
+            box.destroy()
+            store.forget(id)
+            raise
+        return Opened(id, created_at, choice.provider, box, inside)
+
+    def sessions(self) -> list[SessionInfo]:
+        store = self.store
+        return [record.info(store.running(record.id)) for record in store.records()]
+
+    def ended(self, record: Record) -> None:
+        """A detached session was stopped: keep its tombstone, and nothing else of it."""
+        self.store.save(msgspec.structs.replace(record, stopped=True))
+        cgroups.sweep(cgroups.tree(), record.id)
+
+    def prune(self) -> list[str]:
+        """Forget every session that has ended, with what interrupted ones left behind."""
+        store = self.store
+        gone = [record.id for record in store.records() if not store.running(record.id)] + store.leftovers()
+        for id in gone:
+            store.forget(id)
+        cgroups.sweep(cgroups.tree())
+        return sorted(gone)
+
+    def _start(self, provider: Provider, spec: BoxSpec, diagnostics: Mapping[str, object]) -> Box:
+        try:
+            return provider.start(spec)
+        except ProofboxError as error:
+            error.details.setdefault("provider", provider.name)
+            error.details.setdefault("diagnostics", msgspec.to_builtins(dict(diagnostics)))
+            self.tell(Event("session", "failed", spec.label, {"code": error.code}))
+            raise

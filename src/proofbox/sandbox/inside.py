@@ -1,0 +1,170 @@
+"""What a client must know of a box to run commands in it, whoever started it: the same for a session of another
+process."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypedDict
+
+import msgspec
+
+from proofbox.errors import CommandNotFound, PathRefused, ProofboxError
+from proofbox.sandbox import cgroups
+from proofbox.sandbox.call import Call
+from proofbox.sandbox.contract import (
+    DEFAULT_OUTPUT_CAP,
+    Access,
+    Box,
+    Diagnostic,
+    ExecResult,
+    Isolation,
+    Mount,
+    Network,
+    OnOutput,
+    Policy,
+)
+from proofbox.sandbox.paths import parse_mount, resolve_cwd, resolve_mount
+from proofbox.sandbox.request import Request, Stdin, make_request
+
+
+class PolicyOptions(TypedDict, total=False):
+    """What may be asked of a box; see `Policy`. Mounts may be written as on the command line: `HOST:GUEST:ro`."""
+
+    network: Network | None
+    access: Access | None
+    disk_mb: int | None
+    memory_mb: int | None
+    cpus: float | None
+    pids: int | None
+    mounts: Sequence[str | Mount]
+
+
+class ExecOptions(TypedDict, total=False):
+    """What may be said of one command.
+
+    `cwd` is a directory of the project (default: the project itself). `env` is added to the box's own. `grace`
+    seconds pass between SIGTERM and the kill when `timeout` is over. `on_output` sees the output as it comes.
+    `limits` are per process, by the names in `request.RLIMITS`.
+    """
+
+    cwd: str | os.PathLike[str] | None
+    env: Mapping[str, str] | None
+    timeout: float | None
+    grace: float
+    stdin: Stdin
+    max_output: int
+    on_output: OnOutput | None
+    limits: Mapping[str, int] | None
+
+
+class RunOptions(ExecOptions, PolicyOptions, total=False):
+    """Both, for a command in a box of its own."""
+
+
+class Inside(msgspec.Struct, frozen=True):
+    provider: str
+    isolation: Isolation
+    policy: Policy
+    project: Path
+    guest_project: str
+    environment: Mapping[str, str]
+    places: tuple[tuple[Path, str], ...]
+    memory_group: Path | None = None
+    diagnostics: Mapping[str, Diagnostic] = {}
+
+    @classmethod
+    def of(cls, box: Box, provider: str, project: Path, diagnostics: Mapping[str, Diagnostic]) -> Inside:
+        return cls(
+            provider=provider,
+            isolation=box.isolation,
+            policy=box.policy,
+            project=project,
+            guest_project=box.project,
+            environment=box.environment,
+            places=box.places,
+            memory_group=box.memory_group,
+            diagnostics=diagnostics,
+        )
+
+    def request(self, argv: Sequence[str | bytes], options: ExecOptions | RunOptions) -> Request:
+        return make_request(
+            argv,
+            cwd=self._guest_cwd(options.get("cwd")),
+            env={**self.environment, **(options.get("env") or {})},
+            stdin=options.get("stdin"),
+            timeout=options.get("timeout"),
+            grace=options.get("grace", 0.0),
+            max_output=options.get("max_output", DEFAULT_OUTPUT_CAP),
+            streamed=options.get("on_output") is not None,
+            limits=options.get("limits"),
+        )
+
+    def oom_kills(self) -> int:
+        return cgroups.oom_kills(self.memory_group)
+
+    def result(self, call: Call, oom_kills_before: int) -> ExecResult:
+        try:
+            return call.result(
+                provider=self.provider,
+                isolation=self.isolation,
+                policy=self.policy,
+                diagnostics=self.diagnostics,
+                oom_killed=self.oom_kills() > oom_kills_before,
+            )
+        except CommandNotFound as error:
+            raise self._with_host_hint(error) from None
+
+    def annotate(self, error: ProofboxError) -> ProofboxError:
+        """Every error from a box says which provider it was and what was found out about it."""
+        error.details.setdefault("provider", self.provider)
+        error.details.setdefault("diagnostics", msgspec.to_builtins(dict(self.diagnostics)))
+        return error
+
+    def guest_path(self, host: Path) -> str | None:
+        for place, guest in self.places:
+            if host.is_relative_to(place):
+                return str(Path(guest) / host.relative_to(place))
+        return None
+
+    def _guest_cwd(self, cwd: str | os.PathLike[str] | None) -> str:
+        if cwd is None:
+            return self.guest_project
+        host = resolve_cwd(self.project, cwd)
+        guest = self.guest_path(host)
+        if guest is None:
+            raise PathRefused(f"cwd {host} has no place inside the box", op="exec", details={"cwd": str(host)})
+        return guest
+
+    def _with_host_hint(self, error: CommandNotFound) -> CommandNotFound:
+        """It exists here and not there: the most common surprise of a first run, so say what to mount."""
+        found = shutil.which(str(error.details.get("command", "")))
+        if found is None or self.guest_path(Path(found)) is not None:
+            return error
+        folder = Path(found).parent.parent
+        return CommandNotFound(
+            error.message,
+            op=error.op,
+            fix_hints=[
+                f"on the host it is {found}, outside the box: add --mount {folder}:{folder}:ro",
+                *error.fix_hints,
+            ],
+            details=error.details,
+        )
+
+
+def make_policy(options: PolicyOptions | RunOptions) -> Policy:
+    mounts = tuple(
+        parse_mount(mount) if isinstance(mount, str) else resolve_mount(mount) for mount in options.get("mounts") or ()
+    )
+    return Policy(
+        network=options.get("network"),
+        access=options.get("access"),
+        disk_mb=options.get("disk_mb"),
+        memory_mb=options.get("memory_mb"),
+        cpus=options.get("cpus"),
+        pids=options.get("pids"),
+        mounts=mounts,
+    )

@@ -1,0 +1,27 @@
+"""The providers there are, by name. `auto` is not one of them: it is how one is chosen (`selection.py`)."""
+
+from __future__ import annotations
+
+from proofbox.errors import ProviderUnknown
+from proofbox.sandbox.contract import Provider
+from proofbox.sandbox.providers.apple_vm import AppleVm
+from proofbox.sandbox.providers.bubblewrap import Bubblewrap
+from proofbox.sandbox.providers.off import Off
+
+AUTO = "auto"
+ALIASES = {"macos": "apple-vm", "bwrap": "bubblewrap"}
+PROVIDERS: dict[str, type[Provider]] = {"off": Off, "bubblewrap": Bubblewrap, "apple-vm": AppleVm}
+# Strongest first, as far as each works here; `off` is never among them: no isolation is a choice, not a fallback.
+AUTO_ORDER = ("apple-vm", "bubblewrap")
+
+
+def provider_named(name: str) -> Provider:
+    kind = PROVIDERS.get(ALIASES.get(name, name))
+    if kind is None:
+        raise ProviderUnknown(
+            f"no provider is called {name!r}",
+            op="select",
+            fix_hints=[f"known: {AUTO}, {', '.join(PROVIDERS)}"],
+            details={"provider": name},
+        )
+    return kind()

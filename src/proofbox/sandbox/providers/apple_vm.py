@@ -1,0 +1,33 @@
+"""`apple-vm`: a known name for Apple's virtualization framework, so that a project can ask for it on every machine."""
+
+from __future__ import annotations
+
+import platform
+
+from proofbox.errors import ProviderUnavailable
+from proofbox.sandbox.contract import Box, BoxSpec, Enforcement, Isolation
+
+
+class AppleVm:
+    name = "apple-vm"
+    isolation = Isolation.VM
+    systems = frozenset({"Darwin"})
+
+    def identity(self) -> str:
+        system = platform.system()
+        reason = "needs macOS; this is " + system if system != "Darwin" else "is not part of this release"
+        raise ProviderUnavailable(
+            f"apple-vm {reason}",
+            op="probe",
+            fix_hints=["use --provider bubblewrap on Linux, or leave it to --provider auto"],
+        )
+
+    def enforcement(self) -> Enforcement:
+        return Enforcement(gaps={"all": "apple-vm does not run here"})
+
+    def start(self, spec: BoxSpec) -> Box:  # noqa: ARG002
+        self.identity()
+        raise AssertionError("identity() always raises")
+
+    def explain(self, account: str) -> tuple[str, list[str]]:
+        return account, []

@@ -1,0 +1,264 @@
+"""`bubblewrap`: namespaces, as root and as an ordinary user, without a daemon and without an image.
+
+The box sees an allowlisted, read-only part of the host (programs, libraries, a little of /etc), a private /tmp,
+/home, /run, /proc and /dev, and the project at its own path. It never runs as host root. Started by root, everything
+in it lives in a user namespace where the agent and the commands have unprivileged uids of their own, and an idmapped
+mount gives them root's project; where the file system can't do that, the commands are uid 0 there, without any
+capability. Started by an ordinary user, everything has that user's uid.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from proofbox.core.dirs import cache_dir, config_dir, state_dir
+from proofbox.errors import ProviderUnavailable
+from proofbox.sandbox import cgroups
+from proofbox.sandbox.binaries import program
+from proofbox.sandbox.contract import Box, BoxSpec, Enforcement, Isolation, Policy
+from proofbox.sandbox.environment import BOX_HOME, boxed
+from proofbox.sandbox.localbox import launch
+from proofbox.sandbox.providers.hostroot import ROOT, directory, host_parts
+from proofbox.sandbox.providers.userns import explain
+from proofbox.sandbox.refusal import refuse_unenforceable
+
+# Ids of no account and no container range: what the box leaves outside (nothing, by design) would stand out.
+AGENT_ID = 2_000_000_061
+COMMAND_ID = 2_000_000_062
+INSIDE_ID = 1000
+
+_AGENT_INSIDE = "/run/boxagent"
+# Its own, empty and gone with it. /run stays the agent's: a command has no business there.
+_PRIVATE = {"/tmp": "1777", "/var/tmp": "1777", "/home": "1777", "/run": "0755"}  # noqa: S108
+
+
+class Bubblewrap:
+    name = "bubblewrap"
+    isolation = Isolation.NAMESPACE
+    systems = frozenset({"Linux"})
+
+    def identity(self) -> str:
+        parts = [f"uid {os.geteuid()}"]
+        for path in (Path(_bwrap()), program("boxagent"), program("boxlaunch")):
+            st = path.stat()
+            parts.append(f"{path}:{st.st_ino}:{st.st_size}:{st.st_mtime_ns}")
+        return " ".join(parts)
+
+    def enforcement(self) -> Enforcement:
+        tree = cgroups.tree()
+        limits = {name: tree.can_limit(name) for name in ("memory", "cpu", "pids")}
+        gaps = {
+            name: tree.reason or f"the {name} controller is not available here"
+            for name, can in limits.items()
+            if not can
+        }
+        overlay = _has_overlay()
+        if not overlay:
+            gaps["access overlay"] = gaps["disk"] = "the kernel has no overlayfs"
+        if not tree.can_kill:
+            gaps["kill tree"] = f"{tree.reason}; a tree that can't be ended takes its box with it"
+        return Enforcement(
+            network_none=True,
+            filesystem=True,
+            access_ro=True,
+            access_overlay=overlay,
+            disk=overlay,
+            mounts=True,
+            memory=limits["memory"],
+            cpus=limits["cpu"],
+            pids=limits["pids"],
+            kill_tree="sure" if tree.can_kill else "fail-closed",
+            gaps=gaps,
+        )
+
+    def start(self, spec: BoxSpec) -> Box:
+        bwrap = _bwrap()
+        refuse_unenforceable(self.name, spec.policy, self.enforcement())
+        policy = msgspec.structs.replace(
+            spec.policy, network=spec.policy.network or "none", access=spec.policy.access or "rw"
+        )
+        ids = _Ids.choose(spec.project)
+        group = cgroups.group(spec.label, policy, owner=ids.cgroup_owner)
+
+        def argv(enter: Sequence[str], options: Sequence[str]) -> list[str]:
+            before = list(enter)
+            before += ids.launch_options(spec.project, policy)
+            if policy.access == "overlay":
+                before += ["--overlay", str(spec.project), str((policy.disk_mb or 0) << 20)]
+            box = [bwrap, *_box_options(spec.project, policy, ids)]
+            agent = [
+                _AGENT_INSIDE,
+                *options,
+                *ids.agent_options(),
+                "--home",
+                BOX_HOME,
+                "--seccomp",
+                *_writable(spec.project, policy),
+            ]
+            return [*((str(program("boxlaunch")), *before, "--") if before else ()), *box, *agent]
+
+        return launch(
+            argv,
+            spec=spec,
+            group=group,
+            isolation=self.isolation,
+            policy=policy,
+            project=str(spec.project),
+            environment=boxed(),
+            places=(
+                (spec.project, str(spec.project)),
+                *((mount.host, mount.guest) for mount in policy.mounts),
+                *((Path("/", name), f"/{name}") for name in ROOT),
+            ),
+        )
+
+    def explain(self, account: str) -> tuple[str, list[str]]:
+        return explain(account)
+
+
+class _Ids(msgspec.Struct, frozen=True):
+    """Who is who: the host ids behind the agent's and the commands' ids, where root may choose them."""
+
+    root: bool
+    agent: int = 0
+    command: tuple[int, int] = (0, 0)
+    idmapped: tuple[int, int] | None = None
+    """The project's owner on disk, where an idmapped mount makes it the commands'."""
+
+    @classmethod
+    def choose(cls, project: Path) -> _Ids:
+        if os.geteuid() != 0:
+            return cls(root=False)
+        st = project.stat()
+        if st.st_uid != 0:
+            return cls(root=True, agent=AGENT_ID, command=(st.st_uid, st.st_gid))
+        if _can_idmap(str(project), st.st_dev):
+            return cls(root=True, agent=AGENT_ID, command=(COMMAND_ID, COMMAND_ID), idmapped=(st.st_uid, st.st_gid))
+        return cls(root=True)
+
+    @property
+    def cgroup_owner(self) -> tuple[int, int] | None:
+        return (self.agent, self.agent) if self.root else None
+
+    @property
+    def inside(self) -> int:
+        return INSIDE_ID if self.command[0] or not self.root else 0
+
+    def launch_options(self, project: Path, policy: Policy) -> list[str]:
+        if not self.root:
+            return []
+        if self.command[0]:
+            maps = [f"0 {self.agent} 1,{INSIDE_ID} {id} 1" for id in self.command]
+        else:
+            maps = ["0 0 1", "0 0 1"]
+        options = ["--userns", str(_USERNS_FD), *maps]
+        if self.idmapped is not None:
+            to = [str(id) for id in self.command]
+            if policy.access != "ro" or not _world_readable(project):
+                options += ["--idmap", str(project), *(str(id) for id in self.idmapped), *to]
+            for mount in policy.mounts:
+                st = mount.host.stat()
+                if mount.writable and st.st_uid == 0 and mount.host.is_dir():
+                    options += ["--idmap", str(mount.host), str(st.st_uid), str(st.st_gid), *to]
+        return options
+
+    def agent_options(self) -> list[str]:
+        if not self.root:
+            return []
+        return ["--userns", str(_USERNS_FD), "--user", str(self.inside), str(self.inside)]
+
+
+_USERNS_FD = 200  # high enough to be nobody's: the descriptor crosses bubblewrap by number
+
+
+def _box_options(project: Path, policy: Policy, ids: _Ids) -> list[str]:
+    options = [
+        "--unshare-pid",
+        "--unshare-ipc",
+        "--unshare-uts",
+        "--unshare-cgroup-try",
+        "--as-pid-1",
+        "--hostname",
+        "box",
+    ]
+    options += ["--cap-drop", "ALL"]
+    if policy.network == "none":
+        options.append("--unshare-net")
+    if not ids.root:
+        options += ["--unshare-user", "--uid", str(INSIDE_ID), "--gid", str(INSIDE_ID), *_sealed_userns()]
+    options += host_parts(policy.network or "none")
+    options += ["--proc", "/proc", "--dev", "/dev"]
+    for path, mode in _PRIVATE.items():
+        options += ["--perms", mode, "--tmpfs", path]
+    options += ["--ro-bind", str(program("boxagent")), _AGENT_INSIDE]
+    binds = [(project, str(project), policy.access != "ro"), *((m.host, m.guest, m.writable) for m in policy.mounts)]
+    for host, guest, writable in binds:
+        options += directory(Path(guest).parent)
+        options += ["--bind" if writable else "--ro-bind", str(host), guest]
+        # Evidence, sessions and settings are never visible to what they are about.
+        for own in (state_dir(), cache_dir(), config_dir()):
+            if own.is_relative_to(host):
+                options += ["--tmpfs", str(Path(guest) / own.relative_to(host))]
+        # A project may hold the very installation that runs this. Who could change that would run on the host next.
+        for own in _own_code() if writable and policy.access != "overlay" else ():
+            if own.is_relative_to(host):
+                options += ["--ro-bind", str(own), str(Path(guest) / own.relative_to(host))]
+    return options
+
+
+def _own_code() -> set[Path]:
+    package = Path(__file__).resolve().parents[2]
+    environment = {Path(sys.prefix).resolve()} if sys.prefix != sys.base_prefix else set()
+    return {package, *environment}
+
+
+def _writable(project: Path, policy: Policy) -> list[str]:
+    paths = [*_PRIVATE, "/dev", "/proc"]
+    if policy.access != "ro":
+        paths.append(str(project))
+    paths += [mount.guest for mount in policy.mounts if mount.writable]
+    return [word for path in paths for word in ("--rw", path)]
+
+
+def _bwrap() -> str:
+    found = shutil.which("bwrap")
+    if found is None:
+        raise ProviderUnavailable(
+            "bubblewrap is not installed: there is no bwrap on PATH",
+            op="probe",
+            fix_hints=["Debian, Ubuntu: sudo apt-get install bubblewrap", "Fedora: sudo dnf install bubblewrap"],
+        )
+    return os.path.realpath(found)
+
+
+@functools.cache
+def _sealed_userns() -> tuple[str, ...]:
+    """bubblewrap 0.8 can forbid user namespaces inside; before that they are possible, and gain nothing outside."""
+    answer = subprocess.run([_bwrap(), "--help"], capture_output=True, check=False)
+    return ("--disable-userns",) if b"--disable-userns" in answer.stdout + answer.stderr else ()
+
+
+@functools.cache
+def _can_idmap(project: str, device: int) -> bool:  # noqa: ARG001 (asked once per device)
+    """Whether the file system under the project takes an idmapped mount: by doing it, in a mount namespace of its
+    own."""
+    ids = ["0", "0", str(COMMAND_ID), str(COMMAND_ID)]
+    command = [str(program("boxlaunch")), "--idmap", project, *ids, "--", str(program("boxlaunch")), "--version"]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def _has_overlay() -> bool:
+    listed = Path("/proc/filesystems").read_text()
+    return "\toverlay\n" in listed or Path("/sys/module/overlay").exists()
+
+
+def _world_readable(project: Path) -> bool:
+    return project.stat().st_mode & 0o005 == 0o005

@@ -1,0 +1,55 @@
+"""What of the host a box sees, read-only: programs, libraries, and the parts of /etc that those read.
+
+An allowlist, never `/`: a file that is not named here is not there, whatever its mode.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "opt", "nix")
+_ETC = (
+    *("alternatives", "ca-certificates", "ca-certificates.conf", "debian_version", "fonts", "gai.conf"),
+    *("java-11-openjdk", "java-17-openjdk", "java-21-openjdk", "ld.so.cache", "ld.so.conf", "ld.so.conf.d"),
+    *("locale.alias", "locale.conf", "localtime", "magic", "mime.types", "nsswitch.conf", "os-release", "perl"),
+    *("pki/ca-trust", "pki/tls/certs", "pki/tls/openssl.cnf", "profile", "protocols", "python3", "services", "shells"),
+    *("ssl/certs", "ssl/openssl.cnf", "timezone", "xdg"),  # not ssl/private
+)
+_OWN_ETC = Path(__file__).parent / "etc"
+
+
+@functools.cache
+def host_parts(network: str) -> tuple[str, ...]:
+    """bubblewrap's options for it. Found once a process: a start should cost what the box costs."""
+    return tuple(_options(network))
+
+
+def directory(path: Path) -> Iterator[str]:
+    """Make a directory and its parents for everybody: bubblewrap makes missing parents for itself alone (0700)."""
+    for each in (*reversed(path.parents[:-1]), path):
+        yield from ("--perms", "0755", "--dir", str(each))
+
+
+def _options(network: str) -> Iterator[str]:
+    for name in ROOT:
+        path = Path("/", name)
+        if path.is_symlink():
+            yield from ("--symlink", os.readlink(path), str(path))
+        elif path.is_dir():
+            yield from ("--ro-bind", str(path), str(path))
+    yield from directory(Path("/etc"))
+    for name in _ETC:
+        path = Path("/etc", name)
+        real = path.resolve()
+        if real.exists():
+            if "/" in name:
+                yield from directory(path.parent)
+            yield from ("--ro-bind", str(path if real.is_relative_to("/etc") else real), str(path))
+    for name in ("passwd", "group", "hosts"):
+        yield from ("--ro-bind", str(_OWN_ETC / name), f"/etc/{name}")
+    resolver = Path("/etc/resolv.conf").resolve()
+    if network == "full" and resolver.exists():
+        yield from ("--ro-bind", str(resolver), "/etc/resolv.conf")

@@ -1,0 +1,70 @@
+"""`off`: no isolation at all. A process of the host, for those who say so by name; `auto` never chooses it.
+
+It still does what a host process can be held to: output caps, timeouts, limits where control groups can be had, and a
+tree-kill that is sure with `cgroup.kill` and best effort without.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from proofbox.sandbox import cgroups
+from proofbox.sandbox.binaries import program
+from proofbox.sandbox.contract import Box, BoxSpec, Enforcement, Isolation, Policy
+from proofbox.sandbox.environment import forwarded
+from proofbox.sandbox.localbox import launch
+from proofbox.sandbox.refusal import refuse_unenforceable
+
+_NO_BOX = "the provider is off: a command runs on the host itself"
+
+
+class Off:
+    name = "off"
+    isolation = Isolation.NONE
+    systems = frozenset({"Linux"})
+
+    def identity(self) -> str:
+        agent = program("boxagent").stat()
+        return f"off:{platform.release()}:{agent.st_size}:{agent.st_mtime_ns}"
+
+    def enforcement(self) -> Enforcement:
+        tree = cgroups.tree()
+        limits = {name: tree.can_limit(name) for name in ("memory", "cpu", "pids")}
+        gaps = dict.fromkeys(("network none", "filesystem", "access ro", "access overlay", "disk", "mounts"), _NO_BOX)
+        gaps |= {name: tree.reason for name, can in limits.items() if not can}
+        if not tree.can_kill:
+            gaps["kill tree"] = f"{tree.reason}; processes are found by their ancestry"
+        return Enforcement(
+            memory=limits["memory"],
+            cpus=limits["cpu"],
+            pids=limits["pids"],
+            kill_tree="sure" if tree.can_kill else "best-effort",
+            gaps=gaps,
+        )
+
+    def start(self, spec: BoxSpec) -> Box:
+        refuse_unenforceable(self.name, spec.policy, self.enforcement())
+        group = cgroups.group(spec.label, spec.policy, owner=None)
+        agent = str(program("boxagent"))
+
+        def argv(enter: Sequence[str], options: Sequence[str]) -> list[str]:
+            return [str(program("boxlaunch")), *enter, "--", agent, *options] if enter else [agent, *options]
+
+        defaults = Policy(network="full", access="rw")
+        return launch(
+            argv,
+            spec=spec,
+            group=group,
+            isolation=self.isolation,
+            policy=msgspec.structs.replace(spec.policy, network=defaults.network, access=defaults.access),
+            project=str(spec.project),
+            environment=forwarded(),
+            places=((Path("/"), "/"),),
+        )
+
+    def explain(self, account: str) -> tuple[str, list[str]]:
+        return account.splitlines()[-1] if account else "it ended without a word", []

@@ -1,0 +1,35 @@
+"""Why this machine refuses user namespaces, where it does, and the exact fix: else people turn the sandbox off."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_SIGNS = ("namespace", "uid map", "Operation not permitted", "No space left")
+_APPARMOR = (
+    "allow bwrap in AppArmor: write to /etc/apparmor.d/bwrap"
+    " 'abi <abi/4.0>, profile bwrap /usr/bin/bwrap flags=(unconfined) { userns, }'"
+    " and run: sudo apparmor_parser -r /etc/apparmor.d/bwrap"
+)
+_KNOBS = (
+    ("kernel/unprivileged_userns_clone", "0", "sudo sysctl -w kernel.unprivileged_userns_clone=1"),
+    ("user/max_user_namespaces", "0", "sudo sysctl -w user.max_user_namespaces=15000"),
+    ("kernel/apparmor_restrict_unprivileged_userns", "1", _APPARMOR),
+)
+
+
+def explain(account: str, *, system: Path = Path("/")) -> tuple[str, list[str]]:
+    """A reason and fixes, from what bubblewrap or boxlaunch said and how the machine is set up."""
+    said = account.splitlines()[-1] if account else "it ended without a word"
+    if not any(sign in account for sign in _SIGNS):
+        return said, []
+    hints = [
+        fix
+        for knob, bad, fix in _KNOBS
+        if (path := system / "proc/sys" / knob).exists() and path.read_text().strip() == bad
+    ]
+    if hints:
+        return f"this machine forbids user namespaces ({said})", hints
+    if (system / ".dockerenv").exists() or (system / "run/.containerenv").exists():
+        fix = "run the container with --security-opt seccomp=unconfined --security-opt apparmor=unconfined"
+        return f"this container may not make namespaces ({said})", [fix, "or run proofbox on the host"]
+    return said, ["check user.max_user_namespaces and the machine's security modules"]

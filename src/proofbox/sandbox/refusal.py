@@ -1,0 +1,49 @@
+"""A policy that can't be enforced is refused before anything starts, by name, with the reason."""
+
+from __future__ import annotations
+
+from proofbox.errors import PolicyRefused, RequestInvalid
+from proofbox.sandbox.contract import Enforcement, Policy
+
+
+def refuse_unenforceable(provider: str, policy: Policy, enforced: Enforcement) -> None:
+    check_values(policy)
+    asked = {
+        "network none": (policy.network == "none", enforced.network_none),
+        "access ro": (policy.access == "ro", enforced.access_ro),
+        "access overlay": (policy.access == "overlay", enforced.access_overlay),
+        "disk": (policy.disk_mb is not None, enforced.disk),
+        "mounts": (bool(policy.mounts), enforced.mounts),
+        "memory": (policy.memory_mb is not None, enforced.memory),
+        "cpu": (policy.cpus is not None, enforced.cpus),
+        "pids": (policy.pids is not None, enforced.pids),
+    }
+    refused = {name: enforced.gaps.get(name, "") for name, (wanted, can) in asked.items() if wanted and not can}
+    if refused:
+        raise PolicyRefused(
+            f"{provider} can't enforce "
+            + "; ".join(f"{name} ({reason})" if reason else name for name, reason in refused.items()),
+            op="start",
+            fix_hints=["choose a provider that can (`proofbox probe` lists them), or don't ask for it"],
+            details={"provider": provider, "refused": refused},
+        )
+
+
+def check_values(policy: Policy) -> None:
+    """Numbers that mean nothing, and combinations that contradict themselves."""
+    for name, value, least in (
+        ("memory", policy.memory_mb, 4),  # below this not even a shell starts
+        ("cpus", policy.cpus, 0.01),
+        ("pids", policy.pids, 2),  # the command and one child
+        ("disk", policy.disk_mb, 1),
+    ):
+        if value is not None and not least <= value < 2**40:
+            raise RequestInvalid(
+                f"a {name} limit of {value} makes no sense", op="start", fix_hints=[f"give {least} or more"]
+            )
+    if policy.disk_mb is not None and policy.access != "overlay":
+        raise RequestInvalid(
+            "a disk limit needs a throw-away overlay: the project's own directory has no quota",
+            op="start",
+            fix_hints=["add --access overlay"],
+        )

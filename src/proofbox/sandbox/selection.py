@@ -1,0 +1,162 @@
+"""Which provider: the one that was named, or by `auto` the strongest that works, found out by trying.
+
+A trial starts a real box and runs a command in it. Its success is remembered until the machine boots again or the
+program behind the provider changes; a failure never is, since the user is about to fix it.
+"""
+
+from __future__ import annotations
+
+import platform
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from proofbox.core.atomic import write_document
+from proofbox.core.dirs import cache_dir
+from proofbox.errors import ProofboxError, ProviderUnavailable
+from proofbox.sandbox.connection import Connection
+from proofbox.sandbox.contract import BoxSpec, Diagnostic, Event, OnEvent, Policy, ProbeResult, Provider, stream_of
+from proofbox.sandbox.providers import AUTO, AUTO_ORDER, provider_named
+from proofbox.sandbox.request import make_request
+
+TRIAL_PATIENCE = 10.0
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """A provider, and how it came to be this one."""
+
+    provider: Provider
+    diagnostics: dict[str, Diagnostic]
+    fallback_from: str | None = None
+
+    def probe_result(self) -> ProbeResult:
+        return ProbeResult(
+            provider=self.provider.name,
+            isolation=self.provider.isolation,
+            was_fallback=self.fallback_from is not None,
+            fallback_from=self.fallback_from,
+            diagnostics=self.diagnostics,
+        )
+
+
+def choose(name: str, *, on_event: OnEvent | None = None, order: Sequence[str] = AUTO_ORDER) -> Choice:
+    """The provider to use.
+
+    One that was named is taken at its word; starting it will tell. `auto` tries, and fails closed.
+    """
+    if name != AUTO:
+        provider = provider_named(name)
+        return Choice(provider, {provider.name: Diagnostic(available=True, isolation=provider.isolation)})
+    return _first_that_works(order, on_event)
+
+
+def probe(name: str, *, on_event: OnEvent | None = None, order: Sequence[str] = AUTO_ORDER) -> Choice:
+    """The same, with every candidate tried: for those who want to know before they start."""
+    if name == AUTO:
+        return _first_that_works(order, on_event, look_further=True)
+    provider = provider_named(name)
+    diagnostic = diagnose(provider)
+    _tell(on_event, provider, diagnostic)
+    if not diagnostic.available:
+        raise _unavailable(f"{provider.name} does not work here: {diagnostic.reason}", {provider.name: diagnostic})
+    return Choice(provider, {provider.name: diagnostic})
+
+
+def diagnose(provider: Provider) -> Diagnostic:
+    try:
+        identity = f"{_boot_id()} {provider.identity()}"
+        remembered = _Trials.load()
+        if remembered.worked.get(provider.name) != identity:
+            _try_out(provider)
+            remembered.worked[provider.name] = identity
+            remembered.save()
+    except ProofboxError as error:
+        return Diagnostic(
+            available=False, isolation=provider.isolation, reason=error.message, fix_hints=tuple(error.fix_hints)
+        )
+    return Diagnostic(available=True, isolation=provider.isolation)
+
+
+def _first_that_works(order: Sequence[str], on_event: OnEvent | None, look_further: bool = False) -> Choice:
+    diagnostics: dict[str, Diagnostic] = {}
+    chosen: Provider | None = None
+    passed_over: str | None = None
+    for name in order:
+        provider = provider_named(name)
+        diagnostic = diagnostics[provider.name] = diagnose(provider)
+        _tell(on_event, provider, diagnostic)
+        if diagnostic.available:
+            chosen = chosen or provider
+            if not look_further:
+                break
+        elif chosen is None and passed_over is None and platform.system() in provider.systems:
+            passed_over = provider.name
+    if chosen is None:
+        reasons = "; ".join(f"{name}: {found.reason}" for name, found in diagnostics.items())
+        raise _unavailable(f"no sandbox works on this machine ({reasons})", diagnostics)
+    return Choice(chosen, diagnostics, passed_over)
+
+
+def _unavailable(message: str, diagnostics: dict[str, Diagnostic]) -> ProviderUnavailable:
+    here = [found for name, found in diagnostics.items() if platform.system() in provider_named(name).systems]
+    hints = [hint for found in (here or diagnostics.values()) for hint in found.fix_hints]
+    return ProviderUnavailable(
+        message,
+        op="select",
+        fix_hints=[*hints, "to run without any isolation, say so: --provider off"],
+        details={"diagnostics": msgspec.to_builtins(diagnostics)},
+    )
+
+
+def _try_out(provider: Provider) -> None:
+    with tempfile.TemporaryDirectory(prefix="proofbox-trial-") as directory:
+        box = provider.start(BoxSpec(label="trial", project=Path(directory).resolve(), policy=Policy()))
+        try:
+            request = make_request(["true"], cwd=box.project, env=box.environment, timeout=TRIAL_PATIENCE)
+            call = Connection(stream_of(box)).run(request)
+        except ProofboxError as error:
+            account = box.account()
+            reason, hints = provider.explain(account)
+            raise ProviderUnavailable(
+                reason, op="probe", fix_hints=[*hints, *error.fix_hints], details={"account": account}
+            ) from error
+        finally:
+            box.destroy()
+    if call.error is not None or call.exit is None or call.exit.code != 0:
+        raise ProviderUnavailable("the box started, and `true` did not succeed in it", op="probe")
+
+
+def _tell(on_event: OnEvent | None, provider: Provider, found: Diagnostic) -> None:
+    if on_event is not None:
+        phase: Literal["selected", "rejected"] = "selected" if found.available else "rejected"
+        on_event(Event("provider", phase, provider.name, {"reason": found.reason, "isolation": found.isolation.value}))
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return platform.node()
+
+
+class _Trials(msgspec.Struct):
+    """The trials that worked. Losing this file costs a few milliseconds, so that anything wrong with it is ignored."""
+
+    worked: dict[str, str] = {}
+    schema_version: str = "proofbox.trials/1"
+
+    @classmethod
+    def load(cls) -> _Trials:
+        try:
+            return msgspec.json.decode((cache_dir() / "trials.json").read_bytes(), type=cls)
+        except (OSError, ProofboxError, msgspec.DecodeError):
+            return cls()
+
+    def save(self) -> None:
+        try:
+            write_document(cache_dir() / "trials.json", msgspec.json.encode(self))
+        except (OSError, ProofboxError):
+            pass

@@ -1,0 +1,172 @@
+"""Sessions that outlive the process that made them: one directory each in the user's state directory, mode 0700.
+
+    sessions/<id>/session.json   what a client must know to use it
+                  sock           where its box agent listens
+                  agent.log      what its programs said
+
+Whether a session runs is asked of its socket, never read from the record: a record can't know that its box has died.
+A box ends by `stop`, by its own idle TTL, or with the machine; its record stays, as a tombstone, until it is pruned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from proofbox.core.atomic import write_document
+from proofbox.core.ids import is_id
+from proofbox.errors import PathRefused, SandboxLost, SessionUnknown
+from proofbox.sandbox.contract import Isolation, Policy
+from proofbox.sandbox.inside import Inside
+
+PREFIX = "ses"
+SCHEMA = "proofbox.session/1"
+State = Literal["running", "stopped", "lost"]
+
+
+class SessionInfo(msgspec.Struct, frozen=True):
+    """What anyone may know of a session."""
+
+    id: str
+    provider: str
+    isolation: Isolation
+    state: State
+    created_at: str
+    project: str
+    policy: Policy
+    detached: bool
+    ttl: float | None
+
+
+class Record(msgspec.Struct, frozen=True):
+    id: str
+    created_at: str
+    ttl: float
+    inside: Inside
+    stopped: bool = False
+    schema_version: str = SCHEMA
+
+    def info(self, running: bool) -> SessionInfo:
+        return SessionInfo(
+            id=self.id,
+            provider=self.inside.provider,
+            isolation=self.inside.isolation,
+            state="running" if running else "stopped" if self.stopped else "lost",
+            created_at=self.created_at,
+            project=str(self.inside.project),
+            policy=self.inside.policy,
+            detached=True,
+            ttl=self.ttl,
+        )
+
+
+class SessionStore:
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def create(self, id: str) -> socket.socket:
+        """Make the session's directory and the socket its box will listen on."""
+        directory = self._root / id
+        directory.mkdir(parents=True, mode=0o700)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with _short_path(directory) as short:
+            listener.bind(f"{short}/sock")
+        listener.listen(64)
+        return listener
+
+    def log(self, id: str) -> Path:
+        return self._root / id / "agent.log"
+
+    def save(self, record: Record) -> None:
+        try:
+            data = msgspec.json.encode(record, enc_hook=_encode)
+        except UnicodeEncodeError:
+            raise PathRefused(
+                "a session that outlives its client needs paths in UTF-8",
+                op="session start",
+                fix_hints=["rename the project's directory, or use exec"],
+            ) from None
+        write_document(self._root / record.id / "session.json", data, mode=0o600)
+
+    def load(self, id: str) -> Record:
+        if is_id(id, PREFIX):  # an id becomes a path: nothing else may
+            with contextlib.suppress(OSError, msgspec.MsgspecError):
+                data = (self._root / id / "session.json").read_bytes()
+                record = msgspec.json.decode(data, type=Record, dec_hook=_decode)
+                if record.schema_version == SCHEMA and record.id == id:
+                    return record
+        raise SessionUnknown(
+            f"no session is called {id[:80]!r}",
+            op="session",
+            fix_hints=["`proofbox session list` shows those there are"],
+            details={"session": id[:80]},
+        )
+
+    def records(self) -> list[Record]:
+        found = []
+        with contextlib.suppress(OSError):
+            for entry in sorted(os.listdir(self._root)):
+                with contextlib.suppress(SessionUnknown):
+                    found.append(self.load(entry))
+        return found
+
+    def connect(self, id: str) -> socket.socket:
+        """A stream to its box agent, or `SandboxLost` if there is none any more."""
+        stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with _short_path(self._root / id) as short:
+                stream.connect(f"{short}/sock")
+        except OSError as error:
+            stream.close()
+            raise SandboxLost(
+                f"session {id} has ended: its box no longer answers",
+                op="session",
+                fix_hints=["start another: proofbox session start", "see its log: " + str(self.log(id))],
+                details={"session": id, "cause": str(error)},
+            ) from None
+        return stream
+
+    def running(self, id: str) -> bool:
+        with contextlib.suppress(SandboxLost):
+            self.connect(id).close()
+            return True
+        return False
+
+    def forget(self, id: str) -> None:
+        shutil.rmtree(self._root / id, ignore_errors=True)
+
+    def leftovers(self) -> list[str]:
+        """Directories whose start was interrupted before there was a record; nothing listens there."""
+        known = {record.id for record in self.records()}
+        with contextlib.suppress(OSError):
+            return [e for e in os.listdir(self._root) if is_id(e, PREFIX) and e not in known and not self.running(e)]
+        return []
+
+
+@contextlib.contextmanager
+def _short_path(directory: Path) -> Iterator[str]:
+    """A name of the directory that always fits into the 108 bytes of a socket's address."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{fd}"
+    finally:
+        os.close(fd)
+
+
+def _encode(value: object) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    raise NotImplementedError(type(value).__name__)
+
+
+def _decode(kind: type, value: Any) -> Any:
+    if kind is Path:
+        return Path(value)
+    raise NotImplementedError(kind.__name__)

@@ -1,0 +1,217 @@
+"""The box agent's wire format, without any I/O. `agent/boxagent.c` documents it; this is the other end."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from enum import IntEnum, IntFlag
+
+import msgspec
+
+from proofbox.errors import ProtocolError
+
+PROTOCOL = 1
+MAGIC = 0x31584250
+MAX_FRAME = 4 << 20
+STDIN_WINDOW = 256 << 10
+
+_HEADER = struct.Struct("<IBI")
+_EXEC = struct.Struct("<IIIQQIHH")
+_LIMIT = struct.Struct("<BQ")
+_HELLO = struct.Struct("<IHIII")
+_CHUNK = struct.Struct("<QQ")
+_EXIT = struct.Struct("<iiBBQQQQQQ")
+_FAILED = struct.Struct("<Bi")
+_U32 = struct.Struct("<I")
+
+
+class Send(IntEnum):
+    HELLO = 1
+    EXEC = 2
+    STDIN = 3
+    STDIN_EOF = 4
+    SIGNAL = 5
+    KILL = 6
+    RESIZE = 7
+    CREDIT = 8
+    PING = 9
+    SHUTDOWN = 10
+
+
+class Recv(IntEnum):
+    HELLO = 65
+    STARTED = 66
+    STDOUT = 67
+    STDERR = 68
+    STDIN_ACK = 69
+    EXIT = 70
+    FAILED = 71
+    PONG = 72
+    FATAL = 73
+
+
+class Want(IntFlag):
+    PTY = 1
+    STDIN = 2
+    STARTED = 4
+
+
+class Feature(IntFlag):
+    """What the agent found in force around it."""
+
+    CGROUP = 1
+    UID_SPLIT = 2
+    LANDLOCK = 4
+    SECCOMP = 8
+    PID1 = 16
+    LISTENING = 32
+
+
+class Stage(IntEnum):
+    """How far a command came that never ran."""
+
+    REQUEST = 1
+    FORK = 2
+    SETUP = 3
+    CWD = 4
+    EXEC = 5
+
+
+class Hello(msgspec.Struct, frozen=True):
+    version: int
+    features: Feature
+    pid: int
+    landlock_abi: int
+
+
+class Exit(msgspec.Struct, frozen=True):
+    code: int
+    signal: int
+    timed_out: bool
+    killed: bool
+    pipes_held: bool
+    survivors: bool
+    wall_us: int
+    user_us: int
+    sys_us: int
+    max_rss_kb: int
+    stdout_bytes: int
+    stderr_bytes: int
+
+
+def frame(kind: Send, id: int = 0, payload: bytes = b"") -> bytes:
+    return _HEADER.pack(len(payload) + 5, kind, id) + payload
+
+
+def hello() -> bytes:
+    return frame(Send.HELLO, 0, struct.pack("<IH", MAGIC, PROTOCOL))
+
+
+def _strings(values: Sequence[bytes]) -> bytes:
+    parts = [_U32.pack(len(values))]
+    for value in values:
+        parts.append(_U32.pack(len(value)))
+        parts.append(value)
+    return b"".join(parts)
+
+
+def execute(
+    id: int,
+    argv: Sequence[bytes],
+    *,
+    cwd: bytes,
+    env: Mapping[bytes, bytes],
+    want: Want,
+    timeout_ms: int,
+    grace_ms: int,
+    caps: tuple[int, int],
+    window: int,
+    size: tuple[int, int],
+    limits: Mapping[int, int],
+) -> bytes:
+    payload = b"".join(
+        (
+            _EXEC.pack(want, timeout_ms, grace_ms, *caps, window, *size),
+            bytes([len(limits)]),
+            *(_LIMIT.pack(resource, value) for resource, value in limits.items()),
+            _U32.pack(len(cwd)),
+            cwd,
+            _strings(argv),
+            _strings([name + b"=" + value for name, value in env.items()]),
+        )
+    )
+    return frame(Send.EXEC, id, payload)
+
+
+def credit(id: int, count: int) -> bytes:
+    return frame(Send.CREDIT, id, _U32.pack(count))
+
+
+def resize(id: int, rows: int, cols: int) -> bytes:
+    return frame(Send.RESIZE, id, struct.pack("<HH", rows, cols))
+
+
+class Decoder:
+    """Bytes in, frames out. Whatever the bytes, it raises nothing but `ProtocolError`, and keeps at most a frame."""
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[tuple[Recv, int, bytes]]:
+        held = self._held
+        held += data
+        start, size = 0, len(held)
+        try:
+            while size - start >= 4:
+                (length,) = _U32.unpack_from(held, start)
+                if not 5 <= length <= MAX_FRAME:
+                    raise ProtocolError(f"a frame of impossible length ({length} bytes)")
+                if size - start < 4 + length:
+                    break
+                _, kind, id = _HEADER.unpack_from(held, start)
+                try:
+                    known = Recv(kind)
+                except ValueError:
+                    raise ProtocolError(f"a frame of unknown type {kind}") from None
+                payload = bytes(held[start + 9 : start + 4 + length])
+                start += 4 + length
+                yield known, id, payload
+        finally:
+            del held[:start]
+
+
+def parse_hello(payload: bytes) -> Hello:
+    magic, version, features, pid, landlock_abi = _unpack(_HELLO, payload)
+    if magic != MAGIC or version != PROTOCOL:
+        raise ProtocolError(f"the box agent speaks protocol {version}, this client {PROTOCOL}")
+    return Hello(version, Feature(features), pid, landlock_abi)
+
+
+def parse_chunk(payload: bytes) -> tuple[int, int, bytes]:
+    """Microseconds since the start, offset in the stream, data."""
+    if len(payload) < _CHUNK.size:
+        raise ProtocolError("an output frame without its header")
+    at, offset = _CHUNK.unpack_from(payload)
+    return at, offset, payload[_CHUNK.size :]
+
+
+def parse_exit(payload: bytes) -> Exit:
+    code, signal, why, flags, *counts = _unpack(_EXIT, payload)
+    return Exit(code, signal, why == 1, why == 2, bool(flags & 1), bool(flags & 2), *counts)
+
+
+def parse_failed(payload: bytes) -> tuple[int, int]:
+    """Stage, errno."""
+    stage, errno = _unpack(_FAILED, payload)
+    return stage, errno
+
+
+def parse_count(payload: bytes) -> int:
+    (count,) = _unpack(_U32, payload)
+    return int(count)
+
+
+def _unpack(layout: struct.Struct, payload: bytes) -> tuple[int, ...]:
+    if len(payload) != layout.size:
+        raise ProtocolError(f"a frame of {len(payload)} bytes where {layout.size} were due")
+    return layout.unpack(payload)
