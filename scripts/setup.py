@@ -53,6 +53,7 @@ PACKAGES = {
         Package("bubblewrap", ("bwrap",), "the bubblewrap provider"),
     ],
     "test": [
+        Package("musl-tools", ("musl-gcc",), "box programs that start in half the time"),
         Package(
             "qemu-user-static",
             (f"qemu-{FOREIGN}-static", f"qemu-{FOREIGN}"),
@@ -70,13 +71,13 @@ def main() -> int:
     options = parser.parse_args()
     level: str = options.level
 
+    if sys.platform == "linux":  # first: one of them is a compiler
+        system_packages(level, may_install=not options.no_system)
     if not ready(level):
         with one_at_a_time():
             if not ready(level):  # another setup may have done it while this one waited
                 make_venv(level)
     keep_bytecode()
-    if sys.platform == "linux":
-        system_packages(level, may_install=not options.no_system)
     return 0
 
 

@@ -30,6 +30,7 @@ from proofbox.sandbox.contract import DEFAULT_TTL, Event, ExecResult, OnEvent, P
 from proofbox.sandbox.house import House, Opened
 from proofbox.sandbox.inside import ExecOptions, Inside, PolicyOptions, RunOptions
 from proofbox.sandbox.providers import AUTO
+from proofbox.sandbox.request import encode_env
 from proofbox.sandbox.service import START_PATIENCE
 from proofbox.sandbox.sessions import Record, SessionInfo
 
@@ -40,6 +41,7 @@ class AsyncSession:
     def __init__(self, house: House, inside: Inside, connection: AsyncConnection, origin: Opened | Record) -> None:
         self._house = house
         self._inside = inside
+        self._environment = encode_env(inside.environment)
         self._connection = connection
         self._origin = origin
         self._stopped = False
@@ -58,7 +60,7 @@ class AsyncSession:
 
     async def run(self, argv: Sequence[str | bytes], options: ExecOptions | RunOptions) -> ExecResult:
         inside = self._inside
-        request = inside.request(argv, options)
+        request = inside.request(argv, options, self._environment)
         before = inside.oom_kills()
         self._house.tell(Event("exec", "started", self.id))
         try:
@@ -79,11 +81,12 @@ class AsyncSession:
         if self._stopped:
             return
         with anyio.CancelScope(shield=True):
-            await self._connection.shutdown()
-            self._connection.close()
             if isinstance(self._origin, Opened):
+                self._connection.close()  # the end of its stream is the end of the box
                 await run_sync(self._origin.box.destroy)
             else:
+                await self._connection.shutdown()
+                self._connection.close()
                 await run_sync(self._house.ended, self._origin)
         self._stopped = True
         self._house.tell(Event("session", "stopped", self.id))

@@ -78,15 +78,16 @@ class Group:
                 (self.unified / "cgroup.kill").write_text("1")
 
     def remove(self, patience: float = 5.0) -> None:
-        """Kill what is left and remove the directories.
+        """Kill what is left, if anything is, and remove the directories.
 
         A process takes a moment to leave: wait for that, not for long.
         """
-        self.kill()
         deadline = time.monotonic() + patience
         for directory in list(self._made):
-            while not _remove(directory) and time.monotonic() < deadline:
-                time.sleep(0.0002)
+            if not _remove(directory):
+                self.kill()
+                while not _remove(directory) and time.monotonic() < deadline:
+                    time.sleep(0.0002)
             self._made.pop(directory)
 
     def _make(self, parent: Path) -> Path:
@@ -220,12 +221,11 @@ def _enable(mount: Path, home: Path) -> frozenset[str]:
 
 def _remove(directory: Path) -> bool:
     """True when it is gone. It can't go while a process is in it or beneath it."""
-    with contextlib.suppress(OSError):
-        for child in directory.iterdir():
-            if child.is_dir():
-                child.rmdir()
     try:
-        directory.rmdir()
+        for name in os.listdir(directory):
+            if name[0] == "c" and name[1:].isdigit():  # the box agent's, one a command
+                os.rmdir(directory / name)
+        os.rmdir(directory)
     except FileNotFoundError:
         return True
     except OSError:

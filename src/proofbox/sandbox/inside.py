@@ -27,7 +27,7 @@ from proofbox.sandbox.contract import (
     Policy,
 )
 from proofbox.sandbox.paths import parse_mount, resolve_cwd, resolve_mount
-from proofbox.sandbox.request import Request, Stdin, make_request
+from proofbox.sandbox.request import Request, Stdin, encode_env, make_request
 
 
 class PolicyOptions(TypedDict, total=False):
@@ -89,11 +89,15 @@ class Inside(msgspec.Struct, frozen=True):
             diagnostics=diagnostics,
         )
 
-    def request(self, argv: Sequence[str | bytes], options: ExecOptions | RunOptions) -> Request:
+    def request(
+        self, argv: Sequence[str | bytes], options: ExecOptions | RunOptions, environment: Mapping[bytes, bytes]
+    ) -> Request:
+        """`environment` is this box's, encoded: what `encode_env(inside.environment)` gives."""
+        extra = options.get("env")
         return make_request(
             argv,
             cwd=self._guest_cwd(options.get("cwd")),
-            env={**self.environment, **(options.get("env") or {})},
+            env={**environment, **encode_env(extra)} if extra else environment,
             stdin=options.get("stdin"),
             timeout=options.get("timeout"),
             grace=options.get("grace", 0.0),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import itertools
 import os
 import select
 import signal
@@ -12,6 +14,8 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
+
+import msgspec
 
 from proofbox.errors import StartFailed
 from proofbox.sandbox.cgroups import Group
@@ -84,8 +88,19 @@ def _ended(process: subprocess.Popen[bytes], patience: float) -> bool:
         os.close(pidfd)
 
 
+class Plumbing(msgspec.Struct, frozen=True):
+    """How the programs of a box are connected: options with the numbers of descriptors they inherit."""
+
+    enter: list[str]
+    """For boxlaunch: how to enter the box's control group."""
+    agent: list[str]
+    """For boxagent: its stream and its cgroup."""
+    spare_fd: int
+    """A number that no inherited descriptor has: for boxlaunch to hand something to boxagent."""
+
+
 def launch(
-    argv: Callable[[Sequence[str], Sequence[str]], Sequence[str]],
+    argv: Callable[[Plumbing], Sequence[str]],
     *,
     spec: BoxSpec,
     group: Group | None,
@@ -95,40 +110,37 @@ def launch(
     environment: Mapping[str, str],
     places: tuple[tuple[Path, str], ...],
 ) -> LocalBox:
-    """Start a program that ends up as the box agent.
-
-    `argv` makes it from two lists: how boxlaunch enters the box's cgroup, and the agent's options for its stream and
-    cgroup.
-    """
-    theirs: socket.socket | None = None
-    ours: socket.socket | None = None
-    pass_fds: list[int] = []
-    options: list[str] = []
-    with contextlib.ExitStack() as stack:
-        if spec.listen is not None:
-            pass_fds.append(spec.listen.fileno())
-            options += ["--listen", str(spec.listen.fileno()), "--ttl", str(max(1, round(spec.ttl)))]
-        else:
-            ours, theirs = socket.socketpair()
-            stack.enter_context(theirs)
-            pass_fds.append(theirs.fileno())
-            options += ["--stream", str(theirs.fileno()), str(theirs.fileno())]
-        directory: int | None = None
-        if group is not None and group.unified is not None:
-            directory = os.open(group.unified, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            stack.callback(os.close, directory)
-            pass_fds.append(directory)
-            options += ["--cgroup", str(directory)]
-        account: IO[bytes]
-        if spec.log is not None:
-            account = spec.log.open("w+b")
-        elif hasattr(os, "memfd_create"):
-            account = os.fdopen(os.memfd_create("proofbox-account"), "w+b", 0)
-        else:
-            account = tempfile.TemporaryFile()  # noqa: SIM115 (the box closes it)
+    """Start a program that ends up as the box agent. Failing, it leaves nothing behind, the control group included."""
+    with contextlib.ExitStack() as on_failure, contextlib.ExitStack() as inherited:
+        if group is not None:
+            on_failure.callback(group.remove)
+        ours: socket.socket | None = None
+        pass_fds: list[int] = []
+        options: list[str] = []
+        enter: list[str] = []
         try:
+            if spec.listen is not None:
+                pass_fds.append(spec.listen.fileno())
+                options += ["--listen", str(pass_fds[0]), "--ttl", str(max(1, round(spec.ttl)))]
+            else:
+                ours, theirs = socket.socketpair()
+                on_failure.callback(ours.close)
+                inherited.callback(theirs.close)
+                pass_fds.append(theirs.fileno())
+                options += ["--stream", str(pass_fds[0]), str(pass_fds[0])]
+            if group is not None:
+                directory: int | None = None
+                if group.unified is not None:
+                    directory = os.open(group.unified, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                    inherited.callback(os.close, directory)
+                    pass_fds.append(directory)
+                    options += ["--cgroup", str(directory)]
+                enter = group.launch_options(directory)
+            account = _account(spec)
+            on_failure.callback(account.close)
+            spare = next(number for number in itertools.count(20) if number not in pass_fds)
             process = subprocess.Popen(
-                argv(group.launch_options(directory) if group is not None else [], options),
+                argv(Plumbing(enter, options, spare)),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=account,
@@ -138,14 +150,13 @@ def launch(
                 start_new_session=True,  # a Ctrl-C is the client's to handle
             )
         except OSError as error:
-            account.close()
-            if ours is not None:
-                ours.close()
-            if group is not None:
-                group.remove()
+            many = error.errno in (errno.EMFILE, errno.ENFILE)
             raise StartFailed(
-                f"the box did not start: {error}", op="start", details={"provider": spec.label}
+                f"the box did not start: {error}",
+                op="start",
+                fix_hints=["raise the limit of open files (ulimit -n), or hold fewer sessions"] if many else [],
             ) from error
+        on_failure.pop_all()
     return LocalBox(
         process=process,
         stream=ours,
@@ -157,3 +168,11 @@ def launch(
         environment=environment,
         places=places,
     )
+
+
+def _account(spec: BoxSpec) -> IO[bytes]:
+    if spec.log is not None:
+        return spec.log.open("w+b")
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("proofbox-account"), "w+b", 0)
+    return tempfile.TemporaryFile()

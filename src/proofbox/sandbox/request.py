@@ -75,7 +75,7 @@ def make_request(
     argv: Sequence[str | bytes],
     *,
     cwd: str,
-    env: Mapping[str, str],
+    env: Mapping[bytes, bytes],
     stdin: Stdin = None,
     timeout: float | None = None,
     grace: float = 0.0,
@@ -99,7 +99,7 @@ def make_request(
     return Request(
         argv=tuple(_bytes(argument, "an argument") for argument in argv),
         cwd=_bytes(cwd, "cwd"),
-        env=dict(_variable(name, value) for name, value in env.items()),
+        env=env,
         stdin=stdin.encode() if isinstance(stdin, str) else stdin,
         timeout=timeout,
         grace=grace,
@@ -108,6 +108,11 @@ def make_request(
         streamed=streamed,
         limits=_limits(limits or {}),
     )
+
+
+def encode_env(env: Mapping[str, str]) -> dict[bytes, bytes]:
+    """Variables as bytes, checked. A session does this once for the environment all its commands start from."""
+    return dict(_variable(name, value) for name, value in env.items())
 
 
 def parse_env(pairs: Iterable[str]) -> dict[str, str]:

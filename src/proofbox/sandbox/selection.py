@@ -20,7 +20,7 @@ from proofbox.errors import ProofboxError, ProviderUnavailable
 from proofbox.sandbox.connection import Connection
 from proofbox.sandbox.contract import BoxSpec, Diagnostic, Event, OnEvent, Policy, ProbeResult, Provider, stream_of
 from proofbox.sandbox.providers import AUTO, AUTO_ORDER, provider_named
-from proofbox.sandbox.request import make_request
+from proofbox.sandbox.request import encode_env, make_request
 
 TRIAL_PATIENCE = 10.0
 
@@ -115,7 +115,7 @@ def _try_out(provider: Provider) -> None:
     with tempfile.TemporaryDirectory(prefix="proofbox-trial-") as directory:
         box = provider.start(BoxSpec(label="trial", project=Path(directory).resolve(), policy=Policy()))
         try:
-            request = make_request(["true"], cwd=box.project, env=box.environment, timeout=TRIAL_PATIENCE)
+            request = make_request(["true"], cwd=box.project, env=encode_env(box.environment), timeout=TRIAL_PATIENCE)
             call = Connection(stream_of(box)).run(request)
         except ProofboxError as error:
             account = box.account()

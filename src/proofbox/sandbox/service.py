@@ -23,6 +23,7 @@ from proofbox.sandbox.contract import DEFAULT_TTL, Event, ExecResult, OnEvent, P
 from proofbox.sandbox.house import House, Opened
 from proofbox.sandbox.inside import ExecOptions, Inside, PolicyOptions, RunOptions
 from proofbox.sandbox.providers import AUTO
+from proofbox.sandbox.request import encode_env
 from proofbox.sandbox.sessions import Record, SessionInfo
 
 START_PATIENCE = 30.0
@@ -34,6 +35,7 @@ class Session:
     def __init__(self, house: House, inside: Inside, connection: Connection, origin: Opened | Record) -> None:
         self._house = house
         self._inside = inside
+        self._environment = encode_env(inside.environment)
         self._connection = connection
         self._origin = origin
         self._stopped = False
@@ -52,7 +54,7 @@ class Session:
 
     def run(self, argv: Sequence[str | bytes], options: ExecOptions | RunOptions) -> ExecResult:
         inside = self._inside
-        request = inside.request(argv, options)
+        request = inside.request(argv, options, self._environment)
         before = inside.oom_kills()
         self._house.tell(Event("exec", "started", self.id))
         try:
@@ -72,11 +74,12 @@ class Session:
         """End the box and everything in it. May be repeated."""
         if self._stopped:
             return
-        self._connection.shutdown()
-        self._connection.close()
         if isinstance(self._origin, Opened):
+            self._connection.close()  # the end of its stream is the end of the box
             self._origin.box.destroy()
         else:
+            self._connection.shutdown()
+            self._connection.close()
             self._house.ended(self._origin)
         self._stopped = True
         self._house.tell(Event("session", "stopped", self.id))

@@ -117,6 +117,7 @@ struct command {
     uint8_t why;
     int status;
     struct rusage usage;
+    uint64_t pending;    /* signals that came before its minder said its pid: bit n is signal n + 1 */
     struct command *next;
 };
 
@@ -377,7 +378,7 @@ static void kill_descendants(void) { /* one pass over /proc: everything that des
             }
 }
 
-static _Noreturn void minder(struct spawn *s, int status_fd) {
+static _Noreturn void minder(struct spawn *s, int status_fd, pid_t agent) {
     /* Hold nothing of the agent's: a copy of its stream would hide its end from the peer. */
     int keep[4] = {s->in, s->out, s->err, status_fd};
     for (int i = 0; i < 4; i++)
@@ -396,6 +397,7 @@ static _Noreturn void minder(struct spawn *s, int status_fd) {
     sigprocmask(SIG_SETMASK, &mine, NULL);
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
     prctl(PR_SET_PDEATHSIG, SIGUSR1, 0, 0, 0); /* the agent is gone: sweep, then go too */
+    if (getppid() != agent) _exit(125);        /* it went before it could be noticed */
     pid_t pid = spawn_child(s, -1);
     struct report r = {.kind = s->error ? REPORT_FAILED : REPORT_STARTED, .pid = pid, .stage = s->stage, .error = s->error};
     if (write(status_fd, &r, sizeof r) != sizeof r || s->error) _exit(s->error ? 0 : 125);
@@ -420,14 +422,17 @@ static _Noreturn void minder(struct spawn *s, int status_fd) {
 
 /* ---- cgroup slots ------------------------------------------------------------------------------------------------- */
 
-static bool slot_empty(const struct slot *s) {
+static bool slot_empty(struct slot *s) {
     char c;
-    return pread(s->procs, &c, 1, 0) == 0;
+    ssize_t n = pread(s->procs, &c, 1, 0);
+    if (n >= 0) return n == 0;
+    s->spent = true; /* somebody removed it from outside, which the kernel allows only while it is empty */
+    return errno == ENODEV;
 }
 
 static struct slot *get_slot(void) {
     for (struct slot *s = slots; s; s = s->next)
-        if (!s->busy && !s->spent && slot_empty(s)) return s->busy = true, s;
+        if (!s->busy && !s->spent && slot_empty(s) && !s->spent) return s->busy = true, s;
     char name[32], path[64];
     snprintf(name, sizeof name, "c%u", next_slot);
     if (mkdirat(cgroup_fd, name, 0755)) return NULL;
@@ -446,7 +451,7 @@ static struct slot *get_slot(void) {
 }
 
 static void kill_slot(struct slot *s) {
-    if (write(s->kill, "1", 1) != 1) die("cgroup.kill");
+    if (write(s->kill, "1", 1) != 1 && errno != ENODEV) die("cgroup.kill");
     s->spent = true;
 }
 
@@ -694,8 +699,9 @@ static bool start_minded(struct command *c, struct spawn *s) {
     int pipefd[2];
     if (pipe2(pipefd, O_CLOEXEC)) return s->stage = AT_FORK, s->error = errno, false;
     c->minder_fd = pipefd[0];
+    pid_t agent = getpid();
     c->minder = fork();
-    if (c->minder == 0) minder(s, pipefd[1]);
+    if (c->minder == 0) minder(s, pipefd[1], agent);
     if (c->minder < 0) s->stage = AT_FORK, s->error = errno;
     close(pipefd[1]);
     fcntl(pipefd[0], F_SETFL, O_NONBLOCK);
@@ -757,6 +763,11 @@ done:
     free_strings(s.envp);
 }
 
+static void send_signal(struct command *c, int sig) {
+    if (c->pid > 0 && !c->reaped) kill(-c->pid, sig);
+    else if (c->pid == 0) c->pending |= 1ull << (sig - 1);
+}
+
 static void hear_minder(struct command *c) {
     struct report r;
     ssize_t n = read(c->minder_fd, &r, sizeof r);
@@ -770,6 +781,8 @@ static void hear_minder(struct command *c) {
     if (r.kind == REPORT_STARTED) {
         c->pid = r.pid;
         tell_started(c);
+        for (int sig = 1; c->pending; sig++, c->pending >>= 1)
+            if (c->pending & 1) send_signal(c, sig);
         return;
     }
     if (r.kind == REPORT_FAILED) {
@@ -801,10 +814,6 @@ static void reap(void) {
         }
 }
 
-static void send_signal(struct command *c, int sig) {
-    if (c->pid > 0 && !c->reaped) kill(-c->pid, sig);
-}
-
 static void handle(struct peer *p, uint8_t type, uint32_t id, struct cursor q) {
     if (!p->greeted) {
         if (type != HELLO || take(&q, 4) != MAGIC || q.left != 2) { fatal(p, "not the box agent's protocol"); return; }
@@ -826,10 +835,10 @@ static void handle(struct peer *p, uint8_t type, uint32_t id, struct cursor q) {
     if (!c) return; /* it has ended, and the peer could not know yet */
     if (type == STDIN) {
         if (held(&c->input) + q.left > STDIN_WINDOW) { fatal(p, "more stdin than the window allows"); return; }
-        put_bytes(&c->input, q.p, q.left);
-        feed(c);
-        if (c->stdin_fd < 0 && q.left) { /* it has no stdin, or closed it: taken, and dropped */
-            c->input.start = c->input.end;
+        if (c->stdin_fd >= 0) {
+            put_bytes(&c->input, q.p, q.left);
+            feed(c);
+        } else if (q.left) { /* it has no stdin, or closed it: taken, and dropped */
             frame(p, A_STDIN_ACK, id, 4);
             put(&p->out, q.left, 4);
         }
@@ -1016,7 +1025,8 @@ static uint64_t expire(uint64_t now) { /* act on what is due; return when to loo
         if (c->killing && !c->told && now + 1000 < next) next = now + 1000;
     }
     if (listen_fd >= 0) {
-        bool busy = peers != NULL;
+        bool busy = false; /* who connects and says nothing only asks whether we are there, which is no use */
+        for (struct peer *p = peers; p; p = p->next) busy |= p->greeted;
         for (struct command *c = commands; c; c = c->next) busy |= !c->told;
         if (busy) idle_since = 0;
         else if (!idle_since) idle_since = now;
@@ -1030,7 +1040,7 @@ static void serve(void) {
     struct pollfd *set = NULL;
     size_t size = 0;
     for (;;) {
-        uint64_t now = now_us(), next = expire(now);
+        uint64_t now = now_us();
         for (struct command **at = &commands; *at;) {
             struct command *c = *at;
             if (settle(c, now)) *at = c->next, forget(c);
@@ -1039,6 +1049,7 @@ static void serve(void) {
         for (struct peer *p = peers; p; p = p->next) flush(p);
         remove_ended_peers();
         if (stopping) end_everything();
+        uint64_t next = expire(now); /* last, since an end above may be what lets the idle time begin */
 
         size_t n = 2;
         for (struct peer *p = peers; p; p = p->next) n += 2;
@@ -1146,8 +1157,9 @@ int main(int argc, char **argv) {
     sigset_t set;
     sigemptyset(&set);
     for (const int *s = (const int[]){SIGCHLD, SIGTERM, SIGINT, SIGHUP, 0}; *s; s++) sigaddset(&set, *s);
-    sigprocmask(SIG_SETMASK, &set, NULL);
     signal_fd = signalfd(-1, &set, SFD_NONBLOCK | SFD_CLOEXEC);
+    sigaddset(&set, SIGUSR1); /* for the minders, who must not die of the one that comes before they are ready for it */
+    sigprocmask(SIG_SETMASK, &set, NULL);
     if (signal_fd < 0) die("signalfd");
 
     features |= (cgroup_fd >= 0 ? F_CGROUP : 0) | (run_uid != (uid_t)-1 && run_uid != geteuid() ? F_UID_SPLIT : 0) |

@@ -60,29 +60,25 @@ static void write_map(pid_t pid, const char *name, const char *map) { /* commas 
 /* A user namespace with these maps, held open. It takes a process inside it for a moment, since maps are written to one.
  * With `seal`, no user namespace can be made within it: every other namespace needs one first. */
 static int make_userns(const char *uids, const char *gids, bool seal) {
-    int ready[2], go[2];
+    int go[2], status;
     char byte, path[64];
-    if (pipe2(ready, O_CLOEXEC) || pipe2(go, O_CLOEXEC)) die("pipe", "");
-    pid_t pid = fork();
-    if (pid < 0) die("fork", "");
+    if (pipe2(go, O_CLOEXEC)) die("pipe", "");
+    struct clone_args a = {.flags = CLONE_NEWUSER, .exit_signal = SIGCHLD};
+    long pid = syscall(SYS_clone3, &a, sizeof a);
+    if (pid < 0) die("making a user namespace", "");
     if (pid == 0) {
         close(go[1]);
-        if (unshare(CLONE_NEWUSER)) die("making a user namespace", "");
         if (seal) write_file("/proc/sys/user/max_user_namespaces", "0");
-        if (write(ready[1], "r", 1) != 1 || read(go[0], &byte, 1) < 0) _exit(125);
-        _exit(0);
+        _exit(read(go[0], &byte, 1) == 0 ? 0 : 125);
     }
-    close(ready[1]);
-    if (read(ready[0], &byte, 1) != 1) _exit(125); /* the child has said why */
-    write_map(pid, "uid_map", uids);
-    write_map(pid, "gid_map", gids);
-    snprintf(path, sizeof path, "/proc/%d/ns/user", pid);
+    write_map((pid_t)pid, "uid_map", uids);
+    write_map((pid_t)pid, "gid_map", gids);
+    snprintf(path, sizeof path, "/proc/%ld/ns/user", pid);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) die("opening", path);
     close(go[1]);
     close(go[0]);
-    close(ready[0]);
-    waitpid(pid, NULL, 0);
+    if (waitpid((pid_t)pid, &status, 0) != pid || status) _exit(125); /* the child has said why */
     return fd;
 }
 

@@ -14,7 +14,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -25,7 +24,7 @@ from proofbox.sandbox import cgroups
 from proofbox.sandbox.binaries import program
 from proofbox.sandbox.contract import Box, BoxSpec, Enforcement, Isolation, Policy
 from proofbox.sandbox.environment import BOX_HOME, boxed
-from proofbox.sandbox.localbox import launch
+from proofbox.sandbox.localbox import Plumbing, launch
 from proofbox.sandbox.providers.hostroot import ROOT, directory, host_parts
 from proofbox.sandbox.providers.userns import explain
 from proofbox.sandbox.refusal import refuse_unenforceable
@@ -88,22 +87,14 @@ class Bubblewrap:
         ids = _Ids.choose(spec.project)
         group = cgroups.group(spec.label, policy, owner=ids.cgroup_owner)
 
-        def argv(enter: Sequence[str], options: Sequence[str]) -> list[str]:
-            before = list(enter)
-            before += ids.launch_options(spec.project, policy)
+        def argv(with_: Plumbing) -> list[str]:
+            before = [*with_.enter, *ids.launch_options(spec.project, policy, with_.spare_fd)]
             if policy.access == "overlay":
                 before += ["--overlay", str(spec.project), str((policy.disk_mb or 0) << 20)]
-            box = [bwrap, *_box_options(spec.project, policy, ids)]
-            agent = [
-                _AGENT_INSIDE,
-                *options,
-                *ids.agent_options(),
-                "--home",
-                BOX_HOME,
-                "--seccomp",
-                *_writable(spec.project, policy),
-            ]
-            return [*((str(program("boxlaunch")), *before, "--") if before else ()), *box, *agent]
+            agent = [_AGENT_INSIDE, *with_.agent, *ids.agent_options(with_.spare_fd)]
+            agent += ["--home", BOX_HOME, "--seccomp", *_writable(spec.project, policy)]
+            launcher = [str(program("boxlaunch")), *before, "--"] if before else []
+            return [*launcher, bwrap, *_box_options(spec.project, policy, ids), *agent]
 
         return launch(
             argv,
@@ -152,14 +143,14 @@ class _Ids(msgspec.Struct, frozen=True):
     def inside(self) -> int:
         return INSIDE_ID if self.command[0] or not self.root else 0
 
-    def launch_options(self, project: Path, policy: Policy) -> list[str]:
+    def launch_options(self, project: Path, policy: Policy, userns_fd: int) -> list[str]:
         if not self.root:
             return []
         if self.command[0]:
             maps = [f"0 {self.agent} 1,{INSIDE_ID} {id} 1" for id in self.command]
         else:
             maps = ["0 0 1", "0 0 1"]
-        options = ["--userns", str(_USERNS_FD), *maps]
+        options = ["--userns", str(userns_fd), *maps]
         if self.idmapped is not None:
             to = [str(id) for id in self.command]
             if policy.access != "ro" or not _world_readable(project):
@@ -170,13 +161,17 @@ class _Ids(msgspec.Struct, frozen=True):
                     options += ["--idmap", str(mount.host), str(st.st_uid), str(st.st_gid), *to]
         return options
 
-    def agent_options(self) -> list[str]:
+    def agent_options(self, userns_fd: int) -> list[str]:
         if not self.root:
             return []
-        return ["--userns", str(_USERNS_FD), "--user", str(self.inside), str(self.inside)]
+        return ["--userns", str(userns_fd), "--user", str(self.inside), str(self.inside)]
 
 
-_USERNS_FD = 200  # high enough to be nobody's: the descriptor crosses bubblewrap by number
+def command_line(project: Path, policy: Policy) -> list[str]:
+    """bubblewrap as a box is started with it, without the agent and without what boxlaunch does before."""
+    asked = msgspec.structs.replace(policy, network=policy.network or "none", access=policy.access or "rw")
+    options = _box_options(project, asked, _Ids.choose(project))
+    return [_bwrap(), *(option for option in options if option != "--as-pid-1")]
 
 
 def _box_options(project: Path, policy: Policy, ids: _Ids) -> list[str]:
@@ -204,7 +199,7 @@ def _box_options(project: Path, policy: Policy, ids: _Ids) -> list[str]:
         options += directory(Path(guest).parent)
         options += ["--bind" if writable else "--ro-bind", str(host), guest]
         # Evidence, sessions and settings are never visible to what they are about.
-        for own in (state_dir(), cache_dir(), config_dir()):
+        for own in _own_directories(*map(os.environ.get, _OWN_VARIABLES)):
             if own.is_relative_to(host):
                 options += ["--tmpfs", str(Path(guest) / own.relative_to(host))]
         # A project may hold the very installation that runs this. Who could change that would run on the host next.
@@ -214,6 +209,16 @@ def _box_options(project: Path, policy: Policy, ids: _Ids) -> list[str]:
     return options
 
 
+_OWN_VARIABLES = ("HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")
+
+
+@functools.lru_cache(maxsize=8)
+def _own_directories(*_environment: str | None) -> tuple[Path, ...]:
+    """They are made if need be: one that came into being later would be seen by boxes that run already."""
+    return tuple(directory().resolve() for directory in (state_dir, cache_dir, config_dir))
+
+
+@functools.cache
 def _own_code() -> set[Path]:
     package = Path(__file__).resolve().parents[2]
     environment = {Path(sys.prefix).resolve()} if sys.prefix != sys.base_prefix else set()
@@ -229,14 +234,21 @@ def _writable(project: Path, policy: Policy) -> list[str]:
 
 
 def _bwrap() -> str:
-    found = shutil.which("bwrap")
-    if found is None:
+    found = _find_bwrap(os.environ.get("PATH"))
+    if found is None or not os.access(found, os.X_OK):
+        _find_bwrap.cache_clear()
         raise ProviderUnavailable(
             "bubblewrap is not installed: there is no bwrap on PATH",
             op="probe",
             fix_hints=["Debian, Ubuntu: sudo apt-get install bubblewrap", "Fedora: sudo dnf install bubblewrap"],
         )
-    return os.path.realpath(found)
+    return found
+
+
+@functools.lru_cache(maxsize=8)
+def _find_bwrap(path: str | None) -> str | None:
+    found = shutil.which("bwrap", path=path)
+    return None if found is None else os.path.realpath(found)
 
 
 @functools.cache

@@ -7,7 +7,6 @@ tree-kill that is sure with `cgroup.kill` and best effort without.
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -16,7 +15,7 @@ from proofbox.sandbox import cgroups
 from proofbox.sandbox.binaries import program
 from proofbox.sandbox.contract import Box, BoxSpec, Enforcement, Isolation, Policy
 from proofbox.sandbox.environment import forwarded
-from proofbox.sandbox.localbox import launch
+from proofbox.sandbox.localbox import Plumbing, launch
 from proofbox.sandbox.refusal import refuse_unenforceable
 
 _NO_BOX = "the provider is off: a command runs on the host itself"
@@ -51,8 +50,9 @@ class Off:
         group = cgroups.group(spec.label, spec.policy, owner=None)
         agent = str(program("boxagent"))
 
-        def argv(enter: Sequence[str], options: Sequence[str]) -> list[str]:
-            return [str(program("boxlaunch")), *enter, "--", agent, *options] if enter else [agent, *options]
+        def argv(with_: Plumbing) -> list[str]:
+            enter = [str(program("boxlaunch")), *with_.enter, "--"] if with_.enter else []
+            return [*enter, agent, *with_.agent]
 
         defaults = Policy(network="full", access="rw")
         return launch(

@@ -1,0 +1,122 @@
+"""How much a sandboxed command costs, against the same command without a sandbox, side by side in one run.
+
+    scripts/bench exec [--rounds N] [--sessions N] [--check]
+
+Each figure is a ratio of medians over interleaved rounds: machines are noisy, ratios less so. With --check the run
+fails when a ratio is past its threshold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import median
+
+from proofbox import Sandboxes, Session
+from proofbox.sandbox.contract import Policy
+from proofbox.sandbox.providers import bubblewrap
+
+COMMAND = ["true"]
+BATCH = 20
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=30, help="interleaved rounds", metavar="N")
+    parser.add_argument(
+        "--sessions", type=int, default=1000, help="how many sessions to hold at once (0: skip)", metavar="N"
+    )
+    parser.add_argument("--check", action="store_true", help="exit 1 when a ratio is past its threshold")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="proofbox-bench-") as project, Sandboxes(project) as boxes:
+        held = [in_session(boxes, options.rounds), whole_session(boxes, Path(project), options.rounds)]
+        if options.sessions:
+            held.append(many_sessions(boxes, options.sessions))
+    return 1 if options.check and not all(held) else 0
+
+
+def in_session(boxes: Sandboxes, rounds: int) -> bool:
+    """One command in a session that is already there."""
+    print(f"in-session exec of `true`, {rounds} rounds of {BATCH}")
+    with boxes.start_session(provider="off") as off, boxes.start_session(provider="bubblewrap") as bwrap:
+        ways: dict[str, Callable[[], object]] = {
+            "subprocess.run": lambda: subprocess.run(COMMAND, capture_output=True, check=True),
+            "off": lambda: off.exec(COMMAND),
+            "bubblewrap": lambda: bwrap.exec(COMMAND),
+        }
+        times = interleaved(ways, rounds, BATCH)
+    held = [
+        compare(name, times[name], "subprocess.run", times["subprocess.run"], 1.15) for name in ("off", "bubblewrap")
+    ]
+    return all(held)
+
+
+def whole_session(boxes: Sandboxes, project: Path, rounds: int) -> bool:
+    """Start, one command, stop: against bubblewrap by hand with the same flags."""
+    print(f"bubblewrap session, start + exec + stop, {rounds} rounds")
+    bare = bubblewrap.command_line(project.resolve(), Policy())
+    ways: dict[str, Callable[[], object]] = {
+        "bare bwrap": lambda: subprocess.run([*bare, *COMMAND], capture_output=True, check=True),
+        "session": lambda: boxes.exec(COMMAND, provider="bubblewrap"),
+    }
+    times = interleaved(ways, rounds, 2)
+    return compare("session", times["session"], "bare bwrap", times["bare bwrap"], 1.5)
+
+
+def many_sessions(boxes: Sandboxes, count: int) -> bool:
+    """Many boxes alive at once, a command in each."""
+    print(f"{count} bubblewrap sessions at once")
+    before = used_memory_kb()
+    began = time.perf_counter()
+    sessions: list[Session] = [boxes.start_session(provider="bubblewrap") for _ in range(count)]
+    with ThreadPoolExecutor(16) as pool:
+        codes = list(pool.map(lambda session: session.exec(COMMAND).exit_code, sessions))
+    ready = time.perf_counter() - began
+    each = (used_memory_kb() - before) / count
+    failures = sum(code != 0 for code in codes)
+    began = time.perf_counter()
+    for session in sessions:
+        session.stop()
+    print(
+        f"  started and used in {ready:.1f} s, {each:.0f} kB each (all of the machine's), {failures} failures;", end=" "
+    )
+    print(f"stopped in {time.perf_counter() - began:.1f} s")
+    return failures == 0
+
+
+def interleaved(ways: dict[str, Callable[[], object]], rounds: int, batch: int) -> dict[str, float]:
+    """Medians in ms, one after the other in each round, so that a slow moment of the machine hits all alike."""
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for way in ways.values():
+        way()
+    for _ in range(rounds):
+        for name, way in ways.items():
+            began = time.perf_counter()
+            for _ in range(batch):
+                way()
+            times[name].append((time.perf_counter() - began) * 1000 / batch)
+    return {name: median(values) for name, values in times.items()}
+
+
+def compare(name: str, value: float, base_name: str, base: float, threshold: float) -> bool:
+    ratio = value / base
+    verdict = "ok" if ratio <= threshold else "MISSED"
+    print(
+        f"  {name:<12} {value:7.3f} ms   {base_name} {base:7.3f} ms   ratio {ratio:.2f}   (at most {threshold}) {verdict}"
+    )
+    return ratio <= threshold
+
+
+def used_memory_kb() -> int:
+    facts = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    return int(facts["MemTotal"].split()[0]) - int(facts["MemAvailable"].split()[0])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
