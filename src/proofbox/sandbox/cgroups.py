@@ -10,6 +10,7 @@ leftover, and whoever makes the next group removes it.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import os
@@ -92,7 +93,13 @@ class Group:
 
     def _make(self, parent: Path) -> Path:
         directory = parent / self._name
-        directory.mkdir()
+        try:
+            directory.mkdir()
+        except FileNotFoundError:  # another process thought itself the last, and tidied up
+            _home(parent.parent)
+            if parent == self._tree.unified:
+                _enable(parent.parent, parent)
+            directory.mkdir()
         self._made[directory] = None
         return directory
 
@@ -154,7 +161,15 @@ def tree() -> Tree:
                     unified, reason = None, "the kernel is older than 5.14: no cgroup.kill"
     found = Tree(v1, unified, controllers - set(v1), reason)
     sweep(found)
+    atexit.register(_leave, found)
     return found
+
+
+def _leave(found: Tree) -> None:
+    """The last one takes the common directory away. It can't be removed while any group is in it."""
+    for home in {*found.v1.values(), *([found.unified] if found.unified else [])}:
+        with contextlib.suppress(OSError):
+            home.rmdir()
 
 
 def sweep(found: Tree, label: str | None = None) -> None:

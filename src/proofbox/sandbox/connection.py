@@ -84,8 +84,14 @@ class Connection:
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)  # wakes a thread that is still reading
-        self._sock.close()
+            self._sock.shutdown(socket.SHUT_RDWR)  # wakes a thread that is still reading or sending
+        self._lose(SandboxLost("the session was stopped", op="exec"))
+        # Only then the descriptor: its number may be another file's at once, and a thread still at it would read that.
+        with self._changed:
+            while self._reading:
+                self._changed.wait()
+        with self._sending:
+            self._sock.close()
 
     # ---- reading
 

@@ -18,7 +18,12 @@ Env = Annotated[
 Timeout = Annotated[
     float | None, Parameter(name="--timeout", help="Seconds until the command and its children are killed.")
 ]
-Stdin = Annotated[str | None, Parameter(name="--stdin", help="A file to read, or - for your own stdin. Default: none.")]
+Stdin = Annotated[
+    str | None,
+    Parameter(
+        name="--stdin", allow_leading_hyphen=True, help="A file to read, or - for your own stdin. Default: none."
+    ),
+]
 MaxOutput = Annotated[
     int, Parameter(name="--max-output", help="Bytes kept of each stream: the first and the last half of them.")
 ]

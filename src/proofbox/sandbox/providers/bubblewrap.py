@@ -121,8 +121,6 @@ class _Ids(msgspec.Struct, frozen=True):
     root: bool
     agent: int = 0
     command: tuple[int, int] = (0, 0)
-    idmapped: tuple[int, int] | None = None
-    """The project's owner on disk, where an idmapped mount makes it the commands'."""
 
     @classmethod
     def choose(cls, project: Path) -> _Ids:
@@ -132,7 +130,7 @@ class _Ids(msgspec.Struct, frozen=True):
         if st.st_uid != 0:
             return cls(root=True, agent=AGENT_ID, command=(st.st_uid, st.st_gid))
         if _can_idmap(str(project), st.st_dev):
-            return cls(root=True, agent=AGENT_ID, command=(COMMAND_ID, COMMAND_ID), idmapped=(st.st_uid, st.st_gid))
+            return cls(root=True, agent=AGENT_ID, command=(COMMAND_ID, COMMAND_ID))
         return cls(root=True)
 
     @property
@@ -146,19 +144,13 @@ class _Ids(msgspec.Struct, frozen=True):
     def launch_options(self, project: Path, policy: Policy, userns_fd: int) -> list[str]:
         if not self.root:
             return []
-        if self.command[0]:
-            maps = [f"0 {self.agent} 1,{INSIDE_ID} {id} 1" for id in self.command]
-        else:
-            maps = ["0 0 1", "0 0 1"]
-        options = ["--userns", str(userns_fd), *maps]
-        if self.idmapped is not None:
-            to = [str(id) for id in self.command]
-            if policy.access != "ro" or not _world_readable(project):
-                options += ["--idmap", str(project), *(str(id) for id in self.idmapped), *to]
-            for mount in policy.mounts:
-                st = mount.host.stat()
-                if mount.writable and st.st_uid == 0 and mount.host.is_dir():
-                    options += ["--idmap", str(mount.host), str(st.st_uid), str(st.st_gid), *to]
+        if not self.command[0]:
+            return ["--userns", str(userns_fd), "0 0 1", "0 0 1"]
+        options = ["--userns", str(userns_fd), *(f"0 {self.agent} 1,{INSIDE_ID} {id} 1" for id in self.command)]
+        for path in [project, *(mount.host for mount in policy.mounts if mount.writable)]:
+            st = path.stat()
+            if (st.st_uid, st.st_gid) != self.command:
+                options += ["--idmap", str(path), str(st.st_uid), str(st.st_gid), *map(str, self.command)]
         return options
 
     def agent_options(self, userns_fd: int) -> list[str]:
@@ -270,7 +262,3 @@ def _can_idmap(project: str, device: int) -> bool:  # noqa: ARG001 (asked once p
 def _has_overlay() -> bool:
     listed = Path("/proc/filesystems").read_text()
     return "\toverlay\n" in listed or Path("/sys/module/overlay").exists()
-
-
-def _world_readable(project: Path) -> bool:
-    return project.stat().st_mode & 0o005 == 0o005

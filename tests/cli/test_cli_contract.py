@@ -1,0 +1,107 @@
+"""What programs rely on: the contract's snapshot, the public names, and a start that costs nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import proofbox
+from proofbox.cli import COMMANDS, GROUPS, main
+from proofbox.errors import error_classes
+
+SNAPSHOT = Path(__file__).parent / "contract.json"
+
+# At the start of `proofbox --help` none of these may be loaded: each costs more than all of proofbox's own start.
+HEAVY = ("cyclopts", "rich", "msgspec", "anyio", "asyncio", "subprocess", "socket", "json", "inspect", "dataclasses")
+
+
+def test_the_contract_is_what_was_agreed(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    """A change here is a change for every program that drives proofbox. If it is meant:
+
+    .venv/bin/proofbox contract --json | python3 -m json.tool > tests/cli/contract.json
+    """
+    assert main(["contract", "--json"]) == 0
+    said = json.loads(capfdbinary.readouterr().out)
+    assert said == json.loads(SNAPSHOT.read_text())
+
+
+def test_the_contract_for_people_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["contract"]) == 0
+    text = capsys.readouterr().out
+    assert all(command.path in text for command in COMMANDS)
+    assert all(kind.code in text for kind in error_classes())
+
+
+def test_every_code_is_one_class_and_drawn_in_the_tree() -> None:
+    kinds = list(error_classes())
+    assert len({kind.code for kind in kinds}) == len(kinds)
+    drawn = sys.modules["proofbox.errors"].__doc__ or ""
+    for kind in kinds[1:]:
+        line = next(line for line in drawn.splitlines() if f" {kind.__name__} " in line)
+        assert f" {kind.code} " in line
+        assert f"exit {kind.exit_code}" in line
+        assert ("retryable" in line) == kind.retryable
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"], ["--version"], ["session", "--help"]])
+def test_help_loads_nothing_heavy(words: list[str]) -> None:
+    script = (
+        "import sys; before = set(sys.modules); from proofbox.cli import main; main(sys.argv[1:]);"
+        f"print(sorted(set({HEAVY!r}) & (set(sys.modules) - before)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert done.stdout
+    assert done.stderr.strip() == "[]"
+
+
+def test_importing_proofbox_loads_nothing_heavy() -> None:
+    script = f"import sys, proofbox; print(sorted(set({HEAVY!r}) & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-S", "-c", script], capture_output=True, text=True, timeout=60, env=_bare())
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def _bare() -> dict[str, str]:
+    return {"PYTHONPATH": str(Path(proofbox.__file__).parent.parent)}
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.path)
+def test_every_command_has_help_with_an_example(
+    command: object, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = getattr(command, "path")  # noqa: B009 (the fixture's type is opaque to parametrize)
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main([*path.split(), "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "For example:" in text
+    assert f"proofbox {path}" in text
+    assert "--json" in text
+
+
+def test_groups_have_commands() -> None:
+    assert {command.path.split()[0] for command in COMMANDS if " " in command.path} == set(GROUPS)
+
+
+def test_the_public_names_are_all_there() -> None:
+    for name in proofbox.__all__:
+        assert getattr(proofbox, name) is not None
+    assert sorted(proofbox.__all__) == sorted(proofbox._HOME)
+    with pytest.raises(AttributeError):
+        proofbox.nonsense  # noqa: B018
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_knows_the_commands(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert all(command.path.split()[-1] in script for command in COMMANDS)
+
+
+def test_completion_is_valid_bash(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["completion", "bash"])
+    done = subprocess.run(["bash", "-n"], input=capsys.readouterr().out, text=True, capture_output=True, timeout=30)
+    assert done.returncode == 0, done.stderr
