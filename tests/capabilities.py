@@ -128,9 +128,15 @@ def probe_venv() -> str:
     return "" if importlib.util.find_spec("ensurepip") else "this Python has no ensurepip"
 
 
+def probe_debian() -> str:
+    """For tests that compare messages to the letter: coreutils and dash as Debian and Ubuntu have them."""
+    return "" if Path("/etc/debian_version").exists() else "not a Debian or one of its kin"
+
+
 CAPABILITIES = {
     "bubblewrap": Capability(probe_bubblewrap, "scripts/setup installs it; user namespaces must be allowed", True),
     "cc": Capability(probe_cc, "apt-get install gcc libc6-dev", False),
+    "debian": Capability(probe_debian, "run the tests on Debian or Ubuntu", False),
     "qemu-user": Capability(probe_qemu_user, "scripts/setup --test installs it", True),
     "root": Capability(probe_root, "run the tests as root", False),
     "unprivileged-user": Capability(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import platform
+
 from proofbox.cli.commands import flags
 from proofbox.cli.output import Document, columns, show
 from proofbox.sandbox.contract import Diagnostic, Isolation, ProbeResult
+from proofbox.sandbox.providers import provider_named
 from proofbox.sandbox.service import Sandboxes
 
 
@@ -42,5 +45,6 @@ def _text(found: ProbeResult) -> str:
     for name, each in found.diagnostics.items():
         mark = " (chosen)" if name == found.provider else ""
         rows.append((name + mark, each.isolation.value, "yes" if each.available else "no", each.reason))
-    hints = [f"  fix {name}: {hint}" for name, each in found.diagnostics.items() for hint in each.fix_hints]
+    possible = {name for name in found.diagnostics if platform.system() in provider_named(name).systems}
+    hints = [f"  fix {name}: {hint}" for name in possible for hint in found.diagnostics[name].fix_hints]
     return "\n".join([columns(rows), *hints])
