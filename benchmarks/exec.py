@@ -107,9 +107,8 @@ def interleaved(ways: dict[str, Callable[[], object]], rounds: int, batch: int) 
 def compare(name: str, value: float, base_name: str, base: float, threshold: float) -> bool:
     ratio = value / base
     verdict = "ok" if ratio <= threshold else "MISSED"
-    print(
-        f"  {name:<12} {value:7.3f} ms   {base_name} {base:7.3f} ms   ratio {ratio:.2f}   (at most {threshold}) {verdict}"
-    )
+    against = f"{base_name} {base:.3f} ms"
+    print(f"  {name:<12} {value:.3f} ms   {against}   ratio {ratio:.2f} (at most {threshold}) {verdict}")
     return ratio <= threshold
 
 
