@@ -9,6 +9,7 @@ fails when a ratio is past its threshold.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 
-from proofbox import Sandboxes, Session
+from proofbox import AsyncSandboxes, Sandboxes, Session
 from proofbox.sandbox.contract import Policy
 from proofbox.sandbox.providers import bubblewrap
 
@@ -35,22 +36,30 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="exit 1 when a ratio is past its threshold")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="proofbox-bench-") as project, Sandboxes(project) as boxes:
-        held = [in_session(boxes, options.rounds), whole_session(boxes, Path(project), options.rounds)]
+        held = [in_session(boxes, project, options.rounds), whole_session(boxes, Path(project), options.rounds)]
         if options.sessions:
             held.append(many_sessions(boxes, options.sessions))
     return 1 if options.check and not all(held) else 0
 
 
-def in_session(boxes: Sandboxes, rounds: int) -> bool:
+def in_session(boxes: Sandboxes, project: str, rounds: int) -> bool:
     """One command in a session that is already there."""
     print(f"in-session exec of `true`, {rounds} rounds of {BATCH}")
-    with boxes.start_session(provider="off") as off, boxes.start_session(provider="bubblewrap") as bwrap:
+    with (
+        boxes.start_session(provider="off") as off,
+        boxes.start_session(provider="bubblewrap") as bwrap,
+        asyncio.Runner() as runner,
+    ):
+        async_session = runner.run(AsyncSandboxes(project).start_session(provider="bubblewrap"))
         ways: dict[str, Callable[[], object]] = {
             "subprocess.run": lambda: subprocess.run(COMMAND, capture_output=True, check=True),
             "off": lambda: off.exec(COMMAND),
             "bubblewrap": lambda: bwrap.exec(COMMAND),
+            "bubblewrap, async": lambda: runner.run(async_session.exec(COMMAND)),
         }
         times = interleaved(ways, rounds, BATCH)
+        runner.run(async_session.stop())
+    print(f"  {'async client':<12} {times['bubblewrap, async']:.3f} ms, sync client {times['bubblewrap']:.3f} ms")
     held = [
         compare(name, times[name], "subprocess.run", times["subprocess.run"], 1.15) for name in ("off", "bubblewrap")
     ]

@@ -224,7 +224,7 @@ class Event(msgspec.Struct, frozen=True):
     """Something that happened on the way, for whoever watches: `on_event`."""
 
     kind: Literal["provider", "session", "exec"]
-    phase: Literal["selected", "rejected", "starting", "started", "output", "finished", "failed", "stopped"]
+    phase: Literal["selected", "rejected", "starting", "started", "finished", "failed", "stopped"]
     name: str
     """The provider's name, or the session's id."""
     detail: Mapping[str, object] = {}
