@@ -1,0 +1,150 @@
+"""The conformance suite: whether a provider does what it says, found out by trying, on this machine.
+
+Every provider passes the same checks. A check that asks for something the provider does not claim is
+`not_applicable`, with the provider's own reason; the claim, not the provider's name, decides. That it then refuses to
+be asked for it is itself checked (`policy.refusals`).
+
+    report = run_conformance("bubblewrap")
+    report.ok, [result.detail for result in report.of("failed")]
+
+The checks start boxes, attack them from inside, and use the network on 127.0.0.1 alone. They leave nothing behind.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import traceback
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import TypeVar
+
+from proofbox.errors import UsageError
+from proofbox.sandbox.conformance import (
+    agent_attacks,
+    commands,
+    confinement,
+    detached,
+    filesystem,
+    killing,
+    limits,
+    loss,
+    network,
+    policy,
+    reach,
+    streams,
+)
+from proofbox.sandbox.conformance.check import (
+    Check,
+    Failed,
+    NotApplicable,
+    NotChecked,
+    Outcome,
+    Report,
+    Result,
+)
+from proofbox.sandbox.conformance.context import Context, own_directories
+from proofbox.sandbox.contract import Enforcement, Provider
+from proofbox.sandbox.providers import provider_named
+
+T = TypeVar("T")
+
+__all__ = ["CHECKS", "Check", "Outcome", "Report", "Result", "run_conformance"]
+
+CHECKS: tuple[Check, ...] = tuple(
+    check
+    for module in (
+        commands,
+        streams,
+        killing,
+        policy,
+        network,
+        limits,
+        filesystem,
+        reach,
+        confinement,
+        agent_attacks,
+        loss,
+        detached,
+    )
+    for check in module.subject.checks
+)
+
+
+def run_conformance(
+    provider: str,
+    only: Collection[str] | None = None,
+    on_result: Callable[[Result], None] | None = None,
+) -> Report:
+    """Check a provider by name; `only` names checks or whole subjects.
+
+    Raises `UsageError` for a check that does not exist and `ProviderUnknown` for such a provider. Whatever goes wrong
+    in a check is in its result. It changes the environment of this process while it runs (see `own_directories`).
+    """
+    known = {name for check in CHECKS for name in (check.name, check.subject)}
+    unknown = sorted(set(only or ()) - known)
+    if unknown:
+        raise UsageError(
+            f"there is no check {unknown[0]!r}", op="conformance", fix_hints=[f"known: {', '.join(sorted(known))}"]
+        )
+    chosen = provider_named(provider)
+    enforcement = chosen.enforcement()
+    results = []
+    with own_directories():
+        for check in CHECKS:
+            if only is None or check.name in only or check.subject in only:
+                result = _run(check, chosen, enforcement)
+                results.append(result)
+                if on_result is not None:
+                    on_result(result)
+    return Report(chosen.name, chosen.isolation, os.geteuid(), enforcement, tuple(results))
+
+
+def _run(check: Check, provider: Provider, enforcement: Enforcement) -> Result:
+    unmet = check.needs.unmet(provider.name, enforcement)
+    if unmet is not None:
+        return Result(check.name, check.subject, "not_applicable", unmet)
+    began = time.monotonic()
+    try:
+        context = Context(provider, enforcement)
+    except OSError as error:
+        return Result(check.name, check.subject, "not_checked", f"no place to work in: {error}")
+    # In a thread, so that a box that hangs its client hangs neither us nor the checks after it.
+    outcome: Outcome = "failed"
+    detail = f"still under way after {check.seconds:g} s"
+    finished = _bounded(lambda: _attempt(check, context), check.seconds)
+    if finished is not None:
+        outcome, detail = finished
+    problems = _bounded(context.close, 20.0)
+    if problems is None:
+        problems = ["the boxes could not be ended in 20 s"]
+    if problems:
+        outcome, detail = "failed", "; ".join([*([detail] if detail else []), *problems])
+    return Result(check.name, check.subject, outcome, detail, round((time.monotonic() - began) * 1000, 1))
+
+
+def _attempt(check: Check, context: Context) -> tuple[Outcome, str]:
+    try:
+        check.run(context)
+    except Failed as error:
+        return "failed", str(error)
+    except NotApplicable as error:
+        return "not_applicable", str(error)
+    except NotChecked as error:
+        return "not_checked", str(error)
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)
+        ours = [frame for frame in last if Path(frame.filename).parent == Path(__file__).parent]
+        where = f" at {Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else ""
+        return "failed", f"{type(error).__name__}{where}: {error}"
+    return "passed", ""
+
+
+def _bounded(work: Callable[[], T], seconds: float) -> T | None:
+    """What it gave, or None when it took too long; the thread is then left to itself, and ends with its boxes."""
+    given: list[T] = []
+    thread = threading.Thread(target=lambda: given.append(work()), name="proofbox-conformance", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return given[0] if given else None

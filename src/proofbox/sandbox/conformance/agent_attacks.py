@@ -1,0 +1,179 @@
+"""The box agent, attacked from inside: by its memory, its descriptors, its environment, and by signals.
+
+A command may at worst end its own session, which is then reported as lost; it may never take the agent over, hear what
+other commands do, or leave the caller waiting. Before any signal is sent, a process of the host is looked for from
+inside: where one can be seen, nothing is attacked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+
+from proofbox.errors import SandboxLost
+from proofbox.sandbox.conformance.check import PROCESSES, Subject, expect
+from proofbox.sandbox.conformance.context import Context
+from proofbox.sandbox.conformance.probing import SystemCalls
+
+subject = Subject("agent")
+check = subject.check
+
+PTRACE_ATTACH = 16
+PTRACE_SEIZE = 0x4206
+
+# The agent is pid 1 or an ancestor, perhaps with a minder in between: all of them are attacked.
+_ANCESTORS = """
+ancestors() {
+    echo 1
+    p=$PPID
+    while [ "$p" -gt 1 ] 2>/dev/null; do
+        echo "$p"
+        p=$(sed -n 's/^PPid:[^0-9]*//p' "/proc/$p/status")
+    done
+}
+"""
+_READING = """
+for p in $(ancestors); do
+    for f in environ maps mem auxv stack syscall personality; do
+        head -c 1 "/proc/$p/$f" 2>/dev/null | grep -q . && echo "read $p/$f"
+    done
+    for f in mem oom_score_adj comm timerslack_ns clear_refs coredump_filter; do
+        (echo 0 > "/proc/$p/$f") 2>/dev/null && echo "wrote $p/$f"
+    done
+    for f in exe cwd root ns/user ns/mnt; do
+        readlink "/proc/$p/$f" >/dev/null 2>&1 && echo "followed $p/$f"
+    done
+    (: >> "/proc/$p/exe") 2>/dev/null && echo "opened $p/exe"
+    ls "/proc/$p/fd" 2>/dev/null | sed "s|^|listed $p/fd/|"
+done
+"""
+_FORGING = """
+for p in $(ancestors); do
+    for n in 0 1 2 3 4 5 10 11 12 13 16 17 18 19 20 21 22; do
+        (echo forged > "/proc/$p/fd/$n") 2>/dev/null && echo "wrote to $p/fd/$n"
+    done
+done
+"""
+# Not by ls, which some shells run in their own process, with a descriptor of its own.
+_OWN_DESCRIPTORS = "n=0; while [ $n -lt 300 ]; do [ -e /proc/$$/fd/$n ] && echo $n; n=$((n+1)); done"
+_DAEMON = """
+(setsid sh -c 'kill -9 -1; n=0; while [ $n -lt 200 ]; do echo x >> beat; n=$((n+1)); sleep 0.05; done' "$0" &)
+sleep 1
+"""
+
+
+@check(PROCESSES)
+def memory_and_environment(context: Context) -> None:
+    """Nothing of the agent can be read or opened by way of /proc."""
+    result = context.sh(context.session(), _ANCESTORS + _READING)
+    expect(not result.stdout, f"a command {', '.join(result.stdout.splitlines()[:8])}")
+
+
+@check(PROCESSES)
+def descriptors_of_the_agent(context: Context) -> None:
+    """The agent's end of a pipe can't be had: a command can't forge what another says, nor write to the client."""
+    session = context.session()
+    result = context.sh(session, _ANCESTORS + _FORGING, timeout=5)
+    expect(not result.stdout and not result.timed_out, f"a command {', '.join(result.stdout.splitlines()[:4])}")
+    context.alive(session)
+
+
+@check(PROCESSES)
+def tracing(context: Context) -> None:
+    """Neither traced nor robbed of a descriptor: pid 1, and whatever started the command."""
+    session = context.session()
+    context.fence(session)
+    calls = SystemCalls(context, session)
+    for first in (("is 1", "pidfd_open", 1, 0), ("is the parent", "getppid")):
+        target: object = 1 if first[0] == "is 1" else "$"
+        done = calls.allowed(
+            first,
+            ("PTRACE_SEIZE", "ptrace", PTRACE_SEIZE, target, 0, 0),
+            first,
+            ("PTRACE_ATTACH", "ptrace", PTRACE_ATTACH, target, 0, 0),
+        )
+        expect(set(done) <= {first[0]}, f"the process that {first[0]} can be traced: {', '.join(done[1:])}")
+    stolen = calls.allowed(
+        *(
+            call
+            for fd in (0, 1, 2, 10, 13, 16, 17, 18, 19, 20)
+            for call in ((f"pid {fd}", "pidfd_open", 1, 0), (f"descriptor {fd}", "pidfd_getfd", "$", fd, 0))
+        )
+    )
+    expect(not [label for label in stolen if label.startswith("descriptor")], f"taken from the agent: {stolen}")
+    context.alive(session)
+
+
+@check()
+def descriptors(context: Context) -> None:
+    """A command has its three streams and nothing else, whatever its caller left open."""
+    secret, text = context.secret()
+    fd = os.open(secret, os.O_RDONLY)
+    os.set_inheritable(fd, True)
+    try:
+        session = context.session()
+        listed = context.sh(session, _OWN_DESCRIPTORS).stdout.split()
+        with_input = context.sh(session, _OWN_DESCRIPTORS, stdin=b"x").stdout.split()
+        high = context.sh(session, "for n in 3 4 5 6 7 8 9 16 17 18 200 201; do cat /proc/$$/fd/$n; done", timeout=3)
+    finally:
+        os.close(fd)
+    expect(listed == ["0", "1", "2"], f"a command's descriptors are {listed}")
+    expect(with_input == ["0", "1", "2"], f"with stdin they are {with_input}")
+    expect(text not in high.stdout, "a descriptor of the caller's was inherited")
+
+
+def _signal(name: str, script: str) -> None:
+    def run(context: Context) -> None:
+        session = context.session()
+        context.fence(session)
+        began = time.monotonic()
+        lost = False
+        try:
+            context.sh(session, script, timeout=1)
+            context.sh(session, "true", timeout=1)
+        except SandboxLost:
+            lost = True
+        took = time.monotonic() - began
+        # The timeouts, and the five seconds that the agent waits for a tree that it can't end.
+        expect(took < 8, f"the session {'was lost' if lost else 'went on'} only after {took:.1f} s")
+        if lost:
+            context.refused(SandboxLost, "a session that was lost", session.exec, ["true"], timeout=2)
+        else:
+            result = context.sh(session, "echo a; echo b >&2; exit 3")
+            answer = (result.stdout, result.stderr, result.exit_code)
+            expect(answer == ("a\n", "b\n", 3), f"the agent lives, and answers {answer}")
+        session.stop()
+
+    subject.add(f"signal-{name}", PROCESSES, run)
+
+
+def _each(*signals: str) -> str:
+    sending = "; ".join(f"kill -{name} $p" for name in signals)
+    return _ANCESTORS + f"for p in $(ancestors); do {sending}; done 2>/dev/null; exit 0"
+
+
+for _name, _script in {
+    "kill": _each("KILL"),
+    "stop": _each("STOP"),
+    "polite": _each("TERM", "INT", "HUP"),
+    "faults": _each("SEGV", "BUS", "QUIT", "ABRT", "ALRM", "PIPE", "TSTP"),
+    "user": _each("USR1", "USR2", "CHLD", "CONT"),
+    "kill-all": "kill -KILL -1; exit 0",
+    "stop-all": "kill -STOP -1; exit 0",
+}.items():
+    _signal(_name, _script)
+
+
+@check(PROCESSES)
+def kill_all_is_no_way_out(context: Context) -> None:
+    """A daemon that first kills everything it can reach is still ended with the session."""
+    session = context.session()
+    context.fence(session)
+    with contextlib.suppress(SandboxLost):
+        context.sh(session, _DAEMON, timeout=1)
+    session.stop()
+    beat = context.project / "beat"
+    size = beat.stat().st_size if beat.exists() else 0
+    time.sleep(0.3)
+    expect((beat.stat().st_size if beat.exists() else 0) == size, "it lives on after the session's end")

@@ -1,0 +1,249 @@
+"""How a command starts and ends: codes, environment, working directory, many at once."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from proofbox.errors import CommandNotExecutable, CommandNotFound, PathRefused, ProofboxError, RequestInvalid
+from proofbox.sandbox.conformance.check import FILESYSTEM, Subject, expect
+from proofbox.sandbox.conformance.context import PATIENCE, Context
+from proofbox.sandbox.service import Session
+
+subject = Subject("commands")
+check = subject.check
+
+# What a box may have in a command's environment without being asked: the allowlist, and nothing else.
+_ALLOWED = {"PATH", "HOME", "USER", "SHELL", "LANG", "TERM", "TMPDIR", "TZ"}
+AT_ONCE = 20
+
+
+@check()
+def exit_codes(context: Context) -> None:
+    session = context.session()
+    for code in (0, 1, 2, 126, 127, 128, 254, 255):
+        result = context.sh(session, f"exit {code}")
+        expect(result.exit_code == code, f"exit {code} came back as {result.exit_code}")
+        expect(result.signal is None and not result.timed_out, f"exit {code} came back as a signal or a timeout")
+        expect(result.provider == context.provider, f"the result names the provider {result.provider!r}")
+        expect(result.isolation == context.isolation, f"the result states the isolation {result.isolation.value!r}")
+
+
+@check()
+def signal_deaths(context: Context) -> None:
+    """128 + n, with the signal named; a shell that merely reports its child's death was not itself signalled."""
+    session = context.session()
+    for name, number in (("KILL", 9), ("TERM", 15), ("INT", 2), ("ABRT", 6), ("USR1", 10)):
+        result = context.sh(session, f"kill -{name} $$; sleep 5")
+        expect(result.signal == number, f"a death by SIG{name} came back as signal {result.signal}")
+        expect(result.exit_code == 128 + number, f"a death by SIG{name} came back as exit {result.exit_code}")
+        expect(not result.timed_out, f"a death by SIG{name} came back as a timeout")
+    result = context.sh(session, "sh -c 'kill -9 $$'; exit $?")
+    expect(result.exit_code == 137, f"a shell's own 137 came back as {result.exit_code}")
+    expect(result.signal is None, "a child's death by signal was taken for its shell's")
+
+
+@check()
+def what_never_ran(context: Context) -> None:
+    """A command that can't be started is another thing than one that failed."""
+    session = context.session()
+    plain, empty = context.project / "plain", context.project / "garbage"
+    plain.write_text("#!/bin/sh\necho no\n")
+    plain.chmod(0o644)
+    empty.write_bytes(b"\x01\x02\x03\x04")
+    empty.chmod(0o755)
+    for kind, what, argv in (
+        (CommandNotFound, "a command that does not exist", [context.marker]),
+        (CommandNotExecutable, "a file without an x bit", ["./plain"]),
+        (CommandNotExecutable, "a file that is no program", ["./garbage"]),
+        (CommandNotExecutable, "a directory", ["/"]),
+        (RequestInvalid, "a NUL byte", ["echo", "a\0b"]),
+        (RequestInvalid, "10 MB of argv", ["echo", "x" * 10_000_000]),
+    ):
+        context.refused(kind, what, session.exec, argv, timeout=PATIENCE)
+    context.alive(session)
+
+
+@check()
+def arguments_as_given(context: Context) -> None:
+    """No shell in between: every argument arrives as it was given, empty and unprintable ones too."""
+    session = context.session()
+    words = ["", "a b", "$HOME", "*", "'\"", "\\", "-n", "\n", "ü", "x" * 100_000]
+    result = session.exec(["printf", "%s\\0", *words], timeout=PATIENCE)
+    expect(
+        result.stdout_bytes == b"".join(word.encode() + b"\0" for word in words),
+        f"argv arrived as {result.stdout[:300]!r}",
+    )
+    raw = bytes(range(128, 256))
+    result = session.exec([b"printf", b"%s", raw], timeout=PATIENCE)
+    expect(result.stdout_bytes == raw, f"bytes that are no UTF-8 arrived as {result.stdout_bytes[:100]!r}")
+
+
+@check()
+def environment(context: Context) -> None:
+    """An allowlist and what the caller names: a key in the caller's own environment stays there."""
+    value = f"kept-{secrets.token_hex(12)}"
+    with context.environment(PROOFBOX_CHECK_API_KEY=value, LD_PRELOAD_CHECK=value, XPATH=value):
+        session = context.session()
+        bare = session.exec(["env"], timeout=PATIENCE)
+        named = session.exec(["env"], env={"ASKED_FOR": "yes & no", "EMPTY": ""}, timeout=PATIENCE)
+    expect(value not in bare.stdout, "a variable of the caller's environment came through")
+    names = {line.partition("=")[0] for line in bare.stdout.splitlines()}
+    extra = sorted(name for name in names - _ALLOWED - {"_", "PWD", "SHLVL"} if not name.startswith("LC_"))
+    expect(not extra, f"not on the allowlist: {', '.join(extra)}")
+    expect("PATH" in names, "there is no PATH")
+    lines = named.stdout.splitlines()
+    expect("ASKED_FOR=yes & no" in lines and "EMPTY=" in lines, f"what the caller named did not arrive: {lines}")
+
+
+@check(FILESYSTEM)
+def environment_by_proc(context: Context) -> None:
+    """No process that a command can see holds the caller's environment: not the agent, not what started it."""
+    value = f"kept-{secrets.token_hex(12)}"
+    with context.environment(PROOFBOX_CHECK_API_KEY=value), context.host_process({"PROOFBOX_CHECK_API_KEY": value}):
+        session = context.session()
+        # The control: the same look finds what is in a command's own environment.
+        script = 'for p in /proc/[0-9]*; do cat "$p/environ" 2>/dev/null; done | tr "\\0" "\\n" | grep -c "$1"'
+        found = context.sh(session, script, value)
+        control = context.sh(session, script, "CONTROL=seen", env={"CONTROL": "seen"})
+    expect(int(control.stdout or 0) > 0, f"the check can't see its own environment: {control.stderr!r}")
+    expect(int(found.stdout or 0) == 0, f"{found.stdout.strip()} processes in the box hold the caller's secret")
+
+
+@check()
+def working_directory(context: Context) -> None:
+    (context.project / "sub" / "deep").mkdir(parents=True)
+    (context.project / "inner").symlink_to("sub/deep")
+    session = context.session()
+    context.sh(session, "echo here > mark")
+    expect((context.project / "mark").read_text() == "here\n", "the default working directory is not the project")
+    for cwd in ("sub/deep", context.project / "sub" / "deep", "inner", "sub/../sub/deep", "."):
+        result = context.sh(session, "pwd -P; echo x > here", cwd=cwd)
+        expect(result.exit_code == 0, f"cwd {str(cwd)!r} was not entered: {result.stderr!r}")
+        where = context.project / cwd / "here"
+        expect(where.exists(), f"cwd {str(cwd)!r} led to {result.stdout.strip()!r}")
+        where.unlink()
+
+
+@check()
+def working_directory_refused(context: Context) -> None:
+    """Outside the project is outside, by every way that leads there; and nothing runs."""
+    (context.project / "file").write_text("")
+    (context.project / "way-out").symlink_to(context.outside)
+    (context.project / "loop").symlink_to("loop")
+    session = context.session()
+    for cwd in (
+        "..",
+        "/",
+        context.outside,
+        "way-out",
+        "../outside",
+        "missing",
+        "file",
+        "loop",
+        "way-out/../project/..",
+    ):
+        ran = context.project / "ran"
+        argv = ["touch", str(ran)]
+        context.refused(PathRefused, f"cwd {str(cwd)!r}", session.exec, argv, cwd=cwd, timeout=PATIENCE)
+        expect(not ran.exists(), f"cwd {str(cwd)!r} was refused, and the command ran")
+    context.alive(session)
+
+
+@check()
+def odd_project_names(context: Context) -> None:
+    """A project may be called anything a file system takes: no name is an option, a separator or a pattern."""
+    for name in ("a b", "-x", "com,ma:colon", "new\nline", "quo'te\"$(x)`", "ü", "%s\\n*?"):
+        project = context.scratch / name
+        project.mkdir()
+        session = context.session(context.over(project))
+        result = context.sh(session, "echo x > made")
+        expect(
+            result.exit_code == 0 and (project / "made").exists(), f"in a project called {name!r}: {result.stderr!r}"
+        )
+        session.stop()
+
+
+@check()
+def many_at_once(context: Context) -> None:
+    """Commands of one session run side by side, each with its own streams and its own end."""
+    session = context.session()
+
+    def one(number: int) -> str:
+        result = context.sh(session, 'sleep 0.4; echo "out $1"; echo "err $1" >&2; exit "$1"', str(number))
+        wrong = (result.exit_code, result.stdout, result.stderr) != (number, f"out {number}\n", f"err {number}\n")
+        return (
+            f"command {number} came back as {result.exit_code}, {result.stdout!r}, {result.stderr!r}" if wrong else ""
+        )
+
+    began = time.monotonic()
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        wrong = [text for text in pool.map(one, range(AT_ONCE)) if text]
+    expect(not wrong, "; ".join(wrong[:3]))
+    took = time.monotonic() - began
+    expect(took < 0.4 * AT_ONCE / 2, f"{AT_ONCE} commands of 0.4 s took {took:.1f} s: they ran one after another")
+
+
+@check()
+def one_death_among_many(context: Context) -> None:
+    """A command that dies, or is killed for its timeout, takes neither its session nor the others in it along."""
+    session = context.session()
+    with ThreadPoolExecutor(3) as pool:
+        steady = pool.submit(context.sh, session, "sleep 1; echo steady; exit 3")
+        dying = pool.submit(context.sh, session, "sleep 0.1; kill -9 $$")
+        late = pool.submit(context.sh, session, "sleep 30", timeout=0.3)
+        expect(dying.result().signal == 9, "the dying command came back otherwise")
+        expect(late.result().timed_out, "the late command came back without timed_out")
+        result = steady.result()
+    expect(
+        (result.exit_code, result.stdout) == (3, "steady\n"),
+        f"its neighbour came back as {result.exit_code}, {result.stdout!r}",
+    )
+    context.alive(session)
+
+
+@check()
+def started_by_a_thread_that_ended(context: Context) -> None:
+    """A box must not be tied to the thread that started it: bubblewrap's --die-with-parent would be."""
+    started: list[Session] = []
+    thread = threading.Thread(target=lambda: started.append(context.session()))
+    thread.start()
+    thread.join()
+    expect(started, "the session did not start in a thread")
+    time.sleep(0.2)
+    context.alive(started[0])
+
+
+@check()
+def private_project(context: Context) -> None:
+    """A project of mode 0700 within a directory of mode 0700 is the caller's to use, root's too; and stays the
+    caller's."""
+    home = context.scratch / "home"
+    project = home / "project"
+    project.mkdir(parents=True)
+    (project / "mine").write_text("mine")
+    for path, mode in ((project / "mine", 0o600), (project, 0o700), (home, 0o700)):
+        path.chmod(mode)
+    session = context.session(context.over(project))
+    result = context.sh(session, "cat mine && echo more >> mine && echo made > made && mkdir dir && echo x > dir/x")
+    expect(result.exit_code == 0, f"exit {result.exit_code}: {result.stderr!r}")
+    expect((project / "mine").read_text() == "minemore\n", "the file on the host is another")
+    for path in (project / "made", project / "dir" / "x"):
+        owner = path.stat().st_uid
+        expect(owner == os.geteuid(), f"what the box made belongs to uid {owner}")
+
+
+@check()
+def result_of_an_unread_error(context: Context) -> None:
+    """Every error from a box says which provider it was, whoever catches it."""
+    session = context.session()
+    try:
+        session.exec([context.marker], timeout=PATIENCE)
+    except ProofboxError as error:
+        expect(error.details.get("provider") == context.provider, f"the error's details are {error.details}")
+        expect("diagnostics" in error.details, "the error carries no diagnostics")
+        return
+    expect(False, "a command that does not exist ran")

@@ -1,0 +1,197 @@
+"""What a process in the box may do to the kernel: nothing that would undo the box."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from proofbox.sandbox.conformance.check import FILESYSTEM, PROCESSES, NotApplicable, NotChecked, Subject, expect
+from proofbox.sandbox.conformance.context import Context
+from proofbox.sandbox.conformance.probing import SystemCalls
+from proofbox.sandbox.contract import Isolation
+
+subject = Subject("confinement")
+check = subject.check
+
+MS_REMOUNT_BIND = 32 | 4096
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWNS = 0x00020000
+SIGCHLD = 17
+BLOCK_DEVICE = 0o060666
+DISK = 0x800
+TMP = "/tmp"  # noqa: S108 (the box's own)
+
+_CHARACTER_DEVICES = frozenset(["null", "zero", "full", "random", "urandom", "tty", "ptmx", "console"])
+_LIST_DEVICES = """
+for d in /dev/* /dev/*/*; do
+    [ -h "$d" ] || [ -h "${d%/*}" ] && continue
+    [ -b "$d" ] && echo "block $d"
+    [ -c "$d" ] && echo "char ${d#/dev/}"
+done
+"""
+_MAKE_DEVICES = """
+for d in . /tmp /dev; do
+    mknod $d/b b 8 0
+    mknod $d/c c 1 1
+    for n in $d/b $d/c; do
+        head -c 1 $n >/dev/null && echo opened $n
+        ls $n
+    done
+done 2>/dev/null
+"""
+_MOUNTING = (
+    "mount -o remount,rw /usr",
+    "mount -o remount,bind,rw /usr",
+    "mount -o remount,rw /",
+    "mount -t tmpfs none /usr",
+    "mount -t tmpfs none /mnt",
+    "mount -t proc none /mnt",
+    "umount -l /usr",
+    "umount -l /proc",
+    'unshare -Urm sh -c "mount -o remount,bind,rw /usr"',
+    'unshare -Ur sh -c "mount -o remount,bind,rw /usr"',
+    "unshare -m true",
+    "chroot / true",
+    "nsenter -t 1 -m true",
+)
+
+
+@check(FILESYSTEM)
+def devices(context: Context) -> None:
+    """No disk, no memory, no kernel log; and none can be made."""
+    session = context.session()
+    context.fence(session)
+    found = [line.split(" ", 1) for line in context.sh(session, _LIST_DEVICES).stdout.splitlines()]
+    disks = [name for kind, name in found if kind == "block"]
+    expect(not disks, f"there are block devices: {disks}")
+    odd = [name for _, name in found if name not in _CHARACTER_DEVICES and not name.startswith("pts/")]
+    expect(not odd, f"there are devices: {odd}")
+    made = context.sh(session, _MAKE_DEVICES).stdout.split()
+    expect(not made, f"devices could be made: {made}")
+    usable = context.sh(session, "echo x > /dev/null && head -c 4 /dev/urandom | wc -c").stdout.strip()
+    expect(usable == "4", "null and urandom don't work")
+
+
+@check(FILESYSTEM)
+def remount(context: Context) -> None:
+    """What is read-only stays so: no mount can be changed, added or taken away."""
+    session = context.session()
+    context.fence(session)
+    target = f"/usr/{context.marker}"
+    for way in _MOUNTING:
+        tool = way.split()[0]
+        script = (
+            f'command -v {tool} >/dev/null || exit 0; ({way}) 2>/dev/null && echo done; (echo x > "$1") 2>/dev/null'
+        )
+        result = context.sh(session, script, target)
+        leaked = Path(target).exists()
+        if leaked:
+            Path(target).unlink()
+        expect(not leaked, f"`{way}` let a command write to the host's /usr")
+        expect("done" not in result.stdout, f"`{way}` succeeded")
+
+
+@check(FILESYSTEM)
+def remount_by_system_call(context: Context) -> None:
+    """The same without the tools, which refuse some things by themselves."""
+    session = context.session()
+    context.fence(session)
+    done = SystemCalls(context, session).allowed(
+        ("remount /usr", "mount", "none", "/usr", 0, MS_REMOUNT_BIND, 0),
+        ("remount /", "mount", "none", "/", 0, MS_REMOUNT_BIND, 0),
+        ("mount tmpfs", "mount", "none", TMP, "tmpfs", 0, 0),
+        ("umount /proc", "umount2", "/proc", 2),
+        ("chroot", "chroot", TMP),
+        ("mknod", "mknod", f"{TMP}/disk", BLOCK_DEVICE, DISK),
+    )
+    expect(not done, f"allowed: {', '.join(done)}")
+
+
+@check(FILESYSTEM)
+def user_namespaces(context: Context) -> None:
+    """No user namespace within the box: each is a new kernel surface, and a new root over the box's mounts."""
+    if context.isolation is not Isolation.NAMESPACE:
+        raise NotApplicable(f"{context.provider} does not rest on user namespaces, and says nothing of nested ones")
+    session = context.session()
+    by_tool = context.sh(session, "unshare -U true 2>/dev/null && echo made")
+    expect("made" not in by_tool.stdout, "`unshare -U` makes one")
+    done = SystemCalls(context, session).allowed(
+        ("unshare", "unshare", CLONE_NEWUSER),
+        ("unshare with mounts", "unshare", CLONE_NEWUSER | CLONE_NEWNS),
+        ("clone", "clone", CLONE_NEWUSER | SIGCHLD, 0, 0, 0, 0),
+    )
+    expect(not done, f"made by {', '.join(done)}")
+
+
+@check(FILESYSTEM)
+def capabilities(context: Context) -> None:
+    """None, in any set that could take effect; and no program gives any back."""
+    lines = context.sh(context.session(), "cat /proc/self/status").stdout.splitlines()
+    status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+    held = {name: status.get(name, "absent") for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")}
+    expect(all(value.strip("0") == "" for value in held.values()), f"capabilities are {held}")
+    expect(status.get("NoNewPrivs") == "1", f"NoNewPrivs is {status.get('NoNewPrivs')}")
+
+
+@check(FILESYSTEM)
+def system_call_filter(context: Context) -> None:
+    """A second wall behind the first, where the kernel is shared: the system calls that no build or test needs."""
+    if context.isolation is not Isolation.NAMESPACE:
+        raise NotApplicable(f"{context.provider} rests on more than namespaces")
+    status = context.sh(context.session(), "cat /proc/self/status").stdout.splitlines()
+    filtered = [line.split(":\t")[1] for line in status if line.startswith("Seccomp:")]
+    if not filtered:
+        raise NotChecked("this kernel has no seccomp")
+    expect(filtered == ["2"], f"Seccomp is {filtered[0]}: no filter is in force")
+
+
+@check(FILESYSTEM)
+def setuid_programs(context: Context) -> None:
+    """A program that is setuid root runs as whoever started it."""
+    if os.geteuid() != 0:
+        raise NotChecked("planting a setuid program of root's takes root; confinement.capabilities has NoNewPrivs")
+    program = shutil.which("id")
+    if program is None:
+        raise NotChecked("there is no `id` on this host to plant")
+    planted = context.project / "id-of-root"
+    shutil.copyfile(os.path.realpath(program), planted)
+    planted.chmod(0o6755)
+    script = "id -u; id -g; ./id-of-root -u; ./id-of-root -g; ./id-of-root -ru; ./id-of-root -rg"
+    result = context.sh(context.session(), script)
+    ids = result.stdout.split()
+    if len(ids) != 6:
+        raise NotChecked(f"the host's `id` does not run in the box: {result.stderr[:200]!r}")
+    expect(ids[:2] == ids[2:4] == ids[4:], f"a setuid program changed uid and gid from {ids[:2]} to {ids[2:4]}")
+
+
+@check(PROCESSES)
+def host_processes(context: Context) -> None:
+    """Neither to be seen nor to be signalled."""
+    session = context.session()
+    with context.host_process() as pid:
+        seen = context.sh(session, 'for p in /proc/[0-9]*; do tr "\\0" " " < $p/cmdline; echo; done 2>/dev/null')
+        expect(f"{context.marker}-host" not in seen.stdout, "a process of the host is visible in the box")
+        count = len([line for line in seen.stdout.splitlines() if line.strip()])
+        expect(0 < count < 12, f"{count} processes are visible in a box that runs one command")
+        context.sh(session, 'kill -9 "$1" 2>/dev/null', str(pid))
+        expect(Path(f"/proc/{pid}/cmdline").read_bytes(), "a process of the host was killed from inside")
+
+
+@check(PROCESSES)
+def identity(context: Context) -> None:
+    """The box has a name of its own, and of the host's ids no more than it needs."""
+    session = context.session()
+    name = context.sh(session, "cat /proc/sys/kernel/hostname").stdout.strip()
+    expect(name != os.uname().nodename, "the box bears the host's name")
+    if context.isolation is not Isolation.NAMESPACE:
+        return
+    for file in ("uid_map", "gid_map"):
+        mapped = [line.split() for line in context.sh(session, f"cat /proc/self/{file}").stdout.splitlines()]
+        expect(mapped, f"{file} is empty")
+        wide = [line for line in mapped if int(line[2]) > 1]
+        expect(not wide, f"whole ranges of the host's ids are mapped into the box: {wide}")
+    if os.geteuid() == 0:
+        # Root is mapped only where an idmapped mount can't be had; then it owns files and has no power of root's.
+        uid = context.sh(session, "id -u").stdout.strip()
+        expect(uid != "0" or len(mapped) == 1, "commands are uid 0 although they could be another")

@@ -1,0 +1,125 @@
+"""Sessions that outlive the process that made them: used and stopped by others, and ended by their own idle time."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import proofbox.sandbox
+from proofbox.errors import SandboxLost, SessionUnknown
+from proofbox.sandbox.conformance.check import Failed, Subject, expect
+from proofbox.sandbox.conformance.context import Context, commands_of, settled
+from proofbox.sandbox.conformance.killing import BEAT
+from proofbox.sandbox.conformance.loss import SOON, find_agent
+
+subject = Subject("detached")
+check = subject.check
+
+# What another process does: one call of the service, its answer as JSON.
+_OTHER = """
+import json, sys
+from proofbox.sandbox.service import Sandboxes
+project, provider, what, *args = sys.argv[1:]
+with Sandboxes(project) as boxes:
+    if what == "start":
+        session = boxes.start_session(provider=provider, detached=True, ttl=float(args[0]))
+        if args[1:]:
+            session.exec(["sh", "-c", *args[1:]], timeout=10)
+        print(json.dumps({"id": session.id, "state": session.info.state}))
+    elif what == "exec":
+        result = boxes.exec_in_session(args[0], ["sh", "-c", *args[1:]], timeout=10)
+        print(json.dumps({"exit_code": result.exit_code, "stdout": result.stdout, "provider": result.provider}))
+    elif what == "stop":
+        print(json.dumps({"state": boxes.stop_session(args[0]).state}))
+"""
+_DAEMON = '(setsid sh -c "$1" "$0" </dev/null >/dev/null 2>&1 &); sleep 0.1'
+
+
+@check()
+def used_by_another_process(context: Context) -> None:
+    """Started by one process that ends, used by a second and by us, stopped by a third and by us again."""
+    boxes = context.boxes
+    id = _other(context, "start", "60")["id"]
+    try:
+        first = _other(context, "exec", id, "echo kept > /tmp/kept-$0; echo made > made; exit 3", context.marker)
+        expect((first["exit_code"], first["provider"]) == (3, context.provider), f"another process was told {first}")
+        expect((context.project / "made").exists(), "its project is another")
+        script = "cat /tmp/kept-$0; rm -f /tmp/kept-$0"
+        second = boxes.exec_in_session(id, ["sh", "-c", script, context.marker], timeout=10)
+        expect(second.stdout == "kept\n", f"the box did not keep its files between processes: {second.stderr!r}")
+        expect(boxes.get_session(id).state == "running", "a running session is not called so")
+        expect(id in [info.id for info in boxes.list_sessions()], "it is not listed")
+    finally:
+        stopped = _other(context, "stop", id)
+    expect(stopped["state"] == "stopped", f"after stop its state is {stopped['state']}")
+    again = boxes.stop_session(id)
+    expect(again.state == "stopped", f"stopped twice its state is {again.state}")
+    context.refused(SandboxLost, "a stopped session", boxes.exec_in_session, id, ["true"], timeout=3)
+    expect(id in boxes.prune_sessions(), "prune does not forget it")
+    context.refused(SessionUnknown, "a session that was forgotten", boxes.get_session, id)
+
+
+@check()
+def ended_by_its_idle_time(context: Context) -> None:
+    """After its time without anyone it ends by itself, with everything its commands left running."""
+    id = _other(context, "start", "1", _DAEMON, context.marker, BEAT)["id"]
+    # Looking is using: each look begins its idle time anew. So look at what its daemon writes.
+    beat, last, rested = context.project / "beat", -1, 0
+    expect(beat.exists(), "its daemon never lived")
+    first, end = beat.stat().st_size, time.monotonic() + 6
+    while rested < 4 and time.monotonic() < end:
+        size = beat.stat().st_size
+        rested, last = (rested + 1, last) if size == last else (0, size)
+        time.sleep(0.15)
+    (context.project / "stop").touch()
+    state = context.boxes.get_session(id).state
+    context.boxes.stop_session(id)
+    if rested < 4 or state == "running":
+        raise Failed("seconds after its idle time of one it is still there")
+    expect(last > first, "it did not outlive the process that started it")
+    expect(state == "lost", f"its state is {state}")
+    context.refused(SandboxLost, "an expired session", context.boxes.exec_in_session, id, ["true"], timeout=3)
+
+
+@check()
+def lost(context: Context) -> None:
+    """The agent of a detached session is killed: its users hear of it within a second, and it can be stopped."""
+    boxes = context.boxes
+    id = _other(context, "start", "30")["id"]
+    try:
+        _other(context, "exec", id, _DAEMON, context.marker, BEAT)
+        os.kill(find_agent(context, commands=1), signal.SIGKILL)
+        settled(lambda: ["it"] if boxes.get_session(id).state == "running" else [], SOON)
+        expect(boxes.get_session(id).state == "lost", f"its state is {boxes.get_session(id).state}")
+        began = time.monotonic()
+        context.refused(SandboxLost, "a lost session", boxes.exec_in_session, id, ["true"], timeout=3)
+        expect(time.monotonic() - began < SOON, "the loss was reported after more than a second")
+    finally:
+        state = boxes.stop_session(id).state
+    expect(state == "stopped", f"after stop its state is {state}")
+    left = settled(lambda: commands_of(context.marker))
+    (context.project / "stop").touch()
+    if left and context.enforcement.kill_tree != "best-effort":
+        raise Failed("a command of the lost session lives on after it was stopped")
+
+
+def _other(context: Context, what: str, *args: str) -> dict[str, Any]:
+    packages = [str(Path(proofbox.sandbox.__file__).parents[2]), *(path for path in sys.path if path)]
+    done = subprocess.run(
+        [sys.executable, "-c", _OTHER, str(context.project), context.provider, what, *args],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(packages))},
+        capture_output=True,
+        text=True,
+        timeout=15,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise Failed(f"another process could not {what}: {done.stderr.strip().splitlines()[-1:]}")
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer

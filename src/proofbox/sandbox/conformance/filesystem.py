@@ -1,0 +1,163 @@
+"""The project with the access that was asked for, and a host that stays as it was."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from proofbox.errors import SandboxError
+from proofbox.sandbox.conformance.check import FILESYSTEM, OVERLAY, READ_ONLY, NotApplicable, Subject, expect
+from proofbox.sandbox.conformance.context import Context
+from proofbox.sandbox.contract import Isolation
+
+subject = Subject("filesystem")
+check = subject.check
+
+STRANGER = 54321
+
+# Every kind of change; each says its name when it succeeds.
+_CHANGES = """
+try() { name=$1; shift; "$@" 2>/dev/null && echo "$name"; }
+try create sh -c 'echo x > created'
+try append sh -c 'echo x >> kept'
+try truncate sh -c ': > kept'
+try chmod chmod 700 kept
+try touch touch -d '2001-01-01 00:00:00' dir
+try mkdir mkdir made
+try symlink ln -s kept link
+try hardlink ln kept hard
+try rename mv kept moved
+try remove rm dir/gone
+try rename-directory mv dir dir2
+"""
+CHANGES = [line.split()[1] for line in _CHANGES.strip().splitlines()[1:]]
+
+_PLACES = (
+    *("/", "/usr", "/usr/bin", "/usr/lib", "/usr/local", "/bin", "/sbin", "/lib", "/etc", "/opt", "/var", "/boot"),
+    *("/root", "/home", "/srv", "/mnt"),
+)
+_FILES = (
+    *("/etc/passwd", "/etc/group", "/etc/hosts", "/etc/ld.so.cache", "/bin/sh", "/usr/bin/env", "/run/boxagent"),
+    *("/proc/sys/kernel/core_pattern", "/proc/sys/kernel/hostname", "/proc/sysrq-trigger", "/sys/power/state"),
+)
+
+
+@check()
+def access_rw(context: Context) -> None:
+    """Every change arrives on the host, as the owner's own; and what the host changes arrives in the box."""
+    project, session = context.project, context.session(access="rw")
+    _furnish(project)
+    done = context.sh(session, _CHANGES).stdout.split()
+    expect(done == CHANGES, f"could not: {sorted(set(CHANGES) - set(done))}")
+    expect((project / "moved").stat().st_mode & 0o777 == 0o700, "a mode did not arrive")
+    expect(sorted(os.listdir(project)) == ["created", "dir2", "hard", "link", "made", "moved"], "the names differ")
+    expect(os.readlink(project / "link") == "kept", "a symlink differs")
+    for path in project.rglob("*"):
+        expect(path.lstat().st_uid == project.stat().st_uid, f"{path.name} belongs to uid {path.lstat().st_uid}")
+    late = project / "late"
+    late.write_text("late")
+    late.chmod(0o600)
+    expect(context.sh(session, "cat late").stdout == "late", "a private file that the host made later can't be read")
+    script = project / "script"
+    script.write_text("#!/bin/sh\necho ran\n")
+    script.chmod(0o755)
+    expect(session.exec(["./script"], timeout=5).stdout == "ran\n", "a script of the project does not run")
+
+
+@check(READ_ONLY)
+def access_ro(context: Context) -> None:
+    _furnish(context.project)
+    before = _picture(context.project)
+    session = context.session(access="ro")
+    read = context.sh(session, "cat kept; cat dir/gone")
+    expect(read.stdout == "keptgone", f"the project can't be read: {read.stderr!r}")
+    done = context.sh(session, _CHANGES).stdout.split()
+    expect(not done, f"in a read-only project could: {', '.join(done)}")
+    expect(_picture(context.project) == before, "the read-only project was changed")
+    own = context.sh(session, "echo x > /tmp/x && cat /tmp/x").stdout
+    expect(own == "x\n", "the box has no place of its own to write")
+
+
+@check(OVERLAY)
+def access_overlay(context: Context) -> None:
+    """All changes work and last as long as the session; the project keeps every byte, mode and time."""
+    _furnish(context.project)
+    before = _picture(context.project)
+    session = context.session(access="overlay")
+    done = context.sh(session, _CHANGES).stdout.split()
+    expect(done == CHANGES, f"in an overlay could not: {sorted(set(CHANGES) - set(done))}")
+    seen = context.sh(session, "ls -a . dir2; cat moved; rm -rf ./*; ls")
+    expect("created" in seen.stdout and "kept\n" not in seen.stdout, f"the session sees {seen.stdout!r}")
+    expect(_picture(context.project) == before, "the project under the overlay was changed")
+    session.stop()
+    expect(_picture(context.project) == before, "the end of the overlay changed the project")
+    later = context.once("cat kept", access="overlay").stdout
+    expect(later == "kept", "a later overlay does not begin with the project")
+
+
+@check(FILESYSTEM)
+def read_only_host(context: Context) -> None:
+    """What a command writes to the system's places is never on the host; where these are the host's own, it fails."""
+    session = context.session()
+    context.fence(session)
+    context.sh(session, 'for d in "$@"; do (echo x > "$d/$0") 2>/dev/null; done', *_PLACES)
+    hit = [path for place in _PLACES if os.path.lexists(path := f"{place}/{context.marker}")]
+    for path in hit:
+        os.unlink(path)
+    expect(not hit, f"a command made {', '.join(hit)} on the host")
+    # Opened for appending, and nothing written: the right alone is the finding.
+    script = 'for f in "$@"; do [ -e "$f" ] && (: >> "$f") && echo "$f"; done 2>/dev/null; chmod u+w /usr && echo /usr'
+    mine = context.sh(session, script, *_FILES).stdout.split()
+    # A container may have files of its own there; the kernel's and the agent's are never its own.
+    wrong = (
+        mine
+        if context.isolation is Isolation.NAMESPACE
+        else [f for f in mine if f.startswith(("/proc", "/sys", "/run"))]
+    )
+    expect(not wrong, f"a command may write to {', '.join(wrong)}")
+
+
+@check(FILESYSTEM)
+def project_of_another(context: Context) -> None:
+    """Started by root over a user's project, the box is that user: it may work there, and leaves nothing of root's."""
+    if os.geteuid() != 0:
+        raise NotApplicable("only root can work in another user's project")
+    home = context.scratch / "home"
+    project = home / "theirs"
+    project.mkdir(parents=True)
+    home.chmod(0o700)
+    os.chown(project, STRANGER, STRANGER + 1)
+    result = context.sh(context.session(context.over(project)), "mkdir dir && echo made > dir/made")
+    expect(result.exit_code == 0, f"exit {result.exit_code}: {result.stderr!r}")
+    owner = (project / "dir" / "made").stat()
+    owned = (owner.st_uid, owner.st_gid) == (STRANGER, STRANGER + 1)
+    expect(owned, f"what it made belongs to {owner.st_uid}:{owner.st_gid}")
+
+
+@check()
+def vanished_project(context: Context) -> None:
+    """The project's directory is removed under a living session: it says so or goes on, and can be stopped."""
+    doomed = context.scratch / "doomed"
+    doomed.mkdir()
+    session = context.session(context.over(doomed))
+    context.alive(session)
+    doomed.rmdir()
+    try:
+        result = context.sh(session, "echo here")
+    except SandboxError:
+        return
+    expect(result.stdout == "here\n", f"it came back as exit {result.exit_code}, {result.stdout!r}")
+
+
+def _furnish(project: Path) -> None:
+    (project / "dir").mkdir()
+    for name in ("kept", "dir/gone", "dir/other"):
+        (project / name).write_text(Path(name).name)
+
+
+def _picture(root: Path) -> dict[str, tuple[int, int, int, bytes]]:
+    picture = {}
+    for path in [root, *sorted(root.rglob("*"))]:
+        st = path.lstat()
+        picture[str(path)] = (st.st_mode, st.st_uid, st.st_mtime_ns, path.read_bytes() if path.is_file() else b"")
+    return picture

@@ -1,0 +1,138 @@
+"""A box that dies is reported as lost, at once, and never as a command that failed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from proofbox.errors import SandboxLost
+from proofbox.sandbox.conformance.check import Failed, NotChecked, Subject, expect
+from proofbox.sandbox.conformance.context import Context, command_line, commands_of, parent, settled
+from proofbox.sandbox.contract import ExecResult
+from proofbox.sandbox.service import Session
+
+subject = Subject("loss")
+check = subject.check
+
+SOON = 1.0
+
+
+@check()
+def under_commands(context: Context) -> None:
+    """The agent is killed from outside while three commands run: all three callers hear of it within a second."""
+    session = context.session()
+    context.alive(session)
+    heard: list[float] = []
+
+    def wait() -> None:
+        try:
+            result = context.sh(session, "sleep 20; exit 0", timeout=15)
+        except SandboxLost as error:
+            heard.append(time.monotonic())
+            expect(error.code == "SANDBOX_LOST" and error.retryable, "the error is not the one for a loss")
+            expect(error.details.get("provider") == context.provider, "the error does not name its provider")
+            return
+        raise Failed(f"a lost box came back as a command's exit {result.exit_code}")
+
+    with ThreadPoolExecutor(3) as pool:
+        waiting = [pool.submit(wait) for _ in range(3)]
+        agent = find_agent(context, commands=3)
+        killed = time.monotonic()
+        os.kill(agent, signal.SIGKILL)
+        for one in waiting:
+            one.result()
+    took = max(heard) - killed
+    expect(took < SOON, f"the loss was reported after {took:.2f} s")
+    _and_then(context, session)
+
+
+@check()
+def between_commands(context: Context) -> None:
+    session = context.session()
+    agent = _agent_of_idle(context, session)
+    os.kill(agent, signal.SIGKILL)
+    began = time.monotonic()
+    context.refused(SandboxLost, "a command in a box that had died", context.sh, session, "true")
+    took = time.monotonic() - began
+    expect(took < SOON, f"the loss was reported after {took:.2f} s")
+    _and_then(context, session)
+
+
+@check()
+def stopped_under_a_command(context: Context) -> None:
+    """Another thread stops the session: the one that waits in it hears of it, and does not wait for ever."""
+    session = context.session()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(context.sh, session, "sleep 20; exit 0", timeout=15)
+        find_agent(context, commands=1)
+        began = time.monotonic()
+        session.stop()
+        stopped = time.monotonic() - began
+        try:
+            result: ExecResult | None = waiting.result(timeout=8)
+        except SandboxLost:
+            result = None
+        took = time.monotonic() - began
+    expect(result is None, "a command whose box was stopped came back with a result")
+    expect(stopped < 3, f"stopping took {stopped:.1f} s")
+    expect(took < 3, f"the waiting caller heard of it after {took:.1f} s")
+
+
+@check()
+def stopped_twice(context: Context) -> None:
+    session = context.session()
+    context.alive(session)
+    session.stop()
+    session.stop()
+    expect(session.info.state == "stopped", f"its state is {session.info.state}")
+    context.refused(SandboxLost, "a command in a stopped session", session.exec, ["true"], timeout=3)
+
+
+def find_agent(context: Context, commands: int) -> int:
+    """The pid, on this host, of the box agent above running commands that bear our marker.
+
+    Their scripts go on after what they wait for: some shells let the last command take their own place.
+    """
+    end = time.monotonic() + 3
+    while len(found := _of_commands(context)) < commands:
+        if time.monotonic() > end:
+            raise NotChecked("the box's processes can't be seen from the host")
+        time.sleep(0.02)
+    agent, above = 0, parent(found[0])
+    while above > 1:
+        if "boxagent" in command_line(above).split(" ")[0]:
+            agent = above
+        above = parent(above)
+    if not agent:
+        raise NotChecked("no box agent is above the command, as far as can be seen from the host")
+    if os.geteuid() != 0 and os.stat(f"/proc/{agent}").st_uid not in (0, os.geteuid()):
+        raise NotChecked("the box agent belongs to another user, and can't be killed")
+    return agent
+
+
+def _of_commands(context: Context) -> list[int]:
+    """The shells we started in the box; their children (sleep) don't bear the marker."""
+    return commands_of(context.marker)
+
+
+def _agent_of_idle(context: Context, session: Session) -> int:
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(context.sh, session, "sleep 0.4; exit 0")
+        agent = find_agent(context, commands=1)
+        waiting.result()
+    return agent
+
+
+def _and_then(context: Context, session: Session) -> None:
+    """After a loss: the next command says it again, stopping works, and nothing is left."""
+    again = time.monotonic()
+    context.refused(SandboxLost, "the next command after a loss", session.exec, ["true"], timeout=3)
+    expect(time.monotonic() - again < SOON, "the second report took longer than a second")
+    began = time.monotonic()
+    session.stop()
+    expect(time.monotonic() - began < 3, f"stopping what was lost took {time.monotonic() - began:.1f} s")
+    left = settled(lambda: _of_commands(context), 1.0)
+    if left and context.enforcement.kill_tree != "best-effort":
+        raise Failed(f"commands of the lost box live on: {[command_line(pid) for pid in left]}")

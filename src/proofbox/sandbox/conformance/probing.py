@@ -1,0 +1,222 @@
+"""Attacks that a shell can't make: system calls and sockets, by whichever interpreter the box has.
+
+Debian's boxes always have perl, many have python3, one of busybox has neither: then the checks that need one say so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Self
+
+from proofbox.sandbox.conformance.check import Failed, NotChecked
+from proofbox.sandbox.conformance.context import PATIENCE, Context
+from proofbox.sandbox.service import Session
+
+# Each argument is one call: a label, the number, then integers, `s:text` for a string, `$` for the last call's answer.
+# Each prints: label, what the kernel answered, errno.
+_SYSCALL = {
+    "python3": """
+import ctypes, sys
+libc = ctypes.CDLL(None, use_errno=True)
+libc.syscall.restype = ctypes.c_long
+last = 0
+for call in sys.argv[1:]:
+    label, *words = call.split(",")
+    args = []
+    for word in words:
+        if word[:2] == "s:":
+            args.append(ctypes.c_char_p(word[2:].encode()))
+        else:
+            args.append(ctypes.c_long(last if word == "$" else int(word)))
+    ctypes.set_errno(0)
+    last = libc.syscall(*args)
+    print(label, last, ctypes.get_errno(), flush=True)
+""",
+    "perl": """
+$| = 1;
+my $last = 0;
+for my $call (@ARGV) {
+    my ($label, @words) = split /,/, $call;
+    my @args = map { s/^s:// ? "$_" : $_ eq '$' ? 0 + $last : 0 + $_ } @words;
+    $! = 0;
+    $last = syscall(shift(@args), @args);
+    print "$label $last ", $! + 0, "\\n";
+}
+""",
+}
+
+# Each argument is a way out: tcp=PORT, udp=PORT (of 127.0.0.1), abstract=NAME, path=PATH, name=HOSTNAME.
+_CONNECT = {
+    "python3": """
+import socket, sys
+for way in sys.argv[1:]:
+    kind, _, to = way.partition("=")
+    try:
+        if kind == "name":
+            print(kind, "reached", socket.getaddrinfo(to, 80)[0][4][0], flush=True)
+            continue
+        s = socket.socket(socket.AF_INET if kind in ("tcp", "udp") else socket.AF_UNIX,
+                          socket.SOCK_DGRAM if kind == "udp" else socket.SOCK_STREAM)
+        s.settimeout(2)
+        s.connect(("127.0.0.1", int(to)) if kind in ("tcp", "udp") else ("\\0" + to if kind == "abstract" else to))
+        s.sendall(b"out")
+        print(kind, "sent" if kind == "udp" else "reached", flush=True)
+    except OSError as error:
+        print(kind, "blocked", error, flush=True)
+""",
+    "perl": """
+use Socket;
+$| = 1;
+for my $way (@ARGV) {
+    my ($kind, $to) = split /=/, $way, 2;
+    if ($kind eq 'name') { print "$kind ", (gethostbyname($to) ? 'reached' : 'blocked'), "\\n"; next; }
+    my $inet = $kind eq 'tcp' || $kind eq 'udp';
+    my $address = $inet ? pack_sockaddr_in($to, inet_aton('127.0.0.1'))
+        : pack('S a*', AF_UNIX, $kind eq 'abstract' ? "\\0$to" : $to);
+    $SIG{ALRM} = sub { };
+    alarm 2;
+    my $s;
+    my $ok = socket($s, $inet ? PF_INET : PF_UNIX, $kind eq 'udp' ? SOCK_DGRAM : SOCK_STREAM, 0)
+        && connect($s, $address) && send($s, 'out', 0);
+    print "$kind ", ($ok ? $kind eq 'udp' ? 'sent' : 'reached' : "blocked $!"), "\\n";
+    alarm 0;
+}
+""",
+}
+
+_NUMBERS = {
+    "x86_64": {
+        "clone": 56,
+        "ptrace": 101,
+        "getppid": 110,
+        "mknod": 133,
+        "chroot": 161,
+        "mount": 165,
+        "umount2": 166,
+        "unshare": 272,
+        "pidfd_open": 434,
+        "pidfd_getfd": 438,
+    },
+    "aarch64": {
+        "umount2": 39,
+        "mount": 40,
+        "chroot": 51,
+        "unshare": 97,
+        "ptrace": 117,
+        "getppid": 173,
+        "clone": 220,
+        "pidfd_open": 434,
+        "pidfd_getfd": 438,
+    },
+}
+
+
+class SystemCalls:
+    """The system calls of the box's machine, made by a process inside it."""
+
+    def __init__(self, context: Context, session: Session) -> None:
+        self._session = session
+        self._program = _interpreter(context, session, _SYSCALL)
+        machine = context.sh(session, "uname -m").stdout.strip()
+        if machine not in _NUMBERS:
+            raise NotChecked(f"the numbers of system calls on {machine} are not known here")
+        self._numbers = _NUMBERS[machine]
+
+    def allowed(self, *calls: Sequence[object]) -> list[str]:
+        """Each is (label, name, argument…), by one process; the labels of those that the kernel carried out."""
+        known = [("control", "getppid"), *(call for call in calls if call[1] in self._numbers)]
+        words = [",".join([str(call[0]), str(self._numbers[str(call[1])]), *map(_word, call[2:])]) for call in known]
+        result = self._session.exec([*self._program, *words], timeout=PATIENCE)
+        answers: dict[str, list[tuple[int, int]]] = {}
+        for line in result.stdout.splitlines():
+            label, value, error = line.rsplit(" ", 2)
+            # A clone answers twice, in parent and child.
+            answers.setdefault(label, []).append((int(value), int(error)))
+        missing = [str(call[0]) for call in known if call[0] not in answers]
+        if missing:
+            raise Failed(f"{missing[0]} gave no answer; exit {result.exit_code}: {result.stderr[-300:]!r}")
+        if answers.pop("control")[0][0] < 0:
+            raise NotChecked("getppid failed, which never does: the numbers of system calls are others here")
+        return [label for label, given in answers.items() if any(value >= 0 for value, _ in given)]
+
+
+def connect(context: Context, session: Session, way: str) -> str:
+    """What came of a way out, as the process inside saw it."""
+    kind, _, to = way.partition("=")
+    try:
+        argv = [*_interpreter(context, session, _CONNECT), way]
+    except NotChecked:
+        # This one busybox can do.
+        if kind != "tcp" or not context.sh(session, "command -v nc").stdout:
+            raise
+        argv = ["sh", "-c", 'nc -w 2 127.0.0.1 "$1" </dev/null && echo "tcp reached" || echo "tcp blocked"', "sh", to]
+    result = session.exec(argv, timeout=PATIENCE)
+    if not result.stdout.startswith(f"{kind} "):
+        raise Failed(f"the attempt {way} gave no answer; exit {result.exit_code}: {result.stderr[-300:]!r}")
+    return result.stdout.partition(" ")[2].strip()
+
+
+class Listener:
+    """Something on this host that a box may not reach: a socket, and whether anyone came."""
+
+    def __init__(self, family: socket.AddressFamily, kind: socket.SocketKind, address: object) -> None:
+        self._socket = socket.socket(family, kind)
+        self._socket.bind(address)  # type: ignore[arg-type]
+        self._stream = kind == socket.SOCK_STREAM
+        if self._stream:
+            self._socket.listen(8)
+        self._socket.settimeout(0.1)
+
+    @property
+    def port(self) -> int:
+        return int(self._socket.getsockname()[1])
+
+    def visited(self) -> bool:
+        with contextlib.suppress(TimeoutError):
+            if self._stream:
+                self._socket.accept()[0].close()
+            else:
+                self._socket.recv(16)
+            return True
+        return False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._socket.close()
+
+
+@contextlib.contextmanager
+def listeners(context: Context) -> Iterator[dict[str, tuple[str, Listener]]]:
+    """One of each kind: kind → the way as `connect` writes it, and the listener."""
+    path = context.outside / "socket"
+    tcp = Listener(socket.AF_INET, socket.SOCK_STREAM, ("127.0.0.1", 0))
+    udp = Listener(socket.AF_INET, socket.SOCK_DGRAM, ("127.0.0.1", 0))
+    abstract = Listener(socket.AF_UNIX, socket.SOCK_STREAM, f"\0{context.marker}")
+    by_path = Listener(socket.AF_UNIX, socket.SOCK_STREAM, str(path))
+    path.chmod(0o777)
+    with tcp, udp, abstract, by_path:
+        yield {
+            "tcp": (f"tcp={tcp.port}", tcp),
+            "udp": (f"udp={udp.port}", udp),
+            "abstract": (f"abstract={context.marker}", abstract),
+            "path": (f"path={path}", by_path),
+        }
+
+
+def _interpreter(context: Context, session: Session, programs: dict[str, str]) -> list[str]:
+    for name, text in programs.items():
+        found = context.sh(session, 'command -v "$1"', name).stdout.strip()
+        if found:
+            return [found, "-c" if name == "python3" else "-e", text]
+    raise NotChecked("the box has neither python3 nor perl, and a shell can't do this")
+
+
+def _word(value: object) -> str:
+    return f"s:{value}" if isinstance(value, str) and value != "$" else str(value)

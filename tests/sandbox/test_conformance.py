@@ -1,0 +1,223 @@
+"""Every provider passes the conformance suite: as root, and as an ordinary user.
+
+Each check is a test of its own. Those of an ordinary user run, where the tests are root's, in a process of theirs that
+takes the names of checks on stdin and answers with reports.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+import msgspec
+import pytest
+from capabilities import OrdinaryUser
+
+from proofbox.errors import ProviderUnknown, UsageError
+from proofbox.sandbox import conformance
+from proofbox.sandbox.conformance import CHECKS, Check, Report, Result, run_conformance
+from proofbox.sandbox.conformance.check import MEMORY, NETWORK, NOTHING, Need, NotChecked, expect
+from proofbox.sandbox.conformance.context import Context, processes_with
+from proofbox.sandbox.contract import Enforcement
+
+NAMES = [check.name for check in CHECKS]
+
+SERVE = """
+import sys
+import msgspec
+from proofbox.sandbox.conformance import run_conformance
+for line in sys.stdin:
+    provider, check = line.split()
+    print(msgspec.json.encode(run_conformance(provider, only=[check])).decode(), flush=True)
+"""
+
+Ask = Callable[[str, str], Report]
+
+
+@pytest.fixture(scope="module")
+def as_ordinary_user(ordinary_user: OrdinaryUser) -> Generator[Ask]:
+    process = subprocess.Popen(
+        [ordinary_user.python, "-c", SERVE],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd="/",
+        env=dict(ordinary_user.env),
+        **ordinary_user.identity,
+    )
+    questions, answers = process.stdin, process.stdout
+    assert questions is not None
+    assert answers is not None
+
+    def ask(provider: str, check: str) -> Report:
+        questions.write(f"{provider} {check}\n")
+        questions.flush()
+        return msgspec.json.decode(answers.readline(), type=Report)
+
+    yield ask
+    questions.close()
+    answers.close()
+    assert process.wait(30) == 0
+
+
+def verdict(report: Report) -> None:
+    [result] = report.results
+    if result.outcome == "failed":
+        pytest.fail(result.detail, pytrace=False)
+    if result.outcome == "not_applicable":
+        # Not a skip: the provider says what it does not do, and `policy.refusals` holds it to that.
+        assert result.detail, "a check that does not apply must say why"
+    if result.outcome == "not_checked":
+        pytest.skip(result.detail)
+
+
+@pytest.mark.parametrize("check", NAMES)
+def test_off(check: str) -> None:
+    verdict(run_conformance("off", only=[check]))
+
+
+@pytest.mark.needs("bubblewrap", "root")
+@pytest.mark.parametrize("check", NAMES)
+def test_bubblewrap_as_root(check: str) -> None:
+    verdict(run_conformance("bubblewrap", only=[check]))
+
+
+@pytest.mark.needs("bubblewrap", "unprivileged-user")
+@pytest.mark.parametrize("check", NAMES)
+def test_bubblewrap_as_an_ordinary_user(check: str, as_ordinary_user: Ask) -> None:
+    verdict(as_ordinary_user("bubblewrap", check))
+
+
+@pytest.mark.needs("unprivileged-user")
+@pytest.mark.parametrize(
+    "check", [name for name in NAMES if name.startswith(("killing", "loss", "detached", "policy"))]
+)
+def test_off_as_an_ordinary_user(check: str, as_ordinary_user: Ask) -> None:
+    verdict(as_ordinary_user("off", check))
+
+
+# The runner itself.
+
+
+def run_one(monkeypatch: pytest.MonkeyPatch, run: Callable[[Context], None], needs: Need = NOTHING) -> Result:
+    check = Check("runner.sample", "runner", needs, run, seconds=0.5)
+    monkeypatch.setattr(conformance, "CHECKS", (check,))
+    [result] = run_conformance("off").results
+    return result
+
+
+def passes(context: Context) -> None:
+    expect(context.project.is_dir(), "there is a project")
+
+
+def test_a_check_that_returns_has_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run_one(monkeypatch, passes)
+    assert (result.outcome, result.detail) == ("passed", "")
+    assert result.duration_ms > 0
+
+
+def test_what_is_not_as_expected_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run_one(monkeypatch, lambda _: expect(False, "three instead of two"))
+    assert (result.outcome, result.detail) == ("failed", "three instead of two")
+
+
+def test_an_unexpected_error_is_a_failure_that_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(context: Context) -> None:
+        context.refused(UsageError, "a sum", lambda: 1 // 0)
+
+    result = run_one(monkeypatch, run)
+    assert result.outcome == "failed"
+    assert result.detail.startswith("ZeroDivisionError at context.py:")
+
+
+def test_a_check_that_hangs_is_given_up_and_its_box_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    markers = []
+
+    def run(context: Context) -> None:
+        markers.append(context.marker)
+        with contextlib.suppress(Exception):
+            context.sh(context.session(), "sleep 60", timeout=60)
+
+    began = time.monotonic()
+    result = run_one(monkeypatch, run)
+    assert (result.outcome, result.detail) == ("failed", "still under way after 0.5 s")
+    assert time.monotonic() - began < 10
+    assert processes_with(markers[0]) == []
+
+
+def test_what_could_not_be_found_out_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(_: Context) -> None:
+        raise NotChecked("no interpreter")
+
+    result = run_one(monkeypatch, run)
+    assert (result.outcome, result.detail) == ("not_checked", "no interpreter")
+
+
+def test_what_a_provider_does_not_claim_does_not_apply_with_its_own_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run_one(monkeypatch, passes, NETWORK)
+    assert result.outcome == "not_applicable"
+    assert "the provider is off" in result.detail
+
+
+def test_a_gap_without_a_reason_is_still_named() -> None:
+    assert MEMORY.unmet("box", Enforcement()) == "box does not enforce memory"
+    assert MEMORY.unmet("box", Enforcement(memory=True)) is None
+
+
+def test_what_a_check_leaves_running_is_a_failure_and_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[subprocess.Popen[bytes]] = []
+
+    def run(context: Context) -> None:
+        left.append(subprocess.Popen(["sh", "-c", "read -r _", context.marker], stdin=subprocess.PIPE))
+
+    result = run_one(monkeypatch, run)
+    assert result.outcome == "failed"
+    assert "left running" in result.detail
+    left[0].communicate()
+    assert left[0].returncode == -9
+
+
+def test_nothing_of_a_check_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Path] = []
+
+    def run(context: Context) -> None:
+        seen.append(context.scratch)
+        deep = context.project / "a" / "b"
+        deep.mkdir(parents=True)
+        (deep / "c").write_text("x")
+        deep.chmod(0)
+
+    assert run_one(monkeypatch, run).outcome == "passed"
+    assert not seen[0].exists()
+
+
+def test_only_some_and_each_result_as_it_comes() -> None:
+    seen: list[Result] = []
+    report = run_conformance("off", only=["policy", "commands.exit-codes"], on_result=seen.append)
+    assert tuple(seen) == report.results
+    assert {result.subject for result in seen} == {"policy", "commands"}
+    assert [result.check for result in seen if result.subject == "commands"] == ["commands.exit-codes"]
+
+
+def test_names_that_do_not_exist_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"no check 'commands\.nothing'"):
+        run_conformance("off", only=["commands.nothing"])
+    with pytest.raises(ProviderUnknown):
+        run_conformance("elsewhere")
+
+
+def test_a_report_survives_json() -> None:
+    report = run_conformance("off", only=["commands.exit-codes"])
+    plain = msgspec.to_builtins(report)
+    assert plain["schema_version"] == "proofbox.conformance/1"
+    assert plain["results"][0]["outcome"] == "passed"
+    assert msgspec.convert(plain, Report) == report
+    assert report.ok
+
+
+def test_every_check_has_a_name_of_its_own() -> None:
+    assert len(set(NAMES)) == len(NAMES)
+    assert all(check.name.startswith(f"{check.subject}.") for check in CHECKS)
