@@ -53,6 +53,9 @@ PACKAGES = {
         Package("bubblewrap", ("bwrap",), "the bubblewrap provider"),
     ],
     "test": [
+        Package("docker.io", ("dockerd",), "a real engine of the tests' own"),
+        Package("runsc", ("runsc",), "gVisor as that engine's runtime"),
+        Package("busybox-static", ("busybox",), "the image that the engine runs"),
         Package("musl-tools", ("musl-gcc",), "box programs that start in half the time"),
         Package(
             "qemu-user-static",

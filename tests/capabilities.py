@@ -17,6 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import private_engine
+
 ROOT = Path(__file__).resolve().parent.parent
 NOBODY = 65534
 
@@ -128,6 +130,14 @@ def probe_venv() -> str:
     return "" if importlib.util.find_spec("ensurepip") else "this Python has no ensurepip"
 
 
+def probe_docker() -> str:
+    return private_engine.missing()
+
+
+def probe_gvisor() -> str:
+    return probe_docker() or ("" if shutil.which("runsc") else "no runsc on the PATH")
+
+
 def probe_debian() -> str:
     """For tests that compare messages to the letter: coreutils and dash as Debian and Ubuntu have them."""
     return "" if Path("/etc/debian_version").exists() else "not a Debian or one of its kin"
@@ -137,6 +147,10 @@ CAPABILITIES = {
     "bubblewrap": Capability(probe_bubblewrap, "scripts/setup installs it; user namespaces must be allowed", True),
     "cc": Capability(probe_cc, "apt-get install gcc libc6-dev", False),
     "debian": Capability(probe_debian, "run the tests on Debian or Ubuntu", False),
+    "docker": Capability(
+        probe_docker, "as root, with dockerd and a static busybox: scripts/setup --test installs them", True
+    ),
+    "gvisor": Capability(probe_gvisor, "scripts/setup --test installs runsc", True),
     "qemu-user": Capability(probe_qemu_user, "scripts/setup --test installs it", True),
     "root": Capability(probe_root, "run the tests as root", False),
     "unprivileged-user": Capability(

@@ -14,6 +14,7 @@
         ├── CommandNotFound      SANDBOX_COMMAND_NOT_FOUND   exit 127
         ├── CommandNotExecutable SANDBOX_COMMAND_NOT_EXECUTABLE exit 126
         ├── StartFailed          SANDBOX_START_FAILED        exit 3
+        ├── EngineRefused        SANDBOX_ENGINE_REFUSED      exit 3
         ├── SandboxLost          SANDBOX_LOST                exit 4, retryable
         ├── ProtocolError        SANDBOX_PROTOCOL            exit 4
         └── SessionUnknown       SANDBOX_SESSION_UNKNOWN     exit 2
@@ -155,6 +156,13 @@ class StartFailed(SandboxError):
     """The provider works on this machine, but this box did not start."""
 
     code = "SANDBOX_START_FAILED"
+    exit_code = 3
+
+
+class EngineRefused(SandboxError):
+    """A container engine answered, and the answer was no. `details["status"]` is its HTTP status."""
+
+    code = "SANDBOX_ENGINE_REFUSED"
     exit_code = 3
 
 

@@ -15,7 +15,7 @@ import anyio.to_thread
 from proofbox.errors import ProofboxError, ProtocolError, SandboxLost
 from proofbox.sandbox import wire
 from proofbox.sandbox.call import Call
-from proofbox.sandbox.connection import PATIENCE, RECEIVE, unanswered
+from proofbox.sandbox.connection import PATIENCE, RECEIVE, read_stdin, unanswered
 from proofbox.sandbox.contract import OnOutput
 from proofbox.sandbox.request import Request
 from proofbox.sandbox.wire import Recv, Send
@@ -34,6 +34,7 @@ class AsyncConnection:
         self._lost: ProofboxError | None = None
         self.hello: wire.Hello | None = None
         self._unsent_hello = wire.hello()
+        self._closing = False
 
     async def run(self, request: Request, on_output: OnOutput | None = None) -> Call:
         """Start it, feed it, wait for its end. If the caller is cancelled, the command is killed first."""
@@ -67,15 +68,22 @@ class AsyncConnection:
         return self.hello
 
     async def shutdown(self) -> None:
-        with contextlib.suppress(ProofboxError), _deadline(PATIENCE), anyio.CancelScope(shield=True):
+        with contextlib.suppress(ProofboxError), anyio.CancelScope(shield=True), _deadline(PATIENCE):
             await self._send(wire.frame(Send.SHUTDOWN))
             while True:
                 await self._turn(lambda: False)
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
-        self._sock.close()
+            self._sock.shutdown(socket.SHUT_RDWR)  # wakes a task that is still reading or sending
+        self._lose(SandboxLost("the session was stopped", op="exec"))
+        self._closing = True
+        self._close_when_idle()
+
+    def _close_when_idle(self) -> None:
+        """An event loop that still waits for a descriptor when it is closed never hears of it again."""
+        if self._closing and not self._reading and not self._sending.statistics().locked:
+            self._sock.close()
 
     async def _wait(self, call: Call, on_output: OnOutput | None) -> None:
         timeout = call.request.timeout
@@ -105,6 +113,7 @@ class AsyncConnection:
         finally:
             self._reading = False
             self._wake()
+            self._close_when_idle()
 
     async def _receive(self) -> None:
         try:
@@ -144,18 +153,28 @@ class AsyncConnection:
         return self._lost
 
     async def _send(self, data: bytes) -> None:
-        async with self._sending:
-            data, self._unsent_hello = self._unsent_hello + data, b""
-            view = memoryview(data)
-            # A frame that was begun must be finished: half of one would garble every other command's.
-            with anyio.CancelScope(shield=True):
-                while view:
-                    try:
-                        view = view[self._sock.send(view) :]
-                    except BlockingIOError:
-                        await anyio.wait_writable(self._sock)
-                    except (OSError, anyio.ClosedResourceError) as error:
-                        raise self._lose(SandboxLost(f"the box's stream broke: {error}", op="exec")) from None
+        try:
+            async with self._sending:
+                await self._send_whole(data)
+        finally:
+            self._close_when_idle()
+
+    async def _send_whole(self, data: bytes) -> None:
+        data, self._unsent_hello = self._unsent_hello + data, b""
+        view = memoryview(data)
+        # A frame that was begun must be finished: half of one would garble every other command's. But the agent always
+        # reads: one that takes nothing for this long is frozen.
+        with anyio.CancelScope(shield=True) as scope:
+            while view:
+                try:
+                    view = view[self._sock.send(view) :]
+                except BlockingIOError:
+                    scope.deadline = anyio.current_time() + PATIENCE
+                    await anyio.wait_writable(self._sock)
+                except (OSError, anyio.ClosedResourceError) as error:
+                    raise self._lose(SandboxLost(f"the box's stream broke: {error}", op="exec")) from None
+        if view:
+            raise self._lose(unanswered())
 
     async def _pour(self, call: Call, stdin: bytes | BinaryIO) -> None:
         offset = 0
@@ -168,8 +187,7 @@ class AsyncConnection:
                 data = stdin[offset : offset + room]
                 offset += len(data)
             else:
-                read = getattr(stdin, "read1", stdin.read)
-                data = await anyio.to_thread.run_sync(read, room, abandon_on_cancel=True)
+                data = await anyio.to_thread.run_sync(read_stdin, stdin, room, abandon_on_cancel=True)
             if not data:
                 await self._send(wire.frame(Send.STDIN_EOF, call.id))
                 return

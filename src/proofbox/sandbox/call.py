@@ -81,6 +81,7 @@ class Call:
         self.streams = {Recv.STDOUT: Gathered(request.cap), Recv.STDERR: Gathered(request.cap)}
         self.waiting: deque[Output] = deque()
         self.stdin_window = wire.STDIN_WINDOW
+        self.stdin_error: SandboxError | None = None
         self.exit: wire.Exit | None = None
         self.error: Exception | None = None
 

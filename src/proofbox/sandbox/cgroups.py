@@ -173,13 +173,26 @@ def _leave(found: Tree) -> None:
 
 
 def sweep(found: Tree, label: str | None = None) -> None:
-    """Remove the empty groups of makers that are dead, or those of one box that has ended."""
-    for home in {*found.v1.values(), *([found.unified] if found.unified else [])}:
+    """Remove the empty groups of dead makers, or those of one box that has ended, with what it left running."""
+    # The unified one first: the kill is there, and the others are empty after it.
+    for home in dict.fromkeys([*([found.unified] if found.unified else []), *found.v1.values()]):
         with contextlib.suppress(OSError):
             for directory in home.iterdir():
                 name, _, maker = directory.name.rpartition(".")
-                if name == label or (maker.isdigit() and not Path("/proc", maker).exists()):
+                if name == label:
+                    _end(directory)
+                elif maker.isdigit() and not Path("/proc", maker).exists():
                     _remove(directory)
+
+
+def _end(directory: Path, patience: float = 2.0) -> None:
+    """An agent that was killed has ended nobody: without a pid namespace its commands live on, unknown to all."""
+    deadline = time.monotonic() + patience
+    with contextlib.suppress(OSError):
+        while not _remove(directory) and time.monotonic() < deadline:
+            if (directory / "cgroup.kill").exists():  # not in a v1 hierarchy: those are empty by now
+                (directory / "cgroup.kill").write_text("1")
+            time.sleep(0.001)
 
 
 def oom_kills(memory: Path | None) -> int:

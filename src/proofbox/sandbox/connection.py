@@ -10,12 +10,13 @@ import contextlib
 import itertools
 import select
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable
 from typing import BinaryIO
 
-from proofbox.errors import ProofboxError, ProtocolError, SandboxLost
+from proofbox.errors import ProofboxError, ProtocolError, RequestInvalid, SandboxLost
 from proofbox.sandbox import wire
 from proofbox.sandbox.call import Call
 from proofbox.sandbox.contract import OnOutput
@@ -38,6 +39,9 @@ class Connection:
         self._reading = False
         self._lost: ProofboxError | None = None
         self.hello: wire.Hello | None = None
+        # The agent always reads: one that takes nothing for this long is frozen. For sending alone, unlike settimeout.
+        patience = struct.pack("@ll", int(PATIENCE), int(PATIENCE % 1 * 1_000_000))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
         self._send(wire.hello())
 
     # ---- commands
@@ -107,7 +111,9 @@ class Connection:
                     self._send(wire.credit(call.id, len(chunk.data)))
             if call.finished:
                 return
-            self._turn(lambda: call.finished or bool(call.waiting), deadline)
+            if call.stdin_error is not None:
+                raise call.stdin_error
+            self._turn(lambda: call.finished or bool(call.waiting) or call.stdin_error is not None, deadline)
 
     def _turn(self, ready: Callable[[], bool], deadline: float | None) -> None:
         """Read for everybody until `ready`, or wait while somebody else does."""
@@ -168,6 +174,8 @@ class Connection:
         with self._sending:
             try:
                 self._sock.sendall(data)
+            except BlockingIOError:
+                raise self._lose(unanswered()) from None
             except OSError as error:
                 raise self._lose(SandboxLost(f"the box's stream broke: {error}", op="exec")) from None
 
@@ -181,7 +189,7 @@ class Connection:
 
     def _pour(self, call: Call, stdin: bytes | BinaryIO) -> None:
         offset = 0
-        with contextlib.suppress(ProofboxError, ValueError, OSError):
+        with contextlib.suppress(SandboxLost):
             while True:
                 with self._changed:
                     while call.stdin_window <= 0 and not call.finished and self._lost is None:
@@ -193,7 +201,14 @@ class Connection:
                     data = stdin[offset : offset + room]
                     offset += len(data)
                 else:
-                    data = stdin.read1(room) if hasattr(stdin, "read1") else stdin.read(room)
+                    try:
+                        data = read_stdin(stdin, room)
+                    except RequestInvalid as error:
+                        with self._changed:
+                            call.stdin_error = error
+                            self._changed.notify_all()
+                        self._send(wire.frame(Send.PING))  # wakes whoever reads, which may be who waits for this
+                        return
                 if not data:
                     self._send(wire.frame(Send.STDIN_EOF, call.id))
                     return
@@ -203,7 +218,7 @@ class Connection:
 
     def _abandon(self, call: Call) -> None:
         with contextlib.suppress(ProofboxError):
-            if not call.finished:
+            if not call.finished and self._lost is None:
                 self._send(wire.frame(Send.KILL, call.id))
                 deadline = time.monotonic() + PATIENCE
                 while not call.finished:
@@ -215,6 +230,23 @@ def _readable(sock: socket.socket, seconds: float) -> bool:
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(max(0.0, seconds) * 1000))
+
+
+def read_stdin(stdin: BinaryIO, room: int) -> bytes:
+    """Up to `room` bytes of the caller's source, which may be anything: closed, broken, or a text file."""
+    try:
+        data: object = stdin.read1(room) if hasattr(stdin, "read1") else stdin.read(room)
+    except Exception as error:
+        raise RequestInvalid(
+            f"stdin can't be read: {error}", op="exec", fix_hints=["give a source that is open for reading, or none"]
+        ) from error
+    if data is None:
+        return b""
+    if not isinstance(data, bytes):
+        raise RequestInvalid(
+            f"stdin gives {type(data).__name__}, not bytes", op="exec", fix_hints=["open the file in binary mode: 'rb'"]
+        )
+    return data
 
 
 def unanswered() -> SandboxLost:

@@ -53,6 +53,10 @@ class Policy(msgspec.Struct, frozen=True):
     cpus: float | None = None
     pids: int | None = None
     mounts: tuple[Mount, ...] = ()
+    image: str | None = None
+    """For providers that run images; others refuse one."""
+    runtime: str | None = None
+    """The engine's runtime for the container, such as `runsc` for gVisor."""
 
 
 class Diagnostic(msgspec.Struct, frozen=True):
@@ -76,6 +80,7 @@ class Enforcement(msgspec.Struct, frozen=True):
     access_overlay: bool = False
     disk: bool = False
     mounts: bool = False
+    images: bool = False
     memory: bool = False
     cpus: bool = False
     pids: bool = False
@@ -86,14 +91,14 @@ class Enforcement(msgspec.Struct, frozen=True):
 class BoxSpec(msgspec.Struct, frozen=True):
     """One box to be started: resolved paths, a checked policy, and how long it lives.
 
-    Without `listen` the box is bound to one stream and ends with it. With it (a socket that already listens) any
+    Without `listen` the box is bound to one stream and ends with it. With it (a directory for its socket) any
     number of clients may come and go, and the box ends after `ttl` seconds without one.
     """
 
     label: str
     project: Path
     policy: Policy
-    listen: socket.socket | None = None
+    listen: Path | None = None
     ttl: float = DEFAULT_TTL
     log: Path | None = None
 

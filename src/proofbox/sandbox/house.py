@@ -89,13 +89,12 @@ class House:
                 id, created_at, choice.provider, box, Inside.of(box, choice.provider.name, project, choice.diagnostics)
             )
         store = self.store
-        with store.create(id) as listener:
-            try:
-                spec = msgspec.structs.replace(spec, listen=listener, ttl=ttl, log=store.log(id))
-                box = self._start(choice.provider, spec, choice.diagnostics)
-            except BaseException:
-                store.forget(id)
-                raise
+        try:
+            spec = msgspec.structs.replace(spec, listen=store.create(id), ttl=ttl, log=store.log(id))
+            box = self._start(choice.provider, spec, choice.diagnostics)
+        except BaseException:
+            store.forget(id)
+            raise
         inside = Inside.of(box, choice.provider.name, project, choice.diagnostics)
         try:
             store.save(Record(id, created_at, ttl, inside))
@@ -120,6 +119,7 @@ class House:
         gone = [record.id for record in store.records() if not store.running(record.id)] + store.leftovers()
         for id in gone:
             store.forget(id)
+            cgroups.sweep(cgroups.tree(), id)
         cgroups.sweep(cgroups.tree())
         return sorted(gone)
 

@@ -40,6 +40,8 @@ class PolicyOptions(TypedDict, total=False):
     cpus: float | None
     pids: int | None
     mounts: Sequence[str | Mount]
+    image: str | None
+    runtime: str | None
 
 
 class ExecOptions(TypedDict, total=False):
@@ -171,4 +173,6 @@ def make_policy(options: PolicyOptions | RunOptions) -> Policy:
         cpus=options.get("cpus"),
         pids=options.get("pids"),
         mounts=mounts,
+        image=options.get("image"),
+        runtime=options.get("runtime"),
     )

@@ -20,6 +20,7 @@ import msgspec
 from proofbox.errors import StartFailed
 from proofbox.sandbox.cgroups import Group
 from proofbox.sandbox.contract import BoxSpec, Isolation, Policy
+from proofbox.sandbox.unixpath import listen_at
 
 ACCOUNT_LIMIT = 4096
 
@@ -63,6 +64,9 @@ class LocalBox:
     def destroy(self) -> None:
         if self.stream is not None:
             self.stream.close()  # the agent ends when its stream does, and everything with it
+        elif self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGTERM)  # one that listens has to be told
         if not _ended(self._process, patience=6.0):
             # The agent is in its launcher's process group, and as pid 1 of its namespace takes all with it.
             with contextlib.suppress(ProcessLookupError):
@@ -120,7 +124,9 @@ def launch(
         enter: list[str] = []
         try:
             if spec.listen is not None:
-                pass_fds.append(spec.listen.fileno())
+                listener = listen_at(spec.listen)
+                inherited.callback(listener.close)
+                pass_fds.append(listener.fileno())
                 options += ["--listen", str(pass_fds[0]), "--ttl", str(max(1, round(spec.ttl)))]
             else:
                 ours, theirs = socket.socketpair()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path, PurePosixPath
 
+from proofbox.core.dirs import state_dir
 from proofbox.errors import PathRefused
 from proofbox.sandbox.contract import Mount
 
@@ -17,7 +18,7 @@ _GUEST_OWN = tuple(PurePosixPath(p) for p in ("/proc", "/dev", "/sys"))
 
 
 def resolve_project(path: str | os.PathLike[str]) -> Path:
-    project = _real(path, "project")
+    project = _not_our_own(_real(path, "project"), "project")
     if not project.is_dir():
         raise PathRefused(f"project {os.fspath(path)!r} is not a directory", op="start", fix_hints=["name a directory"])
     if project in _SYSTEM:
@@ -61,7 +62,7 @@ def parse_mount(text: str) -> Mount:
 
 
 def resolve_mount(mount: Mount) -> Mount:
-    host = _real(mount.host, "mount")
+    host = _not_our_own(_real(mount.host, "mount"), "mount")
     guest = PurePosixPath(mount.guest)
     if host in _SYSTEM - {Path("/usr"), Path("/etc"), Path("/var"), Path("/boot")}:
         raise PathRefused(
@@ -73,6 +74,16 @@ def resolve_mount(mount: Mount) -> Mount:
             op="start",
             fix_hints=[f"for example {host}:/mnt/{host.name}:ro"],
         )
+    try:
+        usable = b"\0" not in os.fsencode(mount.guest)
+    except UnicodeEncodeError:
+        usable = False
+    if not usable:
+        raise PathRefused(
+            f"mount {host} at {mount.guest!r}: no path can hold that",
+            op="start",
+            fix_hints=[f"for example {host}:/mnt/{host.name}:ro"],
+        )
     if any(guest.is_relative_to(own) for own in _GUEST_OWN):
         raise PathRefused(
             f"mount {host} at {guest}: the box has its own there", op="start", fix_hints=["choose another place"]
@@ -80,13 +91,29 @@ def resolve_mount(mount: Mount) -> Mount:
     return Mount(host, str(guest), mount.writable)
 
 
+def _not_our_own(path: Path, what: str) -> Path:
+    """Sessions, evidence and trust live there: no box may ever see them."""
+    own = state_dir().resolve()
+    if path.is_relative_to(own):
+        raise PathRefused(
+            f"{what} {path} is in proofbox's own state directory", op="start", fix_hints=[f"use a place outside {own}"]
+        )
+    return path
+
+
 def _real(path: str | os.PathLike[str], what: str) -> Path:
     text = os.fspath(path)
     if "\0" in text:
-        raise PathRefused(f"{what} holds a NUL byte", op="start")
+        raise PathRefused(
+            f"{what} holds a NUL byte", op="start", fix_hints=["no path can hold one: check the spelling"]
+        )
     try:
         return Path(text).expanduser().resolve(strict=True)
     except FileNotFoundError:
         raise PathRefused(f"{what} {text!r} does not exist", op="start", fix_hints=["check the spelling"]) from None
     except (OSError, RuntimeError, ValueError) as error:
-        raise PathRefused(f"{what} {text!r} can't be resolved: {error}", op="start") from None
+        raise PathRefused(
+            f"{what} {text!r} can't be resolved: {error}",
+            op="start",
+            fix_hints=["check the spelling and the permissions"],
+        ) from None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from proofbox.errors import PolicyRefused, RequestInvalid
-from proofbox.sandbox.contract import Enforcement, Policy
+from proofbox.sandbox.contract import Access, Enforcement, Network, Policy
 
 
 def refuse_unenforceable(provider: str, policy: Policy, enforced: Enforcement) -> None:
@@ -14,6 +16,8 @@ def refuse_unenforceable(provider: str, policy: Policy, enforced: Enforcement) -
         "access overlay": (policy.access == "overlay", enforced.access_overlay),
         "disk": (policy.disk_mb is not None, enforced.disk),
         "mounts": (bool(policy.mounts), enforced.mounts),
+        "image": (policy.image is not None, enforced.images),
+        "runtime": (policy.runtime is not None, enforced.images),
         "memory": (policy.memory_mb is not None, enforced.memory),
         "cpu": (policy.cpus is not None, enforced.cpus),
         "pids": (policy.pids is not None, enforced.pids),
@@ -30,14 +34,23 @@ def refuse_unenforceable(provider: str, policy: Policy, enforced: Enforcement) -
 
 
 def check_values(policy: Policy) -> None:
-    """Numbers that mean nothing, and combinations that contradict themselves."""
+    """Words and numbers that mean nothing, and combinations that contradict themselves."""
+    for name, word, known in (
+        ("network", policy.network, get_args(Network)),
+        ("access", policy.access, get_args(Access)),
+    ):
+        if word is not None and word not in known:  # never taken for the more lenient one
+            raise RequestInvalid(
+                f"{name} {word!r} is not known", op="start", fix_hints=[f"choose one of: {', '.join(known)}"]
+            )
     for name, value, least in (
         ("memory", policy.memory_mb, 4),  # below this not even a shell starts
         ("cpus", policy.cpus, 0.01),
         ("pids", policy.pids, 2),  # the command and one child
         ("disk", policy.disk_mb, 1),
     ):
-        if value is not None and not least <= value < 2**40:
+        kind = (int, float) if name == "cpus" else int
+        if value is not None and not (isinstance(value, kind) and least <= value < 2**40):
             raise RequestInvalid(
                 f"a {name} limit of {value} makes no sense", op="start", fix_hints=[f"give {least} or more"]
             )

@@ -94,7 +94,9 @@ def make_request(
         raise RequestInvalid("no command was given", op="exec", fix_hints=["put it behind --: proofbox exec -- ls -l"])
     if timeout is not None and not 0 < timeout < 10**6:
         raise RequestInvalid(f"a timeout of {timeout} s makes no sense", op="exec", fix_hints=["give seconds above 0"])
-    if max_output < 1:
+    if not 0 <= grace < 10**6:
+        raise RequestInvalid(f"a grace of {grace} s makes no sense", op="exec", fix_hints=["give 0 or more seconds"])
+    if not 1 <= max_output < 2**62:
         raise RequestInvalid(f"max_output is {max_output}", op="exec", fix_hints=["give a number of bytes above 0"])
     return Request(
         argv=tuple(_bytes(argument, "an argument") for argument in argv),
@@ -108,6 +110,14 @@ def make_request(
         streamed=streamed,
         limits=_limits(limits or {}),
     )
+
+
+def check_ttl(ttl: float) -> None:
+    """How long a session may be idle, before anything is started for it."""
+    if not 0 < ttl < 10**9:
+        raise RequestInvalid(
+            f"a time to live of {ttl} s makes no sense", op="session start", fix_hints=["give seconds above 0"]
+        )
 
 
 def encode_env(env: Mapping[str, str]) -> dict[bytes, bytes]:
@@ -143,11 +153,15 @@ def _variable(name: str, value: str) -> tuple[bytes, bytes]:
 
 def _bytes(value: str | bytes, what: str) -> bytes:
     if not isinstance(value, str | bytes):
-        raise RequestInvalid(f"{what} is a {type(value).__name__}, not text", op="exec")
+        raise RequestInvalid(
+            f"{what} is a {type(value).__name__}, not text", op="exec", fix_hints=["make it a str, or bytes"]
+        )
     try:
         raw = os.fsencode(value)
     except UnicodeEncodeError:
-        raise RequestInvalid(f"{what} holds characters that have no bytes", op="exec") from None
+        raise RequestInvalid(
+            f"{what} holds characters that have no bytes", op="exec", fix_hints=["pass it as bytes"]
+        ) from None
     if b"\0" in raw:
         raise RequestInvalid(
             f"{what} holds a NUL byte, which no program can be given",
@@ -161,8 +175,11 @@ def _limits(limits: Mapping[str, int]) -> dict[int, int]:
     unknown = sorted(set(limits) - set(RLIMITS))
     if unknown:
         raise RequestInvalid(f"unknown limit {unknown[0]!r}", op="exec", fix_hints=[f"known: {', '.join(RLIMITS)}"])
-    if any(value < 0 for value in limits.values()):
-        raise RequestInvalid("a limit is below 0", op="exec")
+    for name, value in limits.items():
+        if not isinstance(value, int) or not 0 <= value < 2**64:
+            raise RequestInvalid(
+                f"the limit {name} is {value!r}", op="exec", fix_hints=["give a whole number, 0 or more"]
+            )
     return {RLIMITS[name]: value for name, value in limits.items()}
 
 

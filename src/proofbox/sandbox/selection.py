@@ -113,7 +113,9 @@ def _unavailable(message: str, diagnostics: dict[str, Diagnostic]) -> ProviderUn
 
 def _try_out(provider: Provider) -> None:
     with tempfile.TemporaryDirectory(prefix="proofbox-trial-") as directory:
-        box = provider.start(BoxSpec(label="trial", project=Path(directory).resolve(), policy=Policy()))
+        project = Path(directory).resolve()
+        # The directory's name is in the label, since threads may try at once and groups are named after it.
+        box = provider.start(BoxSpec(label=project.name, project=project, policy=Policy()))
         try:
             request = make_request(["true"], cwd=box.project, env=encode_env(box.environment), timeout=TRIAL_PATIENCE)
             call = Connection(stream_of(box)).run(request)
@@ -152,7 +154,7 @@ class _Trials(msgspec.Struct):
     def load(cls) -> _Trials:
         try:
             return msgspec.json.decode((cache_dir() / "trials.json").read_bytes(), type=cls)
-        except (OSError, ProofboxError, msgspec.DecodeError):
+        except (OSError, ProofboxError, msgspec.DecodeError, RecursionError):
             return cls()
 
     def save(self) -> None:

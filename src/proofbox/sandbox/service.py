@@ -16,14 +16,14 @@ from typing import Self, Unpack
 
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
-from proofbox.errors import ProofboxError, SandboxLost
+from proofbox.errors import ProofboxError, SandboxLost, UsageError
 from proofbox.sandbox import selection
 from proofbox.sandbox.connection import Connection
 from proofbox.sandbox.contract import DEFAULT_TTL, Event, ExecResult, OnEvent, ProbeResult, stream_of
 from proofbox.sandbox.house import House, Opened
 from proofbox.sandbox.inside import ExecOptions, Inside, PolicyOptions, RunOptions
 from proofbox.sandbox.providers import AUTO
-from proofbox.sandbox.request import encode_env
+from proofbox.sandbox.request import check_ttl, encode_env
 from proofbox.sandbox.sessions import Record, SessionInfo
 
 START_PATIENCE = 30.0
@@ -69,6 +69,12 @@ class Session:
             Event("exec", "finished", self.id, {"exit_code": result.exit_code, "duration_ms": result.duration_ms})
         )
         return result
+
+    def detach(self) -> None:
+        """Let go of a detached session: it goes on without this client, and its idle time begins."""
+        if isinstance(self._origin, Opened):
+            raise UsageError("a session that is not detached ends with its client", op="session", fix_hints=["stop it"])
+        self._connection.close()
 
     def stop(self) -> None:
         """End the box and everything in it. May be repeated."""
@@ -135,6 +141,8 @@ class Sandboxes:
     ) -> Session:
         """A box that stays. It ends with this process, unless `detached`: then by `stop_session`, from any process, or
         after `ttl` seconds in which nobody used it."""
+        if detached:
+            check_ttl(ttl)
         session = self._start(provider, policy, ttl if detached else None)
         if not detached:
             self._sessions[session.id] = session

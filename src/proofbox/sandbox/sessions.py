@@ -1,7 +1,7 @@
 """Sessions that outlive the process that made them: one directory each in the user's state directory, mode 0700.
 
     sessions/<id>/session.json   what a client must know to use it
-                  sock           where its box agent listens
+                  box/sock       where its box agent listens; all of the session that a box may see
                   agent.log      what its programs said
 
 Whether a session runs is asked of its socket, never read from the record: a record can't know that its box has died.
@@ -14,7 +14,6 @@ import contextlib
 import os
 import shutil
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +24,7 @@ from proofbox.core.ids import is_id
 from proofbox.errors import PathRefused, SandboxLost, SessionUnknown
 from proofbox.sandbox.contract import Isolation, Policy
 from proofbox.sandbox.inside import Inside
+from proofbox.sandbox.unixpath import connect_at
 
 PREFIX = "ses"
 SCHEMA = "proofbox.session/1"
@@ -71,15 +71,12 @@ class SessionStore:
     def __init__(self, root: Path) -> None:
         self._root = root
 
-    def create(self, id: str) -> socket.socket:
-        """Make the session's directory and the socket its box will listen on."""
-        directory = self._root / id
-        directory.mkdir(parents=True, mode=0o700)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with _short_path(directory) as short:
-            listener.bind(f"{short}/sock")
-        listener.listen(64)
-        return listener
+    def create(self, id: str) -> Path:
+        """Make the session's directory; the directory its box will listen in."""
+        directory = self._sockets(id)
+        directory.parent.mkdir(parents=True, mode=0o700)  # the mode is the last directory's alone
+        directory.mkdir(mode=0o700)
+        return directory
 
     def log(self, id: str) -> Path:
         return self._root / id / "agent.log"
@@ -97,7 +94,7 @@ class SessionStore:
 
     def load(self, id: str) -> Record:
         if is_id(id, PREFIX):  # an id becomes a path: nothing else may
-            with contextlib.suppress(OSError, msgspec.MsgspecError):
+            with contextlib.suppress(OSError, msgspec.MsgspecError, RecursionError):
                 data = (self._root / id / "session.json").read_bytes()
                 record = msgspec.json.decode(data, type=Record, dec_hook=_decode)
                 if record.schema_version == SCHEMA and record.id == id:
@@ -119,19 +116,15 @@ class SessionStore:
 
     def connect(self, id: str) -> socket.socket:
         """A stream to its box agent, or `SandboxLost` if there is none any more."""
-        stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            with _short_path(self._root / id) as short:
-                stream.connect(f"{short}/sock")
+            return connect_at(self._sockets(id))
         except OSError as error:
-            stream.close()
             raise SandboxLost(
                 f"session {id} has ended: its box no longer answers",
                 op="session",
                 fix_hints=["start another: proofbox session start", "see its log: " + str(self.log(id))],
                 details={"session": id, "cause": str(error)},
             ) from None
-        return stream
 
     def running(self, id: str) -> bool:
         with contextlib.suppress(SandboxLost):
@@ -142,22 +135,15 @@ class SessionStore:
     def forget(self, id: str) -> None:
         shutil.rmtree(self._root / id, ignore_errors=True)
 
+    def _sockets(self, id: str) -> Path:
+        return self._root / id / "box"
+
     def leftovers(self) -> list[str]:
         """Directories whose start was interrupted before there was a record; nothing listens there."""
         known = {record.id for record in self.records()}
         with contextlib.suppress(OSError):
             return [e for e in os.listdir(self._root) if is_id(e, PREFIX) and e not in known and not self.running(e)]
         return []
-
-
-@contextlib.contextmanager
-def _short_path(directory: Path) -> Iterator[str]:
-    """A name of the directory that always fits into the 108 bytes of a socket's address."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield f"/proc/self/fd/{fd}"
-    finally:
-        os.close(fd)
 
 
 def _encode(value: object) -> Any:

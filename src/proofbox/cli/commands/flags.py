@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 Json = Annotated[bool, Parameter(name="--json", negative="", help="One JSON document on stdout.")]
-Provider = Annotated[str, Parameter(name="--provider", help="auto, bubblewrap, off, apple-vm.")]
+Provider = Annotated[str, Parameter(name="--provider", help="auto, bubblewrap, docker, off, apple-vm.")]
 Project = Annotated[Path, Parameter(name="--project", help="The directory the box works on.")]
 Cwd = Annotated[str | None, Parameter(name="--cwd", help="Where to run: a directory of the project.")]
 Env = Annotated[
@@ -40,6 +40,8 @@ Mount = Annotated[
     tuple[str, ...],
     Parameter(name="--mount", negative="", help="HOST:GUEST[:ro|rw], read-only unless it says rw. May be repeated."),
 ]
+Image = Annotated[str | None, Parameter(name="--image", help="The image to run, for docker.")]
+Runtime = Annotated[str | None, Parameter(name="--runtime", help="The engine's runtime: runsc for gVisor.")]
 Memory = Annotated[int | None, Parameter(name="--memory", help="Limit of the whole box, in MB.")]
 Cpus = Annotated[float | None, Parameter(name="--cpus", help="Limit of the whole box, in cores: 0.5, 2.")]
 Pids = Annotated[int | None, Parameter(name="--pids", help="Most processes and threads in the box.")]

@@ -52,6 +52,8 @@ def start(
     cpus: flags.Cpus = None,
     pids: flags.Pids = None,
     disk: flags.Disk = None,
+    image: flags.Image = None,
+    runtime: flags.Runtime = None,
     json: flags.Json = False,
 ) -> int:
     """Start a box that stays until it is stopped or idle for --ttl seconds. Prints its id.
@@ -75,6 +77,8 @@ def start(
             cpus=cpus,
             pids=pids,
             disk_mb=disk,
+            image=image,
+            runtime=runtime,
         )
     show(SessionDocument(session=session.info), lambda: session.id, as_json=json)
     return 0

@@ -2,6 +2,8 @@
  *
  *   boxagent --stream RFD WFD [options]       serve one peer; end, with everything started, when its stream ends
  *   boxagent --listen FD --ttl SECONDS [...]  serve any number of peers; end after SECONDS with no peer and no command
+ *   boxagent --connect PATH [options]         the same as --stream, over a unix socket somebody listens on
+ *   boxagent --listen-path PATH --ttl SECONDS the same as --listen, on a unix socket made here
  *     --userns FD       first join this user namespace (made by boxlaunch), as its uid 0, keeping three capabilities
  *     --user UID GID    commands run as this user; the agent keeps its own
  *     --cgroup FD       a delegated cgroup v2 directory: each command gets a child of it, so that kill-tree is sure
@@ -61,6 +63,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -385,8 +388,13 @@ static _Noreturn void minder(struct spawn *s, int status_fd, pid_t agent) {
         if ((keep[i] = fcntl(keep[i], F_DUPFD_CLOEXEC, 64)) < 0) _exit(125);
     for (int i = 0; i < 4; i++) /* 10..13 may be in use: the copies above are safe from this */
         if (dup3(keep[i], 10 + i, O_CLOEXEC) < 0) _exit(125);
-    if (syscall(SYS_close_range, 14, ~0u, 0))
-        for (int fd = 14; fd < 65536; fd++) close(fd);
+    if (syscall(SYS_close_range, 14, ~0u, 0)) { /* a kernel without it, or gVisor: those that are open, one by one */
+        DIR *d = opendir("/proc/self/fd");
+        if (!d) _exit(125);
+        for (struct dirent *e; (e = readdir(d));)
+            if (atoi(e->d_name) > 13 && atoi(e->d_name) != dirfd(d)) close(atoi(e->d_name));
+        closedir(d);
+    }
     for (int fd = 3; fd < 10; fd++) close(fd);
     s->in = 10, s->out = 11, s->err = 12, status_fd = 13;
 
@@ -527,7 +535,7 @@ static void keep(struct command *c, struct output *o, const uint8_t *data, size_
 
 static bool may_read(const struct command *c) {
     if (!c->peer) return true; /* nobody listens: read and throw away, so that a stray doesn't die of SIGPIPE */
-    if (c->window && c->unacked >= c->window) return false;
+    if (c->window && !c->killing && c->unacked >= c->window) return false; /* a killed one ends without its peer's leave */
     return held(&c->peer->out) < OUT_HIGH;
 }
 
@@ -536,7 +544,7 @@ static void pump(struct command *c, struct output *o) {
     size_t strays = 1u << 20; /* after the command's end: what a pipe can hold, and no stray may feed us for ever */
     while (o->fd >= 0 && may_read(c)) {
         size_t want = sizeof chunk;
-        if (c->peer && c->window && c->window - c->unacked < want) want = c->window - c->unacked;
+        if (c->peer && c->window && !c->killing && c->window - c->unacked < want) want = c->window - c->unacked;
         ssize_t n = read(o->fd, chunk, want);
         if (n < 0 && errno == EINTR) continue;
         if (n < 0 && errno == EAGAIN) {
@@ -614,9 +622,21 @@ static void tell_exit(struct command *c) {
     c->peer = NULL;
 }
 
+static void main_reaped(struct command *c, int status, const struct rusage *usage) {
+    c->reaped = true;
+    c->status = status;
+    c->usage = *usage;
+    c->ended = now_us();
+}
+
 /* Is the command over? Its main process is reaped, both streams are read to the bottom, and if it was killed, nothing of
  * its tree is left. Returns true when there is nothing more to do for it at all. */
 static bool settle(struct command *c, uint64_t now) {
+    if (c->killing && !c->reaped && now >= c->kill_deadline) { /* not even its main process could be ended */
+        if (!c->slot) die("a minder does not answer");
+        main_reaped(c, SIGKILL, &(struct rusage){0});
+        c->survivors = true;
+    }
     if (c->reaped && c->why == WHY_TIMEOUT) kill_tree(c, WHY_TIMEOUT); /* it obeyed SIGTERM; its children need not have */
     if (c->reaped && !c->told) {
         if (c->killing && !c->survivors) {
@@ -640,13 +660,6 @@ static void forget(struct command *c) {
     shut(&c->minder_fd);
     shut(&c->pty);
     free(c);
-}
-
-static void main_reaped(struct command *c, int status, const struct rusage *usage) {
-    c->reaped = true;
-    c->status = status;
-    c->usage = *usage;
-    c->ended = now_us();
 }
 
 static void files_as(uid_t uid, gid_t gid) { /* what is created now belongs to them */
@@ -800,12 +813,16 @@ static void hear_minder(struct command *c) {
 
 static void reap(void) {
     struct signalfd_siginfo si;
-    while (read(signal_fd, &si, sizeof si) == sizeof si)
-        if (si.ssi_signo != SIGCHLD) stopping = true; /* asked from outside */
+    while (read(signal_fd, &si, sizeof si) == sizeof si) /* asked from outside, where a sender has no pid in here */
+        if (si.ssi_signo != SIGCHLD && !(features & F_PID1 && si.ssi_pid)) stopping = true;
     int status;
     struct rusage usage;
-    for (pid_t pid; (pid = wait4(-1, &status, WNOHANG, &usage)) > 0;)
+    for (pid_t pid; (pid = wait4(-1, &status, WNOHANG | WUNTRACED, &usage)) > 0;)
         for (struct command *c = commands; c; c = c->next) {
+            if (WIFSTOPPED(status)) {
+                if (c->minder == pid) die("a minder was stopped");
+                continue;
+            }
             if (c->slot && c->pid == pid && !c->reaped) main_reaped(c, status, &usage);
             if (c->minder == pid) {
                 if (WIFSIGNALED(status)) die("a minder was killed"); /* attribution is lost: end the box */
@@ -1106,6 +1123,16 @@ static int number(const char *text) {
     return (int)value;
 }
 
+static int unix_socket(const char *path, bool listening) {
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (strlen(path) >= sizeof at.sun_path) errno = ENAMETOOLONG, die(path);
+    strcpy(at.sun_path, path);
+    if (fd < 0 || (listening ? bind : connect)(fd, (struct sockaddr *)&at, sizeof at)) die(path);
+    if (listening && (chmod(path, 0666) || listen(fd, 64))) die(path); /* who may reach it, its directory says */
+    return fd;
+}
+
 static int own(int fd) { /* out of the way of 0, 1, 2, and out of every command */
     int copy = fcntl(fd, F_DUPFD_CLOEXEC, 16);
     if (copy < 0) die("a descriptor that was named is not open");
@@ -1123,6 +1150,8 @@ int main(int argc, char **argv) {
         const char *a = argv[i], *b = i + 1 < argc ? argv[i + 1] : NULL, *c = i + 2 < argc ? argv[i + 2] : NULL;
         if (!strcmp(a, "--stream")) rfd = number(b), wfd = number(c), i += 2;
         else if (!strcmp(a, "--listen")) listen_fd = number(b), i++;
+        else if (!strcmp(a, "--connect") && b) rfd = wfd = unix_socket(argv[++i], false);
+        else if (!strcmp(a, "--listen-path") && b) listen_fd = unix_socket(argv[++i], true);
         else if (!strcmp(a, "--ttl")) ttl_us = (uint64_t)number(b) * 1000000u, i++;
         else if (!strcmp(a, "--userns")) userns = number(b), i++;
         else if (!strcmp(a, "--user")) run_uid = (uid_t)number(b), run_gid = (gid_t)number(c), i += 2;

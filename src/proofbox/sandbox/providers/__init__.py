@@ -6,11 +6,12 @@ from proofbox.errors import ProviderUnknown
 from proofbox.sandbox.contract import Provider
 from proofbox.sandbox.providers.apple_vm import AppleVm
 from proofbox.sandbox.providers.bubblewrap import Bubblewrap
+from proofbox.sandbox.providers.docker import Docker
 from proofbox.sandbox.providers.off import Off
 
 AUTO = "auto"
 ALIASES = {"macos": "apple-vm", "bwrap": "bubblewrap"}
-PROVIDERS: dict[str, type[Provider]] = {"off": Off, "bubblewrap": Bubblewrap, "apple-vm": AppleVm}
+PROVIDERS: dict[str, type[Provider]] = {"off": Off, "bubblewrap": Bubblewrap, "docker": Docker, "apple-vm": AppleVm}
 # Strongest first, as far as each works here; `off` is never among them: no isolation is a choice, not a fallback.
 AUTO_ORDER = ("apple-vm", "bubblewrap")
 

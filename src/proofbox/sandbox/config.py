@@ -1,0 +1,153 @@
+"""Defaults from files: a project's `.proofbox/config.toml`, and the user's own.
+
+A flag wins over both, the project over the user.
+
+A project can be written by the very commands it is the project of. What only narrows a box is taken from its file as
+it is; what widens one (no sandbox at all, the network, mounts, variables) counts only in a version that the user has
+trusted by `proofbox init`, and otherwise stops the start: to ignore it silently would be as wrong as to obey it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from proofbox.core.atomic import write_document
+from proofbox.core.dirs import config_dir, state_dir
+from proofbox.errors import PolicyRefused, UsageError
+
+PROJECT_FILE = Path(".proofbox/config.toml")
+SIZE_LIMIT = 64 << 10
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """What a file may say. The names are those of the flags."""
+
+    provider: str | None = None
+    image: str | None = None
+    runtime: str | None = None
+    network: Literal["none", "full"] | None = None
+    access: Literal["rw", "ro", "overlay"] | None = None
+    cpus: float | None = None
+    memory: int | None = None
+    pids: int | None = None
+    disk: int | None = None
+    mounts: tuple[str, ...] = ()
+    env: tuple[str, ...] = ()
+    """Names of the caller's variables that every command gets."""
+
+    def over(self, other: Settings) -> Settings:
+        """These, and the other's where these say nothing."""
+        own = {name: value for name, value in msgspec.structs.asdict(self).items() if value not in (None, ())}
+        return msgspec.structs.replace(other, **own)
+
+    def widening(self) -> list[str]:
+        """What in here gives a box more than it would have by default."""
+        found = [name for name in ("mounts", "env") if getattr(self, name)]
+        if self.provider == "off":
+            found.append('provider = "off"')
+        if self.network == "full":
+            found.append('network = "full"')
+        return found
+
+
+def load(project: Path) -> Settings:
+    """The defaults for boxes over this project; an error where a file asks for what nobody has agreed to."""
+    path = project / PROJECT_FILE
+    data = _read(path)
+    own = _parse(data, path) if data is not None else Settings()
+    widening = own.widening()
+    if data is not None and widening and not is_trusted(project, data):
+        raise PolicyRefused(
+            f"{path} asks for {', '.join(widening)}, and you have not agreed to this version of it",
+            op="config",
+            fix_hints=[f"read it, and then: proofbox init --trust --project {project}"],
+            details={"path": str(path), "asks_for": widening},
+        )
+    user = config_dir() / "config.toml"
+    user_data = _read(user)
+    return own.over(_parse(user_data, user)) if user_data is not None else own
+
+
+def trust(project: Path) -> None:
+    """Agree to the project's file as it is now, and to no later version of it."""
+    data = _read(project / PROJECT_FILE)
+    if data is None:
+        raise UsageError(f"{project} has no {PROJECT_FILE}", op="config", fix_hints=["make one: proofbox init"])
+    _parse(data, project / PROJECT_FILE)
+    agreed = {**_agreed(), str(project): hashlib.sha256(data).hexdigest()}
+    write_document(_trusted_file(), msgspec.json.encode({"schema_version": "proofbox.trusted/1", "projects": agreed}))
+
+
+def is_trusted(project: Path, data: bytes) -> bool:
+    return _agreed().get(str(project)) == hashlib.sha256(data).hexdigest()
+
+
+def write(project: Path, settings: Settings) -> Path:
+    """Write the project's file, and trust it: who writes it by this function has seen it."""
+    path = project / PROJECT_FILE
+    path.parent.mkdir(mode=0o755, exist_ok=True)
+    write_document(path, render(settings).encode())
+    trust(project)
+    return path
+
+
+def render(settings: Settings) -> str:
+    lines = ["# Defaults for `proofbox` in this project. A flag wins over what is here."]
+    for name, value in msgspec.structs.asdict(settings).items():
+        if value not in (None, ()):
+            lines.append(
+                f"{name} = {msgspec.json.encode(value).decode()}"
+            )  # a JSON value is a TOML value, but for null
+    return "\n".join(lines) + "\n"
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        with path.open("rb") as file:
+            data = file.read(SIZE_LIMIT + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UsageError(
+            f"{path} can't be read: {error.strerror}", op="config", fix_hints=["mend or remove it"]
+        ) from None
+    if len(data) > SIZE_LIMIT:
+        raise UsageError(f"{path} is larger than {SIZE_LIMIT >> 10} KiB", op="config", fix_hints=["mend or remove it"])
+    return data
+
+
+def _parse(data: bytes, path: Path) -> Settings:
+    try:
+        values: dict[str, Any] = tomllib.loads(data.decode("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is no TOML: {error}", op="config", fix_hints=["mend it, or remove it"]) from None
+    known = Settings.__struct_fields__
+    for name in values:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+            raise UsageError(f"{path}: there is no setting {name[:60]!r}", op="config", fix_hints=[hint])
+    try:
+        return msgspec.convert(values, Settings)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{path}: {error}", op="config", fix_hints=["see: proofbox init --help"]) from None
+
+
+def _trusted_file() -> Path:
+    return state_dir() / "trusted.json"
+
+
+def _agreed() -> dict[str, str]:
+    """Whatever is wrong with this file, nothing is trusted then."""
+    try:
+        found = msgspec.json.decode(_trusted_file().read_bytes())
+        projects = found["projects"] if found["schema_version"] == "proofbox.trusted/1" else {}
+        return {str(name): str(digest) for name, digest in projects.items()}
+    except (OSError, msgspec.DecodeError, KeyError, TypeError, AttributeError):
+        return {}

@@ -1,0 +1,169 @@
+"""A Docker engine's API, as far as boxes need it, over its socket: no command line client, no library.
+
+Podman's socket speaks the same. Answers are bounded; what the engine says of a failure is kept, in its words.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import ssl
+import urllib.parse
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from proofbox.errors import EngineRefused, ProviderUnavailable
+
+API = "v1.40"  # Docker 19.03 and Podman 3: what boxes need has been there since
+ANSWER_LIMIT = 16 << 20
+_FIX = ("start one (Debian, Ubuntu: sudo apt-get install docker.io), or point DOCKER_HOST at its socket",)
+
+
+class Engine:
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._url = urllib.parse.urlsplit(address)
+        if self._url.scheme not in ("unix", "tcp", "http", "https"):
+            raise ProviderUnavailable(
+                f"DOCKER_HOST={address!r} is none of unix://, tcp://, http://, https://",
+                op="probe",
+                fix_hints=["forward a remote engine's socket: ssh -L /tmp/docker.sock:/var/run/docker.sock HOST"],
+            )
+
+    @property
+    def local(self) -> bool:
+        """Reached over a socket of this machine; whether it sees this machine's files too, a start will tell."""
+        return self._url.scheme == "unix"
+
+    @classmethod
+    def find(cls, env: Mapping[str, str] | None = None) -> Engine:
+        """`DOCKER_HOST`, else the first socket there is."""
+        env = os.environ if env is None else env
+        if env.get("DOCKER_HOST"):
+            return cls(env["DOCKER_HOST"])
+        for path in _usual_sockets(env):
+            if os.access(path, os.W_OK):
+                return cls(f"unix://{path}")
+        raise ProviderUnavailable("there is no engine's socket that you may use", op="probe", fix_hints=_FIX)
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        op: str,
+        query: Mapping[str, str] | None = None,
+        body: Any = None,
+        timeout: float = 60,
+    ) -> Any:
+        """One request; the JSON of its answer, or None. Raises `EngineRefused` for a refusal."""
+        connection = self._connect(timeout)
+        try:
+            data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
+            kind = "application/x-tar" if isinstance(body, bytes) else "application/json"
+            connection.request(method, _target(path, query), body=data, headers={"Content-Type": kind})
+            answer = connection.getresponse()
+            text = answer.read(ANSWER_LIMIT)
+        except (OSError, http.client.HTTPException) as error:
+            raise self._unreachable(error) from None
+        finally:
+            connection.close()
+        if answer.status >= 400:
+            raise _refusal(answer.status, _message(text), op)
+        try:
+            return json.loads(text) if text.strip() else None
+        except ValueError:
+            return None  # a stream of documents, as a pull gives; its status is all we need
+
+    def attach(self, container: str) -> socket.socket:
+        """The container's stdin, stdout and stderr as one connection, taken over from HTTP."""
+        connection = self._connect(timeout=30)
+        query = {"stream": "1", "stdin": "1", "stdout": "1", "stderr": "1"}
+        try:
+            connection.request(
+                "POST",
+                _target(f"/containers/{container}/attach", query),
+                headers={"Connection": "Upgrade", "Upgrade": "tcp", "Content-Length": "0"},
+            )
+            stream = connection.sock
+            head = b""
+            while b"\r\n\r\n" not in head:  # byte by byte: what follows the head is the container's
+                byte = stream.recv(1)
+                head += byte
+                if not byte or len(head) > 65536:
+                    raise self._unreachable(ConnectionError("no answer to attach"))
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            raise self._unreachable(error) from None
+        status = int(head.split(b" ", 2)[1])
+        if status not in (101, 200):
+            connection.close()
+            raise _refusal(status, head[:200].decode("latin-1"), "attach")
+        stream.settimeout(None)
+        connection.sock = None  # ours now: closing the connection must not close it
+        return stream
+
+    def _connect(self, timeout: float) -> http.client.HTTPConnection:
+        try:
+            connection = http.client.HTTPConnection("engine", timeout=timeout)
+            connection.sock = self._socket(timeout)
+        except OSError as error:
+            raise self._unreachable(error) from None
+        return connection
+
+    def _socket(self, timeout: float) -> socket.socket:
+        if self.local:
+            stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            stream.settimeout(timeout)
+            try:
+                stream.connect(self._url.path)
+            except BaseException:
+                stream.close()
+                raise
+            return stream
+        secure = self._url.scheme == "https" or bool(os.environ.get("DOCKER_TLS_VERIFY"))
+        host, port = self._url.hostname or "localhost", self._url.port or (2376 if secure else 2375)
+        stream = socket.create_connection((host, port), timeout)
+        return _secured(stream, host) if secure else stream
+
+    def _unreachable(self, error: Exception) -> ProviderUnavailable:
+        hints = list(_FIX)
+        if isinstance(error, PermissionError):
+            hints = ["let your user use it: sudo usermod -aG docker $USER, then log in again"]
+        return ProviderUnavailable(
+            f"the engine at {self.address} does not answer: {error}", op="probe", fix_hints=hints
+        )
+
+
+def _usual_sockets(env: Mapping[str, str]) -> Iterator[Path]:
+    runtime = env.get("XDG_RUNTIME_DIR")
+    yield Path("/var/run/docker.sock")
+    if runtime:
+        yield Path(runtime, "docker.sock")
+        yield Path(runtime, "podman/podman.sock")
+    yield Path("/run/podman/podman.sock")
+
+
+def _secured(stream: socket.socket, host: str) -> socket.socket:
+    folder = Path(os.environ.get("DOCKER_CERT_PATH", "~/.docker")).expanduser()
+    context = ssl.create_default_context(cafile=str(folder / "ca.pem"))
+    context.load_cert_chain(str(folder / "cert.pem"), str(folder / "key.pem"))
+    return context.wrap_socket(stream, server_hostname=host)
+
+
+def _target(path: str, query: Mapping[str, str] | None) -> str:
+    return f"/{API}{path}" + (f"?{urllib.parse.urlencode(query)}" if query else "")
+
+
+def _refusal(status: int, message: str, op: str) -> EngineRefused:
+    return EngineRefused(f"the engine refused to {op}: {message}", op=op, details={"status": status})
+
+
+def _message(text: bytes) -> str:
+    try:
+        return str(json.loads(text)["message"])[:2000]
+    except (ValueError, KeyError, TypeError):
+        return text[:500].decode("utf-8", "replace").strip()

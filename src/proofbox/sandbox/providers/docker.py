@@ -1,0 +1,290 @@
+"""`docker`: any OCI image, unprepared, in a container of a Docker or Podman engine.
+
+Nothing is needed in the image, not even a shell: the box agent is a static program, mounted into the container and
+started as its pid 1. It calls us back over a unix socket that is mounted too, so that a command costs no call of the
+engine. Where an engine's runtime doesn't pass sockets on (gVisor), the container's attached streams take that place.
+
+The container has no network unless asked for, a read-only root, no new privileges, and no capability but those the
+agent needs to start commands as another user: the project's owner.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import socket
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from proofbox.core.dirs import state_dir
+from proofbox.errors import EngineRefused, PolicyRefused, ProofboxError, StartFailed
+from proofbox.sandbox.binaries import program
+from proofbox.sandbox.contract import Box, BoxSpec, Enforcement, Isolation, Policy
+from proofbox.sandbox.demux import AttachedStream
+from proofbox.sandbox.engine import Engine
+from proofbox.sandbox.environment import BOX_HOME, forwarded
+from proofbox.sandbox.refusal import refuse_unenforceable
+from proofbox.sandbox.unixpath import SOCKET, listen_at
+
+LABEL = "proofbox.session"
+START_PATIENCE = 30.0
+_AGENT = "/.proofbox/boxagent"
+_SOCKETS = "/.proofbox/sockets"
+_OWN_VARIABLES = {"PATH", "HOME", "USER", "SHELL", "TMPDIR"}  # the image's, or the box's
+# Runtimes whose containers can't reach a socket of the host.
+_SEALED_RUNTIMES = ("runsc", "gvisor", "kata")
+
+
+class Docker:
+    name = "docker"
+    isolation = Isolation.CONTAINER
+    systems = frozenset({"Linux", "Darwin"})
+
+    def identity(self) -> str:
+        engine = Engine.find()
+        version = engine.call("GET", "/version", op="say its version", timeout=10)
+        return f"{engine.address} {version.get('Version')} {version.get('ApiVersion')} uid {os.geteuid()}"
+
+    def enforcement(self) -> Enforcement:
+        overlay = "a container's project can't be an overlay yet"
+        return Enforcement(
+            network_none=True,
+            filesystem=True,
+            access_ro=True,
+            mounts=True,
+            images=True,
+            memory=True,
+            cpus=True,
+            pids=True,
+            kill_tree="fail-closed",
+            gaps={"access overlay": overlay, "disk": overlay},
+        )
+
+    def start(self, spec: BoxSpec) -> Box:
+        refuse_unenforceable(self.name, spec.policy, self.enforcement())
+        policy = msgspec.structs.replace(
+            spec.policy, network=spec.policy.network or "none", access=spec.policy.access or "rw"
+        )
+        if policy.image is None:
+            raise PolicyRefused(
+                "docker needs an image to run", op="start", fix_hints=["name one that the engine has: --image NAME"]
+            )
+        engine = Engine.find()
+        image = _image(engine, policy.image)
+        box = DockerBox(engine, spec, policy, _environment(image))
+        try:
+            box.start(_Identity.of(engine, spec.project))
+        except BaseException:
+            box.destroy()
+            raise
+        return box
+
+    def explain(self, account: str) -> tuple[str, list[str]]:
+        return account or "the container ended without a word", ["`docker events` and the engine's log may say more"]
+
+
+class _Identity(msgspec.Struct, frozen=True):
+    """Who commands run as, by the container's numbers."""
+
+    uid: int
+    gid: int
+
+    @classmethod
+    def of(cls, engine: Engine, project: Path) -> _Identity:
+        options = engine.call("GET", "/info", op="describe itself").get("SecurityOptions") or []
+        if any("rootless" in str(option) for option in options):
+            return cls(0, 0)  # its root is the user who runs it
+        st = project.stat()
+        return cls(st.st_uid, st.st_gid)
+
+
+class DockerBox:
+    def __init__(self, engine: Engine, spec: BoxSpec, policy: Policy, environment: dict[str, str]) -> None:
+        self._engine = engine
+        self._spec = spec
+        self._container: str | None = None
+        self._attached: AttachedStream | None = None
+        self._sockets: Path | None = None
+        self.isolation = Isolation.SANDBOXED_KERNEL if policy.runtime in _SEALED_RUNTIMES else Isolation.CONTAINER
+        self.policy = policy
+        self.project = str(spec.project)
+        self.environment: Mapping[str, str] = environment
+        self.places = ((spec.project, self.project), *((mount.host, mount.guest) for mount in policy.mounts))
+        self.memory_group: Path | None = None
+        self.stream: socket.socket | None = None
+
+    def start(self, identity: _Identity) -> None:
+        agent = ["--seccomp", "--user", str(identity.uid), str(identity.gid)]
+        sealed = self.policy.runtime in _SEALED_RUNTIMES
+        if self._spec.listen is not None:
+            if sealed:
+                raise PolicyRefused(
+                    f"runtime {self.policy.runtime} passes no sockets on, so that a session can't outlive its client",
+                    op="start",
+                    fix_hints=["use it without `session start`, or another runtime for sessions"],
+                )
+            agent += ["--listen-path", f"{_SOCKETS}/{SOCKET}", "--ttl", str(max(1, round(self._spec.ttl)))]
+            self._create(agent, identity, self._spec.listen, attach=False)
+            self._run()
+        elif sealed:
+            self._create([*agent, "--stream", "0", "1"], identity, None, attach=True)
+            self._attached = AttachedStream(self._engine.attach(self._id))
+            self.stream = self._attached.ours
+            self._run()
+        else:
+            self._sockets = Path(tempfile.mkdtemp(prefix="box-", dir=state_dir()))
+            with listen_at(self._sockets) as listener:
+                self._create([*agent, "--connect", f"{_SOCKETS}/{SOCKET}"], identity, self._sockets, attach=False)
+                self._run()
+                self.stream = self._accept(listener)
+            shutil.rmtree(self._sockets, ignore_errors=True)  # nothing is there for a command to find
+
+    def account(self) -> str:
+        said = self._attached.stderr.decode("utf-8", "replace") if self._attached is not None else ""
+        with contextlib.suppress(ProofboxError):
+            state = self._engine.call("GET", f"/containers/{self._id}/json", op="inspect it")["State"]
+            said += str(state.get("Error") or f"the container is {state['Status']}, exit code {state['ExitCode']}")
+        return said.strip()
+
+    def release(self) -> None:
+        """The container ends by its agent's TTL, and then the engine removes it."""
+
+    def destroy(self) -> None:
+        if self.stream is not None:
+            self.stream.close()
+        if self._attached is not None:
+            self._attached.close()
+        if self._container is not None:
+            remove_container(self._engine, self._container)
+            self._container = None
+        if self._sockets is not None:
+            shutil.rmtree(self._sockets, ignore_errors=True)
+
+    @property
+    def _id(self) -> str:
+        if self._container is None:
+            raise StartFailed("there is no container", op="start")
+        return self._container
+
+    def _create(self, agent: list[str], identity: _Identity, sockets: Path | None, *, attach: bool) -> None:
+        policy = self.policy
+        mounts = [
+            _bind(program("boxagent"), _AGENT, writable=False),
+            _bind(self._spec.project, self.project, writable=policy.access == "rw"),
+            *(_bind(mount.host, mount.guest, mount.writable) for mount in policy.mounts),
+        ]
+        if sockets is not None:
+            mounts.append(_bind(sockets, _SOCKETS, writable=True))
+        home = f"mode=700,uid={identity.uid},gid={identity.gid}"
+        config: dict[str, Any] = {
+            "Image": policy.image,
+            "Entrypoint": [_AGENT],
+            "Cmd": agent,
+            "User": "0:0",
+            "WorkingDir": "/",
+            "Labels": {LABEL: self._spec.label, "proofbox.project": self.project},
+            "OpenStdin": attach,
+            "StdinOnce": attach,  # the end of the stream is the end of the agent
+            "AttachStdin": attach,
+            "AttachStdout": attach,
+            "AttachStderr": attach,
+            "NetworkDisabled": policy.network == "none",
+            "HostConfig": {
+                "AutoRemove": True,
+                "NetworkMode": "none" if policy.network == "none" else "default",
+                "ReadonlyRootfs": True,
+                "CapDrop": ["ALL"],
+                "CapAdd": ["SETUID", "SETGID", "KILL"] if identity.uid else [],
+                "SecurityOpt": ["no-new-privileges"],
+                "IpcMode": "private",
+                "Mounts": mounts,
+                "Tmpfs": {"/tmp": "mode=1777", "/var/tmp": "mode=1777", "/run": "mode=755", BOX_HOME: home},  # noqa: S108
+                "LogConfig": {"Type": "none"},
+                "Memory": (policy.memory_mb or 0) << 20,
+                "MemorySwap": (policy.memory_mb or 0) << 20,
+                "NanoCpus": round((policy.cpus or 0) * 1e9),
+                "PidsLimit": policy.pids or 0,
+                **({"Runtime": policy.runtime} if policy.runtime else {}),
+            },
+        }
+        query = {"name": self._spec.label}
+        answer = self._engine.call("POST", "/containers/create", op="create a container", query=query, body=config)
+        self._container = answer["Id"]
+
+    def _run(self) -> None:
+        self._engine.call("POST", f"/containers/{self._id}/start", op="start the container")
+        if self.policy.memory_mb is not None:
+            self.memory_group = self._find_memory_group()
+
+    def _accept(self, listener: socket.socket) -> socket.socket:
+        """Wait for the agent's call, or for the container's end, whichever is first."""
+        for _ in range(round(START_PATIENCE * 10)):
+            if select.select([listener], [], [], 0.1)[0]:
+                return listener.accept()[0]
+            state = self._engine.call("GET", f"/containers/{self._id}/json", op="inspect it")["State"]
+            if not state["Running"]:
+                raise StartFailed(
+                    f"the container ended at once with {state['ExitCode']}: {state.get('Error') or 'no reason given'}",
+                    op="start",
+                    fix_hints=["is the engine on this machine, and the image for its architecture?"],
+                )
+        raise StartFailed("the box agent did not call back from the container", op="start")
+
+    def _find_memory_group(self) -> Path | None:
+        pid = self._engine.call("GET", f"/containers/{self._id}/json", op="inspect it")["State"]["Pid"]
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+                _, controllers, path = line.split(":", 2)
+                for home in ("/sys/fs/cgroup/memory", "/sys/fs/cgroup"):
+                    group = Path(home + path)
+                    if ("memory" in controllers or not controllers) and (group / "memory.stat").exists():
+                        return group
+        return None
+
+
+def remove_container(engine: Engine, container: str) -> None:
+    """Gone when this returns; one that is gone already is no error."""
+    query = {"force": "1", "v": "1"}
+    try:
+        engine.call("DELETE", f"/containers/{container}", op="remove the container", query=query)
+    except EngineRefused as error:
+        if error.details["status"] not in (404, 409):  # gone, or the engine is at it
+            raise
+
+
+def our_containers(engine: Engine) -> dict[str, str]:
+    """Session id → container, of every container that bears our label."""
+    query = {"all": "1", "filters": json.dumps({"label": [LABEL]})}
+    found = engine.call("GET", "/containers/json", op="list containers", query=query) or []
+    return {each["Labels"][LABEL]: each["Id"] for each in found}
+
+
+def _image(engine: Engine, name: str) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = engine.call("GET", f"/images/{name}/json", op="find the image")
+    except EngineRefused as error:
+        raise StartFailed(
+            f"the engine has no image {name!r}",
+            op="start",
+            fix_hints=[f"docker pull {name}", "or import one: tar -C rootfs -c . | docker import - NAME"],
+            details=error.details,
+        ) from None
+    return found
+
+
+def _environment(image: Mapping[str, Any]) -> dict[str, str]:
+    own = dict(each.partition("=")[::2] for each in (image.get("Config") or {}).get("Env") or [])
+    ours = {name: value for name, value in forwarded().items() if name not in _OWN_VARIABLES}
+    path = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+    return {**path, **ours, **own, "HOME": BOX_HOME, "USER": "box", "TMPDIR": "/tmp"}  # noqa: S108
+
+
+def _bind(source: Path, target: str, writable: bool) -> dict[str, Any]:
+    return {"Type": "bind", "Source": str(source), "Target": target, "ReadOnly": not writable}

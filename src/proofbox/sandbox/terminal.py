@@ -1,0 +1,69 @@
+"""The caller's own terminal, lent to a command in a box: raw while it runs, resized with it, and always restored."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import sys
+import termios
+import threading
+import tty
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import BinaryIO
+
+Resize = Callable[[int, int], None]
+
+
+def is_terminal() -> bool:
+    """Whether a person sits at both ends: a pty is for them alone."""
+    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
+
+
+def terminal_size() -> tuple[int, int]:
+    """Rows and columns."""
+    size = os.get_terminal_size(sys.stdout.fileno())
+    return size.lines, size.columns
+
+
+def own_stdin() -> BinaryIO:
+    """Unbuffered: a key must not wait for a buffer to fill."""
+    return os.fdopen(os.dup(sys.stdin.fileno()), "rb", buffering=0)
+
+
+@contextlib.contextmanager
+def raw_terminal() -> Iterator[None]:
+    """Every key goes through, Ctrl-C too: the terminal inside makes a signal of it."""
+    fd = sys.stdin.fileno()
+    before = termios.tcgetattr(fd)
+    tty.setraw(fd)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(fd, termios.TCSADRAIN, before)
+
+
+@contextlib.contextmanager
+def following_size(resize: Resize) -> Iterator[None]:
+    """Tell of every change of size. From a thread of its own: a signal handler may come in the middle of a frame."""
+    changes: queue.SimpleQueue[bool] = queue.SimpleQueue()  # its put may be called from a signal handler
+
+    def changed(_signum: int, _frame: FrameType | None) -> None:
+        changes.put(True)
+
+    def follow() -> None:
+        while changes.get():
+            with contextlib.suppress(OSError):
+                resize(*terminal_size())
+
+    thread = threading.Thread(target=follow, name="proofbox-resize", daemon=True)
+    before = signal.signal(signal.SIGWINCH, changed)
+    thread.start()
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGWINCH, before)
+        changes.put(False)
+        thread.join()

@@ -1,0 +1,127 @@
+"""A Docker engine of the tests' own: private, without a network, gone afterwards with all it held.
+
+Its one image is made here, from a static busybox: no registry is needed, and the image has neither libc nor package.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from proofbox.errors import ProviderUnavailable
+from proofbox.sandbox.engine import Engine
+
+IMAGE = "proofbox-test:latest"
+# An engine that leaves the host's network alone.
+FLAGS = ("--iptables=false", "--ip6tables=false", "--bridge=none", "--ip-forward=false")
+RUNSC_FLAGS = ["--network=none", "--platform=ptrace", "--ignore-cgroups"]
+UP_SECONDS = 30.0
+
+
+class PrivateEngine(NamedTuple):
+    host: str
+    pid: int
+    engine: Engine
+
+
+def missing() -> str:
+    if os.geteuid() != 0:
+        return "an engine of our own needs root"
+    absent = [name for name in ("dockerd", "containerd", "busybox") if shutil.which(name) is None]
+    return f"not on the PATH: {', '.join(absent)}" if absent else ""
+
+
+@contextlib.contextmanager
+def private_engine() -> Iterator[PrivateEngine]:
+    # Short, for its sockets; in /tmp itself, since an engine's overlay can't lie on another overlay.
+    base = Path(tempfile.mkdtemp(prefix="pbe-", dir="/tmp"))
+    config = base / "daemon.json"
+    config.write_text(
+        json.dumps({"runtimes": {"runsc": {"path": shutil.which("runsc") or "runsc", "runtimeArgs": RUNSC_FLAGS}}})
+    )
+    places = {"--data-root": "data", "--exec-root": "exec", "--pidfile": "pid"}
+    words = [f"{flag}={base / name}" for flag, name in places.items()]
+    host = f"unix://{base / 'sock'}"
+    with (base / "log").open("wb") as log:
+        process = subprocess.Popen(
+            ["dockerd", f"--config-file={config}", f"--host={host}", *words, *FLAGS],
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        engine = Engine(host)
+        _wait_until_up(engine, process, base / "log")
+        engine.call(
+            "POST", "/images/create", op="import", query={"fromSrc": "-", "repo": IMAGE.split(":")[0]}, body=_rootfs()
+        )
+        yield PrivateEngine(host, process.pid, engine)
+    finally:
+        _stop(process)
+        _unmount_below(base)
+        shutil.rmtree(base, ignore_errors=True)
+
+
+def _wait_until_up(engine: Engine, process: subprocess.Popen[bytes], log: Path) -> None:
+    end = time.monotonic() + UP_SECONDS
+    while True:
+        try:
+            engine.call("GET", "/_ping", op="answer", timeout=5)
+        except ProviderUnavailable:
+            if process.poll() is not None or time.monotonic() > end:
+                raise AssertionError(f"dockerd did not come up:\n{log.read_text(errors='replace')[-3000:]}") from None
+            time.sleep(0.05)
+        else:
+            return
+
+
+def _rootfs() -> bytes:
+    busybox = shutil.which("busybox")
+    assert busybox is not None
+    names = subprocess.run([busybox, "--list"], capture_output=True, text=True, check=True).stdout.split()
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as tar:
+        for name in ("bin", "etc", "tmp", "usr", "usr/bin", "root", "var", "home", "mnt"):
+            folder = tarfile.TarInfo(name)
+            folder.type, folder.mode = tarfile.DIRTYPE, 0o755
+            tar.addfile(folder)
+        tar.add(busybox, "bin/busybox")
+        for name in names:
+            if name != "busybox":
+                link = tarfile.TarInfo(f"bin/{name}")
+                link.type, link.linkname = tarfile.SYMTYPE, "busybox"
+                tar.addfile(link)
+        for name, text in {"etc/passwd": "root:x:0:0::/root:/bin/sh\n", "etc/group": "root:x:0:\n"}.items():
+            file = tarfile.TarInfo(name)
+            file.size, file.mode = len(text), 0o644
+            tar.addfile(file, io.BytesIO(text.encode()))
+    return data.getvalue()
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(timeout=20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    # Its containerd and shims are in its session; what still runs there had no time to end.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _unmount_below(base: Path) -> None:
+    points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    for point in sorted((p for p in points if p.startswith(f"{base}/")), reverse=True):
+        subprocess.run(["umount", "-l", point], check=False, capture_output=True)
