@@ -24,12 +24,11 @@ from anyio.to_thread import run_sync
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
 from proofbox.errors import ProofboxError, SandboxLost, UsageError
-from proofbox.sandbox import selection
 from proofbox.sandbox.aconnection import AsyncConnection
+from proofbox.sandbox.config import Settings
 from proofbox.sandbox.contract import DEFAULT_TTL, Event, ExecResult, OnEvent, ProbeResult, stream_of
 from proofbox.sandbox.house import House, Opened
 from proofbox.sandbox.inside import ExecOptions, Inside, PolicyOptions, RunOptions
-from proofbox.sandbox.providers import AUTO
 from proofbox.sandbox.request import check_ttl, encode_env
 from proofbox.sandbox.service import START_PATIENCE
 from proofbox.sandbox.sessions import Record, SessionInfo
@@ -110,29 +109,33 @@ class AsyncSession:
 
 
 class AsyncSandboxes:
-    """Runs commands in boxes over one project. Cheap to make; closing it ends the sessions it holds."""
+    """Runs commands in boxes over one project. Cheap to make; closing it ends the sessions it holds.
+
+    Where a call names no provider or policy, `settings` decide: by default those of the project's and the user's
+    `config.toml`, and after them `auto`.
+    """
 
     def __init__(
         self,
         project_root: str | os.PathLike[str] = ".",
         *,
         on_event: OnEvent | None = None,
+        settings: Settings | None = None,
         clock: Clock | None = None,
         ids: IdSource | None = None,
     ) -> None:
-        self._house = House(project_root, on_event=on_event, clock=clock, ids=ids)
+        self._house = House(project_root, on_event=on_event, settings=settings, clock=clock, ids=ids)
         self._sessions: dict[str, AsyncSession] = {}
 
-    async def probe(self, provider: str = AUTO) -> ProbeResult:
+    async def probe(self, provider: str | None = None) -> ProbeResult:
         """Which provider would be used, by a real trial of it."""
-        choice = await run_sync(functools.partial(selection.probe, provider, on_event=self._house.on_event))
-        return choice.probe_result()
+        return await run_sync(self._house.probe, provider)
 
     async def exec(
         self,
         argv: Sequence[str | bytes],
         *,
-        provider: str = AUTO,
+        provider: str | None = None,
         **options: Unpack[RunOptions],
     ) -> ExecResult:
         """One command in a box of its own, which ends with it."""
@@ -142,7 +145,7 @@ class AsyncSandboxes:
     async def start_session(
         self,
         *,
-        provider: str = AUTO,
+        provider: str | None = None,
         detached: bool = False,
         ttl: float = DEFAULT_TTL,
         **policy: Unpack[PolicyOptions],
@@ -209,7 +212,9 @@ class AsyncSandboxes:
     ) -> None:
         await self.close()
 
-    async def _start(self, provider: str, policy: PolicyOptions | RunOptions, ttl: float | None = None) -> AsyncSession:
+    async def _start(
+        self, provider: str | None, policy: PolicyOptions | RunOptions, ttl: float | None = None
+    ) -> AsyncSession:
         # Not cancellable: a box that was started must come into the hands of a session, which ends it.
         with anyio.CancelScope(shield=True):
             opened = await run_sync(functools.partial(self._house.open, provider, policy, ttl=ttl))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 import msgspec
 
@@ -12,10 +13,12 @@ from proofbox.core.dirs import state_dir
 from proofbox.core.ids import IdSource
 from proofbox.errors import ProofboxError, SandboxLost, StartFailed
 from proofbox.sandbox import cgroups
-from proofbox.sandbox.contract import Box, BoxSpec, Event, OnEvent, Provider
+from proofbox.sandbox.config import Settings, load
+from proofbox.sandbox.contract import Box, BoxSpec, Event, OnEvent, ProbeResult, Provider
 from proofbox.sandbox.inside import Inside, PolicyOptions, RunOptions, make_policy
 from proofbox.sandbox.paths import resolve_project
-from proofbox.sandbox.selection import choose
+from proofbox.sandbox.providers import AUTO
+from proofbox.sandbox.selection import choose, probe
 from proofbox.sandbox.sessions import PREFIX, Record, SessionInfo, SessionStore
 
 
@@ -59,10 +62,12 @@ class House:
         project_root: str | os.PathLike[str],
         *,
         on_event: OnEvent | None = None,
+        settings: Settings | None = None,
         clock: Clock | None = None,
         ids: IdSource | None = None,
     ) -> None:
         self._project_root = project_root
+        self._settings = settings
         self.on_event = on_event
         self._clock: Clock = clock or SystemClock()
         self._ids = ids or IdSource(self._clock)
@@ -75,19 +80,24 @@ class House:
         if self.on_event is not None:
             self.on_event(event)
 
-    def open(self, provider: str, options: PolicyOptions | RunOptions, *, ttl: float | None = None) -> Opened:
+    def probe(self, provider: str | None) -> ProbeResult:
+        settings = self._settings_for(resolve_project(self._project_root))
+        return probe(
+            provider or settings.provider or AUTO, make_policy({}, settings), on_event=self.on_event
+        ).probe_result()
+
+    def open(self, provider: str | None, options: PolicyOptions | RunOptions, *, ttl: float | None = None) -> Opened:
         """Start a box; with a ttl, one that listens in the session store and is recorded there."""
         project = resolve_project(self._project_root)
-        policy = make_policy(options)
-        choice = choose(provider, on_event=self.on_event)
+        settings = self._settings_for(project)
+        policy = make_policy(options, settings)
+        choice = choose(provider or settings.provider or AUTO, policy, on_event=self.on_event)
         id, created_at = self._ids.new_id(PREFIX), isoformat(self._clock.now())
         self.tell(Event("session", "starting", id, {"provider": choice.provider.name}))
         spec = BoxSpec(label=id, project=project, policy=policy)
         if ttl is None:
             box = self._start(choice.provider, spec, choice.diagnostics)
-            return Opened(
-                id, created_at, choice.provider, box, Inside.of(box, choice.provider.name, project, choice.diagnostics)
-            )
+            return Opened(id, created_at, choice.provider, box, Inside.of(box, choice, project, settings.env))
         store = self.store
         try:
             spec = msgspec.structs.replace(spec, listen=store.create(id), ttl=ttl, log=store.log(id))
@@ -95,7 +105,7 @@ class House:
         except BaseException:
             store.forget(id)
             raise
-        inside = Inside.of(box, choice.provider.name, project, choice.diagnostics)
+        inside = Inside.of(box, choice, project, settings.env)
         try:
             store.save(Record(id, created_at, ttl, inside))
         except BaseException:
@@ -122,6 +132,9 @@ class House:
             cgroups.sweep(cgroups.tree(), id)
         cgroups.sweep(cgroups.tree())
         return sorted(gone)
+
+    def _settings_for(self, project: Path) -> Settings:
+        return load(project) if self._settings is None else self._settings
 
     def _start(self, provider: Provider, spec: BoxSpec, diagnostics: Mapping[str, object]) -> Box:
         try:

@@ -7,13 +7,14 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypedDict
+from typing import TypedDict, TypeVar
 
 import msgspec
 
 from proofbox.errors import CommandNotFound, PathRefused, ProofboxError
 from proofbox.sandbox import cgroups
 from proofbox.sandbox.call import Call
+from proofbox.sandbox.config import Settings
 from proofbox.sandbox.contract import (
     DEFAULT_OUTPUT_CAP,
     Access,
@@ -28,6 +29,9 @@ from proofbox.sandbox.contract import (
 )
 from proofbox.sandbox.paths import parse_mount, resolve_cwd, resolve_mount
 from proofbox.sandbox.request import Request, Stdin, encode_env, make_request
+from proofbox.sandbox.selection import Choice
+
+N = TypeVar("N", int, float)
 
 
 class PolicyOptions(TypedDict, total=False):
@@ -76,11 +80,13 @@ class Inside(msgspec.Struct, frozen=True):
     places: tuple[tuple[Path, str], ...]
     memory_group: Path | None = None
     diagnostics: Mapping[str, Diagnostic] = {}
+    forwards: tuple[str, ...] = ()
+    """Names of the client's variables that every command gets, with the values they have then."""
 
     @classmethod
-    def of(cls, box: Box, provider: str, project: Path, diagnostics: Mapping[str, Diagnostic]) -> Inside:
+    def of(cls, box: Box, choice: Choice, project: Path, forwards: tuple[str, ...]) -> Inside:
         return cls(
-            provider=provider,
+            provider=choice.provider.name,
             isolation=box.isolation,
             policy=box.policy,
             project=project,
@@ -88,14 +94,17 @@ class Inside(msgspec.Struct, frozen=True):
             environment=box.environment,
             places=box.places,
             memory_group=box.memory_group,
-            diagnostics=diagnostics,
+            diagnostics=choice.diagnostics,
+            forwards=forwards,
         )
 
     def request(
         self, argv: Sequence[str | bytes], options: ExecOptions | RunOptions, environment: Mapping[bytes, bytes]
     ) -> Request:
         """`environment` is this box's, encoded: what `encode_env(inside.environment)` gives."""
-        extra = options.get("env")
+        extra = {name: os.environ[name] for name in self.forwards if name in os.environ} | dict(
+            options.get("env") or {}
+        )
         return make_request(
             argv,
             cwd=self._guest_cwd(options.get("cwd")),
@@ -161,18 +170,21 @@ class Inside(msgspec.Struct, frozen=True):
         )
 
 
-def make_policy(options: PolicyOptions | RunOptions) -> Policy:
-    mounts = tuple(
-        parse_mount(mount) if isinstance(mount, str) else resolve_mount(mount) for mount in options.get("mounts") or ()
-    )
+def make_policy(options: PolicyOptions | RunOptions, settings: Settings) -> Policy:
+    """What was asked for in the call, and where it says nothing, in the files. Mounts add up."""
+    mounts = [*settings.mounts, *(options.get("mounts") or ())]
     return Policy(
-        network=options.get("network"),
-        access=options.get("access"),
-        disk_mb=options.get("disk_mb"),
-        memory_mb=options.get("memory_mb"),
-        cpus=options.get("cpus"),
-        pids=options.get("pids"),
-        mounts=mounts,
-        image=options.get("image"),
-        runtime=options.get("runtime"),
+        network=options.get("network") or settings.network,
+        access=options.get("access") or settings.access,
+        disk_mb=_first(options.get("disk_mb"), settings.disk),
+        memory_mb=_first(options.get("memory_mb"), settings.memory),
+        cpus=_first(options.get("cpus"), settings.cpus),
+        pids=_first(options.get("pids"), settings.pids),
+        mounts=tuple(parse_mount(each) if isinstance(each, str) else resolve_mount(each) for each in mounts),
+        image=options.get("image") or settings.image,
+        runtime=options.get("runtime") or settings.runtime,
     )
+
+
+def _first(asked: N | None, default: N | None) -> N | None:
+    return default if asked is None else asked  # 0 is an answer, and refused as one

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import platform
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -16,10 +15,11 @@ import msgspec
 
 from proofbox.core.atomic import write_document
 from proofbox.core.dirs import cache_dir
-from proofbox.errors import ProofboxError, ProviderUnavailable
+from proofbox.errors import CommandNotFound, ProofboxError, ProviderUnavailable
 from proofbox.sandbox.connection import Connection
 from proofbox.sandbox.contract import BoxSpec, Diagnostic, Event, OnEvent, Policy, ProbeResult, Provider, stream_of
-from proofbox.sandbox.providers import AUTO, AUTO_ORDER, provider_named
+from proofbox.sandbox.providers import AUTO, AUTO_ORDER, WITH_AN_IMAGE, provider_named
+from proofbox.sandbox.refusal import refuse_unenforceable
 from proofbox.sandbox.request import encode_env, make_request
 
 TRIAL_PATIENCE = 10.0
@@ -42,7 +42,7 @@ class Choice(msgspec.Struct, frozen=True):
         )
 
 
-def choose(name: str, *, on_event: OnEvent | None = None, order: Sequence[str] = AUTO_ORDER) -> Choice:
+def choose(name: str, policy: Policy, *, on_event: OnEvent | None = None) -> Choice:
     """The provider to use.
 
     One that was named is taken at its word; starting it will tell. `auto` tries, and fails closed.
@@ -50,27 +50,30 @@ def choose(name: str, *, on_event: OnEvent | None = None, order: Sequence[str] =
     if name != AUTO:
         provider = provider_named(name)
         return Choice(provider, {provider.name: Diagnostic(available=True, isolation=provider.isolation)})
-    return _first_that_works(order, on_event)
+    return _first_that_works(policy, on_event)
 
 
-def probe(name: str, *, on_event: OnEvent | None = None, order: Sequence[str] = AUTO_ORDER) -> Choice:
+def probe(name: str, policy: Policy, *, on_event: OnEvent | None = None) -> Choice:
     """The same, with every candidate tried: for those who want to know before they start."""
     if name == AUTO:
-        return _first_that_works(order, on_event, look_further=True)
+        return _first_that_works(policy, on_event, look_further=True)
     provider = provider_named(name)
-    diagnostic = diagnose(provider)
+    diagnostic = diagnose(provider, policy)
     _tell(on_event, provider, diagnostic)
     if not diagnostic.available:
         raise _unavailable(f"{provider.name} does not work here: {diagnostic.reason}", {provider.name: diagnostic})
     return Choice(provider, {provider.name: diagnostic})
 
 
-def diagnose(provider: Provider) -> Diagnostic:
+def diagnose(provider: Provider, policy: Policy) -> Diagnostic:
+    """Whether it works here and can do what is asked: an image it runs, limits it can enforce."""
+    wanted = Policy(image=policy.image, runtime=policy.runtime)
     try:
-        identity = f"{_boot_id()} {provider.identity()}"
+        identity = f"{_boot_id()} {provider.identity()} {wanted.image} {wanted.runtime}"
+        refuse_unenforceable(provider.name, policy, provider.enforcement())
         remembered = _Trials.load()
         if remembered.worked.get(provider.name) != identity:
-            _try_out(provider)
+            _try_out(provider, wanted)
             remembered.worked[provider.name] = identity
             remembered.save()
     except ProofboxError as error:
@@ -80,13 +83,13 @@ def diagnose(provider: Provider) -> Diagnostic:
     return Diagnostic(available=True, isolation=provider.isolation)
 
 
-def _first_that_works(order: Sequence[str], on_event: OnEvent | None, look_further: bool = False) -> Choice:
+def _first_that_works(policy: Policy, on_event: OnEvent | None, look_further: bool = False) -> Choice:
     diagnostics: dict[str, Diagnostic] = {}
     chosen: Provider | None = None
     passed_over: str | None = None
-    for name in order:
+    for name in AUTO_ORDER if policy.image is None else (*AUTO_ORDER, *WITH_AN_IMAGE):
         provider = provider_named(name)
-        diagnostic = diagnostics[provider.name] = diagnose(provider)
+        diagnostic = diagnostics[provider.name] = diagnose(provider, policy)
         _tell(on_event, provider, diagnostic)
         if diagnostic.available:
             chosen = chosen or provider
@@ -111,11 +114,11 @@ def _unavailable(message: str, diagnostics: dict[str, Diagnostic]) -> ProviderUn
     )
 
 
-def _try_out(provider: Provider) -> None:
+def _try_out(provider: Provider, policy: Policy) -> None:
     with tempfile.TemporaryDirectory(prefix="proofbox-trial-") as directory:
         project = Path(directory).resolve()
         # The directory's name is in the label, since threads may try at once and groups are named after it.
-        box = provider.start(BoxSpec(label=project.name, project=project, policy=Policy()))
+        box = provider.start(BoxSpec(label=project.name, project=project, policy=policy))
         try:
             request = make_request(["true"], cwd=box.project, env=encode_env(box.environment), timeout=TRIAL_PATIENCE)
             call = Connection(stream_of(box)).run(request)
@@ -127,7 +130,8 @@ def _try_out(provider: Provider) -> None:
             ) from error
         finally:
             box.destroy()
-    if call.error is not None or call.exit is None or call.exit.code != 0:
+    # An image need not have a `true`; that it was looked for, and not found, is as good an answer.
+    if not isinstance(call.error, CommandNotFound) and (call.exit is None or call.exit.code != 0):
         raise ProviderUnavailable("the box started, and `true` did not succeed in it", op="probe")
 
 

@@ -17,12 +17,11 @@ from typing import Self, Unpack
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
 from proofbox.errors import ProofboxError, SandboxLost, UsageError
-from proofbox.sandbox import selection
+from proofbox.sandbox.config import Settings
 from proofbox.sandbox.connection import Connection
 from proofbox.sandbox.contract import DEFAULT_TTL, Event, ExecResult, OnEvent, ProbeResult, stream_of
 from proofbox.sandbox.house import House, Opened
 from proofbox.sandbox.inside import ExecOptions, Inside, PolicyOptions, RunOptions
-from proofbox.sandbox.providers import AUTO
 from proofbox.sandbox.request import check_ttl, encode_env
 from proofbox.sandbox.sessions import Record, SessionInfo
 
@@ -103,28 +102,33 @@ class Session:
 
 
 class Sandboxes:
-    """Runs commands in boxes over one project. Cheap to make; closing it ends the sessions it holds."""
+    """Runs commands in boxes over one project. Cheap to make; closing it ends the sessions it holds.
+
+    Where a call names no provider or policy, `settings` decide: by default those of the project's and the user's
+    `config.toml`, and after them `auto`.
+    """
 
     def __init__(
         self,
         project_root: str | os.PathLike[str] = ".",
         *,
         on_event: OnEvent | None = None,
+        settings: Settings | None = None,
         clock: Clock | None = None,
         ids: IdSource | None = None,
     ) -> None:
-        self._house = House(project_root, on_event=on_event, clock=clock, ids=ids)
+        self._house = House(project_root, on_event=on_event, settings=settings, clock=clock, ids=ids)
         self._sessions: dict[str, Session] = {}
 
-    def probe(self, provider: str = AUTO) -> ProbeResult:
+    def probe(self, provider: str | None = None) -> ProbeResult:
         """Which provider would be used, by a real trial of it."""
-        return selection.probe(provider, on_event=self._house.on_event).probe_result()
+        return self._house.probe(provider)
 
     def exec(
         self,
         argv: Sequence[str | bytes],
         *,
-        provider: str = AUTO,
+        provider: str | None = None,
         **options: Unpack[RunOptions],
     ) -> ExecResult:
         """One command in a box of its own, which ends with it."""
@@ -134,7 +138,7 @@ class Sandboxes:
     def start_session(
         self,
         *,
-        provider: str = AUTO,
+        provider: str | None = None,
         detached: bool = False,
         ttl: float = DEFAULT_TTL,
         **policy: Unpack[PolicyOptions],
@@ -201,7 +205,7 @@ class Sandboxes:
     ) -> None:
         self.close()
 
-    def _start(self, provider: str, policy: PolicyOptions | RunOptions, ttl: float | None = None) -> Session:
+    def _start(self, provider: str | None, policy: PolicyOptions | RunOptions, ttl: float | None = None) -> Session:
         opened = self._house.open(provider, policy, ttl=ttl)
         if ttl is not None:
             return self._detach(opened)

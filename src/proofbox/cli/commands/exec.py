@@ -77,7 +77,7 @@ class ExecDocument(Document, frozen=True, kw_only=True, omit_defaults=False):
 
 def exec_(
     *argv: Annotated[str, Parameter(show=False)],
-    provider: flags.Provider = "auto",
+    provider: flags.Provider = None,
     project: flags.Project = Path(),
     cwd: flags.Cwd = None,
     env: flags.Env = (),

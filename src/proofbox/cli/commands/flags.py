@@ -8,7 +8,10 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 Json = Annotated[bool, Parameter(name="--json", negative="", help="One JSON document on stdout.")]
-Provider = Annotated[str, Parameter(name="--provider", help="auto, bubblewrap, docker, off, apple-vm.")]
+Provider = Annotated[
+    str | None,
+    Parameter(name="--provider", help="auto, bubblewrap, docker, off, apple-vm. Default: as configured, else auto."),
+]
 Project = Annotated[Path, Parameter(name="--project", help="The directory the box works on.")]
 Cwd = Annotated[str | None, Parameter(name="--cwd", help="Where to run: a directory of the project.")]
 Env = Annotated[

@@ -20,7 +20,7 @@ class ProbeDocument(Document, frozen=True, kw_only=True):
     diagnostics: dict[str, Diagnostic]
 
 
-def probe(*, provider: flags.Provider = "auto", json: flags.Json = False) -> int:
+def probe(*, provider: flags.Provider = None, json: flags.Json = False) -> int:
     """Say which sandbox would be used here, by starting one.
 
     For example:

@@ -40,7 +40,7 @@ class PrunedDocument(Document, frozen=True, kw_only=True):
 
 def start(
     *,
-    provider: flags.Provider = "auto",
+    provider: flags.Provider = None,
     project: flags.Project = Path(),
     ttl: Annotated[
         float, Parameter(name="--ttl", help="Seconds without use after which it ends by itself.")

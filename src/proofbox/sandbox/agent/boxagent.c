@@ -535,7 +535,7 @@ static void keep(struct command *c, struct output *o, const uint8_t *data, size_
 
 static bool may_read(const struct command *c) {
     if (!c->peer) return true; /* nobody listens: read and throw away, so that a stray doesn't die of SIGPIPE */
-    if (c->window && !c->killing && c->unacked >= c->window) return false; /* a killed one ends without its peer's leave */
+    if (c->window && !c->killing && c->unacked >= c->window) return false; /* a killed one needs no leave */
     return held(&c->peer->out) < OUT_HIGH;
 }
 

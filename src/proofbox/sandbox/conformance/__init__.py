@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from proofbox.errors import UsageError
+from proofbox.sandbox.config import Settings
 from proofbox.sandbox.conformance import (
     agent_attacks,
     commands,
@@ -76,8 +77,9 @@ def run_conformance(
     provider: str,
     only: Collection[str] | None = None,
     on_result: Callable[[Result], None] | None = None,
+    settings: Settings | None = None,
 ) -> Report:
-    """Check a provider by name; `only` names checks or whole subjects.
+    """Check a provider by name; `only` names checks or whole subjects, `settings` an image or a runtime to check with.
 
     Raises `UsageError` for a check that does not exist and `ProviderUnknown` for such a provider. Whatever goes wrong
     in a check is in its result. It changes the environment of this process while it runs (see `own_directories`).
@@ -94,20 +96,20 @@ def run_conformance(
     with own_directories():
         for check in CHECKS:
             if only is None or check.name in only or check.subject in only:
-                result = _run(check, chosen, enforcement)
+                result = _run(check, chosen, enforcement, settings or Settings())
                 results.append(result)
                 if on_result is not None:
                     on_result(result)
     return Report(chosen.name, chosen.isolation, os.geteuid(), enforcement, tuple(results))
 
 
-def _run(check: Check, provider: Provider, enforcement: Enforcement) -> Result:
+def _run(check: Check, provider: Provider, enforcement: Enforcement, settings: Settings) -> Result:
     unmet = check.needs.unmet(provider.name, enforcement)
     if unmet is not None:
         return Result(check.name, check.subject, "not_applicable", unmet)
     began = time.monotonic()
     try:
-        context = Context(provider, enforcement)
+        context = Context(provider, enforcement, settings)
     except OSError as error:
         return Result(check.name, check.subject, "not_checked", f"no place to work in: {error}")
     # In a thread, so that a box that hangs its client hangs neither us nor the checks after it.

@@ -20,6 +20,7 @@ from typing import Any, TypeVar, Unpack
 
 from proofbox.errors import ProofboxError
 from proofbox.sandbox import cgroups
+from proofbox.sandbox.config import Settings
 from proofbox.sandbox.conformance.check import Failed, expect
 from proofbox.sandbox.contract import Enforcement, ExecResult, Provider
 from proofbox.sandbox.inside import ExecOptions, PolicyOptions
@@ -36,8 +37,9 @@ class Context:
     Everything it makes lies beneath `scratch` and bears `marker` in its name or its arguments.
     """
 
-    def __init__(self, provider: Provider, enforcement: Enforcement) -> None:
+    def __init__(self, provider: Provider, enforcement: Enforcement, settings: Settings) -> None:
         self.provider = provider.name
+        self.settings = settings
         self.isolation = provider.isolation
         self.enforcement = enforcement
         self.marker = f"proofbox-conformance-{secrets.token_hex(8)}"
@@ -56,7 +58,7 @@ class Context:
 
     def over(self, project: Path) -> Sandboxes:
         """A service over another project than the usual one."""
-        return self._exit.enter_context(Sandboxes(project))
+        return self._exit.enter_context(Sandboxes(project, settings=self.settings))
 
     def session(self, boxes: Sandboxes | None = None, **policy: Unpack[PolicyOptions]) -> Session:
         session = (boxes or self.boxes).start_session(provider=self.provider, **policy)

@@ -14,6 +14,7 @@ ALIASES = {"macos": "apple-vm", "bwrap": "bubblewrap"}
 PROVIDERS: dict[str, type[Provider]] = {"off": Off, "bubblewrap": Bubblewrap, "docker": Docker, "apple-vm": AppleVm}
 # Strongest first, as far as each works here; `off` is never among them: no isolation is a choice, not a fallback.
 AUTO_ORDER = ("apple-vm", "bubblewrap")
+WITH_AN_IMAGE = ("docker",)
 
 
 def provider_named(name: str) -> Provider:

@@ -1,0 +1,326 @@
+"""The async client does what the sync one does, on asyncio and on trio, and its service has the same face."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import io
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from rawagent import ENV, PYTHON, Agent, agent, resident_kb, survivors, tree, wait_until
+
+from proofbox import AsyncSandboxes, AsyncSession, Sandboxes, Session
+from proofbox.errors import CommandNotFound, RequestInvalid, SandboxLost, SessionUnknown
+from proofbox.sandbox import aconnection as module
+from proofbox.sandbox.aconnection import AsyncConnection
+from proofbox.sandbox.contract import Event, ExecResult, Isolation, Output, Policy
+from proofbox.sandbox.request import make_request
+
+pytestmark = pytest.mark.timeout(60)
+LOOPS = ["asyncio", *(["trio"] if importlib.util.find_spec("trio") else [])]
+
+
+@pytest.fixture(params=LOOPS)
+def loop(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def go(loop: str, work: Callable[..., Awaitable[None]], *arguments: object) -> None:
+    async def bounded() -> None:
+        with anyio.fail_after(40):
+            await work(*arguments)
+
+    anyio.run(bounded, backend=loop)
+
+
+def with_box(loop: str, work: Callable[[Agent, AsyncConnection], Awaitable[None]], mode: str = "minder") -> None:
+    with agent(mode, greet=False) as box:
+
+        async def connected() -> None:
+            await work(box, AsyncConnection(box.peer.sock))
+
+        go(loop, connected)
+
+
+async def run(
+    connection: AsyncConnection, argv: list[str], on_output: Callable[[Output], None] | None = None, **options: Any
+) -> ExecResult:
+    request = make_request(argv, cwd="/", env=ENV, streamed=on_output is not None, **options)
+    call = await connection.run(request, on_output)
+    return call.result(provider="test", isolation=Isolation.NONE, policy=Policy(), diagnostics={}, oom_killed=False)
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    with anyio.fail_after(20):
+        while not condition():  # noqa: ASYNC110
+            await anyio.sleep(0.002)
+
+
+def test_each_of_32_tasks_gets_its_own_output(loop: str) -> None:
+    async def work(_: Agent, connection: AsyncConnection) -> None:
+        async def one(task: int) -> None:
+            for round in range(3):
+                script = f"cat; echo {task}.{round} >&2; head -c {task * 10_000} /dev/zero; exit {task}"
+                seen: list[Output] = []
+                watch = seen.append if round % 2 else None
+                result = await run(connection, ["sh", "-c", script], watch, stdin=f"in {task}.{round}\n".encode())
+                assert result.stdout_bytes == f"in {task}.{round}\n".encode() + bytes(task * 10_000)
+                assert result.stderr == f"{task}.{round}\n"
+                assert result.exit_code == task
+
+        async with anyio.create_task_group() as tasks:
+            for task in range(32):
+                tasks.start_soon(one, task)
+
+    with_box(loop, work)
+
+
+@pytest.mark.parametrize("stdin", [None, b"x" * 1_000_000])
+def test_cancellation_kills_the_tree(loop: str, tmp_path: Path, stdin: bytes | None) -> None:
+    async def work(_: Agent, connection: AsyncConnection) -> None:
+        async with anyio.create_task_group() as tasks:
+
+            async def one() -> None:
+                await run(connection, tree(tmp_path, ("setsid", "daemon")), stdin=stdin)
+
+            tasks.start_soon(one)
+            await until(lambda: len(list(tmp_path.glob("*.ready"))) == 2)
+            tasks.cancel_scope.cancel()
+        assert not survivors(tmp_path), "dead before the cancelled call is left"
+        assert (await run(connection, ["echo", "on"])).stdout == "on\n"
+
+    with_box(loop, work)
+
+
+def test_a_task_that_is_cancelled_while_it_reads_for_all_hands_over(loop: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "gate")
+
+    async def work(_: Agent, connection: AsyncConnection) -> None:
+        results: list[ExecResult] = []
+
+        async def other() -> None:
+            results.append(await run(connection, ["sh", "-c", f"read x < {tmp_path}/gate; echo mine"]))
+
+        async with anyio.create_task_group() as tasks:
+            with anyio.CancelScope() as scope:
+                async with anyio.create_task_group() as inner:
+                    inner.start_soon(run, connection, ["sleep", "60"])
+                    await until(lambda: connection._reading)
+                    tasks.start_soon(other)
+                    await until(lambda: len(connection._calls) == 2)
+                    scope.cancel()
+            await anyio.to_thread.run_sync((tmp_path / "gate").write_text, "\n")
+        assert [result.stdout for result in results] == ["mine\n"]
+
+    with_box(loop, work)
+
+
+@pytest.mark.parametrize("argv", [["yes"], ["sh", "-c", "echo up; sleep 60"]])
+@pytest.mark.parametrize("stdin", [None, b"x" * 1_000_000])
+def test_an_exception_in_on_output_kills_the_command(loop: str, argv: list[str], stdin: bytes | None) -> None:
+    def stop(_: Output) -> None:
+        raise ValueError("enough")
+
+    async def work(_: Agent, connection: AsyncConnection) -> None:
+        began = time.monotonic()
+        with pytest.raises(ValueError, match="enough"):
+            await run(connection, argv, stop, stdin=stdin)
+        assert time.monotonic() - began < 5
+        assert (await run(connection, ["echo", "on"])).stdout == "on\n"
+
+    with_box(loop, work)
+
+
+def test_fifty_megabytes_both_ways_in_flat_memory(loop: str) -> None:
+    class Source(io.RawIOBase):
+        left = 50 << 20
+
+        def read(self, count: int = -1) -> bytes:
+            count = min(count, self.left)
+            self.left -= count
+            return bytes(count)
+
+    total = 0
+
+    def count(output: Output) -> None:
+        nonlocal total
+        total += len(output.data)
+
+    async def work(box: Agent, connection: AsyncConnection) -> None:
+        before = resident_kb(os.getpid())
+        result = await run(connection, ["cat"], count, stdin=Source(), max_output=1 << 20)
+        assert (result.exit_code, total) == (0, 50 << 20)
+        assert resident_kb(os.getpid()) - before < 24_000
+        assert resident_kb(box.pid, "VmHWM") < 24_000
+
+    with_box(loop, work)
+
+
+def test_stdin_sources_that_end_early_or_fail(loop: str) -> None:
+    closed = io.BytesIO()
+    closed.close()
+
+    async def work(_: Agent, connection: AsyncConnection) -> None:
+        assert (await run(connection, ["head", "-c", "3"], stdin=b"abcdef" * 1_000_000)).stdout == "abc"
+        assert (await run(connection, ["wc", "-c"], stdin=b"x" * 3_000_000)).stdout.strip() == "3000000"
+        for source in (closed, io.StringIO("text")):
+            with pytest.raises(RequestInvalid, match="stdin"):
+                await run(connection, ["cat"], stdin=source)
+        with pytest.raises(CommandNotFound):
+            await run(connection, ["no-such-program"], stdin=b"x" * 1_000_000)
+        assert (await run(connection, ["echo", "on"])).stdout == "on\n"
+
+    with_box(loop, work)
+
+
+def test_the_loss_of_the_box_reaches_every_waiter_within_a_second(loop: str) -> None:
+    async def work(box: Agent, connection: AsyncConnection) -> None:
+        lost: list[SandboxLost] = []
+
+        async def one() -> None:
+            with pytest.raises(SandboxLost) as caught:
+                await run(connection, ["sleep", "60"])
+            lost.append(caught.value)
+
+        async with anyio.create_task_group() as tasks:
+            for _number in range(16):
+                tasks.start_soon(one)
+            await until(lambda: connection.hello)
+            began = time.monotonic()
+            box.process.send_signal(signal.SIGTERM)
+        assert time.monotonic() - began < 2
+        assert len(lost) == 16
+
+    with_box(loop, work)
+
+
+def test_closing_tells_those_who_wait(loop: str) -> None:
+    async def work(_: Agent, connection: AsyncConnection) -> None:
+        async def one() -> None:
+            with pytest.raises(SandboxLost):
+                await run(connection, ["sleep", "60"])
+
+        async with anyio.create_task_group() as tasks:
+            for _number in range(4):
+                tasks.start_soon(one)
+            await until(lambda: connection.hello)
+            connection.close()
+        assert connection._sock.fileno() == -1
+
+    with_box(loop, work)
+
+
+@pytest.mark.parametrize("stdin", [None, b"x" * (4 << 20)])
+def test_an_agent_that_stops_answering_is_a_loss_after_patience(
+    loop: str, stdin: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PATIENCE", 0.3)
+
+    async def work(box: Agent, connection: AsyncConnection) -> None:
+        await run(connection, ["true"])
+        box.process.send_signal(signal.SIGSTOP)
+        try:
+            began = time.monotonic()
+            with pytest.raises(SandboxLost, match="does not answer"):
+                await run(connection, ["cat"], timeout=0.2, grace=0.1, stdin=stdin)
+            await connection.shutdown()
+            assert time.monotonic() - began < 5
+        finally:
+            box.process.send_signal(signal.SIGCONT)
+
+    with_box(loop, work)
+
+
+def test_a_timeout_inside_and_a_caller_that_is_slow(loop: str) -> None:
+    async def work(_: Agent, connection: AsyncConnection) -> None:
+        assert (await run(connection, ["sleep", "60"], timeout=0.05)).timed_out
+        whole = b""
+
+        def slow(output: Output) -> None:
+            nonlocal whole
+            whole += output.data
+
+        result = await run(connection, [*PYTHON, "print('x' * 5_000_000, end='')"], slow, max_output=100)
+        assert whole == b"x" * 5_000_000
+        assert result.truncated.stdout
+
+    with_box(loop, work)
+
+
+# ---- the service
+
+
+def public(kind: type) -> dict[str, inspect.Signature]:
+    return {
+        name: inspect.signature(value)
+        for name, value in vars(kind).items()
+        if not name.startswith("_") and inspect.isfunction(value)
+    }
+
+
+@pytest.mark.parametrize(("sync", "other"), [(Sandboxes, AsyncSandboxes), (Session, AsyncSession)])
+def test_sync_and_async_have_the_same_face(sync: type, other: type) -> None:
+    assert set(public(sync)) == set(public(other))
+    for name, signature in public(sync).items():
+        same = public(other)[name]
+        assert list(same.parameters.values()) == list(signature.parameters.values()), name
+        assert str(same.return_annotation).replace("Async", "") == str(signature.return_annotation), name
+        assert inspect.iscoroutinefunction(vars(other)[name]), name
+        assert vars(other)[name].__doc__ is None or vars(sync)[name].__doc__ is not None, name
+    properties = [{n for n, v in vars(k).items() if isinstance(v, property)} for k in (sync, other)]
+    assert properties[0] == properties[1]
+    made = [list(inspect.signature(k).parameters.values()) for k in (sync, other)]
+    assert [(p.name, p.kind, p.default) for p in made[0] if p.name != "connection"] == [
+        (p.name, p.kind, p.default) for p in made[1] if p.name != "connection"
+    ]
+
+
+def test_the_service_reads_as_documented(loop: str, tmp_path: Path) -> None:
+    (tmp_path / "here").write_text("found")
+    events: list[Event] = []
+
+    async def work() -> None:
+        async with AsyncSandboxes(project_root=tmp_path, on_event=events.append) as boxes:
+            assert (await boxes.exec(["cat", "here"], provider="off", timeout=20)).stdout == "found"
+            async with await boxes.start_session(provider="off") as session:
+                assert (await session.exec(["pwd"])).stdout == f"{tmp_path}\n"
+                assert (await boxes.exec_in_session(session.id, ["echo", "x"])).stdout == "x\n"
+                assert (await boxes.get_session(session.id)).state == "running"
+                assert session.id in [info.id for info in await boxes.list_sessions()]
+            left = await boxes.start_session(provider="off")
+            assert (await boxes.stop_session(left.id)).state == "stopped"
+            with pytest.raises(SessionUnknown):
+                await boxes.get_session("ses-nonsense")
+            forgotten = await boxes.start_session(provider="off")
+            pid = int((await forgotten.exec(["sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!"])).stdout)
+        wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the end of what was left in a session")
+
+    go(loop, work)
+    assert {("session", "starting"), ("exec", "started"), ("exec", "finished"), ("session", "stopped")} <= {
+        (event.kind, event.phase) for event in events
+    }
+
+
+def test_a_detached_session_outlives_its_async_maker(loop: str, tmp_path: Path) -> None:
+    async def work() -> None:
+        async with AsyncSandboxes(project_root=tmp_path) as boxes:
+            made = await boxes.start_session(provider="off", detached=True, ttl=60)
+        async with AsyncSandboxes(project_root=tmp_path) as boxes:
+            try:
+                assert (await boxes.exec_in_session(made.id, ["echo", "still here"])).stdout == "still here\n"
+            finally:
+                assert (await boxes.stop_session(made.id)).state == "stopped"
+            assert (await boxes.stop_session(made.id)).state == "stopped"
+            with pytest.raises(SandboxLost):
+                await boxes.exec_in_session(made.id, ["true"])
+            assert await boxes.prune_sessions() == [made.id]
+        made._connection.close()
+
+    go(loop, work)

@@ -1,0 +1,189 @@
+"""`auto` tries for real, explains itself, remembers successes alone, and never falls back to no isolation."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proofbox import Sandboxes
+from proofbox.core.dirs import cache_dir
+from proofbox.errors import ProviderUnavailable
+from proofbox.sandbox import selection
+from proofbox.sandbox.contract import Event, Isolation
+from proofbox.sandbox.providers import AUTO_ORDER, provider_named
+from proofbox.sandbox.providers.off import Off
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return cache_dir() / "trials.json"
+
+
+@pytest.fixture
+def trials(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Which providers were tried out, for real."""
+    tried: list[str] = []
+    real = selection._try_out
+
+    def counted(provider: Any) -> None:
+        tried.append(provider.name)
+        real(provider)
+
+    monkeypatch.setattr(selection, "_try_out", counted)
+    return tried
+
+
+@pytest.fixture
+def boxes(tmp_path: Path) -> Sandboxes:
+    (tmp_path / "project").mkdir()
+    return Sandboxes(project_root=tmp_path / "project")
+
+
+def test_off_is_never_among_the_choices() -> None:
+    assert "off" not in AUTO_ORDER
+
+
+@pytest.mark.needs("bubblewrap")
+def test_auto_explains_itself(boxes: Sandboxes, cache: Path) -> None:
+    events: list[Event] = []
+    boxes._house.on_event = events.append
+    found = boxes.probe()
+    assert found.provider == "bubblewrap"
+    assert found.isolation is Isolation.NAMESPACE
+    assert (found.was_fallback, found.fallback_from) == (False, None), "apple-vm was never possible here"
+    assert found.diagnostics["bubblewrap"].available
+    rejected = found.diagnostics["apple-vm"]
+    assert not rejected.available
+    assert "macOS" in rejected.reason
+    assert rejected.fix_hints
+    assert rejected.isolation is Isolation.VM
+    assert [(event.name, event.phase) for event in events] == [("apple-vm", "rejected"), ("bubblewrap", "selected")]
+    result = boxes.exec(["true"])
+    assert result.provider == "bubblewrap"
+    assert result.diagnostics["apple-vm"].reason == rejected.reason
+
+
+def test_without_bwrap_auto_fails_closed_and_says_how_to_get_it(
+    boxes: Sandboxes, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for ask in (lambda: boxes.probe(), lambda: boxes.exec(["true"]), lambda: boxes.start_session()):
+        with pytest.raises(ProviderUnavailable) as caught:
+            ask()
+        error = caught.value
+        assert (error.code, error.exit_code) == ("SANDBOX_UNAVAILABLE", 3)
+        assert any("apt-get install bubblewrap" in hint for hint in error.fix_hints)
+        assert any("--provider off" in hint for hint in error.fix_hints)
+        assert not any("on Linux" in hint for hint in error.fix_hints), "no advice to use what just failed"
+        assert "off" not in error.details["diagnostics"]
+        assert not any(found["available"] for found in error.details["diagnostics"].values())
+        json.dumps(error.as_dict())
+    assert not cache.exists()
+
+
+def test_a_bwrap_that_fails_is_rejected_with_what_it_said(
+    boxes: Sandboxes, cache: Path, tmp_path: Path, trials: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = tmp_path / "bwrap"
+    fake.write_text("#!/bin/sh\necho 'bwrap: it is raining' >&2\nexit 1\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for _ in range(2):
+        with pytest.raises(ProviderUnavailable, match="it is raining"):
+            boxes.probe("bubblewrap")
+    assert trials == ["bubblewrap", "bubblewrap"], "a failure is never remembered"
+    assert not cache.exists()
+
+
+def test_a_success_is_remembered_for_this_boot_and_this_program(
+    boxes: Sandboxes, cache: Path, trials: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(3):
+        assert boxes.probe("off").provider == "off"
+    assert trials == ["off"]
+    assert stat.S_IMODE(cache.stat().st_mode) & 0o022 == 0
+    monkeypatch.setattr(Off, "identity", lambda self: "another program")
+    boxes.probe("off")
+    boxes.probe("off")
+    assert trials == ["off"] * 2
+    monkeypatch.setattr(selection, "_boot_id", lambda: "another boot")
+    boxes.probe("off")
+    boxes.probe("off")
+    assert trials == ["off"] * 3
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"",
+        b"\xff\x00garbage",
+        b"[]",
+        b'{"worked": 5}',
+        b'{"worked": {"off": 5}}',
+        b'{"worked": {"off": "an old identity"}}',
+        b'{"worked": ' + b"[" * 200_000,
+        b'{"other": ' + b'{"a":' * 200_000,
+    ],
+    ids=range(8),
+)
+def test_a_corrupt_memory_is_ignored_and_mended(
+    boxes: Sandboxes, cache: Path, trials: list[str], damage: bytes
+) -> None:
+    cache.write_bytes(damage)
+    assert boxes.probe("off").provider == "off"
+    boxes.probe("off")
+    assert trials == ["off"]
+    assert json.loads(cache.read_bytes())["worked"]["off"]
+
+
+def test_a_memory_that_can_not_be_written_is_done_without(boxes: Sandboxes, cache: Path, trials: list[str]) -> None:
+    cache.mkdir()
+    for _ in range(2):
+        assert boxes.probe("off").provider == "off"
+    assert trials == ["off", "off"]
+
+
+def test_many_threads_may_try_at_once(boxes: Sandboxes, cache: Path) -> None:
+    start = threading.Barrier(8)
+
+    def ask(_: int) -> str:
+        start.wait()
+        return boxes.probe("off").provider
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(ask, range(8))) == ["off"] * 8
+
+
+def test_macos_is_another_name_of_apple_vm(boxes: Sandboxes) -> None:
+    assert provider_named("macos").name == "apple-vm"
+    asks: list[Callable[[], object]] = [
+        lambda: boxes.probe("macos"),
+        lambda: boxes.exec(["true"], provider="macos"),
+        lambda: boxes.start_session(provider="apple-vm"),
+        lambda: boxes.start_session(provider="apple-vm", detached=True),
+    ]
+    for ask in asks:
+        with pytest.raises(ProviderUnavailable, match="apple-vm") as caught:
+            ask()
+        assert caught.value.fix_hints
+    assert boxes.list_sessions() == []
+
+
+def test_a_trial_leaves_nothing(boxes: Sandboxes, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import tempfile
+
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    boxes.probe("off")
+    assert os.listdir(tmp_path / "tmp") == []
