@@ -25,7 +25,7 @@ from proofbox.sandbox.engine import Engine
 IMAGE = "proofbox-test:latest"
 # An engine that leaves the host's network alone.
 FLAGS = ("--iptables=false", "--ip6tables=false", "--bridge=none", "--ip-forward=false")
-RUNSC_FLAGS = ["--network=none", "--platform=ptrace", "--ignore-cgroups"]
+RUNSC_FLAGS = ["--network=none", "--platform=ptrace"]
 UP_SECONDS = 30.0
 
 

@@ -47,7 +47,10 @@ def boxes(tmp_path: Path) -> Iterator[Sandboxes]:
     with Sandboxes(project_root=project) as opened:
         yield opened
     wait_until(lambda: children() <= before, "nothing left running")
-    assert not [thread for thread in threading.enumerate() if thread.name == "proofbox-stdin"]
+    for thread in threading.enumerate():
+        if thread.name == "proofbox-stdin":
+            thread.join(timeout=10)
+            assert not thread.is_alive()
 
 
 @pytest.fixture

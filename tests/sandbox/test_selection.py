@@ -17,7 +17,7 @@ from proofbox import Sandboxes
 from proofbox.core.dirs import cache_dir
 from proofbox.errors import ProviderUnavailable
 from proofbox.sandbox import selection
-from proofbox.sandbox.contract import Event, Isolation
+from proofbox.sandbox.contract import Event, Isolation, Policy
 from proofbox.sandbox.providers import AUTO_ORDER, provider_named
 from proofbox.sandbox.providers.off import Off
 
@@ -36,9 +36,9 @@ def trials(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     tried: list[str] = []
     real = selection._try_out
 
-    def counted(provider: Any) -> None:
+    def counted(provider: Any, policy: Policy) -> None:
         tried.append(provider.name)
-        real(provider)
+        real(provider, policy)
 
     monkeypatch.setattr(selection, "_try_out", counted)
     return tried

@@ -36,6 +36,11 @@ class AsyncConnection:
         self._unsent_hello = wire.hello()
         self._closing = False
 
+    @property
+    def lost(self) -> bool:
+        """Whether the box was seen to be gone."""
+        return self._lost is not None
+
     async def run(self, request: Request, on_output: OnOutput | None = None) -> Call:
         """Start it, feed it, wait for its end. If the caller is cancelled, the command is killed first."""
         call = Call(next(self._ids), request)

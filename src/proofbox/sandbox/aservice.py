@@ -51,7 +51,7 @@ class AsyncSession:
 
     @property
     def info(self) -> SessionInfo:
-        return self._origin.info(not self._stopped)
+        return self._origin.info("stopped" if self._stopped else "lost" if self._connection.lost else "running")
 
     async def exec(self, argv: Sequence[str | bytes], **options: Unpack[ExecOptions]) -> ExecResult:
         """Run a command in the box and wait for its end. Many tasks may do so at once."""
@@ -188,7 +188,7 @@ class AsyncSandboxes:
         if held is not None:
             return held.info
         store = self._house.store
-        return store.load(session_id).info(store.running(session_id))
+        return store.info(store.load(session_id))
 
     async def list_sessions(self) -> list[SessionInfo]:
         """The sessions of this object, and all detached ones of this user."""

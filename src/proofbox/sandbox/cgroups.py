@@ -181,8 +181,16 @@ def sweep(found: Tree, label: str | None = None) -> None:
                 name, _, maker = directory.name.rpartition(".")
                 if name == label:
                     _end(directory)
-                elif maker.isdigit() and not Path("/proc", maker).exists():
+                elif maker.isdigit() and not Path("/proc", maker).exists() and not _populated(directory):
                     _remove(directory)
+
+
+def _populated(directory: Path) -> bool:
+    """Whether a box lives here, its idle groups included: those are its agent's to use again."""
+    try:
+        return "populated 1" in (directory / "cgroup.events").read_text()
+    except OSError:
+        return False  # v1 can't say, and has no groups of an agent's
 
 
 def _end(directory: Path, patience: float = 2.0) -> None:

@@ -46,6 +46,11 @@ class Connection:
 
     # ---- commands
 
+    @property
+    def lost(self) -> bool:
+        """Whether the box was seen to be gone."""
+        return self._lost is not None
+
     def run(self, request: Request, on_output: OnOutput | None = None) -> Call:
         """Start it, feed it, wait for its end. Left by an exception (Ctrl-C too), the command is killed first."""
         call = Call(next(self._ids), request)

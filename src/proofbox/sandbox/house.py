@@ -11,15 +11,15 @@ import msgspec
 from proofbox.core.clock import Clock, SystemClock, isoformat
 from proofbox.core.dirs import state_dir
 from proofbox.core.ids import IdSource
-from proofbox.errors import ProofboxError, SandboxLost, StartFailed
+from proofbox.errors import ProofboxError, ProviderUnavailable, SandboxLost, StartFailed
 from proofbox.sandbox import cgroups
 from proofbox.sandbox.config import Settings, load
-from proofbox.sandbox.contract import Box, BoxSpec, Event, OnEvent, ProbeResult, Provider
+from proofbox.sandbox.contract import Box, BoxSpec, Diagnostic, Event, OnEvent, ProbeResult, Provider
 from proofbox.sandbox.inside import Inside, PolicyOptions, RunOptions, make_policy
 from proofbox.sandbox.paths import resolve_project
 from proofbox.sandbox.providers import AUTO
 from proofbox.sandbox.selection import choose, probe
-from proofbox.sandbox.sessions import PREFIX, Record, SessionInfo, SessionStore
+from proofbox.sandbox.sessions import PREFIX, Record, SessionInfo, SessionStore, State
 
 
 class Opened(msgspec.Struct, frozen=True):
@@ -31,12 +31,12 @@ class Opened(msgspec.Struct, frozen=True):
     box: Box
     inside: Inside
 
-    def info(self, running: bool) -> SessionInfo:
+    def info(self, state: State) -> SessionInfo:
         return SessionInfo(
             id=self.id,
             provider=self.inside.provider,
             isolation=self.inside.isolation,
-            state="running" if running else "stopped",
+            state=state,
             created_at=self.created_at,
             project=str(self.inside.project),
             policy=self.inside.policy,
@@ -82,16 +82,15 @@ class House:
 
     def probe(self, provider: str | None) -> ProbeResult:
         settings = self._settings_for(resolve_project(self._project_root))
-        return probe(
-            provider or settings.provider or AUTO, make_policy({}, settings), on_event=self.on_event
-        ).probe_result()
+        policy = make_policy({}, settings)
+        return probe(_named(provider, settings), policy, on_event=self.on_event).probe_result()
 
     def open(self, provider: str | None, options: PolicyOptions | RunOptions, *, ttl: float | None = None) -> Opened:
         """Start a box; with a ttl, one that listens in the session store and is recorded there."""
         project = resolve_project(self._project_root)
         settings = self._settings_for(project)
         policy = make_policy(options, settings)
-        choice = choose(provider or settings.provider or AUTO, policy, on_event=self.on_event)
+        choice = choose(_named(provider, settings), policy, on_event=self.on_event)
         id, created_at = self._ids.new_id(PREFIX), isoformat(self._clock.now())
         self.tell(Event("session", "starting", id, {"provider": choice.provider.name}))
         spec = BoxSpec(label=id, project=project, policy=policy)
@@ -116,7 +115,7 @@ class House:
 
     def sessions(self) -> list[SessionInfo]:
         store = self.store
-        return [record.info(store.running(record.id)) for record in store.records()]
+        return [store.info(record) for record in store.records()]
 
     def ended(self, record: Record) -> None:
         """A detached session was stopped: keep its tombstone, and nothing else of it."""
@@ -136,11 +135,18 @@ class House:
     def _settings_for(self, project: Path) -> Settings:
         return load(project) if self._settings is None else self._settings
 
-    def _start(self, provider: Provider, spec: BoxSpec, diagnostics: Mapping[str, object]) -> Box:
+    def _start(self, provider: Provider, spec: BoxSpec, diagnostics: Mapping[str, Diagnostic]) -> Box:
         try:
             return provider.start(spec)
         except ProofboxError as error:
+            found = dict(diagnostics)
+            if isinstance(error, ProviderUnavailable):
+                found[provider.name] = Diagnostic(False, provider.isolation, error.message, error.fix_hints)
             error.details.setdefault("provider", provider.name)
-            error.details.setdefault("diagnostics", msgspec.to_builtins(dict(diagnostics)))
+            error.details.setdefault("diagnostics", msgspec.to_builtins(found))
             self.tell(Event("session", "failed", spec.label, {"code": error.code}))
             raise
+
+
+def _named(provider: str | None, settings: Settings) -> str:
+    return provider if provider is not None else settings.provider if settings.provider is not None else AUTO

@@ -31,7 +31,7 @@ from proofbox.sandbox.paths import parse_mount, resolve_cwd, resolve_mount
 from proofbox.sandbox.request import Request, Stdin, encode_env, make_request
 from proofbox.sandbox.selection import Choice
 
-N = TypeVar("N", int, float)
+Asked = TypeVar("Asked")
 
 
 class PolicyOptions(TypedDict, total=False):
@@ -174,17 +174,17 @@ def make_policy(options: PolicyOptions | RunOptions, settings: Settings) -> Poli
     """What was asked for in the call, and where it says nothing, in the files. Mounts add up."""
     mounts = [*settings.mounts, *(options.get("mounts") or ())]
     return Policy(
-        network=options.get("network") or settings.network,
-        access=options.get("access") or settings.access,
+        network=_first(options.get("network"), settings.network),
+        access=_first(options.get("access"), settings.access),
         disk_mb=_first(options.get("disk_mb"), settings.disk),
         memory_mb=_first(options.get("memory_mb"), settings.memory),
         cpus=_first(options.get("cpus"), settings.cpus),
         pids=_first(options.get("pids"), settings.pids),
         mounts=tuple(parse_mount(each) if isinstance(each, str) else resolve_mount(each) for each in mounts),
-        image=options.get("image") or settings.image,
-        runtime=options.get("runtime") or settings.runtime,
+        image=_first(options.get("image"), settings.image),
+        runtime=_first(options.get("runtime"), settings.runtime),
     )
 
 
-def _first(asked: N | None, default: N | None) -> N | None:
-    return default if asked is None else asked  # 0 is an answer, and refused as one
+def _first(asked: Asked | None, default: Asked | None) -> Asked | None:
+    return default if asked is None else asked  # 0 and "" are answers too, and refused as such

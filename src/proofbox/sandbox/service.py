@@ -45,7 +45,7 @@ class Session:
 
     @property
     def info(self) -> SessionInfo:
-        return self._origin.info(not self._stopped)
+        return self._origin.info("stopped" if self._stopped else "lost" if self._connection.lost else "running")
 
     def exec(self, argv: Sequence[str | bytes], **options: Unpack[ExecOptions]) -> ExecResult:
         """Run a command in the box and wait for its end. Many threads may do so at once."""
@@ -181,7 +181,7 @@ class Sandboxes:
         if held is not None:
             return held.info
         store = self._house.store
-        return store.load(session_id).info(store.running(session_id))
+        return store.info(store.load(session_id))
 
     def list_sessions(self) -> list[SessionInfo]:
         """The sessions of this object, and all detached ones of this user."""

@@ -53,12 +53,12 @@ class Record(msgspec.Struct, frozen=True):
     stopped: bool = False
     schema_version: str = SCHEMA
 
-    def info(self, running: bool) -> SessionInfo:
+    def info(self, state: State) -> SessionInfo:
         return SessionInfo(
             id=self.id,
             provider=self.inside.provider,
             isolation=self.inside.isolation,
-            state="running" if running else "stopped" if self.stopped else "lost",
+            state=state,
             created_at=self.created_at,
             project=str(self.inside.project),
             policy=self.inside.policy,
@@ -125,6 +125,10 @@ class SessionStore:
                 fix_hints=["start another: proofbox session start", "see its log: " + str(self.log(id))],
                 details={"session": id, "cause": str(error)},
             ) from None
+
+    def info(self, record: Record) -> SessionInfo:
+        """The record, with the state its socket tells."""
+        return record.info("running" if self.running(record.id) else "stopped" if record.stopped else "lost")
 
     def running(self, id: str) -> bool:
         with contextlib.suppress(SandboxLost):

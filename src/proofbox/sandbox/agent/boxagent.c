@@ -5,6 +5,7 @@
  *   boxagent --connect PATH [options]         the same as --stream, over a unix socket somebody listens on
  *   boxagent --listen-path PATH --ttl SECONDS the same as --listen, on a unix socket made here
  *     --userns FD       first join this user namespace (made by boxlaunch), as its uid 0, keeping three capabilities
+ *     --as UID GID      become this user, keeping the same three capabilities
  *     --user UID GID    commands run as this user; the agent keeps its own
  *     --cgroup FD       a delegated cgroup v2 directory: each command gets a child of it, so that kill-tree is sure
  *     --home PATH       make this directory, for the commands' user
@@ -293,6 +294,18 @@ static void search_and_exec(struct spawn *s) {
     errno = best;
 }
 
+/* Who can't be traced belongs to root in /proc. That keeps everybody out, unless commands are root themselves (of a
+ * container, without capabilities): then our own uid, which is nobody else's, is the better owner. */
+static void guard_own_entry(void) {
+    prctl(PR_SET_DUMPABLE, run_uid == 0 && geteuid() != 0, 0, 0, 0);
+}
+
+static void set_caps(uint32_t caps) {
+    struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
+    struct __user_cap_data_struct data[2] = {{caps, caps, 0}, {0, 0, 0}};
+    if (syscall(SYS_capset, &header, data)) die("capabilities");
+}
+
 static _Noreturn void child(struct spawn *s) {
     s->stage = AT_SETUP;
     setsid();
@@ -306,6 +319,7 @@ static _Noreturn void child(struct spawn *s) {
     if (features & F_UID_SPLIT && (syscall(SYS_setgroups, 0, NULL) || syscall(SYS_setresgid, run_gid, run_gid, run_gid) ||
                                    syscall(SYS_setresuid, run_uid, run_uid, run_uid)))
         goto failed;
+    if (features & F_UID_SPLIT) set_caps(0); /* leaving uid 0 has dropped them; leaving another has not */
     s->stage = AT_CWD;
     if (chdir(s->cwd)) goto failed;
     signal(SIGPIPE, SIG_DFL);
@@ -343,6 +357,7 @@ static __attribute__((noinline)) pid_t spawn_child(struct spawn *s, int cgroup) 
         if (pid < 0) s->error = (int)-pid;
     }
     if (pid == 0) child(s);
+    guard_own_entry(); /* the child's change of uid has changed what we share */
     return (pid_t)pid;
 }
 
@@ -534,6 +549,7 @@ static void keep(struct command *c, struct output *o, const uint8_t *data, size_
 }
 
 static bool may_read(const struct command *c) {
+    if (c->minder > 0 && !c->pid) return false; /* not before it is known to have started */
     if (!c->peer) return true; /* nobody listens: read and throw away, so that a stray doesn't die of SIGPIPE */
     if (c->window && !c->killing && c->unacked >= c->window) return false; /* a killed one needs no leave */
     return held(&c->peer->out) < OUT_HIGH;
@@ -667,6 +683,7 @@ static void files_as(uid_t uid, gid_t gid) { /* what is created now belongs to t
     int error = errno;
     syscall(SYS_setfsgid, gid);
     syscall(SYS_setfsuid, uid);
+    guard_own_entry();
     errno = error;
 }
 
@@ -860,6 +877,7 @@ static void handle(struct peer *p, uint8_t type, uint32_t id, struct cursor q) {
             put(&p->out, q.left, 4);
         }
     } else if (type == STDIN_EOF) {
+        if (c->stdin_eof) return;
         c->stdin_eof = true;
         if (c->stdin_fd >= 0 && c->stdin_fd == c->pty) put_bytes(&c->input, "\x04", 1);
         feed(c);
@@ -964,18 +982,20 @@ static void install_landlock(char **rw, int count) {
     features |= F_LANDLOCK;
 }
 
+static void become(uid_t uid, gid_t gid) {
+    /* To start commands as another user, and to signal them. Where they share our uid they would inherit: keep none. */
+    uint32_t keep_caps = run_uid == uid ? 0 : 1u << CAP_SETUID | 1u << CAP_SETGID | 1u << CAP_KILL;
+    prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0);
+    if (setgroups(0, NULL) || setresgid(gid, gid, gid) || setresuid(uid, uid, uid)) die("becoming the agent's user");
+    for (int cap = 0, has; (has = prctl(PR_CAPBSET_READ, cap, 0, 0, 0)) >= 0; cap++)
+        if (has && (cap > 31 || !(keep_caps >> cap & 1)) && prctl(PR_CAPBSET_DROP, cap, 0, 0, 0)) die("dropping a capability");
+    set_caps(keep_caps);
+}
+
 static void enter_userns(int fd) {
     if (setns(fd, CLONE_NEWUSER)) die("joining the user namespace");
     close(fd);
-    prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0);
-    if (setgroups(0, NULL) || setresgid(0, 0, 0) || setresuid(0, 0, 0)) die("becoming the agent's user");
-    /* To start commands as another user, and to signal them. Where they share our uid they would inherit: keep none. */
-    uint32_t keep_caps = run_uid == 0 ? 0 : 1u << CAP_SETUID | 1u << CAP_SETGID | 1u << CAP_KILL;
-    for (int cap = 0; prctl(PR_CAPBSET_READ, cap, 0, 0, 0) >= 0; cap++)
-        if ((cap > 31 || !(keep_caps >> cap & 1)) && prctl(PR_CAPBSET_DROP, cap, 0, 0, 0)) die("dropping a capability");
-    struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
-    struct __user_cap_data_struct data[2] = {{keep_caps, keep_caps, 0}, {0, 0, 0}};
-    if (syscall(SYS_capset, &header, data)) die("dropping capabilities");
+    become(0, 0);
 }
 
 /* ---- the loop ------------------------------------------------------------------------------------------------------ */
@@ -1098,6 +1118,7 @@ static void serve(void) {
         if (set[1].revents) {
             int fd = accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC);
             if (fd >= 0) add_peer(fd, fd);
+            else if (errno == EMFILE || errno == ENFILE) poll(NULL, 0, 10); /* who knocks must wait; don't spin */
         }
         n = first_command;
         for (struct command *c = newest; c; c = c->next, n += 4) {
@@ -1141,19 +1162,20 @@ static int own(int fd) { /* out of the way of 0, 1, 2, and out of every command 
 }
 
 int main(int argc, char **argv) {
-    int rfd = -1, wfd = -1, userns = -1, count = 0;
+    int rfd = -1, wfd = -1, userns = -1, as_uid = -1, as_gid = -1, count = 0;
     bool seccomp = false, landlock = false;
-    const char *home = NULL;
+    const char *home = NULL, *connect_to = NULL, *listen_on = NULL;
     char **rw = calloc((size_t)argc + 1, sizeof *rw);
     if (argc == 2 && !strcmp(argv[1], "--version")) return printf("boxagent %d\n", PROTOCOL) < 0;
     for (int i = 1; i < argc; i++) {
         const char *a = argv[i], *b = i + 1 < argc ? argv[i + 1] : NULL, *c = i + 2 < argc ? argv[i + 2] : NULL;
         if (!strcmp(a, "--stream")) rfd = number(b), wfd = number(c), i += 2;
         else if (!strcmp(a, "--listen")) listen_fd = number(b), i++;
-        else if (!strcmp(a, "--connect") && b) rfd = wfd = unix_socket(argv[++i], false);
-        else if (!strcmp(a, "--listen-path") && b) listen_fd = unix_socket(argv[++i], true);
+        else if (!strcmp(a, "--connect") && b) connect_to = argv[++i];
+        else if (!strcmp(a, "--listen-path") && b) listen_on = argv[++i];
         else if (!strcmp(a, "--ttl")) ttl_us = (uint64_t)number(b) * 1000000u, i++;
         else if (!strcmp(a, "--userns")) userns = number(b), i++;
+        else if (!strcmp(a, "--as")) as_uid = number(b), as_gid = number(c), i += 2;
         else if (!strcmp(a, "--user")) run_uid = (uid_t)number(b), run_gid = (gid_t)number(c), i += 2;
         else if (!strcmp(a, "--cgroup")) cgroup_fd = number(b), i++;
         else if (!strcmp(a, "--home") && b) home = argv[++i];
@@ -1161,7 +1183,8 @@ int main(int argc, char **argv) {
         else if (!strcmp(a, "--seccomp")) seccomp = true;
         else errno = EINVAL, die(a);
     }
-    if ((rfd < 0) == (listen_fd < 0)) errno = EINVAL, die("one of --stream and --listen is needed");
+    if ((rfd >= 0) + (listen_fd >= 0) + !!connect_to + !!listen_on != 1)
+        errno = EINVAL, die("one of --stream, --listen, --connect and --listen-path is needed");
 
     /* Nothing a command could read, trace or inherit: no dumps, no environment, no stray descriptors. */
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
@@ -1169,7 +1192,10 @@ int main(int argc, char **argv) {
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
     clearenv();
     if (userns >= 0) enter_userns(userns);
-    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0); /* a change of ids resets it */
+    if (as_uid >= 0) become((uid_t)as_uid, (gid_t)as_gid);
+    if (connect_to) rfd = wfd = unix_socket(connect_to, false);
+    if (listen_on) listen_fd = unix_socket(listen_on, true);
+    guard_own_entry(); /* a change of ids resets it */
     bool same = rfd == wfd;
     if (rfd >= 0) rfd = own(rfd), wfd = same ? rfd : own(wfd);
     if (listen_fd >= 0) listen_fd = own(listen_fd), fcntl(listen_fd, F_SETFL, O_NONBLOCK);

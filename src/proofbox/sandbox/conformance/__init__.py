@@ -93,23 +93,23 @@ def run_conformance(
     chosen = provider_named(provider)
     enforcement = chosen.enforcement()
     results = []
-    with own_directories():
+    with own_directories(settings or Settings()):
         for check in CHECKS:
             if only is None or check.name in only or check.subject in only:
-                result = _run(check, chosen, enforcement, settings or Settings())
+                result = _run(check, chosen, enforcement)
                 results.append(result)
                 if on_result is not None:
                     on_result(result)
     return Report(chosen.name, chosen.isolation, os.geteuid(), enforcement, tuple(results))
 
 
-def _run(check: Check, provider: Provider, enforcement: Enforcement, settings: Settings) -> Result:
+def _run(check: Check, provider: Provider, enforcement: Enforcement) -> Result:
     unmet = check.needs.unmet(provider.name, enforcement)
     if unmet is not None:
         return Result(check.name, check.subject, "not_applicable", unmet)
     began = time.monotonic()
     try:
-        context = Context(provider, enforcement, settings)
+        context = Context(provider, enforcement)
     except OSError as error:
         return Result(check.name, check.subject, "not_checked", f"no place to work in: {error}")
     # In a thread, so that a box that hangs its client hangs neither us nor the checks after it.

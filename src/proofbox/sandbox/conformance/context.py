@@ -18,9 +18,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
+from proofbox.core.dirs import config_dir
 from proofbox.errors import ProofboxError
 from proofbox.sandbox import cgroups
-from proofbox.sandbox.config import Settings
+from proofbox.sandbox.config import Settings, load, render
 from proofbox.sandbox.conformance.check import Failed, expect
 from proofbox.sandbox.contract import Enforcement, ExecResult, Provider
 from proofbox.sandbox.inside import ExecOptions, PolicyOptions
@@ -37,9 +38,8 @@ class Context:
     Everything it makes lies beneath `scratch` and bears `marker` in its name or its arguments.
     """
 
-    def __init__(self, provider: Provider, enforcement: Enforcement, settings: Settings) -> None:
+    def __init__(self, provider: Provider, enforcement: Enforcement) -> None:
         self.provider = provider.name
-        self.settings = settings
         self.isolation = provider.isolation
         self.enforcement = enforcement
         self.marker = f"proofbox-conformance-{secrets.token_hex(8)}"
@@ -52,13 +52,14 @@ class Context:
             directory.mkdir()
             directory.chmod(0o755)
         self._sessions: list[Session] = []
+        self._settings = load(self.project)  # now: a check may point the configuration elsewhere
         self.boxes = self.over(self.project)
 
     # ---- boxes
 
     def over(self, project: Path) -> Sandboxes:
         """A service over another project than the usual one."""
-        return self._exit.enter_context(Sandboxes(project, settings=self.settings))
+        return self._exit.enter_context(Sandboxes(project, settings=self._settings))
 
     def session(self, boxes: Sandboxes | None = None, **policy: Unpack[PolicyOptions]) -> Session:
         session = (boxes or self.boxes).start_session(provider=self.provider, **policy)
@@ -161,8 +162,10 @@ class Context:
 
 
 @contextlib.contextmanager
-def own_directories() -> Iterator[None]:
+def own_directories(settings: Settings) -> Iterator[None]:
     """State, cache and configuration elsewhere, so that the user's own sessions and settings are left alone.
+
+    The settings to check with are the configuration there: other processes that a check starts find them too.
 
     It changes this process's environment while it lasts: nothing else may use proofbox in it meanwhile.
     """
@@ -170,6 +173,7 @@ def own_directories() -> Iterator[None]:
         before = {name: os.environ.get(name) for name in _DIRECTORIES}
         os.environ.update({name: f"{directory}/{name.split('_')[1].lower()}" for name in _DIRECTORIES})
         try:
+            (config_dir() / "config.toml").write_text(render(settings))
             yield
         finally:
             for name, value in before.items():

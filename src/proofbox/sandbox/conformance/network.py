@@ -9,9 +9,11 @@ from __future__ import annotations
 import time
 
 from proofbox.errors import ProofboxError
+from proofbox.sandbox.config import Settings
 from proofbox.sandbox.conformance.check import NETWORK, NotChecked, Subject, expect
 from proofbox.sandbox.conformance.context import Context
 from proofbox.sandbox.conformance.probing import connect, listeners
+from proofbox.sandbox.service import Sandboxes
 
 subject = Subject("network")
 check = subject.check
@@ -114,7 +116,7 @@ def _look(context: Context, network: str) -> tuple[set[str], list[str]]:
 
 def _control(context: Context, way: str) -> None:
     try:
-        with context.boxes.start_session(provider="off") as session:
+        with Sandboxes(context.project, settings=Settings()) as boxes, boxes.start_session(provider="off") as session:
             seen = connect(context, session, way)
     except (ProofboxError, NotChecked) as error:
         raise NotChecked(f"the control could not be made: {error}") from None

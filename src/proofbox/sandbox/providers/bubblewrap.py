@@ -13,12 +13,10 @@ import functools
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
 
-from proofbox.core.dirs import cache_dir, config_dir, state_dir
 from proofbox.errors import ProviderUnavailable
 from proofbox.sandbox import cgroups
 from proofbox.sandbox.binaries import program
@@ -26,6 +24,7 @@ from proofbox.sandbox.contract import Box, BoxSpec, Enforcement, Isolation, Poli
 from proofbox.sandbox.environment import BOX_HOME, boxed
 from proofbox.sandbox.localbox import Plumbing, launch
 from proofbox.sandbox.providers.hostroot import ROOT, directory, host_parts
+from proofbox.sandbox.providers.own import frozen_within, hidden_within
 from proofbox.sandbox.providers.userns import explain
 from proofbox.sandbox.refusal import refuse_unenforceable
 
@@ -190,31 +189,11 @@ def _box_options(project: Path, policy: Policy, ids: _Ids) -> list[str]:
     for host, guest, writable in binds:
         options += directory(Path(guest).parent)
         options += ["--bind" if writable else "--ro-bind", str(host), guest]
-        # Evidence, sessions and settings are never visible to what they are about.
-        for own in _own_directories(*map(os.environ.get, _OWN_VARIABLES)):
-            if own.is_relative_to(host):
-                options += ["--tmpfs", str(Path(guest) / own.relative_to(host))]
-        # A project may hold the very installation that runs this. Who could change that would run on the host next.
-        for own in _own_code() if writable and policy.access != "overlay" else ():
-            if own.is_relative_to(host):
-                options += ["--ro-bind", str(own), str(Path(guest) / own.relative_to(host))]
+        for covered in hidden_within(host, guest):
+            options += ["--tmpfs", covered]
+        for own, place in frozen_within(host, guest) if writable and policy.access != "overlay" else ():
+            options += ["--ro-bind", str(own), place]
     return options
-
-
-_OWN_VARIABLES = ("HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")
-
-
-@functools.lru_cache(maxsize=8)
-def _own_directories(*_environment: str | None) -> tuple[Path, ...]:
-    """They are made if need be: one that came into being later would be seen by boxes that run already."""
-    return tuple(directory().resolve() for directory in (state_dir, cache_dir, config_dir))
-
-
-@functools.cache
-def _own_code() -> set[Path]:
-    package = Path(__file__).resolve().parents[2]
-    environment = {Path(sys.prefix).resolve()} if sys.prefix != sys.base_prefix else set()
-    return {package, *environment}
 
 
 def _writable(project: Path, policy: Policy) -> list[str]:

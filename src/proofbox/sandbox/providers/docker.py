@@ -26,10 +26,12 @@ import msgspec
 from proofbox.core.dirs import state_dir
 from proofbox.errors import EngineRefused, PolicyRefused, ProofboxError, StartFailed
 from proofbox.sandbox.binaries import program
-from proofbox.sandbox.contract import Box, BoxSpec, Enforcement, Isolation, Policy
+from proofbox.sandbox.contract import Box, BoxSpec, Enforcement, Isolation, Mount, Policy
 from proofbox.sandbox.demux import AttachedStream
 from proofbox.sandbox.engine import Engine
 from proofbox.sandbox.environment import BOX_HOME, forwarded
+from proofbox.sandbox.providers.bubblewrap import AGENT_ID
+from proofbox.sandbox.providers.own import frozen_within, hidden_within
 from proofbox.sandbox.refusal import refuse_unenforceable
 from proofbox.sandbox.unixpath import SOCKET, listen_at
 
@@ -121,7 +123,7 @@ class DockerBox:
         self.stream: socket.socket | None = None
 
     def start(self, identity: _Identity) -> None:
-        agent = ["--seccomp", "--user", str(identity.uid), str(identity.gid)]
+        agent = ["--seccomp", "--as", str(AGENT_ID), str(AGENT_ID), "--user", str(identity.uid), str(identity.gid)]
         sealed = self.policy.runtime in _SEALED_RUNTIMES
         if self._spec.listen is not None:
             if sealed:
@@ -141,6 +143,7 @@ class DockerBox:
         else:
             self._sockets = Path(tempfile.mkdtemp(prefix="box-", dir=state_dir()))
             with listen_at(self._sockets) as listener:
+                (self._sockets / SOCKET).chmod(0o666)  # for the agent's uid; its directory is closed to others
                 self._create([*agent, "--connect", f"{_SOCKETS}/{SOCKET}"], identity, self._sockets, attach=False)
                 self._run()
                 self.stream = self._accept(listener)
@@ -175,14 +178,19 @@ class DockerBox:
 
     def _create(self, agent: list[str], identity: _Identity, sockets: Path | None, *, attach: bool) -> None:
         policy = self.policy
-        mounts = [
-            _bind(program("boxagent"), _AGENT, writable=False),
-            _bind(self._spec.project, self.project, writable=policy.access == "rw"),
-            *(_bind(mount.host, mount.guest, mount.writable) for mount in policy.mounts),
-        ]
-        if sockets is not None:
-            mounts.append(_bind(sockets, _SOCKETS, writable=True))
         home = f"mode=700,uid={identity.uid},gid={identity.gid}"
+        tmpfs = {"/tmp": "mode=1777", "/var/tmp": "mode=1777", "/run": "mode=755", BOX_HOME: home}  # noqa: S108
+        mounts = [_bind(program("boxagent"), _AGENT, writable=False)]
+        project = Mount(self._spec.project, self.project, writable=policy.access == "rw")
+        for mount in (project, *policy.mounts):
+            mounts.append(_bind(mount.host, mount.guest, mount.writable))
+            tmpfs |= dict.fromkeys(hidden_within(mount.host, mount.guest), "mode=700")
+            if mount.writable:
+                mounts += [_bind(own, place, writable=False) for own, place in frozen_within(mount.host, mount.guest)]
+        if sockets is not None:
+            if os.geteuid() == 0:
+                os.chown(sockets, AGENT_ID, AGENT_ID)  # root in the container has no capability to get past its mode
+            mounts.append(_bind(sockets, _SOCKETS, writable=True))
         config: dict[str, Any] = {
             "Image": policy.image,
             "Entrypoint": [_AGENT],
@@ -201,11 +209,11 @@ class DockerBox:
                 "NetworkMode": "none" if policy.network == "none" else "default",
                 "ReadonlyRootfs": True,
                 "CapDrop": ["ALL"],
-                "CapAdd": ["SETUID", "SETGID", "KILL"] if identity.uid else [],
+                "CapAdd": ["SETUID", "SETGID", "KILL"],
                 "SecurityOpt": ["no-new-privileges"],
                 "IpcMode": "private",
                 "Mounts": mounts,
-                "Tmpfs": {"/tmp": "mode=1777", "/var/tmp": "mode=1777", "/run": "mode=755", BOX_HOME: home},  # noqa: S108
+                "Tmpfs": tmpfs,
                 "LogConfig": {"Type": "none"},
                 "Memory": (policy.memory_mb or 0) << 20,
                 "MemorySwap": (policy.memory_mb or 0) << 20,
@@ -228,14 +236,20 @@ class DockerBox:
         for _ in range(round(START_PATIENCE * 10)):
             if select.select([listener], [], [], 0.1)[0]:
                 return listener.accept()[0]
-            state = self._engine.call("GET", f"/containers/{self._id}/json", op="inspect it")["State"]
-            if not state["Running"]:
+            if not self._running():
                 raise StartFailed(
-                    f"the container ended at once with {state['ExitCode']}: {state.get('Error') or 'no reason given'}",
+                    "the container ended before its agent called back",
                     op="start",
                     fix_hints=["is the engine on this machine, and the image for its architecture?"],
                 )
         raise StartFailed("the box agent did not call back from the container", op="start")
+
+    def _running(self) -> bool:
+        try:
+            state = self._engine.call("GET", f"/containers/{self._id}/json", op="inspect it")["State"]
+        except EngineRefused:  # removed by the engine, as we asked it to
+            return False
+        return bool(state["Running"])
 
     def _find_memory_group(self) -> Path | None:
         pid = self._engine.call("GET", f"/containers/{self._id}/json", op="inspect it")["State"]["Pid"]

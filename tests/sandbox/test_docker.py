@@ -1,0 +1,139 @@
+"""`docker` against a real engine of our own: the conformance suite, and what a container adds to it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+from private_engine import IMAGE, PrivateEngine, private_engine
+
+from proofbox import Sandboxes
+from proofbox.errors import PolicyRefused, ProofboxError, ProviderUnavailable, SandboxLost, StartFailed
+from proofbox.sandbox.config import Settings
+from proofbox.sandbox.conformance import CHECKS, run_conformance
+from proofbox.sandbox.engine import Engine
+from proofbox.sandbox.providers.docker import our_containers
+
+# One engine for all of these: they go to one worker.
+pytestmark = [pytest.mark.needs("docker"), pytest.mark.xdist_group("docker")]
+
+
+@pytest.fixture(scope="module")
+def engine() -> Generator[PrivateEngine]:
+    with private_engine() as started, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DOCKER_HOST", started.host)
+        yield started
+        assert our_containers(started.engine) == {}
+
+
+@pytest.fixture
+def boxes(engine: PrivateEngine, tmp_path: Path) -> Generator[Sandboxes]:
+    with Sandboxes(tmp_path, settings=Settings(provider="docker", image=IMAGE)) as found:
+        yield found
+
+
+@pytest.mark.parametrize("check", [check.name for check in CHECKS])
+def test_conformance(check: str, engine: PrivateEngine) -> None:
+    [result] = run_conformance("docker", only=[check], settings=Settings(image=IMAGE)).results
+    if result.outcome == "failed":
+        pytest.fail(result.detail, pytrace=False)
+    if result.outcome == "not_checked":
+        pytest.skip(result.detail)
+    assert result.outcome == "passed" or result.detail
+
+
+def test_commands_run_as_the_project_s_owner(engine: PrivateEngine, tmp_path: Path) -> None:
+    os.chown(tmp_path, 4321, 8765)
+    with Sandboxes(tmp_path, settings=Settings(provider="docker", image=IMAGE)) as found:
+        result = found.exec(["sh", "-c", "id -u; id -g; touch made"])
+    assert result.stdout == "4321\n8765\n"
+    assert ((tmp_path / "made").stat().st_uid, (tmp_path / "made").stat().st_gid) == (4321, 8765)
+
+
+def test_an_image_without_anything_is_enough(engine: PrivateEngine, boxes: Sandboxes) -> None:
+    """Not a shell, not a directory: the agent brings itself, and says that there is no such command."""
+    empty = b"\0" * 10240
+    engine.engine.call("POST", "/images/create", op="import", query={"fromSrc": "-", "repo": "empty"}, body=empty)
+    with boxes.start_session(image="empty") as session, pytest.raises(ProofboxError) as raised:
+        session.exec(["sh"])
+    assert raised.value.code == "SANDBOX_COMMAND_NOT_FOUND"
+
+
+def test_auto_takes_docker_when_an_image_is_asked_for(engine: PrivateEngine, tmp_path: Path) -> None:
+    with Sandboxes(tmp_path) as found:
+        result = found.exec(["true"], image=IMAGE)
+    assert result.provider == "docker"
+    assert "image" in result.diagnostics["bubblewrap"].reason
+
+
+def test_no_image_and_an_unknown_one_are_explained(boxes: Sandboxes, tmp_path: Path) -> None:
+    with pytest.raises(StartFailed, match="has no image 'nowhere'"):
+        boxes.exec(["true"], image="nowhere")
+    with Sandboxes(tmp_path, settings=Settings()) as plain, pytest.raises(PolicyRefused, match="needs an image"):
+        plain.exec(["true"], provider="docker")
+
+
+def test_a_container_killed_under_a_command_is_a_lost_box(engine: PrivateEngine, boxes: Sandboxes) -> None:
+    with boxes.start_session() as session:
+        session.exec(["true"])
+        container = our_containers(engine.engine)[session.id]
+        engine.engine.call("POST", f"/containers/{container}/kill", op="kill it")
+        began = time.monotonic()
+        with pytest.raises(SandboxLost):
+            session.exec(["sleep", "60"])
+        assert time.monotonic() - began < 2
+        assert session.info.state == "lost"
+
+
+def test_a_client_killed_leaves_no_container(engine: PrivateEngine, tmp_path: Path) -> None:
+    script = (
+        "import sys; from proofbox import Sandboxes; from proofbox.sandbox.config import Settings\n"
+        f"s = Sandboxes({str(tmp_path)!r}, settings=Settings(provider='docker', image={IMAGE!r})).start_session()\n"
+        "print(s.id, flush=True); s.exec(['sleep', '600'])"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as client:
+        assert client.stdout is not None
+        session = client.stdout.readline().strip()
+        assert session in our_containers(engine.engine)
+        client.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + 20
+    while session in our_containers(engine.engine) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert session not in our_containers(engine.engine)
+
+
+def test_fifty_sessions_at_once(engine: PrivateEngine, boxes: Sandboxes, rounds: object) -> None:
+    count = rounds(8, 50)  # type: ignore[operator]
+    sessions = [boxes.start_session() for _ in range(count)]
+    assert [session.exec(["sh", "-c", f"exit {n}"]).exit_code for n, session in enumerate(sessions)] == list(
+        range(count)
+    )
+    for session in sessions:
+        session.stop()
+
+
+@pytest.mark.needs("gvisor")
+def test_gvisor_is_reached_over_the_attached_streams(boxes: Sandboxes) -> None:
+    with boxes.start_session(runtime="runsc") as session:
+        result = session.exec(["sh", "-c", "cat; echo err >&2; exit 3"], stdin=b"\0in\xff" * 100_000)
+        assert (result.stdout_bytes, result.stderr, result.exit_code) == (b"\0in\xff" * 100_000, "err\n", 3)
+        assert result.isolation.value == "sandboxed-kernel"
+        assert session.exec(["sleep", "600"], timeout=0.5).timed_out
+
+
+def test_an_engine_that_is_not_there_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for address in (f"unix://{tmp_path}/nothing.sock", "ssh://somewhere", "tcp://127.0.0.1:1"):
+        monkeypatch.setenv("DOCKER_HOST", address)
+        with Sandboxes(tmp_path, settings=Settings(image=IMAGE)) as found, pytest.raises(ProviderUnavailable) as raised:
+            found.exec(["true"], provider="docker")
+        assert raised.value.fix_hints
+    with pytest.raises(ProviderUnavailable):
+        Engine.find(
+            {"XDG_RUNTIME_DIR": str(tmp_path)} if not Path("/var/run/docker.sock").exists() else {"DOCKER_HOST": "x"}
+        )
