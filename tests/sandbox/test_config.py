@@ -1,0 +1,135 @@
+"""Settings from files: who wins, what is refused, and that a project can't open its own box."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from proofbox import Sandboxes
+from proofbox.core.dirs import config_dir, state_dir
+from proofbox.errors import PolicyRefused, ProofboxError, UsageError
+from proofbox.sandbox import config
+from proofbox.sandbox.config import Settings
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("STATE", "CACHE", "CONFIG"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
+    (tmp_path / "project/.proofbox").mkdir(parents=True)
+    return tmp_path / "project"
+
+
+def say(project: Path, text: str) -> None:
+    (project / config.PROJECT_FILE).write_text(text)
+
+
+def test_nothing_is_said_by_default(project: Path) -> None:
+    assert config.load(project) == Settings()
+
+
+def test_the_project_wins_over_the_user_and_a_flag_over_both(project: Path) -> None:
+    (config_dir() / "config.toml").write_text('provider = "bubblewrap"\npids = 100\naccess = "ro"\n')
+    say(project, 'access = "overlay"\npids = 50\n')
+    assert config.load(project) == Settings(provider="bubblewrap", pids=50, access="overlay")
+    with Sandboxes(project) as boxes, pytest.raises(PolicyRefused, match="access overlay"):
+        boxes.exec(["true"], provider="off")
+    (config_dir() / "config.toml").write_text('provider = "off"\n')
+    say(project, "")
+    with Sandboxes(project) as boxes:
+        assert boxes.exec(["true"]).provider == "off"
+
+
+@pytest.mark.parametrize(
+    "text", ['provider = "off"', 'network = "full"', 'mounts = ["/etc:/mnt/etc:ro"]', 'env = ["MY_TOKEN"]']
+)
+def test_what_widens_a_box_needs_the_user_s_word(project: Path, text: str) -> None:
+    say(project, text)
+    with pytest.raises(PolicyRefused) as raised:
+        config.load(project)
+    assert "proofbox init --trust" in raised.value.fix_hints[0]
+    config.trust(project)
+    assert config.load(project) != Settings()
+    say(project, text + "\n# and one byte more\n")
+    with pytest.raises(PolicyRefused):
+        config.load(project)
+
+
+def test_trust_is_for_one_project(project: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    (other / ".proofbox").mkdir(parents=True)
+    for each in (project, other):
+        say(each, 'provider = "off"')
+    config.trust(project)
+    with pytest.raises(PolicyRefused):
+        config.load(other)
+
+
+@pytest.mark.parametrize(
+    "damage", [b"", b"[]", b"{", b'{"projects": 3}', b"\xff\xfe", b'{"schema_version": "x", "projects": {}}']
+)
+def test_a_damaged_record_of_trust_trusts_nothing(project: Path, damage: bytes) -> None:
+    say(project, 'provider = "off"')
+    config.trust(project)
+    (state_dir() / "trusted.json").write_bytes(damage)
+    with pytest.raises(PolicyRefused):
+        config.load(project)
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ('provdier = "off"', "did you mean provider?"),
+        ("provider = ", "mend"),
+        ('memory = "much"', "init"),
+        ('network = "some"', "init"),
+        ("x" * 70_000, "mend"),
+        ("nonsense = 1", "known:"),
+    ],
+)
+def test_a_file_that_can_not_be_understood_stops_the_start(project: Path, text: str, hint: str) -> None:
+    say(project, text)
+    with pytest.raises(UsageError) as raised, Sandboxes(project) as boxes:
+        boxes.exec(["true"], provider="off")
+    assert hint in " ".join(raised.value.fix_hints)
+    assert str(config.PROJECT_FILE) in raised.value.message
+
+
+def test_written_settings_read_back_and_are_trusted(project: Path) -> None:
+    settings = Settings(
+        provider="docker", image='odd "name"\n:latest', cpus=1.5, memory=512, mounts=("/usr:/mnt/usr:ro",), env=("CI",)
+    )
+    config.write(project, settings)
+    assert config.load(project) == settings
+
+
+def test_variables_are_forwarded_by_name_with_the_value_of_the_moment(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config.write(project, Settings(provider="off", env=("MY_NUMBER", "NOT_SET")))
+    with Sandboxes(project) as boxes, boxes.start_session() as session:
+        for value in ("1", "2"):
+            monkeypatch.setenv("MY_NUMBER", value)
+            assert session.exec(["sh", "-c", "echo $MY_NUMBER${NOT_SET-unset}"]).stdout == f"{value}unset\n"
+
+
+def test_the_value_of_a_variable_is_not_stored_with_a_session(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_TOKEN", "hunter2hunter2")
+    config.write(project, Settings(provider="off", env=("MY_TOKEN",)))
+    with Sandboxes(project) as boxes, boxes.start_session(detached=True) as session:
+        assert session.exec(["sh", "-c", "echo $MY_TOKEN"]).stdout == "hunter2hunter2\n"
+        for path in state_dir().rglob("*"):
+            if path.is_file():
+                assert b"hunter2" not in path.read_bytes()
+
+
+@pytest.mark.needs("bubblewrap")
+def test_a_command_can_not_open_its_own_next_box(project: Path) -> None:
+    """The whole point of trust: an agent that writes the project's settings gains nothing by it."""
+    with Sandboxes(project) as boxes:
+        text = 'provider = \\"off\\"'
+        boxes.exec(["sh", "-c", f'printf "{text}" > .proofbox/config.toml'], provider="bubblewrap")
+        assert (project / config.PROJECT_FILE).read_text() == 'provider = "off"'
+        with pytest.raises(ProofboxError, match="you have not agreed"):
+            boxes.exec(["true"])
