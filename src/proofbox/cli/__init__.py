@@ -22,6 +22,9 @@ class Command(NamedTuple):
 
 COMMANDS = (
     Command("exec", "exec:exec_", "Run one command in a box of its own.", passes_exit_code=True),
+    Command("up", "up:up", "An interactive shell in a box.", passes_exit_code=True),
+    Command("init", "init:init", "Write a project's settings, and agree to them."),
+    Command("doctor", "doctor:doctor", "Check every sandbox here by attacking it."),
     Command("probe", "probe:probe", "Say which sandbox would be used here, and why."),
     Command("session start", "session:start", "Start a box that stays."),
     Command("session exec", "session:exec_", "Run a command in a session.", passes_exit_code=True),

@@ -30,7 +30,7 @@ from proofbox.sandbox.contract import DEFAULT_TTL, Event, ExecResult, OnEvent, P
 from proofbox.sandbox.house import House, Opened
 from proofbox.sandbox.inside import ExecOptions, Inside, PolicyOptions, RunOptions
 from proofbox.sandbox.request import check_ttl, encode_env
-from proofbox.sandbox.service import START_PATIENCE
+from proofbox.sandbox.service import START_PATIENCE, Sandboxes
 from proofbox.sandbox.sessions import Record, SessionInfo
 
 
@@ -158,6 +158,20 @@ class AsyncSandboxes:
         if not detached:
             self._sessions[session.id] = session
         return session
+
+    async def start(
+        self,
+        argv: Sequence[str | bytes] = ("/bin/sh",),
+        *,
+        provider: str | None = None,
+        **policy: Unpack[PolicyOptions],
+    ) -> ExecResult:
+        """A box with the caller's own stdin, stdout and stderr, until the command in it ends: by default, a shell.
+
+        In a worker thread, since a terminal blocks; a change of its size is then not passed on.
+        """
+        boxes = Sandboxes(self._house.project_root, on_event=self._house.on_event, settings=self._house.settings)
+        return await run_sync(functools.partial(boxes.start, argv, provider=provider, **policy))
 
     async def exec_in_session(
         self, session_id: str, argv: Sequence[str | bytes], **options: Unpack[ExecOptions]

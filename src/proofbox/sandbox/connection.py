@@ -51,7 +51,12 @@ class Connection:
         """Whether the box was seen to be gone."""
         return self._lost is not None
 
-    def run(self, request: Request, on_output: OnOutput | None = None) -> Call:
+    def run(
+        self,
+        request: Request,
+        on_output: OnOutput | None = None,
+        on_start: Callable[[Call], None] | None = None,
+    ) -> Call:
         """Start it, feed it, wait for its end. Left by an exception (Ctrl-C too), the command is killed first."""
         call = Call(next(self._ids), request)
         data = request.encode(call.id)
@@ -59,6 +64,8 @@ class Connection:
             self._calls[call.id] = call
         try:
             self._send(data)
+            if on_start is not None:
+                on_start(call)
             if request.stdin is not None:
                 self._feed_stdin(call, request.stdin)
             self._wait(call, on_output)

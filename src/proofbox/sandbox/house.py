@@ -66,8 +66,8 @@ class House:
         clock: Clock | None = None,
         ids: IdSource | None = None,
     ) -> None:
-        self._project_root = project_root
-        self._settings = settings
+        self.project_root = project_root
+        self.settings = settings
         self.on_event = on_event
         self._clock: Clock = clock or SystemClock()
         self._ids = ids or IdSource(self._clock)
@@ -81,13 +81,13 @@ class House:
             self.on_event(event)
 
     def probe(self, provider: str | None) -> ProbeResult:
-        settings = self._settings_for(resolve_project(self._project_root))
+        settings = self._settings_for(resolve_project(self.project_root))
         policy = make_policy({}, settings)
         return probe(_named(provider, settings), policy, on_event=self.on_event).probe_result()
 
     def open(self, provider: str | None, options: PolicyOptions | RunOptions, *, ttl: float | None = None) -> Opened:
         """Start a box; with a ttl, one that listens in the session store and is recorded there."""
-        project = resolve_project(self._project_root)
+        project = resolve_project(self.project_root)
         settings = self._settings_for(project)
         policy = make_policy(options, settings)
         choice = choose(_named(provider, settings), policy, on_event=self.on_event)
@@ -133,7 +133,7 @@ class House:
         return sorted(gone)
 
     def _settings_for(self, project: Path) -> Settings:
-        return load(project) if self._settings is None else self._settings
+        return load(project) if self.settings is None else self.settings
 
     def _start(self, provider: Provider, spec: BoxSpec, diagnostics: Mapping[str, Diagnostic]) -> Box:
         try:

@@ -99,7 +99,11 @@ class Inside(msgspec.Struct, frozen=True):
         )
 
     def request(
-        self, argv: Sequence[str | bytes], options: ExecOptions | RunOptions, environment: Mapping[bytes, bytes]
+        self,
+        argv: Sequence[str | bytes],
+        options: ExecOptions | RunOptions,
+        environment: Mapping[bytes, bytes],
+        pty: tuple[int, int] | None = None,
     ) -> Request:
         """`environment` is this box's, encoded: what `encode_env(inside.environment)` gives."""
         extra = {name: os.environ[name] for name in self.forwards if name in os.environ} | dict(
@@ -113,6 +117,7 @@ class Inside(msgspec.Struct, frozen=True):
             timeout=options.get("timeout"),
             grace=options.get("grace", 0.0),
             max_output=options.get("max_output", DEFAULT_OUTPUT_CAP),
+            pty=pty,
             streamed=options.get("on_output") is not None,
             limits=options.get("limits"),
         )

@@ -17,6 +17,7 @@ from typing import Self, Unpack
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
 from proofbox.errors import ProofboxError, SandboxLost, UsageError
+from proofbox.sandbox.call import Call
 from proofbox.sandbox.config import Settings
 from proofbox.sandbox.connection import Connection
 from proofbox.sandbox.contract import DEFAULT_TTL, Event, ExecResult, OnEvent, ProbeResult, stream_of
@@ -24,6 +25,7 @@ from proofbox.sandbox.house import House, Opened
 from proofbox.sandbox.inside import ExecOptions, Inside, PolicyOptions, RunOptions
 from proofbox.sandbox.request import check_ttl, encode_env
 from proofbox.sandbox.sessions import Record, SessionInfo
+from proofbox.sandbox.terminal import following_size, is_terminal, own_stdin, pass_on, raw_terminal, terminal_size
 
 START_PATIENCE = 30.0
 
@@ -68,6 +70,25 @@ class Session:
             Event("exec", "finished", self.id, {"exit_code": result.exit_code, "duration_ms": result.duration_ms})
         )
         return result
+
+    def _interact(self, argv: Sequence[str | bytes]) -> ExecResult:
+        """Give a command the caller's own stdin, stdout and stderr until it ends; a terminal, where they are one."""
+        if not is_terminal():
+            with own_stdin() as stdin:
+                return self.exec(argv, stdin=stdin, on_output=pass_on)
+        inside = self._inside
+        with own_stdin() as stdin, contextlib.ExitStack() as stack:
+            options: ExecOptions = {"stdin": stdin, "on_output": pass_on}
+            if "TERM" in os.environ:
+                options["env"] = {"TERM": os.environ["TERM"]}
+            request = inside.request(argv, options, self._environment, pty=terminal_size())
+            before = inside.oom_kills()
+
+            def follow(call: Call) -> None:
+                stack.enter_context(raw_terminal())
+                stack.enter_context(following_size(lambda rows, cols: self._connection.resize(call, rows, cols)))
+
+            return inside.result(self._connection.run(request, pass_on, follow), before)
 
     def detach(self) -> None:
         """Let go of a detached session: it goes on without this client, and its idle time begins."""
@@ -151,6 +172,17 @@ class Sandboxes:
         if not detached:
             self._sessions[session.id] = session
         return session
+
+    def start(
+        self,
+        argv: Sequence[str | bytes] = ("/bin/sh",),
+        *,
+        provider: str | None = None,
+        **policy: Unpack[PolicyOptions],
+    ) -> ExecResult:
+        """A box with the caller's own stdin, stdout and stderr, until the command in it ends: by default, a shell."""
+        with self._start(provider, policy) as session:
+            return session._interact(argv)
 
     def exec_in_session(
         self, session_id: str, argv: Sequence[str | bytes], **options: Unpack[ExecOptions]

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import BinaryIO
 
+from proofbox.sandbox.contract import Output
+
 Resize = Callable[[int, int], None]
 
 
@@ -33,6 +35,14 @@ def own_stdin() -> BinaryIO:
     return os.fdopen(os.dup(sys.stdin.fileno()), "rb", buffering=0)
 
 
+def pass_on(output: Output) -> None:
+    """Write it where it belongs, at once and as it is: whoever gave a command the terminal gave it all of it."""
+    fd = sys.stdout.fileno() if output.stream == "stdout" else sys.stderr.fileno()
+    data = output.data
+    while data:
+        data = data[os.write(fd, data) :]
+
+
 @contextlib.contextmanager
 def raw_terminal() -> Iterator[None]:
     """Every key goes through, Ctrl-C too: the terminal inside makes a signal of it."""
@@ -48,6 +58,9 @@ def raw_terminal() -> Iterator[None]:
 @contextlib.contextmanager
 def following_size(resize: Resize) -> Iterator[None]:
     """Tell of every change of size. From a thread of its own: a signal handler may come in the middle of a frame."""
+    if threading.current_thread() is not threading.main_thread():  # the only one that hears signals
+        yield
+        return
     changes: queue.SimpleQueue[bool] = queue.SimpleQueue()  # its put may be called from a signal handler
 
     def changed(_signum: int, _frame: FrameType | None) -> None:

@@ -1,0 +1,149 @@
+"""`doctor`: what the sandboxes on this machine really do, by the conformance suite."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Annotated
+
+import msgspec
+from cyclopts import Parameter
+
+from proofbox import __version__
+from proofbox.cli.commands import flags
+from proofbox.cli.output import Document, columns, show
+from proofbox.core.atomic import write_document
+from proofbox.core.clock import SystemClock, isoformat
+from proofbox.core.dirs import state_dir
+from proofbox.core.text import printable
+from proofbox.sandbox.config import Settings, load
+from proofbox.sandbox.conformance import CHECKS, Report, Result, run_conformance
+from proofbox.sandbox.contract import Diagnostic, Policy
+from proofbox.sandbox.providers import PROVIDERS, provider_named
+from proofbox.sandbox.selection import diagnose
+from proofbox.sandbox.service import Sandboxes
+
+# One of each kind of promise, for those in a hurry.
+QUICK = (
+    "commands.exit-codes",
+    "killing.timeout-daemon",
+    "network.tcp",
+    "filesystem.read-only-host",
+    "reach.outside-by-path",
+)
+LATENCY_SAMPLES = 20
+
+
+class ProviderReport(msgspec.Struct, frozen=True):
+    works: Diagnostic
+    exec_ms: float | None
+    """The median time of `true` in a session."""
+    report: Report | None
+
+
+class DoctorDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.doctor/1"
+    host: str
+    kernel: str
+    version: str
+    measured_at: str
+    quick: bool
+    providers: dict[str, ProviderReport]
+
+
+def doctor(
+    *,
+    provider: flags.Provider = None,
+    quick: Annotated[bool, Parameter(name="--quick", negative="", help="A few checks of each kind only.")] = False,
+    image: flags.Image = None,
+    runtime: flags.Runtime = None,
+    json: flags.Json = False,
+) -> int:
+    """Check every sandbox on this machine by attacking it, and say what each one holds, and what to fix.
+
+    Exit code 1 when a provider that works fails a check. The result is kept for others to cite.
+
+    For example:
+      proofbox doctor
+      proofbox doctor --provider bubblewrap --quick --json
+    """
+    configured = load(Path().resolve())
+    settings = Settings(image=image or configured.image, runtime=runtime or configured.runtime)
+    names = [provider_named(provider).name] if provider is not None else list(PROVIDERS)
+    reports = {name: _examine(name, settings, quick, progress=not json) for name in names}
+    failed = [name for name, found in reports.items() if found.report is not None and not found.report.ok]
+    document = DoctorDocument(
+        ok=not failed,
+        host=platform.node(),
+        kernel=platform.release(),
+        version=__version__,
+        measured_at=isoformat(SystemClock().now()),
+        quick=quick,
+        providers=reports,
+    )
+    if not quick:
+        write_document(state_dir() / "doctor.json", msgspec.json.encode(document))
+    show(document, lambda: _text(document), as_json=json)
+    return 1 if failed else 0
+
+
+def _examine(name: str, settings: Settings, quick: bool, progress: bool) -> ProviderReport:
+    provider = provider_named(name)
+    works = diagnose(provider, Policy(image=settings.image if name == "docker" else None))
+    if not works.available:
+        return ProviderReport(works, None, None)
+    own = settings if name == "docker" else Settings()
+    done: list[Result] = []
+
+    def tell(result: Result) -> None:
+        done.append(result)
+        if progress and sys.stderr.isatty():
+            total = len(QUICK) if quick else len(CHECKS)
+            print(f"\r{name}: {len(done)}/{total} {result.check:<45}", end="", file=sys.stderr, flush=True)
+
+    report = run_conformance(name, only=QUICK if quick else None, on_result=tell, settings=own)
+    if progress and sys.stderr.isatty():
+        print("\r" + " " * 79 + "\r", end="", file=sys.stderr, flush=True)
+    return ProviderReport(works, _latency(name, own), report)
+
+
+def _latency(name: str, settings: Settings) -> float:
+    times = []
+    with (
+        tempfile.TemporaryDirectory(prefix="proofbox-doctor-") as project,
+        Sandboxes(project, settings=settings) as boxes,
+        boxes.start_session(provider=name) as session,
+    ):
+        for _ in range(LATENCY_SAMPLES):
+            began = time.perf_counter()
+            session.exec(["true"])
+            times.append((time.perf_counter() - began) * 1000)
+    return round(median(times), 3)
+
+
+def _text(document: DoctorDocument) -> str:
+    rows = [("PROVIDER", "WORKS", "ISOLATION", "CHECKS PASSED", "NOT CLAIMED", "NOT CHECKED", "EXEC", "KILL")]
+    notes: list[str] = []
+    for name, found in document.providers.items():
+        report = found.report
+        if report is None:
+            rows.append((name, "no", found.works.isolation.value, "", "", "", "", ""))
+            notes.append(f"{name}: {found.works.reason}")
+            if platform.system() in provider_named(name).systems:
+                notes += [f"  fix: {hint}" for hint in found.works.fix_hints]
+            continue
+        passed, failed = len(report.of("passed")), report.of("failed")
+        counts = (
+            f"{passed} of {passed + len(failed)}",
+            str(len(report.of("not_applicable"))),
+            str(len(report.of("not_checked"))),
+        )
+        latency = f"{found.exec_ms:.1f} ms"
+        rows.append((name, "yes", found.works.isolation.value, *counts, latency, report.enforcement.kill_tree))
+        notes += [f"{name}: FAILED {result.check}: {result.detail}" for result in failed]
+        notes += [f"{name}: {what} is not enforced: {why}" for what, why in report.enforcement.gaps.items()]
+    return columns(rows) + "\n\n" + printable("\n".join(notes))

@@ -1,0 +1,111 @@
+"""`init`: write a project's settings, and agree to them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from proofbox.cli.commands import flags
+from proofbox.cli.output import Document, show
+from proofbox.errors import UsageError
+from proofbox.sandbox import config
+from proofbox.sandbox.config import PROJECT_FILE, Settings
+from proofbox.sandbox.paths import resolve_project
+from proofbox.sandbox.providers import AUTO, provider_named
+
+
+class InitDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.init/1"
+    path: str
+    settings: Settings
+    trusted: bool
+    written: bool
+
+
+def init(
+    *,
+    project: flags.Project = Path(),
+    provider: flags.Provider = None,
+    network: flags.Network = None,
+    access: flags.Access = None,
+    mount: flags.Mount = (),
+    memory: flags.Memory = None,
+    cpus: flags.Cpus = None,
+    pids: flags.Pids = None,
+    image: flags.Image = None,
+    runtime: flags.Runtime = None,
+    env: Annotated[
+        tuple[str, ...], Parameter(name="--env", negative="", help="A variable of yours that every command gets.")
+    ] = (),
+    trust: Annotated[
+        bool, Parameter(name="--trust", negative="", help="Agree to the file as it is; write nothing.")
+    ] = False,
+    force: Annotated[bool, Parameter(name="--force", negative="", help="Replace a file that is there.")] = False,
+    json: flags.Json = False,
+) -> int:
+    """Write .proofbox/config.toml, the defaults for boxes over this project. Without flags, at a terminal, it asks.
+
+    A file that gives a box more than the defaults do (no sandbox, the network, mounts, variables) counts only once
+    you have agreed to it: by writing it with this command, or by --trust after reading it.
+
+    For example:
+      proofbox init --access overlay --memory 2048
+      proofbox init --trust
+    """
+    root = resolve_project(project)
+    path = root / PROJECT_FILE
+    if trust:
+        config.trust(root)
+        found = config.load(root)
+        show(_document(path, found, written=False), lambda: f"trusted: {path}", as_json=json)
+        return 0
+    if path.exists() and not force:
+        raise UsageError(
+            f"{path} is there already", op="init", fix_hints=["replace it: --force", "or agree to it as it is: --trust"]
+        )
+    settings = Settings(
+        provider=provider,
+        image=image,
+        runtime=runtime,
+        network=network,
+        access=access,
+        cpus=cpus,
+        memory=memory,
+        pids=pids,
+        mounts=mount,
+        env=env,
+    )
+    if settings == Settings() and not json and sys.stdin is not None and sys.stdin.isatty():
+        settings = _ask()
+    if settings.provider not in (None, AUTO):
+        provider_named(str(settings.provider))
+    config.write(root, settings)
+    show(_document(path, settings, written=True), lambda: f"written: {path}", as_json=json)
+    return 0
+
+
+def _document(path: Path, settings: Settings, *, written: bool) -> InitDocument:
+    return InitDocument(path=str(path), settings=settings, trusted=True, written=written)
+
+
+def _ask() -> Settings:
+    """A few questions; an empty answer means the default."""
+
+    def answer(question: str) -> str | None:
+        return input(f"{question}: ").strip() or None
+
+    provider = answer("Provider (auto, bubblewrap, docker, off) [auto]")
+    image = answer("Image for docker [none]")
+    access = answer("Access to the project (rw, ro, overlay) [rw]")
+    memory = answer("Memory limit in MB [none]")
+    if access not in (None, "rw", "ro", "overlay") or (memory is not None and not memory.isdigit()):
+        raise UsageError("an answer was none of those there are", op="init", fix_hints=["try again, or use flags"])
+    return Settings(
+        provider=provider,
+        image=image,
+        access=access,  # type: ignore[arg-type]  # checked above
+        memory=None if memory is None else int(memory),
+    )

@@ -1,0 +1,55 @@
+"""`up`: an interactive shell in a box."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from proofbox.cli.commands import flags
+from proofbox.cli.commands.exec import ExecDocument
+from proofbox.cli.output import show
+from proofbox.sandbox.service import Sandboxes
+
+
+def up(
+    *argv: Annotated[str, Parameter(show=False)],
+    provider: flags.Provider = None,
+    project: flags.Project = Path(),
+    network: flags.Network = None,
+    access: flags.Access = None,
+    mount: flags.Mount = (),
+    memory: flags.Memory = None,
+    cpus: flags.Cpus = None,
+    pids: flags.Pids = None,
+    disk: flags.Disk = None,
+    image: flags.Image = None,
+    runtime: flags.Runtime = None,
+    json: flags.Json = False,
+) -> int:
+    """An interactive shell in a box, on your own terminal: proofbox up [OPTIONS] [-- COMMAND [ARG...]]
+
+    The box ends with the shell. Ctrl-C, job control and resizing work inside; the exit code is the command's own. With
+    --json the result is a document of `exec`, after the session.
+
+    For example:
+      proofbox up
+      proofbox up --access overlay -- bash
+    """
+    with Sandboxes(project) as boxes:
+        result = boxes.start(
+            argv or ("/bin/sh",),
+            provider=provider,
+            network=network,
+            access=access,
+            mounts=mount,
+            memory_mb=memory,
+            cpus=cpus,
+            pids=pids,
+            disk_mb=disk,
+            image=image,
+            runtime=runtime,
+        )
+    show(ExecDocument.of(result), lambda: "", as_json=json)
+    return result.exit_code

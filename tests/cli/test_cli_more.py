@@ -1,0 +1,152 @@
+"""`up` at a real terminal, `init`, and `doctor`."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from proofbox.cli import main
+from proofbox.core.dirs import state_dir
+
+
+class Terminal:
+    """A person at a terminal: types, and waits for what appears."""
+
+    def __init__(self, words: list[str], cwd: Path) -> None:
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            os.chdir(cwd)
+            os.execv(sys.executable, [sys.executable, "-m", "proofbox", *words])  # noqa: S606
+        self.resize(30, 90)
+        self.seen = b""
+
+    def type(self, text: str) -> None:
+        os.write(self.fd, text.encode())
+
+    def wait_for(self, text: str, seconds: float = 20.0) -> None:
+        end = time.monotonic() + seconds
+        while text.encode() not in self.seen:
+            assert time.monotonic() < end, f"{text!r} did not appear in {self.seen!r}"
+            if select.select([self.fd], [], [], 0.1)[0]:
+                self.seen += os.read(self.fd, 65536)
+        self.seen = self.seen.split(text.encode(), 1)[1]
+
+    def resize(self, rows: int, cols: int) -> None:
+        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
+        os.kill(self.pid, signal.SIGWINCH)
+
+    def end(self) -> int:
+        while True:  # what is still to be shown must be taken, or the other side can't end
+            try:
+                if not os.read(self.fd, 65536):
+                    break
+            except OSError:
+                break
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+@pytest.fixture
+def terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
+    monkeypatch.setenv("PS1", "ready> ")
+    found = Terminal(["up", "--provider", "bubblewrap", "--", "sh", "-i"], tmp_path)
+    yield found
+    os.close(found.fd)
+
+
+@pytest.mark.needs("bubblewrap")
+def test_up_is_a_real_terminal(terminal: Terminal) -> None:
+    terminal.wait_for("$ ")
+    terminal.type("stty size; tty; id -un\n")
+    terminal.wait_for("30 90")
+    terminal.wait_for("/dev/pts/")
+    terminal.wait_for("box\r\n")
+    terminal.resize(41, 101)
+    terminal.type("until stty size | grep 41; do :; done\n")  # the signal, the frame and the ioctl take a moment
+    terminal.wait_for("41 101")
+    terminal.type("echo go-$((3+3)); sleep 600; echo never-$((1+1))\n")
+    terminal.wait_for("go-6")
+    terminal.type("\x03")
+    terminal.wait_for("^C")
+    terminal.wait_for("$ ")
+    terminal.type("echo after-$((2+2))\n")
+    terminal.wait_for("after-4")
+    terminal.type("sleep 600 &\njobs\n")
+    terminal.wait_for("Running")
+    terminal.type("exit 7\n")
+    assert terminal.end() == 7
+
+
+@pytest.mark.needs("bubblewrap")
+def test_up_without_a_terminal_passes_bytes_through(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "proofbox", "up", "--provider", "bubblewrap", "--", "cat"]
+    data = bytes(range(256)) * 10_000
+    done = subprocess.run(words, input=data, capture_output=True, cwd=tmp_path, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout == data
+
+
+def test_the_terminal_is_restored_after_a_failure(tmp_path: Path) -> None:
+    master, slave = pty.openpty()
+    try:
+        before = termios.tcgetattr(slave)
+        words = [sys.executable, "-m", "proofbox", "up", "--provider", "off", "--", "no-such-command"]
+        done = subprocess.run(words, stdin=slave, stdout=slave, stderr=subprocess.PIPE, cwd=tmp_path, timeout=60)
+        assert done.returncode == 127
+        assert b"SANDBOX_COMMAND_NOT_FOUND" in done.stderr
+        assert termios.tcgetattr(slave) == before
+    finally:
+        os.close(master)
+        os.close(slave)
+
+
+def test_init_writes_what_it_is_told_and_refuses_to_overwrite(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    project = tmp_path / "project"
+    project.mkdir()
+    words = ["init", "--project", str(project), "--provider", "off", "--memory", "256", "--env", "CI", "--env", "TERM"]
+    assert main(words) == 0
+    assert 'env = ["CI","TERM"]' in (project / ".proofbox/config.toml").read_text()
+    assert main(words) == 2
+    assert "--force" in capsys.readouterr().err
+    assert main([*words, "--force", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["settings"]["memory"] == 256
+    assert main(["init", "--project", str(project), "--provider", "nonsense", "--force"]) == 2
+    (project / ".proofbox/config.toml").write_text('provider = "off"\n')
+    assert main(["exec", "--project", str(project), "--", "true"]) == 125
+    assert main(["init", "--project", str(project), "--trust"]) == 0
+    assert main(["exec", "--project", str(project), "--", "true"]) == 0
+
+
+@pytest.mark.needs("bubblewrap")
+def test_doctor_says_what_holds_and_keeps_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nothing")
+    assert main(["doctor", "--quick", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["ok"] is True
+    assert document["providers"]["bubblewrap"]["works"]["available"] is True
+    assert {r["outcome"] for r in document["providers"]["bubblewrap"]["report"]["results"]} == {"passed"}
+    assert document["providers"]["bubblewrap"]["exec_ms"] > 0
+    assert document["providers"]["docker"]["works"]["available"] is False
+    assert document["providers"]["docker"]["report"] is None
+    assert not (state_dir() / "doctor.json").exists()  # a quick look is no measurement
+    assert main(["doctor", "--quick", "--provider", "off"]) == 0
+    assert "network none is not enforced" in capsys.readouterr().out
