@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self, Unpack
 
@@ -30,15 +30,23 @@ from proofbox.sandbox.contract import DEFAULT_TTL, Event, ExecResult, OnEvent, P
 from proofbox.sandbox.house import House, Opened
 from proofbox.sandbox.inside import ExecOptions, Inside, PolicyOptions, RunOptions
 from proofbox.sandbox.request import check_ttl, encode_env
-from proofbox.sandbox.service import START_PATIENCE, Sandboxes
+from proofbox.sandbox.service import ENDED_REMEMBERED, START_PATIENCE, Sandboxes
 from proofbox.sandbox.sessions import Record, SessionInfo
 
 
 class AsyncSession:
     """A box that stays between commands. As a context manager it ends with the block."""
 
-    def __init__(self, house: House, inside: Inside, connection: AsyncConnection, origin: Opened | Record) -> None:
+    def __init__(
+        self,
+        house: House,
+        inside: Inside,
+        connection: AsyncConnection,
+        origin: Opened | Record,
+        on_end: Callable[[SessionInfo], None] | None = None,
+    ) -> None:
         self._house = house
+        self._on_end = on_end
         self._inside = inside
         self._environment = encode_env(inside.environment)
         self._connection = connection
@@ -94,6 +102,8 @@ class AsyncSession:
                 self._connection.close()
                 await run_sync(self._house.ended, self._origin)
         self._stopped = True
+        if self._on_end is not None:
+            self._on_end(self.info)
         self._house.tell(Event("session", "stopped", self.id))
 
     async def __aenter__(self) -> Self:
@@ -126,6 +136,7 @@ class AsyncSandboxes:
     ) -> None:
         self._house = House(project_root, on_event=on_event, settings=settings, clock=clock, ids=ids)
         self._sessions: dict[str, AsyncSession] = {}
+        self._ended: dict[str, SessionInfo] = {}
 
     async def probe(self, provider: str | None = None) -> ProbeResult:
         """Which provider would be used, by a real trial of it."""
@@ -187,10 +198,11 @@ class AsyncSandboxes:
 
     async def stop_session(self, session_id: str) -> SessionInfo:
         """End it. Stopping one that has ended already is no error."""
-        held = self._sessions.pop(session_id, None)
+        held = self._sessions.get(session_id)
         if held is not None:
             await held.stop()
-            return held.info
+        if session_id in self._ended:
+            return self._ended[session_id]
         record = self._house.store.load(session_id)
         with contextlib.suppress(SandboxLost):
             await self._attach(session_id).stop()
@@ -201,6 +213,8 @@ class AsyncSandboxes:
         held = self._sessions.get(session_id)
         if held is not None:
             return held.info
+        if session_id in self._ended:
+            return self._ended[session_id]
         store = self._house.store
         return store.info(store.load(session_id))
 
@@ -214,9 +228,8 @@ class AsyncSandboxes:
 
     async def close(self) -> None:
         async with contextlib.AsyncExitStack() as stack:
-            for session in self._sessions.values():
+            for session in list(self._sessions.values()):
                 stack.push_async_callback(session.stop)
-            self._sessions.clear()
 
     async def __aenter__(self) -> Self:
         return self
@@ -226,6 +239,13 @@ class AsyncSandboxes:
     ) -> None:
         await self.close()
 
+    def _remember(self, ended: SessionInfo) -> None:
+        """A session that has ended can still be asked for, for a while: one of the last thousand."""
+        self._sessions.pop(ended.id, None)
+        self._ended[ended.id] = ended
+        if len(self._ended) > ENDED_REMEMBERED:
+            del self._ended[next(iter(self._ended))]
+
     async def _start(
         self, provider: str | None, policy: PolicyOptions | RunOptions, ttl: float | None = None
     ) -> AsyncSession:
@@ -233,7 +253,9 @@ class AsyncSandboxes:
         with anyio.CancelScope(shield=True):
             opened = await run_sync(functools.partial(self._house.open, provider, policy, ttl=ttl))
             session = await self._detach(opened) if ttl is not None else None
-        return session or AsyncSession(self._house, opened.inside, AsyncConnection(stream_of(opened.box)), opened)
+        return session or AsyncSession(
+            self._house, opened.inside, AsyncConnection(stream_of(opened.box)), opened, self._remember
+        )
 
     async def _detach(self, opened: Opened) -> AsyncSession:
         """A session that is to outlive us must be seen to run before we let go of it."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import select
 import socket
 import struct
 import threading
@@ -20,6 +19,7 @@ from proofbox.errors import ProofboxError, ProtocolError, RequestInvalid, Sandbo
 from proofbox.sandbox import wire
 from proofbox.sandbox.call import Call
 from proofbox.sandbox.contract import OnOutput
+from proofbox.sandbox.readiness import readable
 from proofbox.sandbox.request import Request
 from proofbox.sandbox.wire import Recv, Send
 
@@ -148,7 +148,7 @@ class Connection:
 
     def _receive(self, deadline: float | None) -> None:
         # Never settimeout: it would change the socket under a thread that is sending.
-        if deadline is not None and not _readable(self._sock, deadline - time.monotonic()):
+        if deadline is not None and not readable(self._sock, deadline - time.monotonic()):
             raise self._lose(unanswered())
         try:
             data = self._sock.recv(RECEIVE)
@@ -236,12 +236,6 @@ class Connection:
                 while not call.finished:
                     call.waiting.clear()
                     self._turn(lambda: call.finished or bool(call.waiting), deadline)
-
-
-def _readable(sock: socket.socket, seconds: float) -> bool:
-    poll = select.poll()
-    poll.register(sock, select.POLLIN)
-    return bool(poll.poll(max(0.0, seconds) * 1000))
 
 
 def read_stdin(stdin: BinaryIO, room: int) -> bytes:

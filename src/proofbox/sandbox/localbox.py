@@ -6,7 +6,6 @@ import contextlib
 import errno
 import itertools
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -20,6 +19,7 @@ import msgspec
 from proofbox.errors import StartFailed
 from proofbox.sandbox.cgroups import Group
 from proofbox.sandbox.contract import BoxSpec, Isolation, Policy
+from proofbox.sandbox.readiness import readable
 from proofbox.sandbox.unixpath import listen_at
 
 ACCOUNT_LIMIT = 4096
@@ -87,7 +87,7 @@ def _ended(process: subprocess.Popen[bytes], patience: float) -> bool:
     except OSError:
         return process.poll() is not None
     try:
-        return bool(select.select([pidfd], [], [], patience)[0])
+        return readable(pidfd, patience)
     finally:
         os.close(pidfd)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self, Unpack
 
@@ -28,13 +28,22 @@ from proofbox.sandbox.sessions import Record, SessionInfo
 from proofbox.sandbox.terminal import following_size, is_terminal, own_stdin, pass_on, raw_terminal, terminal_size
 
 START_PATIENCE = 30.0
+ENDED_REMEMBERED = 1000
 
 
 class Session:
     """A box that stays between commands. As a context manager it ends with the block."""
 
-    def __init__(self, house: House, inside: Inside, connection: Connection, origin: Opened | Record) -> None:
+    def __init__(
+        self,
+        house: House,
+        inside: Inside,
+        connection: Connection,
+        origin: Opened | Record,
+        on_end: Callable[[SessionInfo], None] | None = None,
+    ) -> None:
         self._house = house
+        self._on_end = on_end
         self._inside = inside
         self._environment = encode_env(inside.environment)
         self._connection = connection
@@ -108,6 +117,8 @@ class Session:
             self._connection.close()
             self._house.ended(self._origin)
         self._stopped = True
+        if self._on_end is not None:
+            self._on_end(self.info)
         self._house.tell(Event("session", "stopped", self.id))
 
     def __enter__(self) -> Self:
@@ -140,6 +151,7 @@ class Sandboxes:
     ) -> None:
         self._house = House(project_root, on_event=on_event, settings=settings, clock=clock, ids=ids)
         self._sessions: dict[str, Session] = {}
+        self._ended: dict[str, SessionInfo] = {}
 
     def probe(self, provider: str | None = None) -> ProbeResult:
         """Which provider would be used, by a real trial of it."""
@@ -198,10 +210,11 @@ class Sandboxes:
 
     def stop_session(self, session_id: str) -> SessionInfo:
         """End it. Stopping one that has ended already is no error."""
-        held = self._sessions.pop(session_id, None)
+        held = self._sessions.get(session_id)
         if held is not None:
             held.stop()
-            return held.info
+        if session_id in self._ended:
+            return self._ended[session_id]
         record = self._house.store.load(session_id)
         with contextlib.suppress(SandboxLost):
             self._attach(session_id).stop()
@@ -212,6 +225,8 @@ class Sandboxes:
         held = self._sessions.get(session_id)
         if held is not None:
             return held.info
+        if session_id in self._ended:
+            return self._ended[session_id]
         store = self._house.store
         return store.info(store.load(session_id))
 
@@ -225,9 +240,8 @@ class Sandboxes:
 
     def close(self) -> None:
         with contextlib.ExitStack() as stack:  # one that fails to stop doesn't keep the others
-            for session in self._sessions.values():
+            for session in list(self._sessions.values()):
                 stack.callback(session.stop)
-            self._sessions.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -237,11 +251,18 @@ class Sandboxes:
     ) -> None:
         self.close()
 
+    def _remember(self, ended: SessionInfo) -> None:
+        """A session that has ended can still be asked for, for a while: one of the last thousand."""
+        self._sessions.pop(ended.id, None)
+        self._ended[ended.id] = ended
+        if len(self._ended) > ENDED_REMEMBERED:
+            del self._ended[next(iter(self._ended))]
+
     def _start(self, provider: str | None, policy: PolicyOptions | RunOptions, ttl: float | None = None) -> Session:
         opened = self._house.open(provider, policy, ttl=ttl)
         if ttl is not None:
             return self._detach(opened)
-        return Session(self._house, opened.inside, Connection(stream_of(opened.box)), opened)
+        return Session(self._house, opened.inside, Connection(stream_of(opened.box)), opened, self._remember)
 
     def _detach(self, opened: Opened) -> Session:
         """A session that is to outlive us must be seen to run before we let go of it."""

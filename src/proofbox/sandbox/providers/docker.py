@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import shutil
 import socket
 import tempfile
@@ -32,6 +31,7 @@ from proofbox.sandbox.engine import Engine
 from proofbox.sandbox.environment import BOX_HOME, forwarded
 from proofbox.sandbox.providers.bubblewrap import AGENT_ID
 from proofbox.sandbox.providers.own import frozen_within, hidden_within
+from proofbox.sandbox.readiness import readable
 from proofbox.sandbox.refusal import refuse_unenforceable
 from proofbox.sandbox.unixpath import SOCKET, listen_at
 
@@ -234,7 +234,7 @@ class DockerBox:
     def _accept(self, listener: socket.socket) -> socket.socket:
         """Wait for the agent's call, or for the container's end, whichever is first."""
         for _ in range(round(START_PATIENCE * 10)):
-            if select.select([listener], [], [], 0.1)[0]:
+            if readable(listener, 0.1):
                 return listener.accept()[0]
             if not self._running():
                 raise StartFailed(
