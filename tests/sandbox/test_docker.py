@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -125,6 +127,25 @@ def test_gvisor_is_reached_over_the_attached_streams(boxes: Sandboxes) -> None:
         assert (result.stdout_bytes, result.stderr, result.exit_code) == (b"\0in\xff" * 100_000, "err\n", 3)
         assert result.isolation.value == "sandboxed-kernel"
         assert session.exec(["sleep", "600"], timeout=0.5).timed_out
+
+
+def test_an_allowlist_reaches_the_listed_endpoint_and_nothing_else(boxes: Sandboxes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+
+        def answer() -> None:
+            stream, _ = listener.accept()
+            with stream:
+                stream.recv(65536)
+                stream.sendall(b"HTTP/1.0 200 OK\r\n\r\nfound")
+
+        threading.Thread(target=answer, daemon=True).start()
+        with boxes.start_session(network=f"allow:127.0.0.1:{port}") as session:
+            result = session.exec(["wget", "-q", "-O-", f"http://127.0.0.1:{port}/"], timeout=20)
+            assert result.stdout == "found"
+            refused = session.exec(["wget", "-O-", "http://other.example/"], timeout=20)
+            assert refused.exit_code != 0
+            assert "403" in refused.stderr
 
 
 def test_an_engine_that_is_not_there_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

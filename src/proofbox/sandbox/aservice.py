@@ -96,7 +96,7 @@ class AsyncSession:
         with anyio.CancelScope(shield=True):
             if isinstance(self._origin, Opened):
                 self._connection.close()  # the end of its stream is the end of the box
-                await run_sync(self._origin.box.destroy)
+                await run_sync(self._origin.end)
             else:
                 await self._connection.shutdown()
                 self._connection.close()
@@ -267,7 +267,7 @@ class AsyncSandboxes:
                 session._connection.close()
                 raise opened.explain_loss(error, greeted=False) from None
         except BaseException:
-            await run_sync(opened.box.destroy)
+            await run_sync(opened.end)
             self._house.store.forget(opened.id)
             raise
         opened.box.release()

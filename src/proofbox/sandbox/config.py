@@ -31,7 +31,7 @@ class Settings(msgspec.Struct, frozen=True):
     provider: str | None = None
     image: str | None = None
     runtime: str | None = None
-    network: Literal["none", "full"] | None = None
+    network: str | None = None
     access: Literal["rw", "ro", "overlay"] | None = None
     cpus: float | None = None
     memory: int | None = None
@@ -51,8 +51,8 @@ class Settings(msgspec.Struct, frozen=True):
         found = [name for name in ("mounts", "env") if getattr(self, name)]
         if self.provider == "off":
             found.append('provider = "off"')
-        if self.network == "full":
-            found.append('network = "full"')
+        if self.network not in (None, "none"):
+            found.append(f"network = {self.network!r}")
         return found
 
 

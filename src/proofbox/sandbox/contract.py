@@ -18,7 +18,7 @@ import msgspec
 
 from proofbox.errors import StartFailed
 
-Network = Literal["none", "full"]
+Network = Literal["none", "full", "allow"]
 Access = Literal["rw", "ro", "overlay"]
 
 DEFAULT_OUTPUT_CAP = 10 * 1024 * 1024
@@ -55,6 +55,8 @@ class Policy(msgspec.Struct, frozen=True):
     mounts: tuple[Mount, ...] = ()
     image: str | None = None
     """For providers that run images; others refuse one."""
+    allow: tuple[str, ...] = ()
+    """With network `allow`: the hosts that can be reached, as rules of `allowlist.py`."""
     runtime: str | None = None
     """The engine's runtime for the container, such as `runsc` for gVisor."""
 
@@ -75,6 +77,7 @@ class Enforcement(msgspec.Struct, frozen=True):
     """
 
     network_none: bool = False
+    network_allow: bool = False
     filesystem: bool = False
     access_ro: bool = False
     access_overlay: bool = False
@@ -86,6 +89,14 @@ class Enforcement(msgspec.Struct, frozen=True):
     pids: bool = False
     kill_tree: Literal["sure", "fail-closed", "best-effort"] = "best-effort"
     gaps: Mapping[str, str] = {}
+
+
+class Forward(msgspec.Struct, frozen=True):
+    """A port on the box's own loopback that leads to a unix socket outside."""
+
+    port: int
+    socket: str
+    """Its name in `BoxSpec.sockets`."""
 
 
 class BoxSpec(msgspec.Struct, frozen=True):
@@ -101,6 +112,9 @@ class BoxSpec(msgspec.Struct, frozen=True):
     listen: Path | None = None
     ttl: float = DEFAULT_TTL
     log: Path | None = None
+    forwards: tuple[Forward, ...] = ()
+    sockets: Path | None = None
+    """The directory with the sockets that `forwards` lead to, to be mounted read-only."""
 
 
 class Box(Protocol):
@@ -228,8 +242,8 @@ class ProbeResult(msgspec.Struct, frozen=True):
 class Event(msgspec.Struct, frozen=True):
     """Something that happened on the way, for whoever watches: `on_event`."""
 
-    kind: Literal["provider", "session", "exec"]
-    phase: Literal["selected", "rejected", "starting", "started", "finished", "failed", "stopped"]
+    kind: Literal["provider", "session", "exec", "network"]
+    phase: Literal["selected", "rejected", "starting", "started", "finished", "failed", "stopped", "allowed", "denied"]
     name: str
     """The provider's name, or the session's id."""
     detail: Mapping[str, object] = {}

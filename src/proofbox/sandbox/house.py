@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,11 +12,12 @@ import msgspec
 from proofbox.core.clock import Clock, SystemClock, isoformat
 from proofbox.core.dirs import state_dir
 from proofbox.core.ids import IdSource
-from proofbox.errors import ProofboxError, ProviderUnavailable, SandboxLost, StartFailed
+from proofbox.errors import PolicyRefused, ProofboxError, ProviderUnavailable, SandboxLost, StartFailed
 from proofbox.sandbox import cgroups
 from proofbox.sandbox.config import Settings, load
 from proofbox.sandbox.contract import Box, BoxSpec, Diagnostic, Event, OnEvent, ProbeResult, Provider
 from proofbox.sandbox.inside import Inside, PolicyOptions, RunOptions, make_policy
+from proofbox.sandbox.outlet import Outlet
 from proofbox.sandbox.paths import resolve_project
 from proofbox.sandbox.providers import AUTO
 from proofbox.sandbox.selection import choose, probe
@@ -30,6 +32,13 @@ class Opened(msgspec.Struct, frozen=True):
     provider: Provider
     box: Box
     inside: Inside
+    outlet: Outlet | None = None
+
+    def end(self) -> None:
+        """End the box, and the way out it had. May be repeated."""
+        self.box.destroy()
+        if self.outlet is not None:
+            self.outlet.close()
 
     def info(self, state: State) -> SessionInfo:
         return SessionInfo(
@@ -94,24 +103,28 @@ class House:
         id, created_at = self._ids.new_id(PREFIX), isoformat(self._clock.now())
         self.tell(Event("session", "starting", id, {"provider": choice.provider.name}))
         spec = BoxSpec(label=id, project=project, policy=policy)
-        if ttl is None:
+        with contextlib.ExitStack() as on_failure:
+            outlet: Outlet | None = None
+            if policy.network == "allow":
+                if ttl is not None:
+                    raise PolicyRefused(
+                        "a session that outlives its client has nobody to keep its allowlist",
+                        op="start",
+                        fix_hints=["hold the session in one process, or use network none or full"],
+                    )
+                outlet = Outlet(policy.allow, name=id, on_event=self.on_event)
+                on_failure.callback(outlet.close)
+                spec = msgspec.structs.replace(spec, forwards=outlet.forwards, sockets=outlet.directory)
+            if ttl is not None:
+                on_failure.callback(self.store.forget, id)
+                spec = msgspec.structs.replace(spec, listen=self.store.create(id), ttl=ttl, log=self.store.log(id))
             box = self._start(choice.provider, spec, choice.diagnostics)
-            return Opened(id, created_at, choice.provider, box, Inside.of(box, choice, project, settings.env))
-        store = self.store
-        try:
-            spec = msgspec.structs.replace(spec, listen=store.create(id), ttl=ttl, log=store.log(id))
-            box = self._start(choice.provider, spec, choice.diagnostics)
-        except BaseException:
-            store.forget(id)
-            raise
-        inside = Inside.of(box, choice, project, settings.env)
-        try:
-            store.save(Record(id, created_at, ttl, inside))
-        except BaseException:
-            box.destroy()
-            store.forget(id)
-            raise
-        return Opened(id, created_at, choice.provider, box, inside)
+            on_failure.callback(box.destroy)
+            inside = Inside.of(box, choice, project, settings.env, outlet.environment if outlet is not None else {})
+            if ttl is not None:
+                self.store.save(Record(id, created_at, ttl, inside))
+            on_failure.pop_all()
+        return Opened(id, created_at, choice.provider, box, inside, outlet)
 
     def sessions(self) -> list[SessionInfo]:
         store = self.store

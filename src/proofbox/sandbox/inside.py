@@ -7,12 +7,13 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypedDict, TypeVar
+from typing import TypedDict, TypeVar, cast
 
 import msgspec
 
-from proofbox.errors import CommandNotFound, PathRefused, ProofboxError
+from proofbox.errors import CommandNotFound, PathRefused, ProofboxError, RequestInvalid
 from proofbox.sandbox import cgroups
+from proofbox.sandbox.allowlist import parse_rules
 from proofbox.sandbox.call import Call
 from proofbox.sandbox.config import Settings
 from proofbox.sandbox.contract import (
@@ -37,7 +38,8 @@ Asked = TypeVar("Asked")
 class PolicyOptions(TypedDict, total=False):
     """What may be asked of a box; see `Policy`. Mounts may be written as on the command line: `HOST:GUEST:ro`."""
 
-    network: Network | None
+    network: str | None
+    """`none`, `full`, or `allow:HOST[:PORT],…`."""
     access: Access | None
     disk_mb: int | None
     memory_mb: int | None
@@ -84,14 +86,14 @@ class Inside(msgspec.Struct, frozen=True):
     """Names of the client's variables that every command gets, with the values they have then."""
 
     @classmethod
-    def of(cls, box: Box, choice: Choice, project: Path, forwards: tuple[str, ...]) -> Inside:
+    def of(cls, box: Box, choice: Choice, project: Path, forwards: tuple[str, ...], more: Mapping[str, str]) -> Inside:
         return cls(
             provider=choice.provider.name,
             isolation=box.isolation,
             policy=box.policy,
             project=project,
             guest_project=box.project,
-            environment=box.environment,
+            environment={**box.environment, **more},
             places=box.places,
             memory_group=box.memory_group,
             diagnostics=choice.diagnostics,
@@ -177,9 +179,11 @@ class Inside(msgspec.Struct, frozen=True):
 
 def make_policy(options: PolicyOptions | RunOptions, settings: Settings) -> Policy:
     """What was asked for in the call, and where it says nothing, in the files. Mounts add up."""
+    network, allow = _network(_first(options.get("network"), settings.network))
     mounts = [*settings.mounts, *(options.get("mounts") or ())]
     return Policy(
-        network=_first(options.get("network"), settings.network),
+        network=network,
+        allow=allow,
         access=_first(options.get("access"), settings.access),
         disk_mb=_first(options.get("disk_mb"), settings.disk),
         memory_mb=_first(options.get("memory_mb"), settings.memory),
@@ -188,6 +192,19 @@ def make_policy(options: PolicyOptions | RunOptions, settings: Settings) -> Poli
         mounts=tuple(parse_mount(each) if isinstance(each, str) else resolve_mount(each) for each in mounts),
         image=_first(options.get("image"), settings.image),
         runtime=_first(options.get("runtime"), settings.runtime),
+    )
+
+
+def _network(text: str | None) -> tuple[Network | None, tuple[str, ...]]:
+    if text is None:
+        return None, ()
+    word, colon, hosts = text.partition(":")
+    if word == "allow" and colon:
+        return "allow", tuple(str(rule) for rule in parse_rules(hosts.split(",")))
+    if text in ("none", "full"):
+        return cast(Network, text), ()
+    raise RequestInvalid(
+        f"network {text[:80]!r} is not known", op="start", fix_hints=["choose none, full or allow:HOST[:PORT],…"]
     )
 
 

@@ -12,6 +12,7 @@ def refuse_unenforceable(provider: str, policy: Policy, enforced: Enforcement) -
     check_values(policy)
     asked = {
         "network none": (policy.network == "none", enforced.network_none),
+        "network allow": (policy.network == "allow", enforced.network_allow),
         "access ro": (policy.access == "ro", enforced.access_ro),
         "access overlay": (policy.access == "overlay", enforced.access_overlay),
         "disk": (policy.disk_mb is not None, enforced.disk),

@@ -111,7 +111,7 @@ class Session:
             return
         if isinstance(self._origin, Opened):
             self._connection.close()  # the end of its stream is the end of the box
-            self._origin.box.destroy()
+            self._origin.end()
         else:
             self._connection.shutdown()
             self._connection.close()
@@ -274,7 +274,7 @@ class Sandboxes:
                 session._connection.close()
                 raise opened.explain_loss(error, greeted=False) from None
         except BaseException:
-            opened.box.destroy()
+            opened.end()
             self._house.store.forget(opened.id)
             raise
         opened.box.release()

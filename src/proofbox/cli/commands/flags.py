@@ -34,7 +34,9 @@ Shell = Annotated[str | None, Parameter(name="--shell", help="Run this string wi
 Raw = Annotated[
     bool, Parameter(name="--raw", negative="", help="Let the command's control characters through to your terminal.")
 ]
-Network = Annotated[Literal["none", "full"] | None, Parameter(name="--network", help="Default: none in a box.")]
+Network = Annotated[
+    str | None, Parameter(name="--network", help="none, full or allow:HOST[:PORT],… Default: none in a box.")
+]
 Access = Annotated[
     Literal["rw", "ro", "overlay"] | None,
     Parameter(name="--access", help="To the project: rw, ro, or a throw-away overlay. Default: rw."),

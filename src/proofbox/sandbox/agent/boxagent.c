@@ -8,6 +8,7 @@
  *     --as UID GID      become this user, keeping the same three capabilities
  *     --user UID GID    commands run as this user; the agent keeps its own
  *     --cgroup FD       a delegated cgroup v2 directory: each command gets a child of it, so that kill-tree is sure
+ *     --forward PORT PATH  what connects to 127.0.0.1:PORT in here is passed on to the unix socket PATH
  *     --home PATH       make this directory, for the commands' user
  *     --rw PATH         landlock: nothing may be written but beneath these paths (and the devices)
  *     --seccomp         refuse the system calls that a command has no use for in a box
@@ -42,6 +43,7 @@
 #include <fcntl.h>
 #include <grp.h>
 #include <limits.h>
+#include <netinet/in.h>
 #include <linux/audit.h>
 #include <linux/capability.h>
 #include <linux/filter.h>
@@ -83,6 +85,7 @@ enum { F_CGROUP = 1, F_UID_SPLIT = 2, F_LANDLOCK = 4, F_SECCOMP = 8, F_PID1 = 16
 #define STDIN_WINDOW (256u << 10)
 #define READ_CHUNK (64u << 10)
 #define MAX_TAIL (32u << 20)
+#define MAX_RELAYS 512
 #define KILL_PATIENCE_US 5000000 /* a tree that outlives SIGKILL this long hangs in the kernel: said, not waited for */
 
 struct buffer { uint8_t *data; size_t start, end, size; };
@@ -125,6 +128,15 @@ struct command {
     struct command *next;
 };
 
+struct forward { int fd; const char *path; struct forward *next; };
+
+struct relay { /* bytes[i] were read from end[i] and are for the other end */
+    int end[2];
+    struct buffer bytes[2];
+    bool over[2], passed_on[2];
+    struct relay *next;
+};
+
 struct spawn { /* what a child needs between fork and exec; no allocation happens there */
     char **argv, **envp, *cwd;
     int in, out, err;
@@ -141,6 +153,9 @@ struct report { int kind, pid, stage, error, status; struct rusage usage; };
 static struct peer *peers;
 static struct command *commands;
 static struct slot *slots;
+static struct forward *forwards;
+static struct relay *relays;
+static unsigned relay_count;
 static int listen_fd = -1, cgroup_fd = -1, signal_fd = -1;
 static uid_t run_uid = (uid_t)-1;
 static gid_t run_gid = (gid_t)-1;
@@ -914,6 +929,106 @@ static void listen_to(struct peer *p) {
     if (!held(&p->in) && p->in.size > OUT_HIGH) drop(&p->in);
 }
 
+static int own(int fd) { /* out of the way of 0, 1, 2, and out of every command */
+    int copy = fcntl(fd, F_DUPFD_CLOEXEC, 16);
+    if (copy < 0) die("a descriptor that was named is not open");
+    close(fd);
+    return copy;
+}
+
+/* ---- forwarding: ports in here that lead to unix sockets mounted from outside ------------------------------------- */
+
+static void open_forward(int port, const char *path) {
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    struct forward *f = calloc(1, sizeof *f);
+    int yes = 1;
+    if (!f) die("out of memory");
+    f->fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (f->fd >= 0) f->fd = own(f->fd);
+    if (f->fd < 0 || setsockopt(f->fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) ||
+        bind(f->fd, (struct sockaddr *)&at, sizeof at) || listen(f->fd, 64))
+        die("a forwarded port");
+    f->path = path;
+    f->next = forwards;
+    forwards = f;
+}
+
+static void accept_forward(struct forward *f) {
+    int in = accept4(f->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK), out = -1;
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
+    snprintf(at.sun_path, sizeof at.sun_path, "%s", f->path);
+    if (in >= 0 && relay_count < MAX_RELAYS && (out = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)) >= 0 &&
+        !connect(out, (struct sockaddr *)&at, sizeof at)) {
+        struct relay *r = calloc(1, sizeof *r);
+        if (!r) die("out of memory");
+        fcntl(out, F_SETFL, O_NONBLOCK);
+        r->end[0] = in;
+        r->end[1] = out;
+        r->next = relays;
+        relays = r;
+        relay_count++;
+        return;
+    }
+    shut(&in); /* nobody answers there, or there are too many: the caller sees its connection end */
+    shut(&out);
+}
+
+static bool move(struct relay *r) { /* pass on what can be; false when the relay is over */
+    for (int i = 0; i < 2; i++) {
+        struct buffer *b = &r->bytes[i];
+        while (!r->over[i] && held(b) < READ_CHUNK) {
+            ssize_t n = read(r->end[i], room(b, READ_CHUNK), READ_CHUNK);
+            if (n < 0 && errno == EINTR) continue;
+            if (n < 0 && errno == EAGAIN) break;
+            if (n < 0) return false;
+            if (n == 0) r->over[i] = true;
+            b->end += (size_t)n;
+        }
+        while (held(b)) {
+            ssize_t n = write(r->end[1 - i], b->data + b->start, held(b));
+            if (n < 0 && errno == EINTR) continue;
+            if (n < 0 && errno == EAGAIN) break;
+            if (n <= 0) return false;
+            b->start += (size_t)n;
+        }
+        if (r->over[i] && !held(b) && !r->passed_on[i]) {
+            shutdown(r->end[1 - i], SHUT_WR);
+            r->passed_on[i] = true;
+        }
+    }
+    return !(r->passed_on[0] && r->passed_on[1]);
+}
+
+static size_t watch_relays(struct pollfd *set) {
+    size_t n = 0;
+    for (struct forward *f = forwards; f; f = f->next) set[n++] = (struct pollfd){f->fd, POLLIN, 0};
+    for (struct relay *r = relays; r; r = r->next)
+        for (int i = 0; i < 2; i++) {
+            short events = (short)((!r->over[i] && held(&r->bytes[i]) < READ_CHUNK ? POLLIN : 0) | (held(&r->bytes[1 - i]) ? POLLOUT : 0));
+            set[n++] = (struct pollfd){events ? r->end[i] : -1, events, 0};
+        }
+    return n;
+}
+
+static void serve_relays(const struct pollfd *set) { /* in the order of watch_relays; new relays come after the loop */
+    struct relay *watched = relays;
+    size_t n = 0;
+    for (struct forward *f = forwards; f; f = f->next)
+        if (set[n++].revents) accept_forward(f);
+    struct relay **at = &relays;
+    while (*at && *at != watched) at = &(*at)->next;
+    while (*at) {
+        struct relay *r = *at;
+        bool ready = set[n].revents || set[n + 1].revents;
+        n += 2;
+        if (!ready || move(r)) { at = &r->next; continue; }
+        *at = r->next;
+        for (int i = 0; i < 2; i++) shut(&r->end[i]), drop(&r->bytes[i]);
+        free(r);
+        relay_count--;
+    }
+}
+
 /* ---- confinement --------------------------------------------------------------------------------------------------- */
 
 #define DENY(name) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_##name, 0, 1), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM)
@@ -1088,7 +1203,8 @@ static void serve(void) {
         if (stopping) end_everything();
         uint64_t next = expire(now); /* last, since an end above may be what lets the idle time begin */
 
-        size_t n = 2;
+        size_t n = 2 + 2 * relay_count;
+        for (struct forward *f = forwards; f; f = f->next) n++;
         for (struct peer *p = peers; p; p = p->next) n += 2;
         for (struct command *c = commands; c; c = c->next) n += 4;
         if (n > size && !(set = realloc(set, (size = n * 2) * sizeof *set))) die("out of memory");
@@ -1108,6 +1224,8 @@ static void serve(void) {
             set[n++] = (struct pollfd){held(&c->input) ? c->stdin_fd : -1, POLLOUT, 0};
             set[n++] = (struct pollfd){c->minder_fd, POLLIN, 0};
         }
+        size_t first_relay = n;
+        n += watch_relays(set + n);
         now = now_us();
         int wait = next == UINT64_MAX ? -1 : next <= now ? 0 : (int)((next - now + 999) / 1000 < INT_MAX ? (next - now + 999) / 1000 : INT_MAX);
         for (struct peer *p = peers; p; p = p->next)
@@ -1120,6 +1238,7 @@ static void serve(void) {
             if (fd >= 0) add_peer(fd, fd);
             else if (errno == EMFILE || errno == ENFILE) poll(NULL, 0, 10); /* who knocks must wait; don't spin */
         }
+        serve_relays(set + first_relay);
         n = first_command;
         for (struct command *c = newest; c; c = c->next, n += 4) {
             for (int i = 0; i < 2; i++)
@@ -1154,18 +1273,12 @@ static int unix_socket(const char *path, bool listening) {
     return fd;
 }
 
-static int own(int fd) { /* out of the way of 0, 1, 2, and out of every command */
-    int copy = fcntl(fd, F_DUPFD_CLOEXEC, 16);
-    if (copy < 0) die("a descriptor that was named is not open");
-    close(fd);
-    return copy;
-}
-
 int main(int argc, char **argv) {
     int rfd = -1, wfd = -1, userns = -1, as_uid = -1, as_gid = -1, count = 0;
     bool seccomp = false, landlock = false;
     const char *home = NULL, *connect_to = NULL, *listen_on = NULL;
-    char **rw = calloc((size_t)argc + 1, sizeof *rw);
+    char **rw = calloc((size_t)argc + 1, sizeof *rw), **paths = calloc((size_t)argc + 1, sizeof *paths);
+    int *ports = calloc((size_t)argc + 1, sizeof *ports), port_count = 0;
     if (argc == 2 && !strcmp(argv[1], "--version")) return printf("boxagent %d\n", PROTOCOL) < 0;
     for (int i = 1; i < argc; i++) {
         const char *a = argv[i], *b = i + 1 < argc ? argv[i + 1] : NULL, *c = i + 2 < argc ? argv[i + 2] : NULL;
@@ -1178,6 +1291,7 @@ int main(int argc, char **argv) {
         else if (!strcmp(a, "--as")) as_uid = number(b), as_gid = number(c), i += 2;
         else if (!strcmp(a, "--user")) run_uid = (uid_t)number(b), run_gid = (gid_t)number(c), i += 2;
         else if (!strcmp(a, "--cgroup")) cgroup_fd = number(b), i++;
+        else if (!strcmp(a, "--forward") && c) ports[port_count] = number(b), paths[port_count++] = argv[i + 2], i += 2;
         else if (!strcmp(a, "--home") && b) home = argv[++i];
         else if (!strcmp(a, "--rw") && b) landlock = true, rw[count++] = argv[++i];
         else if (!strcmp(a, "--seccomp")) seccomp = true;
@@ -1222,6 +1336,7 @@ int main(int argc, char **argv) {
     files_as(run_uid, run_gid);
     if (home && mkdir(home, 0700)) die(home);
     files_as(geteuid(), getegid());
+    while (port_count--) open_forward(ports[port_count], paths[port_count]);
     if (landlock) install_landlock(rw, count);
     if (seccomp) install_seccomp();
     if (rfd >= 0) add_peer(rfd, wfd);

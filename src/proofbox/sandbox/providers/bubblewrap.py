@@ -34,6 +34,7 @@ COMMAND_ID = 2_000_000_062
 INSIDE_ID = 1000
 
 _AGENT_INSIDE = "/run/boxagent"
+_NET_INSIDE = "/run/net"
 # Its own, empty and gone with it. /run stays the agent's: a command has no business there.
 _PRIVATE = {"/tmp": "1777", "/var/tmp": "1777", "/home": "1777", "/run": "0755"}  # noqa: S108
 
@@ -65,6 +66,7 @@ class Bubblewrap:
             gaps["kill tree"] = f"{tree.reason}; a tree that can't be ended takes its box with it"
         return Enforcement(
             network_none=True,
+            network_allow=True,
             filesystem=True,
             access_ro=True,
             access_overlay=overlay,
@@ -92,8 +94,10 @@ class Bubblewrap:
                 before += ["--overlay", str(spec.project), str((policy.disk_mb or 0) << 20)]
             agent = [_AGENT_INSIDE, *with_.agent, *ids.agent_options(with_.spare_fd)]
             agent += ["--home", BOX_HOME, "--seccomp", *_writable(spec.project, policy)]
+            agent += [w for f in spec.forwards for w in ("--forward", str(f.port), f"{_NET_INSIDE}/{f.socket}")]
+            net = ["--ro-bind", str(spec.sockets), _NET_INSIDE] if spec.sockets is not None else []
             launcher = [str(program("boxlaunch")), *before, "--"] if before else []
-            return [*launcher, bwrap, *_box_options(spec.project, policy, ids), *agent]
+            return [*launcher, bwrap, *_box_options(spec.project, policy, ids), *net, *agent]
 
         return launch(
             argv,
@@ -176,7 +180,7 @@ def _box_options(project: Path, policy: Policy, ids: _Ids) -> list[str]:
         "box",
     ]
     options += ["--cap-drop", "ALL"]
-    if policy.network == "none":
+    if policy.network != "full":
         options.append("--unshare-net")
     if not ids.root:
         options += ["--unshare-user", "--uid", str(INSIDE_ID), "--gid", str(INSIDE_ID), *_sealed_userns()]

@@ -39,6 +39,7 @@ LABEL = "proofbox.session"
 START_PATIENCE = 30.0
 _AGENT = "/.proofbox/boxagent"
 _SOCKETS = "/.proofbox/sockets"
+_NET = "/.proofbox/net"
 _OWN_VARIABLES = {"PATH", "HOME", "USER", "SHELL", "TMPDIR"}  # the image's, or the box's
 # Runtimes whose containers can't reach a socket of the host.
 _SEALED_RUNTIMES = ("runsc", "gvisor", "kata")
@@ -58,6 +59,7 @@ class Docker:
         overlay = "a container's project can't be an overlay yet"
         return Enforcement(
             network_none=True,
+            network_allow=True,
             filesystem=True,
             access_ro=True,
             mounts=True,
@@ -124,7 +126,14 @@ class DockerBox:
 
     def start(self, identity: _Identity) -> None:
         agent = ["--seccomp", "--as", str(AGENT_ID), str(AGENT_ID), "--user", str(identity.uid), str(identity.gid)]
+        agent += [w for f in self._spec.forwards for w in ("--forward", str(f.port), f"{_NET}/{f.socket}")]
         sealed = self.policy.runtime in _SEALED_RUNTIMES
+        if sealed and self._spec.forwards:
+            raise PolicyRefused(
+                f"runtime {self.policy.runtime} passes no sockets on, which an allowlist needs",
+                op="start",
+                fix_hints=["use another runtime, or network none"],
+            )
         if self._spec.listen is not None:
             if sealed:
                 raise PolicyRefused(
@@ -187,6 +196,8 @@ class DockerBox:
             tmpfs |= dict.fromkeys(hidden_within(mount.host, mount.guest), "mode=700")
             if mount.writable:
                 mounts += [_bind(own, place, writable=False) for own, place in frozen_within(mount.host, mount.guest)]
+        if self._spec.sockets is not None:
+            mounts.append(_bind(self._spec.sockets, _NET, writable=False))
         if sockets is not None:
             if os.geteuid() == 0:
                 os.chown(sockets, AGENT_ID, AGENT_ID)  # root in the container has no capability to get past its mode
@@ -203,10 +214,10 @@ class DockerBox:
             "AttachStdin": attach,
             "AttachStdout": attach,
             "AttachStderr": attach,
-            "NetworkDisabled": policy.network == "none",
+            "NetworkDisabled": policy.network != "full",
             "HostConfig": {
                 "AutoRemove": True,
-                "NetworkMode": "none" if policy.network == "none" else "default",
+                "NetworkMode": "default" if policy.network == "full" else "none",
                 "ReadonlyRootfs": True,
                 "CapDrop": ["ALL"],
                 "CapAdd": ["SETUID", "SETGID", "KILL"],

@@ -18,6 +18,7 @@ from proofbox.sandbox.environment import forwarded
 from proofbox.sandbox.localbox import Plumbing, launch
 from proofbox.sandbox.refusal import refuse_unenforceable
 
+_NOT_HERE = ("network none", "network allow", "filesystem", "access ro", "access overlay", "disk", "mounts")
 _NO_BOX = "the provider is off: a command runs on the host itself"
 
 
@@ -33,7 +34,7 @@ class Off:
     def enforcement(self) -> Enforcement:
         tree = cgroups.tree()
         limits = {name: tree.can_limit(name) for name in ("memory", "cpu", "pids")}
-        gaps = dict.fromkeys(("network none", "filesystem", "access ro", "access overlay", "disk", "mounts"), _NO_BOX)
+        gaps = dict.fromkeys(_NOT_HERE, _NO_BOX)
         gaps |= {name: tree.reason for name, can in limits.items() if not can}
         if not tree.can_kill:
             gaps["kill tree"] = f"{tree.reason}; processes are found by their ancestry"

@@ -1,0 +1,106 @@
+"""Which hosts a box may reach: rules, and an exact way of matching them.
+
+A rule is `HOST`, `HOST:PORT`, `*.DOMAIN[:PORT]` or an address. Without a port it means 80 and 443. Names are compared
+as ASCII, lower case, without a trailing dot; a wildcard stands for one or more labels, never for the domain itself. A
+number is an address only in its canonical spelling: what a C library would also take for one (`0x7f.1`, `2130706433`)
+matches nothing.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable
+
+import msgspec
+
+from proofbox.errors import RequestInvalid
+
+WEB_PORTS = (80, 443)
+_LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
+_NUMERIC = re.compile(r"(0x[0-9a-f]*|[0-9]+)")
+
+
+class Rule(msgspec.Struct, frozen=True):
+    host: str
+    """Canonical: a name, or an address."""
+    port: int | None
+    subdomains: bool = False
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return ("*." if self.subdomains else "") + host + (f":{self.port}" if self.port is not None else "")
+
+    @property
+    def is_loopback(self) -> bool:
+        return self.host == "localhost" or (is_address(self.host) and ipaddress.ip_address(self.host).is_loopback)
+
+    def allows(self, host: str, port: int) -> bool:
+        """`host` must be canonical already."""
+        if port != self.port if self.port is not None else port not in WEB_PORTS:
+            return False
+        return host.endswith(f".{self.host}") if self.subdomains else host == self.host
+
+
+def parse_rules(texts: Iterable[str]) -> tuple[Rule, ...]:
+    rules = tuple(dict.fromkeys(_parse(text.strip()) for text in texts if text.strip()))
+    if not rules:
+        raise RequestInvalid("an allowlist without a host", op="start", fix_hints=["allow:example.org, or none"])
+    return rules
+
+
+def find_rule(rules: Iterable[Rule], host: str, port: int) -> Rule | None:
+    return next((rule for rule in rules if rule.allows(host, port)), None)
+
+
+def canonical_host(text: str) -> str | None:
+    """The one spelling of a host that rules are compared with, or None for what is none."""
+    host = text.lower()
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+        return str(ipaddress.ip_address(host)) if ":" in host and is_address(host) else None
+    if is_address(host):
+        return str(ipaddress.ip_address(host))
+    host = host.removesuffix(".")
+    labels = host.split(".")
+    if not host.isascii() or len(host) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
+        return None
+    # A name whose last label is a number is an address to inet_aton; DNS has no such top level domain.
+    return None if _NUMERIC.fullmatch(labels[-1]) else host
+
+
+def is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return "%" not in text  # no zones: an address means one place
+
+
+def split_port(text: str) -> tuple[str, int | None] | None:
+    """`HOST`, `HOST:PORT`, `[V6]:PORT`; None for what is none of these."""
+    host, colon, port = text.rpartition(":")
+    if not colon or text.endswith("]") or (":" in host and not host.startswith("[")):
+        return text, None
+    if not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536 or len(port) > 5:
+        return None
+    return host, int(port)
+
+
+def _parse(text: str) -> Rule:
+    parts = split_port(text)
+    if parts is not None:
+        host, port = parts
+        subdomains = host.startswith("*.")
+        try:
+            name = host.removeprefix("*.")
+            known = canonical_host(name if name.isascii() else name.encode("idna").decode("ascii"))
+        except UnicodeError:
+            known = None
+        if known is not None and not (subdomains and is_address(known)):
+            return Rule(known, port, subdomains)
+    raise RequestInvalid(
+        f"{text[:200]!r} is no host that could be allowed",
+        op="start",
+        fix_hints=["write HOST, HOST:PORT, *.DOMAIN or an address; several with commas between"],
+    )

@@ -1,0 +1,243 @@
+"""Rules for hosts are matched exactly, and the proxy that applies them can't be talked into anything else."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proofbox.errors import RequestInvalid
+from proofbox.sandbox.allowlist import canonical_host, find_rule, parse_rules, split_port
+from proofbox.sandbox.contract import Event
+from proofbox.sandbox.proxy import PROXY_SOCKET, AllowlistProxy
+
+
+@pytest.mark.parametrize(
+    ("rule", "host", "port", "allowed"),
+    [
+        ("example.org", "example.org", 443, True),
+        ("example.org", "example.org", 80, True),
+        ("example.org", "example.org", 22, False),
+        ("example.org", "EXAMPLE.org.", 443, True),
+        ("example.org", "evil-example.org", 443, False),
+        ("example.org", "example.org.evil.net", 443, False),
+        ("example.org", "sub.example.org", 443, False),
+        ("example.org:8443", "example.org", 8443, True),
+        ("example.org:8443", "example.org", 443, False),
+        ("*.example.org", "a.b.example.org", 443, True),
+        ("*.example.org", "example.org", 443, False),
+        ("*.example.org", "badexample.org", 443, False),
+        ("bücher.example", "xn--bcher-kva.example", 443, True),
+        ("127.0.0.1:8080", "127.0.0.1", 8080, True),
+        ("127.0.0.1:8080", "2130706433", 8080, False),
+        ("127.0.0.1:8080", "0x7f.1", 8080, False),
+        ("127.0.0.1:8080", "0177.0.0.1", 8080, False),
+        ("127.0.0.1:8080", "127.1", 8080, False),
+        ("127.0.0.1:8080", "127.0.0.1.", 8080, False),
+        ("127.0.0.1:8080", "[::ffff:127.0.0.1]", 8080, False),
+        ("[::1]:8080", "[0:0::1]", 8080, True),
+        ("example.org", "user@example.org", 443, False),
+        ("example.org", "example.org@evil.net", 443, False),
+        ("example.org", "example.org%2eevil.net", 443, False),
+        ("example.org", "example.org\0.evil.net", 443, False),
+        ("example.org", "ex\u0430mple.org", 443, False),
+        ("example.org", "", 443, False),
+        ("example.org", ".", 443, False),
+        ("example.org", "example.org..", 443, False),
+    ],
+)
+def test_matching(rule: str, host: str, port: int, allowed: bool) -> None:
+    known = canonical_host(host)
+    found = find_rule(parse_rules([rule]), known, port) if known is not None else None
+    assert (found is not None) == allowed
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "  ",
+        "*",
+        "*.",
+        "*.127.0.0.1",
+        "a..b",
+        "-",
+        "host:0",
+        "host:70000",
+        "host:x",
+        "http://h",
+        "h/p",
+        "u@h",
+        "1.2.3",
+    ],
+)
+def test_what_is_no_rule_is_refused(text: str) -> None:
+    with pytest.raises(RequestInvalid) as raised:
+        parse_rules([text])
+    assert raised.value.fix_hints
+
+
+@given(st.text(max_size=60))
+def test_whatever_the_host_it_is_canonical_or_nothing(text: str) -> None:
+    known = canonical_host(text)
+    if known is not None:
+        assert canonical_host(f"[{known}]" if ":" in known else known) == known
+        assert known == known.lower()
+        assert known.isascii()
+        assert not set(known) & set("@/ \t\r\n\0%")
+
+
+@given(st.text(alphabet="abc.:[]0123456789@*", max_size=30))
+def test_whatever_the_authority_its_port_is_a_port(text: str) -> None:
+    parts = split_port(text)
+    assert parts is None or parts[1] is None or 0 < parts[1] < 65536
+
+
+@given(st.text(max_size=40))
+def test_nothing_but_the_listed_name_is_allowed(text: str) -> None:
+    known = canonical_host(text)
+    if known is not None and find_rule(parse_rules(["only.example"]), known, 443) is not None:
+        assert text.lower().removesuffix(".") == "only.example"
+
+
+# The proxy.
+
+
+class Server:
+    """Answers one line a connection and remembers what it was sent."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.heard: list[bytes] = []
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                stream, _ = self._listener.accept()
+                with stream:
+                    self.heard.append(stream.recv(65536))
+                    stream.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello")
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    found = Server()
+    yield found
+    found.close()
+
+
+Ask = Callable[..., bytes]
+
+
+@pytest.fixture
+def ask(tmp_path: Path) -> Iterator[Ask]:
+    """Start a proxy with these rules, say something to it, and return all it answers."""
+    proxies: list[AllowlistProxy] = []
+    events: list[Event] = []
+
+    def call(rules: Sequence[str], said: bytes, where: str = PROXY_SOCKET, addresses: Sequence[str] = ()) -> bytes:
+        directory = tmp_path / str(len(proxies))
+        directory.mkdir()
+        resolve = (lambda *_: list(addresses)) if addresses else None
+        proxy = AllowlistProxy(directory, parse_rules(rules), on_event=events.append, resolve=resolve)
+        proxies.append(proxy)
+        answer = b""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
+            stream.settimeout(20)
+            stream.connect(str(directory / where))
+            stream.sendall(said)
+            with contextlib.suppress(ConnectionError):
+                while data := stream.recv(65536):
+                    answer += data
+                    if data.endswith(b"hello"):
+                        break
+        return answer
+
+    call.events = events  # type: ignore[attr-defined]
+    yield call
+    for proxy in proxies:
+        proxy.close()
+
+
+def test_plain_http_reaches_what_is_listed_with_the_host_of_the_target(ask: Ask, server: Server) -> None:
+    said = f"GET http://127.0.0.1:{server.port}/x?y HTTP/1.1\r\nHost: evil\r\nProxy-Authorization: s\r\nA: b\r\n\r\n"
+    answer = ask([f"127.0.0.1:{server.port}"], said.encode())
+    assert answer.endswith(b"hello")
+    [heard] = server.heard
+    assert heard.startswith(b"GET /x?y HTTP/1.1\r\n")
+    assert f"Host: 127.0.0.1:{server.port}".encode() in heard
+    assert b"evil" not in heard
+    assert b"Proxy-" not in heard
+    assert b"A: b" in heard
+    phases = [event.phase for event in ask.events]  # type: ignore[attr-defined]
+    assert phases[0] == "allowed"
+
+
+def test_connect_and_the_direct_endpoint(ask: Ask, server: Server) -> None:
+    rules = [f"localhost:{server.port}"]
+    said = f"CONNECT localhost:{server.port} HTTP/1.1\r\n\r\nhi".encode()
+    assert ask(rules, said).startswith(b"HTTP/1.1 200 Connection established\r\n\r\nHTTP/1.1 200 OK")
+    assert ask(rules, b"direct", where=str(server.port)).endswith(b"hello")
+    assert server.heard[1] == b"direct"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "GET http://other.example/ HTTP/1.1",
+        "CONNECT other.example:443 HTTP/1.1",
+        "CONNECT 127.0.0.1:PORT HTTP/1.1",
+        "CONNECT only.example:22 HTTP/1.1",
+        "GET http://only.example:22/ HTTP/1.1",
+        "GET http://user@only.example/ HTTP/1.1",
+        "GET http://only.example@127.0.0.1:PORT/ HTTP/1.1",
+        "GET http://0x7f.1:PORT/ HTTP/1.1",
+        "GET ftp://only.example/ HTTP/1.1",
+        "GET /relative HTTP/1.1",
+        "GET http:///nothing HTTP/1.1",
+        "CONNECT only.example HTTP/1.1",
+        "CONNECT only.example:99999 HTTP/1.1",
+        "nonsense",
+        "GET http://only.example/ HTTP/2",
+        "GET  http://only.example/ HTTP/1.1",
+    ],
+)
+def test_what_is_not_listed_or_not_clear_is_refused(ask: Ask, server: Server, line: str) -> None:
+    answer = ask(
+        ["only.example"], f"{line.replace('PORT', str(server.port))}\r\n\r\n".encode(), addresses=["127.0.0.1"]
+    )
+    assert answer.startswith((b"HTTP/1.1 403", b"HTTP/1.1 400")), answer
+    assert server.heard == []
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["127.0.0.1", "10.1.2.3", "192.168.0.1", "169.254.169.254", "::1", "fe80::1", "0.0.0.0"],  # noqa: S104
+)
+def test_a_listed_name_that_leads_to_a_private_address_is_refused(ask: Ask, server: Server, address: str) -> None:
+    said = f"CONNECT only.example:{server.port} HTTP/1.1\r\n\r\n".encode()
+    answer = ask([f"only.example:{server.port}"], said, addresses=[address])
+    assert answer.startswith(b"HTTP/1.1 403")
+    assert b"private address" in answer
+    assert server.heard == []
+
+
+def test_a_head_without_an_end_is_given_up(ask: Ask) -> None:
+    answer = ask(["only.example"], b"GET http://only.example/ HTTP/1.1\r\n" + b"A: " + b"x" * 200_000)
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 431")
+
+
+def test_refusals_show_hostile_names_without_their_escapes(ask: Ask) -> None:
+    answer = ask(["only.example"], b"CONNECT \x1b[31mevil.example:443 HTTP/1.1\r\n\r\n")
+    assert b"\x1b" not in answer

@@ -1,0 +1,94 @@
+"""`--network allow:…` in a real box: the listed endpoint is reached, and nothing else is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from proofbox import Event, Sandboxes
+from proofbox.core.dirs import state_dir
+from proofbox.errors import PolicyRefused
+
+# Speaks HTTP by hand: a box need have neither curl nor a proxy-aware program. By the shell's own means where there is
+# bash, else by python3.
+FETCH = """
+import socket, sys
+host, port, line = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+try:
+    with socket.create_connection((host, port), 5) as s:
+        s.sendall(line.encode().decode("unicode_escape").encode())
+        data = b""
+        while piece := s.recv(65536):
+            data += piece
+    print(data.decode())
+except OSError as error:
+    print("failed", error)
+"""
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "5")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(b"found")
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_port
+        server.shutdown()
+
+
+@pytest.mark.needs("bubblewrap")
+def test_a_box_reaches_what_is_listed_and_nothing_else(tmp_path: Path, port: int) -> None:
+    events: list[Event] = []
+    request = r"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    with Sandboxes(tmp_path, on_event=events.append) as boxes:
+        with boxes.start_session(provider="bubblewrap", network=f"allow:127.0.0.1:{port},example.org") as session:
+
+            def fetch(host: str, at: int, line: str) -> str:
+                return session.exec(["python3", "-c", FETCH, host, str(at), line], timeout=20).stdout
+
+            if session.exec(["sh", "-c", "command -v python3"]).exit_code:
+                pytest.skip("the box has no python3")
+            assert "found" in fetch("127.0.0.1", port, request)
+            assert "found" in fetch("127.0.0.1", 3128, request.replace("GET /", f"GET http://127.0.0.1:{port}/"))
+            denied = fetch("127.0.0.1", 3128, request.replace("GET /", "GET http://other.example/"))
+            assert "403 Forbidden" in denied
+            assert "failed" in fetch("127.0.0.1", 1 if port != 1 else 2, request)
+            assert "3128" in session.exec(["sh", "-c", "echo $HTTPS_PROXY"]).stdout
+            assert session.exec(["true"]).policy.allow == (f"127.0.0.1:{port}", "example.org")
+        seen = [(event.phase, event.detail["host"]) for event in events if event.kind == "network"]
+        assert ("denied", "other.example") in seen
+        assert ("allowed", "127.0.0.1") in seen
+        finished = [event.detail for event in events if event.kind == "network" and event.phase == "finished"]
+        assert finished
+        assert all(isinstance(each["bytes_in"], int) for each in finished)
+    assert not list(state_dir().glob("net-*"))
+
+
+@pytest.mark.parametrize("network", [f"allow:localhost:{port}" for port in (80, 3128)])
+@pytest.mark.needs("bubblewrap")
+def test_endpoints_that_can_not_appear_inside_are_refused(tmp_path: Path, network: str) -> None:
+    with Sandboxes(tmp_path) as boxes, pytest.raises(PolicyRefused, match="can't appear in a box"):
+        boxes.exec(["true"], provider="bubblewrap", network=network)
+
+
+def test_where_there_is_no_box_or_nobody_to_keep_it_an_allowlist_is_refused(tmp_path: Path) -> None:
+    with Sandboxes(tmp_path) as boxes:
+        with pytest.raises(PolicyRefused, match="network allow"):
+            boxes.exec(["true"], provider="off", network="allow:example.org")
+        with pytest.raises(PolicyRefused, match="outlives its client"):
+            boxes.start_session(provider="bubblewrap", network="allow:example.org", detached=True)
+    assert not list(state_dir().glob("net-*"))
