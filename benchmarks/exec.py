@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -19,9 +21,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 
-from proofbox import AsyncSandboxes, Sandboxes, Session
+from proofbox import AsyncSandboxes, Output, Sandboxes, Session
+from proofbox.sandbox.config import Settings
 from proofbox.sandbox.contract import Policy
 from proofbox.sandbox.providers import bubblewrap
+from proofbox.sandbox.providers.docker import our_containers
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+import private_engine
 
 COMMAND = ["true"]
 BATCH = 20
@@ -37,8 +44,14 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="proofbox-bench-") as project, Sandboxes(project) as boxes:
         held = [in_session(boxes, project, options.rounds), whole_session(boxes, Path(project), options.rounds)]
+        held.append(one_gigabyte(boxes))
         if options.sessions:
             held.append(many_sessions(boxes, options.sessions))
+        problem = private_engine.missing()
+        if problem:
+            print(f"docker: not measured: {problem}")
+        else:
+            held.append(in_a_container(Path(project), options.rounds))
     return 1 if options.check and not all(held) else 0
 
 
@@ -76,6 +89,52 @@ def whole_session(boxes: Sandboxes, project: Path, rounds: int) -> bool:
     }
     times = interleaved(ways, rounds, 2)
     return compare("session", times["session"], "bare bwrap", times["bare bwrap"], 1.5)
+
+
+def in_a_container(project: Path, rounds: int) -> bool:
+    """One command in a session of docker's, against none at all and against `docker exec`."""
+    print(f"docker: in-session exec of `true`, {rounds} rounds of {BATCH}")
+    with private_engine.private_engine() as engine:
+        os.environ["DOCKER_HOST"] = engine.host
+        settings = Settings(provider="docker", image=private_engine.IMAGE)
+        with Sandboxes(project, settings=settings) as boxes, boxes.start_session() as session:
+            container = our_containers(engine.engine)[session.id]
+            ways: dict[str, Callable[[], object]] = {
+                "subprocess.run": lambda: subprocess.run(COMMAND, capture_output=True, check=True),
+                "docker": lambda: session.exec(COMMAND),
+            }
+            times = interleaved(ways, rounds, BATCH)
+            by_hand = ["docker", "exec", container, *COMMAND]
+            times |= interleaved(
+                {"docker exec": lambda: subprocess.run(by_hand, capture_output=True, check=True)}, 5, 2
+            )
+    held = compare("docker", times["docker"], "subprocess.run", times["subprocess.run"], 2.0)
+    faster = times["docker exec"] / times["docker"]
+    verdict = "ok" if faster >= 30 else "MISSED"
+    print(f"  docker exec  {times['docker exec']:.1f} ms, {faster:.0f} times slower (at least 30) {verdict}")
+    return held and faster >= 30
+
+
+def one_gigabyte(boxes: Sandboxes) -> bool:
+    """Through stdin and back through stdout: how much memory that takes at this end."""
+    size, count = 1 << 30, 0
+
+    def take(output: Output) -> None:
+        nonlocal count
+        count += len(output.data)
+
+    script = f"import sys; b = bytes(1 << 20); [sys.stdout.buffer.write(b) for _ in range({size >> 20})]"
+    with boxes.start_session(provider="bubblewrap") as session:
+        session.exec(["true"])
+        before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+        with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as source:
+            result = session.exec(["cat"], stdin=source.stdout, on_output=take, max_output=1 << 20)
+        seconds = time.perf_counter() - began
+        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    right = count == size and result.exit_code == 0
+    verdict = "ok" if right and grown < 100 else "MISSED"
+    print(f"1 GB through stdin and stdout: {seconds:.1f} s, {grown:.0f} MB more memory (at most 100) {verdict}")
+    return right and grown < 100
 
 
 def many_sessions(boxes: Sandboxes, count: int) -> bool:
