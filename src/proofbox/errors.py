@@ -5,6 +5,7 @@
     ├── NotFoundError            PROOFBOX_NOT_FOUND          exit 2
     ├── InternalError            PROOFBOX_INTERNAL           exit 4
     ├── CorruptError             PROOFBOX_CORRUPT            exit 1
+    ├── IoFailed                 PROOFBOX_IO                 exit 4, retryable
     └── SandboxError             SANDBOX_FAILED              exit 4
         ├── ProviderUnknown      SANDBOX_PROVIDER_UNKNOWN    exit 2
         ├── ProviderUnavailable  SANDBOX_UNAVAILABLE         exit 3
@@ -92,6 +93,13 @@ class CorruptError(ProofboxError):
 
     code = "PROOFBOX_CORRUPT"
     exit_code = 1
+
+
+class IoFailed(ProofboxError):
+    """The machine would not read or write: a full disk, a closed stream, a place without permission."""
+
+    code = "PROOFBOX_IO"
+    retryable = True
 
 
 class SandboxError(ProofboxError):

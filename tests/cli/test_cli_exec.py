@@ -286,3 +286,16 @@ def test_a_session_lives_between_processes(project: Path) -> None:
     assert json.loads(done.stdout)["error"]["code"] == "SANDBOX_LOST"
     assert name in call("prune", "--json")["removed"]
     assert proofbox("session", "show", name).returncode == 2
+
+
+@pytest.mark.parametrize(
+    "words", ["--help", "probe", "contract --json", "session list --json", "exec --provider off -- echo x"]
+)
+@pytest.mark.parametrize("redirection", [">/dev/full", ">&-"])
+def test_a_stdout_that_takes_nothing_ends_in_no_stack_trace(project: Path, words: str, redirection: str) -> None:
+    command = f"{sys.executable} -m proofbox {words} {redirection}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, cwd=project)
+    assert "Traceback" not in done.stderr
+    if redirection == ">/dev/full":
+        assert done.returncode in (4, 125)
+        assert "No space left" in done.stderr

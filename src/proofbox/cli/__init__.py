@@ -92,5 +92,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def entry() -> None:
-    """The console script."""
-    sys.exit(main())
+    """The console script. What can't be said to stdout (full, or its reader gone) must not end in a stack trace."""
+    try:
+        code = main()
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        code = 0
+        _stdout_to_nowhere()
+    except OSError as error:
+        print(f"proofbox: stdout can't be written: {error.strerror}", file=sys.stderr)
+        code = 4
+        _stdout_to_nowhere()
+    sys.exit(code)
+
+
+def _stdout_to_nowhere() -> None:
+    """Python flushes at exit, and would complain again."""
+    import os
+
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -11,8 +11,8 @@ import cyclopts
 
 from proofbox import __version__
 from proofbox.cli import COMMANDS, GROUPS, Command
-from proofbox.cli.output import EXEC_FAILED, INTERRUPTED, report
-from proofbox.errors import InternalError, ProofboxError, UsageError
+from proofbox.cli.output import EXEC_FAILED, INTERRUPTED, OutputLost, report
+from proofbox.errors import InternalError, IoFailed, ProofboxError, UsageError
 
 
 def build() -> cyclopts.App:
@@ -36,19 +36,21 @@ def build() -> cyclopts.App:
 
 def run(words: Sequence[str]) -> int:
     command = _meant(words)
+    passes = command is not None and command.passes_exit_code
     options = words[: words.index("--")] if "--" in words else words
-    as_json = "--json" in options
     try:
         return _call(words)
     except ProofboxError as error:
-        return report(error, as_json=as_json, passes_exit_code=command is not None and command.passes_exit_code)
+        return report(error, as_json="--json" in options, passes_exit_code=passes)
+    except OutputLost as error:
+        return report(_io_error(error), as_json=False, passes_exit_code=passes)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
         # The reader has left (| head). Nothing more can be said; Python must not try to at exit.
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXEC_FAILED if command is not None and command.passes_exit_code else 0
+        return EXEC_FAILED if passes else 0
 
 
 def _call(words: Sequence[str]) -> int:
@@ -57,7 +59,7 @@ def _call(words: Sequence[str]) -> int:
         result = app(words, exit_on_error=False, print_error=False, result_action="return_value")
     except cyclopts.CycloptsError as error:
         raise UsageError(_plain(error), op="usage", fix_hints=[_help_for(words)]) from None
-    except (ProofboxError, KeyboardInterrupt, BrokenPipeError):
+    except (ProofboxError, KeyboardInterrupt, BrokenPipeError, OutputLost):
         raise
     except UnicodeEncodeError as error:
         raise UsageError(f"a name that can't be encoded: {error.object!r}", op="usage") from None
@@ -76,7 +78,7 @@ def _call(words: Sequence[str]) -> int:
 
 def _io_error(error: OSError) -> ProofboxError:
     where = f" ({os.fsdecode(error.filename)})" if error.filename is not None else ""
-    return InternalError(
+    return IoFailed(
         f"{error.strerror or type(error).__name__}{where}",
         op="io",
         fix_hints=["check that the place exists, is writable and has room"],

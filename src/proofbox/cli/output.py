@@ -6,6 +6,8 @@ document goes to stdout, one line, and nothing else does; without it the text do
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -51,17 +53,31 @@ def show(document: Document, text: Callable[[], str], *, as_json: bool) -> None:
             print(words)
 
 
+class OutputLost(OSError):
+    """stdout took nothing: whatever is left to say goes to stderr."""
+
+
 def write_json(document: object) -> None:
     data = msgspec.json.encode(_clean(msgspec.to_builtins(document, enc_hook=str)))
-    sys.stdout.buffer.write(data + b"\n")
-    sys.stdout.buffer.flush()
+    if sys.stdout is None:
+        raise OutputLost(errno.EBADF, "stdout is closed")
+    try:
+        sys.stdout.buffer.write(data + b"\n")
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputLost(error.errno, f"stdout can't be written: {error.strerror}") from None
 
 
 def report(error: ProofboxError, *, as_json: bool, passes_exit_code: bool = False) -> int:
     """Print an error where the caller looks for it, and return its exit code."""
+    told = False
     if as_json:
-        write_json({"schema": "proofbox.error/1", "ok": False, "error": error.as_dict()})
-    else:
+        with contextlib.suppress(OutputLost):
+            write_json({"schema": "proofbox.error/1", "ok": False, "error": error.as_dict()})
+            told = True
+    if not told:
         lines = [f"proofbox: {error.message}", *(f"  fix: {hint}" for hint in error.fix_hints), f"  code: {error.code}"]
         print(printable("\n".join(_clean(lines))), file=sys.stderr)
     if not passes_exit_code:

@@ -135,8 +135,6 @@ def finish(result: ExecResult, *, as_json: bool) -> int:
     if as_json:
         write_json(ExecDocument.of(result))
     else:
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
         if result.timed_out:
             print("proofbox: the command timed out and was killed, with everything it had started", file=sys.stderr)
         if result.usage.oom_killed:
@@ -182,14 +180,14 @@ def writer(raw: bool) -> OnOutput:
 
     What a program in a box wrote is hostile to a terminal, so that one gets it escaped.
     """
-    plain = {
-        "stdout": raw or not sys.stdout.isatty(),
-        "stderr": raw or not sys.stderr.isatty(),
-    }
+    streams = {"stdout": sys.stdout, "stderr": sys.stderr}
+    plain = {name: raw or stream is None or not stream.isatty() for name, stream in streams.items()}
     decoders = {name: codecs.getincrementaldecoder("utf-8")("replace") for name in plain}
 
     def write(output: Output) -> None:
-        target = sys.stdout if output.stream == "stdout" else sys.stderr
+        target = streams[output.stream]
+        if target is None:  # closed by the caller: nobody wants it
+            return
         if plain[output.stream]:
             target.buffer.write(output.data)
         else:

@@ -86,6 +86,7 @@ def start(
 
 def exec_(
     session_id: SessionId,
+    /,
     *argv: Annotated[str, Parameter(show=False)],
     cwd: flags.Cwd = None,
     env: flags.Env = (),
@@ -132,7 +133,7 @@ def list_(*, json: flags.Json = False) -> int:
     return 0
 
 
-def show_(session_id: SessionId, *, json: flags.Json = False) -> int:
+def show_(session_id: SessionId, /, *, json: flags.Json = False) -> int:
     """Show one session: its state, provider, project and policy.
 
     For example:
@@ -144,7 +145,7 @@ def show_(session_id: SessionId, *, json: flags.Json = False) -> int:
     return 0
 
 
-def stop(session_id: SessionId, *, json: flags.Json = False) -> int:
+def stop(session_id: SessionId, /, *, json: flags.Json = False) -> int:
     """End a session and everything in it. Stopping one that has ended is no error.
 
     For example:
