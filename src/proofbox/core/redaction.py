@@ -165,7 +165,7 @@ class Redactor:
 
     @property
     def longest_secret(self) -> int:
-        """The length of the longest spelling: by how much the pieces of a scanned stream must overlap. 0: no secrets."""
+        """The length of the longest spelling: how much the pieces of a scanned stream must overlap. 0: no secrets."""
         return len(self._raw.forms[0]) if self._raw.forms else 0
 
     def contains_secret(self, data: bytes) -> bool:
