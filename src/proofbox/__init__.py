@@ -19,13 +19,18 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from proofbox.core.redaction import Redactor as Redactor
     from proofbox.errors import BundleError as BundleError
+    from proofbox.errors import PromotionError as PromotionError
     from proofbox.errors import ProofboxError as ProofboxError
     from proofbox.errors import SandboxError as SandboxError
     from proofbox.errors import SandboxLost as SandboxLost
+    from proofbox.evidence.promotion import Promotion as Promotion
+    from proofbox.evidence.promotion import emit_promotion as emit_promotion
     from proofbox.evidence.reader import Bundle as Bundle
     from proofbox.evidence.reader import UnverifiedBundle as UnverifiedBundle
     from proofbox.evidence.reader import load_bundle as load_bundle
     from proofbox.evidence.reader import open_bundle_unverified as open_bundle_unverified
+    from proofbox.evidence.verify import Verification as Verification
+    from proofbox.evidence.verify import verify as verify
     from proofbox.evidence.writer import BundleWriter as BundleWriter
     from proofbox.sandbox.aservice import AsyncSandboxes as AsyncSandboxes
     from proofbox.sandbox.aservice import AsyncSession as AsyncSession
@@ -55,6 +60,8 @@ _HOME = {
     "Output": "sandbox.contract",
     "Policy": "sandbox.contract",
     "ProbeResult": "sandbox.contract",
+    "Promotion": "evidence.promotion",
+    "PromotionError": "errors",
     "ProofboxError": "errors",
     "Redactor": "core.redaction",
     "SandboxError": "errors",
@@ -63,8 +70,11 @@ _HOME = {
     "Session": "sandbox.service",
     "SessionInfo": "sandbox.sessions",
     "UnverifiedBundle": "evidence.reader",
+    "Verification": "evidence.verify",
+    "emit_promotion": "evidence.promotion",
     "load_bundle": "evidence.reader",
     "open_bundle_unverified": "evidence.reader",
+    "verify": "evidence.verify",
 }
 
 __all__ = [
@@ -81,6 +91,8 @@ __all__ = [
     "Output",
     "Policy",
     "ProbeResult",
+    "Promotion",
+    "PromotionError",
     "ProofboxError",
     "Redactor",
     "SandboxError",
@@ -89,8 +101,11 @@ __all__ = [
     "Session",
     "SessionInfo",
     "UnverifiedBundle",
+    "Verification",
+    "emit_promotion",
     "load_bundle",
     "open_bundle_unverified",
+    "verify",
 ]
 
 

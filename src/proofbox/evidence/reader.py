@@ -111,13 +111,14 @@ def load_bundle(path: _Path) -> Bundle:
     found = check_bundle(directory)
     if not found.ok:
         raise refusal(found)
-    return _bundle(found)
+    return as_bundle(found)
 
 
-def _bundle(found: BundleCheck) -> Bundle:
+def as_bundle(found: BundleCheck) -> Bundle:
+    """What can be read of a bundle that was checked; each artifact is checked again when it is read."""
     if found.index is None or found.status is None:
         raise refusal(found)
-    nested = {place: _bundle(inner) for place, inner in found.nested.items()}
+    nested = {place: as_bundle(inner) for place, inner in found.nested.items()}
     return Bundle(found.path, found.index, found.status, found.index_sha256, nested)
 
 
