@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from functools import lru_cache
 from json.encoder import encode_basestring
+from operator import itemgetter
 from typing import Any
 
 MAX_DEPTH = 128
@@ -60,11 +62,21 @@ def _encode(value: Any, depth: int) -> str:
     if kind is dict:
         if depth == 0:
             raise CanonicalError(f"nested deeper than {MAX_DEPTH} levels")
-        # Strings are most of what documents and traces hold; encoding them here saves a call for each.
-        members = [
-            prefix + (encode_basestring(item) if type(item := value[name]) is str else _encode(item, depth - 1))
-            for name, prefix in (_order if len(value) <= _SMALL else _order.__wrapped__)(tuple(value))
-        ]
+        depth -= 1
+        if 1 < len(value) <= _SMALL:
+            # Strings and integers are most of what documents and traces hold; a call for each would double the cost.
+            values, layout = _layout(tuple(value))
+            return layout % tuple(
+                [
+                    encode_basestring(item)
+                    if (kind := type(item)) is str
+                    else item
+                    if kind is int and -MAX_INTEGER <= item <= MAX_INTEGER
+                    else _encode(item, depth)
+                    for item in values(value)
+                ]
+            )
+        members = [f"{encode_basestring(name)}:{_encode(value[name], depth)}" for name in _sorted_names(value)]
         return "{" + ",".join(members) + "}"
     if kind is list or kind is tuple:
         if depth == 0:
@@ -75,15 +87,24 @@ def _encode(value: Any, depth: int) -> str:
 
 
 @lru_cache(maxsize=512)
-def _order(names: tuple[Any, ...]) -> list[tuple[str, str]]:
-    """Member names in canonical order, each with its encoded form. Kept, because logs repeat a few sets of names."""
+def _layout(names: tuple[Any, ...]) -> tuple[itemgetter[Any], str]:
+    """What takes the values of an object in canonical order, and the text they go into.
+
+    Kept, because logs repeat a few sets of names.
+    """
+    ordered = _sorted_names(names)
+    return itemgetter(*ordered), "{" + ",".join(
+        encode_basestring(name).replace("%", "%%") + ":%s" for name in ordered
+    ) + "}"
+
+
+def _sorted_names(names: Iterable[Any]) -> list[str]:
     try:
         ascii_only = "".join(names).isascii()
     except TypeError:
         raise CanonicalError("a member name is not a string") from None
     # Code points and UTF-16 code units sort alike but for names beyond the BMP; ASCII is the cheap test for "alike".
-    ordered = sorted(names) if ascii_only else sorted(names, key=lambda name: name.encode("utf-16-be"))
-    return [(name, encode_basestring(name) + ":") for name in ordered]
+    return sorted(names) if ascii_only else sorted(names, key=lambda name: name.encode("utf-16-be"))
 
 
 def _encode_float(value: float) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from proofbox.core.canonical import CanonicalError, canonical_bytes, parse_strict
-from proofbox.core.digest import digest_of
+from proofbox.core.digest import sha256_hex
 from proofbox.evidence import shape
 from proofbox.evidence.paths import INDEX, RUN_ID, is_artifact_path
 from proofbox.evidence.shape import SHA256, ShapeError
@@ -78,7 +78,8 @@ class Index:
             "missing": sorted(self.missing),
             "repairs": self.repairs,
         }
-        return canonical_bytes({**document, "index_sha256": digest_of(document)})
+        without = _canonical({**document, "index_sha256": ""})[1]
+        return _canonical({**document, "index_sha256": sha256_hex(without)})[0]
 
 
 _ANCHOR = shape.record({"count": shape.count, "head": shape.sha256})
@@ -103,13 +104,14 @@ def parse_index(data: bytes) -> Index:
         if type(document) is not dict:
             raise ShapeError("the index is not an object")
         refuse_other_schema(document, SCHEMA)
-        if canonical_bytes(document) != data:
-            raise ShapeError("the index is not in canonical form")
+        _DOCUMENT(document, "index")
+        stated, computed = _canonical(document)
     except CanonicalError as error:
         raise ShapeError(str(error)) from error
-    _DOCUMENT(document, "index")
-    digest = document.pop("index_sha256")
-    if digest_of(document) != digest:
+    if stated != data:
+        raise ShapeError("the index is not in canonical form")
+    digest = document["index_sha256"]
+    if sha256_hex(computed) != digest:
         raise ShapeError("the index does not have the digest it states")
     if not RUN_ID.fullmatch(document["run_id"]):
         raise ShapeError("index.run_id can't be the name of a run")
@@ -132,6 +134,18 @@ def parse_index(data: bytes) -> Index:
     )
 
 
+def _canonical(document: Mapping[str, Any]) -> tuple[bytes, bytes]:
+    """The canonical bytes of a whole index, and of all of it but its own digest.
+
+    `artifacts` sorts before every other member, so that its many entries are encoded once for both.
+    """
+    first = b'{"artifacts":' + canonical_bytes(document["artifacts"]) + b","
+    rest = {name: value for name, value in document.items() if name != "artifacts"}
+    whole = first + canonical_bytes(rest)[1:]
+    del rest["index_sha256"]
+    return whole, first + canonical_bytes(rest)[1:]
+
+
 def refuse_other_schema(document: Mapping[str, Any], known: str) -> None:
     version = document.get("schema_version")
     if version != known:
@@ -146,28 +160,35 @@ def _artifacts(entries: Any) -> dict[str, Artifact]:
     if type(entries) is not list:
         raise ShapeError("index.artifacts is not an array")
     artifacts: dict[str, Artifact] = {}
-    last = ""
+    last, is_sha256 = "", SHA256.fullmatch
     for number, entry in enumerate(entries):
-        where = f"index.artifacts[{number}]"
         if type(entry) is not dict or not entry.keys() <= _MEMBERS:
-            raise ShapeError(f"{where} is not an artifact's entry")
+            raise ShapeError(f"index.artifacts[{number}] is not an artifact's entry")
         path, size, digest = entry.get("path"), entry.get("file_size"), entry.get("sha256")
-        schema, chain = entry.get("schema_version"), entry.get("chain", {})
         if type(path) is not str or not is_artifact_path(path) or path == INDEX:
-            raise ShapeError(f"{where}.path is not a path inside the bundle")
+            raise ShapeError(f"index.artifacts[{number}].path is not a path inside the bundle")
         if path <= last:
-            raise ShapeError(f"{where}.path is out of order, or there twice")
-        if type(size) is not int or size < 0 or type(digest) is not str or not SHA256.fullmatch(digest):
-            raise ShapeError(f"{where} has no size or no digest")
-        if "schema_version" in entry and (type(schema) is not str or len(schema) > 200):
-            raise ShapeError(f"{where}.schema_version is not a text")
-        anchor = None
-        if "chain" in entry:
-            _ANCHOR(chain, f"{where}.chain")
-            anchor = Anchor(chain["count"], chain["head"])
+            raise ShapeError(f"index.artifacts[{number}].path is out of order, or there twice")
+        if type(size) is not int or size < 0 or type(digest) is not str or not is_sha256(digest):
+            raise ShapeError(f"index.artifacts[{number}] has no size or no digest")
+        schema, anchor = None, None
+        if len(entry) > 3:
+            schema = _schema_version(entry, number)
+            if "chain" in entry:
+                _ANCHOR(entry["chain"], f"index.artifacts[{number}].chain")
+                anchor = Anchor(**entry["chain"])
         artifacts[path] = Artifact(path, size, digest, schema, anchor)
         last = path
     return artifacts
+
+
+def _schema_version(entry: Mapping[str, Any], number: int) -> str | None:
+    if "schema_version" not in entry:
+        return None
+    version = entry["schema_version"]
+    if type(version) is not str or len(version) > 200:
+        raise ShapeError(f"index.artifacts[{number}].schema_version is not a text")
+    return version
 
 
 def schema_of(data: bytes) -> str | None:
