@@ -34,6 +34,8 @@ COMMANDS = (
     Command("bundle show", "bundle:show_", "Show one bundle, in any state."),
     Command("bundle verify", "bundle:verify", "Check one bundle in full."),
     Command("bundle reindex", "bundle:reindex", "Check a bundle against its index, or repair that, on the record."),
+    Command("bundle push", "bundle:push", "Copy a committed bundle into a store."),
+    Command("bundle pull", "bundle:pull", "Copy a run out of a store."),
     Command("promotion emit", "promotion:emit", "Write the packet that says whether a bundle may be relied on."),
     Command("promotion verify", "promotion:verify", "Check a promotion packet against its bundle and a key."),
     Command("key new", "key:new", "Make a key pair to sign packets with."),
@@ -44,7 +46,7 @@ COMMANDS = (
 
 GROUPS = {
     "session": "Boxes that stay between commands.",
-    "bundle": "Bundles of evidence: look, check, reindex.",
+    "bundle": "Bundles of evidence: look, check, reindex, copy.",
     "promotion": "Packets that say whether a bundle may be relied on.",
     "key": "Keys that sign promotion packets.",
 }

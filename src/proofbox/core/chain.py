@@ -122,7 +122,17 @@ class ChainWriter:
 
     def append(self, payload: Mapping[str, Any]) -> str:
         """Add one entry and return the new head. Raises UsageError for what the chain can't hold, and adds nothing."""
-        return self.extend((payload,))
+        with self._lock:
+            if self._fd < 0:
+                raise UsageError("the chain is closed", op="chain.append")
+            count, prev, _ = self._end
+            line = _line(payload, count, prev)
+            head = sha256_hex(line)
+            self._write(line + b"\n", count + 1, head)
+            self._unsynced += 1
+            if self._unsynced >= self._sync_every:
+                self._sync()
+            return head
 
     def extend(self, payloads: Iterable[Mapping[str, Any]]) -> str:
         """Add several entries in one write, all of them or (UsageError) none, and return the new head."""

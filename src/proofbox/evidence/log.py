@@ -37,7 +37,7 @@ class BundleLog:
 
     def append(self, entry: Mapping[str, Any]) -> str:
         """Add one entry and return the new head."""
-        return self.extend((entry,))
+        return self._chain.append(entry if self._redactor is None else self._redactor.redact_json(dict(entry)))
 
     def extend(self, entries: Iterable[Mapping[str, Any]]) -> str:
         """Add several entries in one write, all or none, and return the new head."""

@@ -137,9 +137,12 @@ def read_bounded(path: _Path, limit: int) -> bytes:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
             raise OSError(f"{shown(os.fspath(path))} is not a regular file")
-        data = stream.read(limit + 1)
-    if len(data) > limit:
-        raise OSError(f"{shown(os.fspath(path))} is larger than {limit} bytes")
+        if info.st_size > limit:
+            raise OSError(f"{shown(os.fspath(path))} is larger than {limit} bytes")
+        # No more than is there: a read takes the memory for all that it asks for.
+        data = stream.read(info.st_size + 1)
+    if len(data) > info.st_size:
+        raise OSError(f"{shown(os.fspath(path))} grew while it was read")
     return data
 
 

@@ -15,6 +15,8 @@ from proofbox.core.text import printable
 from proofbox.errors import UsageError
 from proofbox.evidence import listing, repair
 from proofbox.evidence.reader import open_bundle_unverified, refusal
+from proofbox.evidence.store import transfer
+from proofbox.evidence.store.contract import open_store
 from proofbox.evidence.verify import verify as verify_path
 
 BundlePath = Annotated[Path, Parameter(help="A run's directory, or an output directory, whose LATEST is followed.")]
@@ -154,6 +156,47 @@ def reindex(
         )
     show(document, lambda: _reindexed(document), as_json=json)
     return 0 if document.ok else 1
+
+
+class TransferDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.transfer/1"
+    run_id: str
+    store: str
+    path: str
+
+
+StoreUrl = Annotated[str, Parameter(help="s3://bucket/prefix, or the path of a directory.")]
+
+
+def push(path: BundlePath, store: StoreUrl, *, json: flags.Json = False) -> int:
+    """Copy a committed bundle into a store, its index last. The store is tried first, and nothing is overwritten.
+
+    For example:
+      proofbox bundle push out s3://evidence/nightly
+    """
+    run_id = transfer.push_bundle(path, open_store(store))
+    document = TransferDocument(run_id=run_id, store=store, path=str(path))
+    show(document, lambda: printable(f"{run_id} is in {store}"), as_json=json)
+    return 0
+
+
+def pull(
+    store: StoreUrl,
+    out: Annotated[Path, Parameter(help="The output directory it goes into.")] = Path("out"),
+    *,
+    run: Annotated[str | None, Parameter(name="--run", help="A run's id. Default: the store's LATEST.")] = None,
+    json: flags.Json = False,
+) -> int:
+    """Copy a run out of a store, checked byte by byte. It appears complete or not at all.
+
+    For example:
+      proofbox bundle pull s3://evidence/nightly out
+      proofbox bundle pull s3://evidence/nightly out --run run-01…
+    """
+    bundle = transfer.pull_bundle(open_store(store), out, run)
+    document = TransferDocument(run_id=bundle.run_id, store=store, path=bundle.path)
+    show(document, lambda: printable(bundle.path), as_json=json)
+    return 0
 
 
 def _table(found: tuple[RunFacts, ...]) -> str:
