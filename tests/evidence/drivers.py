@@ -151,6 +151,40 @@ def _judge(out: Path, acknowledged: int, seen: dict[str, int]) -> str:
     return ""
 
 
+def read_while_writing(directory: str, runs: str) -> dict[str, Any]:
+    """A reader at all times, while runs are written and committed: in progress or committed, and nothing else."""
+    out = Path(directory) / "out"
+    out.mkdir()
+    pid = os.fork()
+    if pid == 0:
+        for number in range(int(runs)):
+            with BundleWriter(out) as bundle:
+                for n in range(number % 7):
+                    bundle.write_json(f"{n}.json", {"n": n})
+                with bundle.nested("attempts/a-1") as attempt, attempt.open_log("l.jsonl") as log:
+                    log.append({"n": number})
+        os._exit(0)
+    seen = {"committed": 0, "in_progress": 0}
+    wrong: list[str] = []
+    done: set[str] = set()
+    ended = False
+    while not ended:
+        ended = os.waitpid(pid, os.WNOHANG)[0] != 0
+        for run in list_runs(out):
+            if run in done:
+                continue
+            try:
+                load_bundle(out / run)
+            except BundleInProgress:
+                seen["in_progress"] += 1
+            except Exception as error:
+                wrong.append(repr(error))
+            else:
+                seen["committed"] += 1
+                done.add(run)
+    return {"wrong": wrong, "seen": seen, "runs": len(done)}
+
+
 def exclude(directory: str, processes: str, times: str) -> dict[str, Any]:
     """Processes that take the lock again and again; inside, each must be alone."""
     out = Path(directory)

@@ -482,3 +482,16 @@ def test_an_index_goes_through_bytes_unchanged(tmp_path: Path) -> None:
     index = parse_index(data)
     assert isinstance(index, Index)
     assert index.to_bytes() == data
+
+
+def test_a_run_with_many_attempts_is_checked_in_one_pass(tmp_path: Path) -> None:
+    with BundleWriter(tmp_path) as run:
+        for number in range(150):
+            with run.nested(f"attempts/{number}") as attempt:
+                attempt.write_bytes("x", b"1")
+    loaded = load_bundle(tmp_path)
+    assert len(loaded.nested) == 150
+    strange = run.path / "attempts" / "7" / os.fsdecode(b"\xff")
+    strange.touch()
+    (finding,) = open_bundle_unverified(tmp_path).findings
+    assert (finding.code, finding.path, finding.path_b64) == ("unlisted", "attempts/7/\\xff", "YXR0ZW1wdHMvNy//")

@@ -24,6 +24,15 @@ def test_killed_at_any_point(tmp_path: Path, rounds: Callable[[int, int], int]) 
     assert min(said["seen"].values()) > 0, said
 
 
+@pytest.mark.timeout(300)
+def test_a_reader_in_the_middle_sees_no_third_state(tmp_path: Path, rounds: Callable[[int, int], int]) -> None:
+    count = rounds(60, 2000)
+    said = drive("read_while_writing", tmp_path, count)
+    assert said["wrong"] == []
+    assert said["runs"] == count
+    assert said["seen"]["in_progress"] > 0
+
+
 CALL = re.compile(r"^(?:\[pid +\d+\] |\d+ +)?(\w+)\((.*)\) += (-?\d+|\?)(.*)$")
 PATH = re.compile(r'"((?:[^"\\]|\\.)*)"')
 OF_DESCRIPTOR = re.compile(r"(?:AT_FDCWD|\d+)<([^>]*)>")

@@ -15,9 +15,10 @@ Codes of findings:
 
 from __future__ import annotations
 
+import base64
 import errno
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from proofbox.core.chain import verify_chain
@@ -102,13 +103,16 @@ class BundleCheck:
 
 def check_bundle(directory: str, *, chains: bool = False) -> BundleCheck:
     """Check a bundle and what is nested in it: every size and digest, and with `chains` every line of its logs."""
-    return _check(directory, walk(directory), chains, MAX_NESTING)
+    return _check(directory, lambda: walk(directory), chains, MAX_NESTING)
 
 
-def _check(directory: str, present: Found, chains: bool, depth: int) -> BundleCheck:
+def _check(directory: str, look: Callable[[], Found], chains: bool, depth: int) -> BundleCheck:
     bundle = BundleCheck(directory)
     bundle.checked.bundles = 1
+    # Status, index, directory, in this order: where there is an index, its writer is done with all the rest, so that a
+    # reader who comes in the middle of a commit sees it as in progress or complete, and never as damaged.
     _read_documents(bundle)
+    present = look()
     for path, kind in sorted(present.irregular.items()):
         bundle.found(kind, path, f"a {'symbolic link' if kind == 'symlink' else 'special file'}, which no bundle holds")
     if bundle.index is None:
@@ -118,17 +122,19 @@ def _check(directory: str, present: Found, chains: bool, depth: int) -> BundleCh
     _check_files(bundle, listed, present)
     nested = {path.removesuffix("/" + INDEX): path for path in listed if path.endswith("/" + INDEX)}
     _check_coverage(bundle, listed, nested, present)
+    inside = _partition(present, nested)
     for place, path in nested.items():
-        if path not in present.files:
+        if path not in present.files or any(outer in nested for outer in above(place)):
             continue
         if depth == 0:
             bundle.found("inconsistent", path, f"bundles are nested deeper than {MAX_NESTING}")
             continue
-        inner = _check(os.path.join(directory, place), _below(present, place), chains, depth - 1)
+        inner = _check(os.path.join(directory, place), _given(inside[place]), chains, depth - 1)
         bundle.nested[place] = inner
         bundle.checked.add(inner.checked)
         for finding in inner.findings:
-            bundle.found(finding.code, f"{place}/{finding.path}" if finding.path else place, finding.detail)
+            below = finding.path if finding.path_b64 is None else os.fsdecode(base64.b64decode(finding.path_b64))
+            bundle.found(finding.code, f"{place}/{below}" if below else place, finding.detail)
     if chains:
         _check_chains(bundle, bundle.index)
     return bundle
@@ -232,13 +238,24 @@ def _check_coverage(
             bundle.found("unlisted", path, "an empty directory that nothing covers")
 
 
-def _below(present: Found, place: str) -> Found:
-    prefix = place + "/"
-    cut = len(prefix)
-    return Found(
-        {path[cut:] for path in present.files if path.startswith(prefix)},
-        {path[cut:] for path in present.directories if path.startswith(prefix)},
-    )
+def _partition(present: Found, nested: Mapping[str, str]) -> dict[str, Found]:
+    """What is in each nested bundle, in one pass: a run may have thousands of attempts."""
+    inside = {place: Found() for place in nested}
+    for path in present.files:
+        for place in above(path):
+            if place in nested:
+                inside[place].files.add(path[len(place) + 1 :])
+                break
+    for path in present.directories:
+        for place in above(path):
+            if place in nested:
+                inside[place].directories.add(path[len(place) + 1 :])
+                break
+    return inside
+
+
+def _given(found: Found) -> Callable[[], Found]:
+    return lambda: found
 
 
 def _check_chains(bundle: BundleCheck, index: Index) -> None:

@@ -41,6 +41,11 @@ def is_artifact_path(path: str) -> bool:
     return len(path) <= MAX_PATH and _PATH.fullmatch(path) is not None
 
 
+def is_temporary(path: str) -> bool:
+    """Whether this is a document on its way to its name."""
+    return path.rpartition("/")[2].startswith(TEMPORARY_PREFIX)
+
+
 def check_artifact_path(path: str, op: str) -> str:
     """`path` as a name the caller may give to an artifact, or BundlePathRefused."""
     if type(path) is not str or not is_artifact_path(path):
@@ -50,7 +55,7 @@ def check_artifact_path(path: str, op: str) -> str:
             fix_hints=["give a relative path with forward slashes, such as logs/events.jsonl"],
         )
     name = path.rpartition("/")[2]
-    if name in RESERVED or name.startswith(TEMPORARY_PREFIX):
+    if name in RESERVED or is_temporary(path):
         raise BundlePathRefused(f"{name} is a name of the bundle's own", op=op, fix_hints=["choose another name"])
     return path
 
@@ -116,7 +121,7 @@ def above(path: str) -> list[str]:
 def tidy(root: _Path) -> Found:
     """What is below `root`, once dead writers' temporary files and empty directories are gone."""
     found = walk(root)
-    left = {path for path in found.files if path.rpartition("/")[2].startswith(TEMPORARY_PREFIX)}
+    left = {path for path in found.files if is_temporary(path)}
     for directory in {os.path.dirname(path) for path in left}:
         sweep_temporaries(os.path.join(root, directory))
     in_use = {place for path in [*(found.files - left), *found.irregular] for place in above(path)}

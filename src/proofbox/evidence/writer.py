@@ -50,6 +50,7 @@ from proofbox.evidence.paths import (
     above,
     check_artifact_path,
     is_artifact_path,
+    is_temporary,
     shown,
     tidy,
 )
@@ -369,9 +370,12 @@ class BundleWriter:
         own, interrupted = found.split()
         own.discard(STATUS)
         known = {path: artifact for path, artifact in self._artifacts.items() if artifact is not None}
-        for path in [path for path in known if path not in found.files] + [p for p in own if not is_artifact_path(p)]:
+        wrong = [f"{path} was written, and is gone" for path in known if path not in found.files]
+        wrong += [f"a file's name can't be an artifact's: {shown(path)}" for path in own if not is_artifact_path(path)]
+        wrong += [f"{shown(path)} is being written by another process" for path in own if is_temporary(path)]
+        if wrong:
             raise BundlePathRefused(
-                f"{shown(path)!r} was written and is gone, or has a name that can't be an artifact's",
+                wrong[0],
                 op="bundle.commit",
                 fix_hints=["let nothing else change the directory of a bundle in progress"],
             )
