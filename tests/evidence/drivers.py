@@ -123,6 +123,9 @@ def _die_at_call(at: int, *, before: bool) -> None:
 def _judge(out: Path, acknowledged: int, seen: dict[str, int]) -> str:
     runs = list_runs(out) if out.is_dir() else []
     latest = (out / "LATEST").read_text().strip() if (out / "LATEST").exists() else None
+    visible = sorted(path.name for path in out.iterdir() if path.name[0] != ".") if out.is_dir() else []
+    if [name for name in visible if name != "LATEST"] != runs:
+        return f"something is there that is no run: {visible}"
     if not runs:
         seen["nothing"] += 1
         return "lines were acknowledged, and there is no run" if acknowledged else ""

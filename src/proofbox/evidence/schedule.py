@@ -104,7 +104,7 @@ def read_schedule(entries: Iterable[Mapping[str, Any]]) -> dict[str, Planned]:
 def _step(state: dict[str, Planned], closed: bool, entry: Any, where: str) -> bool:
     """Apply one entry; whether the schedule is closed after it."""
     kind = entry.get("kind") if isinstance(entry, dict) else None
-    if kind not in _KINDS:
+    if type(kind) is not str or kind not in _KINDS:
         raise ShapeError(f"{where} is of no kind that is known")
     _KINDS[kind](entry, where)
     if closed:
