@@ -232,7 +232,8 @@ def _check_coverage(
         }
     for path in sorted(extra):
         bundle.found("unlisted", path, "a file that no index covers")
-    holding = {place for path in present.files for place in above(path)}
+    parents = {path.rpartition("/")[0] for path in present.files}
+    holding = parents | {place for parent in parents for place in above(parent)}
     for path in sorted(present.directories - holding):
         if not any(place in nested for place in above(path)):
             bundle.found("unlisted", path, "an empty directory that nothing covers")
@@ -241,6 +242,8 @@ def _check_coverage(
 def _partition(present: Found, nested: Mapping[str, str]) -> dict[str, Found]:
     """What is in each nested bundle, in one pass: a run may have thousands of attempts."""
     inside = {place: Found() for place in nested}
+    if not nested:
+        return inside
     for path in present.files:
         for place in above(path):
             if place in nested:

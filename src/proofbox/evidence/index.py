@@ -162,9 +162,10 @@ def _artifacts(entries: Any) -> dict[str, Artifact]:
     artifacts: dict[str, Artifact] = {}
     last, is_sha256 = "", SHA256.fullmatch
     for number, entry in enumerate(entries):
-        if type(entry) is not dict or not entry.keys() <= _MEMBERS:
-            raise ShapeError(f"index.artifacts[{number}] is not an artifact's entry")
-        path, size, digest = entry.get("path"), entry.get("file_size"), entry.get("sha256")
+        try:
+            path, size, digest = entry["path"], entry["file_size"], entry["sha256"]
+        except (TypeError, KeyError, IndexError):
+            raise ShapeError(f"index.artifacts[{number}] is not an artifact's entry") from None
         if type(path) is not str or not is_artifact_path(path) or path == INDEX:
             raise ShapeError(f"index.artifacts[{number}].path is not a path inside the bundle")
         if path <= last:
@@ -173,6 +174,8 @@ def _artifacts(entries: Any) -> dict[str, Artifact]:
             raise ShapeError(f"index.artifacts[{number}] has no size or no digest")
         schema, anchor = None, None
         if len(entry) > 3:
+            if not entry.keys() <= _MEMBERS:
+                raise ShapeError(f"index.artifacts[{number}] has a member that is not known")
             schema = _schema_version(entry, number)
             if "chain" in entry:
                 _ANCHOR(entry["chain"], f"index.artifacts[{number}].chain")
