@@ -62,6 +62,7 @@ PACKAGES = {
             (f"qemu-{FOREIGN}-static", f"qemu-{FOREIGN}"),
             f"the test of the wheel's {FOREIGN} binaries",
         ),
+        Package("strace", ("strace",), "the test of what a commit leaves after a power cut"),
     ],
 }
 LEVELS = tuple(PACKAGES)  # each level includes the ones before it

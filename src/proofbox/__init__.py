@@ -17,9 +17,21 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from proofbox.core.redaction import Redactor as Redactor
+    from proofbox.errors import BundleError as BundleError
+    from proofbox.errors import PromotionError as PromotionError
     from proofbox.errors import ProofboxError as ProofboxError
     from proofbox.errors import SandboxError as SandboxError
     from proofbox.errors import SandboxLost as SandboxLost
+    from proofbox.evidence.promotion import Promotion as Promotion
+    from proofbox.evidence.promotion import emit_promotion as emit_promotion
+    from proofbox.evidence.reader import Bundle as Bundle
+    from proofbox.evidence.reader import UnverifiedBundle as UnverifiedBundle
+    from proofbox.evidence.reader import load_bundle as load_bundle
+    from proofbox.evidence.reader import open_bundle_unverified as open_bundle_unverified
+    from proofbox.evidence.verify import Verification as Verification
+    from proofbox.evidence.verify import verify as verify
+    from proofbox.evidence.writer import BundleWriter as BundleWriter
     from proofbox.sandbox.aservice import AsyncSandboxes as AsyncSandboxes
     from proofbox.sandbox.aservice import AsyncSession as AsyncSession
     from proofbox.sandbox.contract import Diagnostic as Diagnostic
@@ -37,6 +49,9 @@ if TYPE_CHECKING:
 _HOME = {
     "AsyncSandboxes": "sandbox.aservice",
     "AsyncSession": "sandbox.aservice",
+    "Bundle": "evidence.reader",
+    "BundleError": "errors",
+    "BundleWriter": "evidence.writer",
     "Diagnostic": "sandbox.contract",
     "Event": "sandbox.contract",
     "ExecResult": "sandbox.contract",
@@ -45,17 +60,29 @@ _HOME = {
     "Output": "sandbox.contract",
     "Policy": "sandbox.contract",
     "ProbeResult": "sandbox.contract",
+    "Promotion": "evidence.promotion",
+    "PromotionError": "errors",
     "ProofboxError": "errors",
+    "Redactor": "core.redaction",
     "SandboxError": "errors",
     "SandboxLost": "errors",
     "Sandboxes": "sandbox.service",
     "Session": "sandbox.service",
     "SessionInfo": "sandbox.sessions",
+    "UnverifiedBundle": "evidence.reader",
+    "Verification": "evidence.verify",
+    "emit_promotion": "evidence.promotion",
+    "load_bundle": "evidence.reader",
+    "open_bundle_unverified": "evidence.reader",
+    "verify": "evidence.verify",
 }
 
 __all__ = [
     "AsyncSandboxes",
     "AsyncSession",
+    "Bundle",
+    "BundleError",
+    "BundleWriter",
     "Diagnostic",
     "Event",
     "ExecResult",
@@ -64,12 +91,21 @@ __all__ = [
     "Output",
     "Policy",
     "ProbeResult",
+    "Promotion",
+    "PromotionError",
     "ProofboxError",
+    "Redactor",
     "SandboxError",
     "SandboxLost",
     "Sandboxes",
     "Session",
     "SessionInfo",
+    "UnverifiedBundle",
+    "Verification",
+    "emit_promotion",
+    "load_bundle",
+    "open_bundle_unverified",
+    "verify",
 ]
 
 

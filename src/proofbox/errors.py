@@ -6,19 +6,39 @@
     ├── InternalError            PROOFBOX_INTERNAL           exit 4
     ├── CorruptError             PROOFBOX_CORRUPT            exit 1
     ├── IoFailed                 PROOFBOX_IO                 exit 4, retryable
-    └── SandboxError             SANDBOX_FAILED              exit 4
-        ├── ProviderUnknown      SANDBOX_PROVIDER_UNKNOWN    exit 2
-        ├── ProviderUnavailable  SANDBOX_UNAVAILABLE         exit 3
-        ├── PolicyRefused        SANDBOX_POLICY_REFUSED      exit 3
-        ├── PathRefused          SANDBOX_PATH_REFUSED        exit 2
-        ├── RequestInvalid       SANDBOX_REQUEST_INVALID     exit 2
-        ├── CommandNotFound      SANDBOX_COMMAND_NOT_FOUND   exit 127
-        ├── CommandNotExecutable SANDBOX_COMMAND_NOT_EXECUTABLE exit 126
-        ├── StartFailed          SANDBOX_START_FAILED        exit 3
-        ├── EngineRefused        SANDBOX_ENGINE_REFUSED      exit 3
-        ├── SandboxLost          SANDBOX_LOST                exit 4, retryable
-        ├── ProtocolError        SANDBOX_PROTOCOL            exit 4
-        └── SessionUnknown       SANDBOX_SESSION_UNKNOWN     exit 2
+    ├── SandboxError             SANDBOX_FAILED              exit 4
+    │   ├── ProviderUnknown      SANDBOX_PROVIDER_UNKNOWN    exit 2
+    │   ├── ProviderUnavailable  SANDBOX_UNAVAILABLE         exit 3
+    │   ├── PolicyRefused        SANDBOX_POLICY_REFUSED      exit 3
+    │   ├── PathRefused          SANDBOX_PATH_REFUSED        exit 2
+    │   ├── RequestInvalid       SANDBOX_REQUEST_INVALID     exit 2
+    │   ├── CommandNotFound      SANDBOX_COMMAND_NOT_FOUND   exit 127
+    │   ├── CommandNotExecutable SANDBOX_COMMAND_NOT_EXECUTABLE exit 126
+    │   ├── StartFailed          SANDBOX_START_FAILED        exit 3
+    │   ├── EngineRefused        SANDBOX_ENGINE_REFUSED      exit 3
+    │   ├── SandboxLost          SANDBOX_LOST                exit 4, retryable
+    │   ├── ProtocolError        SANDBOX_PROTOCOL            exit 4
+    │   └── SessionUnknown       SANDBOX_SESSION_UNKNOWN     exit 2
+    ├── BundleError              BUNDLE_FAILED               exit 4
+    │   ├── BundleNotFound       BUNDLE_NOT_FOUND            exit 2
+    │   ├── BundleInProgress     BUNDLE_IN_PROGRESS          exit 1
+    │   ├── BundleCorrupt        BUNDLE_CORRUPT              exit 1
+    │   ├── BundleSchemaUnknown  BUNDLE_SCHEMA_UNKNOWN       exit 1
+    │   ├── BundleArtifactAbsent BUNDLE_ARTIFACT_ABSENT      exit 2
+    │   ├── BundlePathRefused    BUNDLE_PATH_REFUSED         exit 2
+    │   ├── BundleExists         BUNDLE_EXISTS               exit 2
+    │   ├── BundleLocked         BUNDLE_LOCKED               exit 3, retryable
+    │   ├── BundleSecretFound    BUNDLE_SECRET_FOUND         exit 1
+    │   ├── BundleRepairRefused  BUNDLE_REPAIR_REFUSED       exit 1
+    │   └── StoreError           BUNDLE_STORE_FAILED         exit 4, retryable
+    │       ├── StoreConflict    BUNDLE_STORE_CONFLICT       exit 1
+    │       ├── StoreUntrusted   BUNDLE_STORE_UNTRUSTED      exit 3
+    │       └── StoreUnavailable BUNDLE_STORE_UNAVAILABLE    exit 3
+    └── PromotionError           PROMOTION_FAILED            exit 4
+        ├── PromotionRefused     PROMOTION_NOT_PROMOTABLE    exit 1
+        ├── PacketInvalid        PROMOTION_PACKET_INVALID    exit 1
+        ├── PolicyInvalid        PROMOTION_POLICY_INVALID    exit 2
+        └── KeyInvalid           PROMOTION_KEY_INVALID       exit 2
 
 A class owns its code, its exit code and whether trying again may help. An instance says what happened (`message`),
 during what (`op`), what to do about it (`fix_hints`), and carries facts as data (`details`, JSON-ready), never inside
@@ -191,6 +211,148 @@ class SessionUnknown(SandboxError):
     """No session has that id, or it ended long enough ago to be forgotten."""
 
     code = "SANDBOX_SESSION_UNKNOWN"
+    exit_code = 2
+
+
+class BundleError(ProofboxError):
+    """Anything that goes wrong with a bundle of evidence."""
+
+    code = "BUNDLE_FAILED"
+
+
+class BundleNotFound(BundleError):
+    """There is no bundle at that place, or no run that has been committed."""
+
+    code = "BUNDLE_NOT_FOUND"
+    exit_code = 2
+
+
+class BundleInProgress(BundleError):
+    """The bundle was never committed: its run is still writing, or died."""
+
+    code = "BUNDLE_IN_PROGRESS"
+    exit_code = 1
+
+
+class BundleCorrupt(BundleError):
+    """The bundle is not what its index says. `details["findings"]` names each difference."""
+
+    code = "BUNDLE_CORRUPT"
+    exit_code = 1
+
+
+class BundleSchemaUnknown(BundleError):
+    """A document of the bundle has a schema version that this reader does not know."""
+
+    code = "BUNDLE_SCHEMA_UNKNOWN"
+    exit_code = 1
+
+
+class BundleArtifactAbsent(BundleError):
+    """The bundle is good, and has no artifact of that name."""
+
+    code = "BUNDLE_ARTIFACT_ABSENT"
+    exit_code = 2
+
+
+class BundlePathRefused(BundleError):
+    """A name that can't be an artifact's: absolute, escaping, reserved, or not fit for every file system."""
+
+    code = "BUNDLE_PATH_REFUSED"
+    exit_code = 2
+
+
+class BundleExists(BundleError):
+    """A run or an artifact of that name is already there. Evidence is never overwritten."""
+
+    code = "BUNDLE_EXISTS"
+    exit_code = 2
+
+
+class BundleLocked(BundleError):
+    """Another process holds the lock of the output directory. `details["holder"]` says which."""
+
+    code = "BUNDLE_LOCKED"
+    exit_code = 3
+    retryable = True
+
+
+class BundleSecretFound(BundleError):
+    """An artifact holds a secret that this process knows, so the bundle was not committed."""
+
+    code = "BUNDLE_SECRET_FOUND"
+    exit_code = 1
+
+
+class BundleRepairRefused(BundleError):
+    """Repairing would have to invent or follow something: the bundle was left as it is."""
+
+    code = "BUNDLE_REPAIR_REFUSED"
+    exit_code = 1
+
+
+class StoreError(BundleError):
+    """The store of bundles did not answer as it should."""
+
+    code = "BUNDLE_STORE_FAILED"
+    retryable = True
+
+
+class StoreConflict(StoreError):
+    """Something else is already at that key, or has changed since it was read."""
+
+    code = "BUNDLE_STORE_CONFLICT"
+    exit_code = 1
+    retryable = False
+
+
+class StoreUntrusted(StoreError):
+    """The store does not honour create-only or compare-and-swap, so nothing is written to it."""
+
+    code = "BUNDLE_STORE_UNTRUSTED"
+    exit_code = 3
+    retryable = False
+
+
+class StoreUnavailable(StoreError):
+    """The kind of store is known, and what it needs is not installed here."""
+
+    code = "BUNDLE_STORE_UNAVAILABLE"
+    exit_code = 3
+    retryable = False
+
+
+class PromotionError(ProofboxError):
+    """Anything that goes wrong between a bundle and a packet others rely on."""
+
+    code = "PROMOTION_FAILED"
+
+
+class PromotionRefused(PromotionError):
+    """The bundle may not be relied on. `details["reasons"]` names every rule that did not hold."""
+
+    code = "PROMOTION_NOT_PROMOTABLE"
+    exit_code = 1
+
+
+class PacketInvalid(PromotionError):
+    """The file is no promotion packet, or one of a version this reader does not know."""
+
+    code = "PROMOTION_PACKET_INVALID"
+    exit_code = 1
+
+
+class PolicyInvalid(PromotionError):
+    """No policy has that name, or the policy's own data make no sense."""
+
+    code = "PROMOTION_POLICY_INVALID"
+    exit_code = 2
+
+
+class KeyInvalid(PromotionError):
+    """The key can't be used: absent, of another kind, or a private key that others may read."""
+
+    code = "PROMOTION_KEY_INVALID"
     exit_code = 2
 
 

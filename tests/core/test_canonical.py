@@ -190,3 +190,7 @@ def test_garbage_is_read_or_refused(data: bytes) -> None:
     except CanonicalError:
         return
     assert parse_strict(canonical_bytes(value)) == value
+
+
+def test_names_that_look_like_formatting_are_names() -> None:
+    assert canonical_bytes({"%s": "%d", "100%": 1, "%%": "%"}) == b'{"%%":"%","%s":"%d","100%":1}'

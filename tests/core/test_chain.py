@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from proofbox.core import chain
 from proofbox.core.chain import MAX_FINDINGS, MAX_LINE_BYTES, ChainReport, ChainWriter, TornTail, origin, verify_chain
+from proofbox.core.digest import sha256_hex
 from proofbox.errors import CorruptError, UsageError
 
 NAME = "run-1/effects"
@@ -361,3 +362,15 @@ def test_killed_at_random_points_no_returned_append_is_lost(tmp_path: Path) -> N
 
 def stored_heads(path: Path) -> list[str]:
     return [hashlib.sha256(line).hexdigest() for line in path.read_bytes().split(b"\n")[:-1]]
+
+
+def test_extending_is_appending_in_one_write(tmp_path: Path, good: tuple[bytes, str]) -> None:
+    with ChainWriter(tmp_path / "log", NAME) as writer:
+        assert writer.extend(PAYLOADS[:4]) == sha256_hex(good[0].splitlines()[3])
+        assert writer.extend([]) == writer.head
+        assert writer.extend(PAYLOADS[4:]) == good[1]
+        before = writer.count
+        with pytest.raises(UsageError):
+            writer.extend([{"fine": 1}, {"seq": 9}])
+        assert writer.count == before
+    assert (tmp_path / "log").read_bytes() == good[0]

@@ -32,11 +32,27 @@ COMMANDS = (
     Command("session show", "session:show_", "Show one session."),
     Command("session stop", "session:stop", "End a session and everything in it."),
     Command("session prune", "session:prune", "Forget the sessions that have ended."),
+    Command("verify", "verify:verify", "Check a bundle, its logs, packet and signature: what an auditor runs."),
+    Command("bundle list", "bundle:list_", "List the runs of an output directory."),
+    Command("bundle show", "bundle:show_", "Show one bundle, in any state."),
+    Command("bundle verify", "bundle:verify", "Check one bundle in full."),
+    Command("bundle reindex", "bundle:reindex", "Check a bundle against its index, or repair that, on the record."),
+    Command("bundle push", "bundle:push", "Copy a committed bundle into a store."),
+    Command("bundle pull", "bundle:pull", "Copy a run out of a store."),
+    Command("promotion emit", "promotion:emit", "Write the packet that says whether a bundle may be relied on."),
+    Command("promotion verify", "promotion:verify", "Check a promotion packet against its bundle and a key."),
+    Command("key new", "key:new", "Make a key pair to sign packets with."),
+    Command("key show", "key:show_", "Show a key's id and its public half."),
     Command("contract", "contract:contract", "List every command, schema and code, for programs."),
     Command("completion", "completion:completion", "Print a tab completion script for a shell."),
 )
 
-GROUPS = {"session": "Boxes that stay between commands."}
+GROUPS = {
+    "session": "Boxes that stay between commands.",
+    "bundle": "Bundles of evidence: look, check, reindex, copy.",
+    "promotion": "Packets that say whether a bundle may be relied on.",
+    "key": "Keys that sign promotion packets.",
+}
 
 
 def root_help() -> str:
@@ -60,6 +76,7 @@ def root_help() -> str:
         "  proofbox exec -- ls -l                 run a command in the best sandbox there is",
         "  proofbox exec --json --timeout 60 -- pytest -q",
         "  proofbox session start                 a box that stays; then: session exec ID -- COMMAND",
+        "  proofbox verify out                    check the evidence of the last run",
     ]
     return "\n".join(lines)
 

@@ -15,11 +15,15 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
+from functools import lru_cache
 from json.encoder import encode_basestring
+from operator import itemgetter
 from typing import Any
 
 MAX_DEPTH = 128
 MAX_INTEGER = 2**53 - 1
+_SMALL = 32  # members; the order of larger objects is not kept, so that hostile ones can't fill the memory
 
 
 class CanonicalError(ValueError):
@@ -58,22 +62,49 @@ def _encode(value: Any, depth: int) -> str:
     if kind is dict:
         if depth == 0:
             raise CanonicalError(f"nested deeper than {MAX_DEPTH} levels")
-        members = [encode_basestring(name) + ":" + _encode(value[name], depth - 1) for name in _sorted_names(value)]
+        depth -= 1
+        if 1 < len(value) <= _SMALL:
+            # Strings and integers are most of what documents and traces hold; a call for each would double the cost.
+            values, layout = _layout(tuple(value))
+            return layout % tuple(
+                [
+                    encode_basestring(item)
+                    if (kind := type(item)) is str
+                    else item
+                    if kind is int and -MAX_INTEGER <= item <= MAX_INTEGER
+                    else _encode(item, depth)
+                    for item in values(value)
+                ]
+            )
+        members = [f"{encode_basestring(name)}:{_encode(value[name], depth)}" for name in _sorted_names(value)]
         return "{" + ",".join(members) + "}"
     if kind is list or kind is tuple:
         if depth == 0:
             raise CanonicalError(f"nested deeper than {MAX_DEPTH} levels")
-        return "[" + ",".join([_encode(item, depth - 1) for item in value]) + "]"
+        items = [encode_basestring(item) if type(item) is str else _encode(item, depth - 1) for item in value]
+        return "[" + ",".join(items) + "]"
     raise CanonicalError(f"a value of type {kind.__name__} has no JSON form")
 
 
-def _sorted_names(members: dict[Any, Any]) -> list[str]:
+@lru_cache(maxsize=512)
+def _layout(names: tuple[Any, ...]) -> tuple[itemgetter[Any], str]:
+    """What takes the values of an object in canonical order, and the text they go into.
+
+    Kept, because logs repeat a few sets of names.
+    """
+    ordered = _sorted_names(names)
+    return itemgetter(*ordered), "{" + ",".join(
+        encode_basestring(name).replace("%", "%%") + ":%s" for name in ordered
+    ) + "}"
+
+
+def _sorted_names(names: Iterable[Any]) -> list[str]:
     try:
-        ascii_only = "".join(members).isascii()
+        ascii_only = "".join(names).isascii()
     except TypeError:
         raise CanonicalError("a member name is not a string") from None
     # Code points and UTF-16 code units sort alike but for names beyond the BMP; ASCII is the cheap test for "alike".
-    return sorted(members) if ascii_only else sorted(members, key=lambda name: name.encode("utf-16-be"))
+    return sorted(names) if ascii_only else sorted(names, key=lambda name: name.encode("utf-16-be"))
 
 
 def _encode_float(value: float) -> str:

@@ -38,7 +38,6 @@ from proofbox.errors import CorruptError, UsageError
 FORMAT = "proofbox.chain/1"
 MAX_LINE_BYTES = 1 << 24
 MAX_FINDINGS = 100
-RESERVED = frozenset({"seq", "prev"})
 
 _BLOCK = 1 << 16
 _Path = str | os.PathLike[str]
@@ -123,23 +122,37 @@ class ChainWriter:
 
     def append(self, payload: Mapping[str, Any]) -> str:
         """Add one entry and return the new head. Raises UsageError for what the chain can't hold, and adds nothing."""
-        if not RESERVED.isdisjoint(payload):
-            raise UsageError("a payload can't have members called seq or prev", op="chain.append")
         with self._lock:
             if self._fd < 0:
                 raise UsageError("the chain is closed", op="chain.append")
             count, prev, _ = self._end
-            try:
-                line = canonical_bytes({**payload, "seq": count, "prev": prev})
-            except CanonicalError as error:
-                raise UsageError(f"the payload has no canonical JSON: {error}", op="chain.append") from error
-            if len(line) > MAX_LINE_BYTES:
-                raise UsageError(f"the entry is {len(line)} bytes; the limit is {MAX_LINE_BYTES}", op="chain.append")
+            line = _line(payload, count, prev)
             head = sha256_hex(line)
-            self._write(line + b"\n", head)
+            self._write(line + b"\n", count + 1, head)
             self._unsynced += 1
             if self._unsynced >= self._sync_every:
                 self._sync()
+            return head
+
+    def extend(self, payloads: Iterable[Mapping[str, Any]]) -> str:
+        """Add several entries in one write, all of them or (UsageError) none, and return the new head."""
+        with self._lock:
+            if self._fd < 0:
+                raise UsageError("the chain is closed", op="chain.append")
+            before, head, _ = self._end
+            count = before
+            lines = []
+            for payload in payloads:
+                line = _line(payload, count, head)
+                head = sha256_hex(line)
+                count += 1
+                lines.append(line)
+            if lines:
+                lines.append(b"")
+                self._write(b"\n".join(lines), count, head)
+                self._unsynced += count - before
+                if self._unsynced >= self._sync_every:
+                    self._sync()
             return head
 
     def flush(self) -> None:
@@ -200,13 +213,13 @@ class ChainWriter:
             raise CorruptError(f"the last line of {self.path} does not follow the one before it", op="chain.open")
         return seq + 1, sha256_hex(lines[-1])
 
-    def _write(self, data: bytes, head: str) -> None:
-        count, _, size = self._end
+    def _write(self, data: bytes, count: int, head: str) -> None:
+        size = self._end[2]
         try:
             written = os.write(self._fd, data)
             while written < len(data):
                 written += os.write(self._fd, data[written:])
-            self._end = (count + 1, head, size + len(data))
+            self._end = (count, head, size + len(data))
         except BaseException:
             # A full disk or an interrupt may leave half a line. Cut it off, or give the file up: nothing may follow it.
             try:
@@ -308,6 +321,18 @@ def _stream_lines(stream: BinaryIO) -> Iterator[_Line]:
         while not piece.endswith(b"\n") and (piece := stream.readline(_BLOCK)):
             digest.update(piece.removesuffix(b"\n"))
         yield None, digest.hexdigest(), piece.endswith(b"\n")
+
+
+def _line(payload: Mapping[str, Any], seq: int, prev: str) -> bytes:
+    if "seq" in payload or "prev" in payload:
+        raise UsageError("a payload can't have members called seq or prev", op="chain.append")
+    try:
+        line = canonical_bytes({**payload, "seq": seq, "prev": prev})
+    except CanonicalError as error:
+        raise UsageError(f"the payload has no canonical JSON: {error}", op="chain.append") from error
+    if len(line) > MAX_LINE_BYTES:
+        raise UsageError(f"the entry is {len(line)} bytes; the limit is {MAX_LINE_BYTES}", op="chain.append")
+    return line
 
 
 def _entry(line: bytes) -> tuple[int, str]:

@@ -41,11 +41,14 @@ def sha256_file(source: str | os.PathLike[str] | int) -> tuple[str, int]:
 
 
 def _hash_descriptor(fd: int) -> tuple[str, int]:
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+    info = os.fstat(fd)
+    if not stat.S_ISREG(info.st_mode):
         raise OSError(errno.EINVAL, "not a regular file")
     digest = hashlib.sha256()
     size = 0
-    while chunk := os.pread(fd, _CHUNK, size):
+    # No more is asked for than is there: memory for a whole chunk, taken and given back for each small file, costs more
+    # than hashing it. The one byte beyond tells a file that has grown.
+    while chunk := os.pread(fd, min(_CHUNK, max(0, info.st_size - size) + 1), size):
         digest.update(chunk)
         size += len(chunk)
     return digest.hexdigest(), size

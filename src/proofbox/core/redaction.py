@@ -163,6 +163,11 @@ class Redactor:
             result[clean] = self._redact_json(item, depth - 1)
         return result
 
+    @property
+    def longest_secret(self) -> int:
+        """The length of the longest spelling: how much the pieces of a scanned stream must overlap. 0: no secrets."""
+        return len(self._raw.forms[0]) if self._raw.forms else 0
+
     def contains_secret(self, data: bytes) -> bool:
         """Whether an exact secret, in any of its spellings, is in `data`. Patterns don't count: they may be wrong."""
         return self._raw.has_exact(data.decode("latin-1"))

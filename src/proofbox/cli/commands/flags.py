@@ -51,3 +51,6 @@ Memory = Annotated[int | None, Parameter(name="--memory", help="Limit of the who
 Cpus = Annotated[float | None, Parameter(name="--cpus", help="Limit of the whole box, in cores: 0.5, 2.")]
 Pids = Annotated[int | None, Parameter(name="--pids", help="Most processes and threads in the box.")]
 Disk = Annotated[int | None, Parameter(name="--disk", help="Most MB written to the overlay.")]
+PublicKey = Annotated[
+    Path | None, Parameter(name="--key", help="The file of the public key that must have signed the packet.")
+]

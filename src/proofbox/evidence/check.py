@@ -1,0 +1,279 @@
+"""What is wrong with a bundle, if anything: every difference between its index and its directory, as findings.
+
+Codes of findings:
+
+    in_progress       never committed: no index, or a status that says so
+    status_absent, status_malformed, index_malformed     a document of the bundle itself is not what it must be
+    schema_unknown    such a document is of a version that this reader does not know
+    inconsistent      index and status contradict each other
+    missing, size_mismatch, digest_mismatch, unreadable  of a listed artifact
+    unlisted          a file or directory that no index covers
+    symlink, special  not a regular file or directory
+    chain_…           of a log; what follows is the chain's own code
+    more              there are further findings than are listed
+"""
+
+from __future__ import annotations
+
+import base64
+import errno
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from proofbox.core.chain import verify_chain
+from proofbox.core.digest import sha256_file, sha256_hex
+from proofbox.core.text import path_fields
+from proofbox.evidence.identity import world_id
+from proofbox.evidence.index import Artifact, Index, SchemaUnknown, parse_index
+from proofbox.evidence.paths import INDEX, MAX_INDEX_BYTES, MAX_STATUS_BYTES, STATUS, Found, above, read_bounded, walk
+from proofbox.evidence.pool import in_threads
+from proofbox.evidence.shape import ShapeError
+from proofbox.evidence.status import RunStatus, parse_status
+
+MAX_FINDINGS = 1000
+MAX_NESTING = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that does not hold. `path` is relative to the bundle (empty: the bundle as a whole)."""
+
+    code: str
+    path: str
+    detail: str
+    path_b64: str | None = None
+
+    def as_json(self) -> dict[str, str]:
+        found = {"code": self.code, "path": self.path, "detail": self.detail}
+        return found if self.path_b64 is None else {**found, "path_b64": self.path_b64}
+
+
+@dataclass(slots=True)
+class Checked:
+    """How much was looked at."""
+
+    files: int = 0
+    bytes: int = 0
+    bundles: int = 0
+    chains: int = 0
+
+    def add(self, other: Checked) -> None:
+        self.files += other.files
+        self.bytes += other.bytes
+        self.bundles += other.bundles
+        self.chains += other.chains
+
+
+@dataclass(slots=True)
+class BundleCheck:
+    """One bundle, and those nested in it. Without findings, it is what its index says."""
+
+    path: str
+    status: RunStatus | None = None
+    index: Index | None = None
+    index_sha256: str = ""
+    """Of the index's bytes: what a packet pins and a signature covers."""
+    index_size: int = 0
+    nested: dict[str, BundleCheck] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    checked: Checked = field(default_factory=Checked)
+
+    @property
+    def ok(self) -> bool:
+        return not self.findings
+
+    @property
+    def committed(self) -> bool:
+        return self.index is not None and self.status is not None and self.status.state != "in_progress"
+
+    def every(self, prefix: str = "") -> Iterator[tuple[str, BundleCheck]]:
+        """This bundle and all below it, each with its place."""
+        yield prefix, self
+        for place, inner in self.nested.items():
+            yield from inner.every(f"{prefix}/{place}" if prefix else place)
+
+    def found(self, code: str, path: str, detail: str) -> None:
+        if len(self.findings) < MAX_FINDINGS:
+            names = path_fields(path)
+            self.findings.append(Finding(code, names["path"], detail, names.get("path_b64")))
+        elif self.findings[-1].code != "more":
+            self.findings.append(Finding("more", "", f"more than {MAX_FINDINGS} findings"))
+
+
+def check_bundle(directory: str, *, chains: bool = False) -> BundleCheck:
+    """Check a bundle and what is nested in it: every size and digest, and with `chains` every line of its logs."""
+    return _check(directory, lambda: walk(directory), chains, MAX_NESTING)
+
+
+def _check(directory: str, look: Callable[[], Found], chains: bool, depth: int) -> BundleCheck:
+    bundle = BundleCheck(directory)
+    bundle.checked.bundles = 1
+    # Status, index, directory, in this order: where there is an index, its writer is done with all the rest, so that a
+    # reader who comes in the middle of a commit sees it as in progress or complete, and never as damaged.
+    _read_documents(bundle)
+    present = look()
+    for path, kind in sorted(present.irregular.items()):
+        bundle.found(kind, path, f"a {'symbolic link' if kind == 'symlink' else 'special file'}, which no bundle holds")
+    if bundle.index is None:
+        return bundle
+    listed = bundle.index.artifacts
+    _check_consistency(bundle, bundle.index)
+    _check_files(bundle, listed, present)
+    nested = {path.removesuffix("/" + INDEX): path for path in listed if path.endswith("/" + INDEX)}
+    _check_coverage(bundle, listed, nested, present)
+    inside = _partition(present, nested)
+    for place, path in nested.items():
+        if path not in present.files or any(outer in nested for outer in above(place)):
+            continue
+        if depth == 0:
+            bundle.found("inconsistent", path, f"bundles are nested deeper than {MAX_NESTING}")
+            continue
+        inner = _check(os.path.join(directory, place), _given(inside[place]), chains, depth - 1)
+        bundle.nested[place] = inner
+        bundle.checked.add(inner.checked)
+        for finding in inner.findings:
+            below = finding.path if finding.path_b64 is None else os.fsdecode(base64.b64decode(finding.path_b64))
+            bundle.found(finding.code, f"{place}/{below}" if below else place, finding.detail)
+    if chains:
+        _check_chains(bundle, bundle.index)
+    return bundle
+
+
+def _read_documents(bundle: BundleCheck) -> None:
+    try:
+        bundle.status = parse_status(read_bounded(os.path.join(bundle.path, STATUS), MAX_STATUS_BYTES))
+    except FileNotFoundError:
+        bundle.found("status_absent", STATUS, "there is no status")
+    except OSError as error:
+        bundle.found("status_malformed", STATUS, str(error))
+    except ShapeError as error:
+        bundle.found("schema_unknown" if isinstance(error, SchemaUnknown) else "status_malformed", STATUS, str(error))
+    try:
+        data = read_bounded(os.path.join(bundle.path, INDEX), MAX_INDEX_BYTES)
+    except FileNotFoundError:
+        bundle.found("in_progress", "", "there is no index: the bundle was never committed")
+        return
+    except OSError as error:
+        bundle.found("index_malformed", INDEX, str(error))
+        return
+    bundle.index_sha256, bundle.index_size = sha256_hex(data), len(data)
+    try:
+        bundle.index = parse_index(data)
+    except ShapeError as error:
+        bundle.found("schema_unknown" if isinstance(error, SchemaUnknown) else "index_malformed", INDEX, str(error))
+    if bundle.status is not None and bundle.status.state == "in_progress":
+        bundle.found("in_progress", STATUS, "the status says that the run is still writing")
+
+
+def _check_consistency(bundle: BundleCheck, index: Index) -> None:
+    status = bundle.status
+    if STATUS not in index.artifacts:
+        bundle.found("inconsistent", STATUS, "the index does not list the status")
+    if status is None:
+        return
+    if status.run_id != index.run_id:
+        bundle.found("inconsistent", INDEX, "index and status are of different runs")
+    if world_id(status.world) != index.world_id:
+        bundle.found("inconsistent", INDEX, "world_id is not the digest of the status's world")
+    if (status.state == "failed") != (index.status == "failed"):
+        bundle.found("inconsistent", INDEX, "index and status differ on whether the run failed")
+    if index.status == "ok" and status.partial_reasons:
+        bundle.found("inconsistent", INDEX, "the index says ok where the status says what is lacking")
+    absent = [path for path in status.expected if path not in index.artifacts and path not in index.missing]
+    for path in absent:
+        bundle.found("inconsistent", path, "expected, and neither listed nor named as missing")
+
+
+def _check_files(bundle: BundleCheck, listed: Mapping[str, Artifact], present: Found) -> None:
+    root = os.open(bundle.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+    def compare(artifact: Artifact) -> tuple[str, str] | None:
+        try:
+            fd = os.open(artifact.path, flags, dir_fd=root)
+        except OSError as error:
+            return "unreadable", error.strerror or type(error).__name__
+        try:
+            digest, size = sha256_file(fd)
+        except OSError as error:
+            return "unreadable", error.strerror or type(error).__name__
+        finally:
+            os.close(fd)
+        if size != artifact.file_size:
+            return "size_mismatch", f"{size} bytes where {artifact.file_size} are due"
+        return None if digest == artifact.sha256 else ("digest_mismatch", "the content is not what was committed")
+
+    todo = [artifact for path, artifact in listed.items() if path in present.files]
+    try:
+        results = in_threads(compare, todo)
+    finally:
+        os.close(root)
+    bundle.checked.files += len(todo)
+    bundle.checked.bytes += sum(artifact.file_size for artifact in todo)
+    for artifact, wrong in zip(todo, results, strict=True):
+        if wrong is not None:
+            bundle.found(wrong[0], artifact.path, wrong[1])
+
+
+def _check_coverage(
+    bundle: BundleCheck, listed: Mapping[str, Artifact], nested: Mapping[str, str], present: Found
+) -> None:
+    for path in listed:
+        if path not in present.files:
+            bundle.found("missing", path, "listed, and not there")
+    if listed.keys() | {INDEX} == present.files and not nested:
+        extra: set[str] = set()
+    else:
+        extra = {
+            path
+            for path in present.files
+            if path not in listed and path != INDEX and not any(place in nested for place in above(path))
+        }
+    for path in sorted(extra):
+        bundle.found("unlisted", path, "a file that no index covers")
+    parents = {path.rpartition("/")[0] for path in present.files}
+    holding = parents | {place for parent in parents for place in above(parent)}
+    for path in sorted(present.directories - holding):
+        if not any(place in nested for place in above(path)):
+            bundle.found("unlisted", path, "an empty directory that nothing covers")
+
+
+def _partition(present: Found, nested: Mapping[str, str]) -> dict[str, Found]:
+    """What is in each nested bundle, in one pass: a run may have thousands of attempts."""
+    inside = {place: Found() for place in nested}
+    if not nested:
+        return inside
+    for path in present.files:
+        for place in above(path):
+            if place in nested:
+                inside[place].files.add(path[len(place) + 1 :])
+                break
+    for path in present.directories:
+        for place in above(path):
+            if place in nested:
+                inside[place].directories.add(path[len(place) + 1 :])
+                break
+    return inside
+
+
+def _given(found: Found) -> Callable[[], Found]:
+    return lambda: found
+
+
+def _check_chains(bundle: BundleCheck, index: Index) -> None:
+    for path, artifact in index.artifacts.items():
+        if artifact.chain is None:
+            continue
+        bundle.checked.chains += 1
+        name = f"{index.run_id}/{path}"
+        try:
+            fd = os.open(os.path.join(bundle.path, path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno != errno.ENOENT:
+                bundle.found("unreadable", path, error.strerror or type(error).__name__)
+            continue
+        with open(fd, "rb") as stream:
+            report = verify_chain(stream, name, artifact.chain.head, expected_count=artifact.chain.count)
+        for finding in report.findings:
+            bundle.found(f"chain_{finding.code}", path, f"line {finding.line}: {finding.message}")

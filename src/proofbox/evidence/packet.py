@@ -1,0 +1,154 @@
+"""Promotion packets: what later stages read in place of a bundle: pinned pointers into it, and a verdict.
+
+`proofbox.promotion_packet/1` is written and read. `runtime-tools.promotion_packet.v0.2`, whose pointers are bare paths,
+is accepted on read, and no more: a pointer without a digest pins nothing, and verification says so.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from proofbox.core.canonical import CanonicalError, parse_strict
+from proofbox.errors import PacketInvalid
+from proofbox.evidence import shape
+from proofbox.evidence.index import STATES
+from proofbox.evidence.paths import INDEX, is_artifact_path, read_bounded, shown
+from proofbox.evidence.policies import FIELDS, OPTIONAL_FIELDS, SEED_FIELDS
+from proofbox.evidence.policy import check_policy
+from proofbox.evidence.shape import ShapeError
+
+SCHEMA = "proofbox.promotion_packet/1"
+SEED_SCHEMA = "runtime-tools.promotion_packet.v0.2"
+PREDICATE_TYPE = "urn:proofbox:promotion_packet:1"
+SUFFIX = ".promotion.json"
+MAX_PACKET_BYTES = 1 << 26
+
+
+class Pointer(NamedTuple):
+    """An artifact of the bundle. Without size and digest it is a v0.2 pointer, and pins nothing."""
+
+    path: str
+    size: int | None
+    sha256: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Packet:
+    """A packet as it was read. `document` is all of it."""
+
+    schema_version: str
+    document: dict[str, Any]
+    pointers: dict[str, Pointer]
+    promotable: bool
+    reasons: tuple[str, ...]
+    run_id: str | None = None
+    bundle_path: str | None = None
+    """Relative to the packet's own directory, where it was emitted beside its bundle."""
+    index: Pointer | None = None
+
+    @property
+    def pinned(self) -> bool:
+        return self.index is not None
+
+
+def _path(value: Any, where: str) -> None:
+    if type(value) is not str or not is_artifact_path(value):
+        raise ShapeError(f"{where} is not a path inside a bundle")
+
+
+_POINTER = shape.record({"path": _path, "size": shape.count, "sha256": shape.sha256})
+_NAMES = shape.array(shape.text(200))
+_PROMOTABILITY = shape.record(
+    {
+        "promotable_decision_stage": shape.flag,
+        "reasons": _NAMES,
+        "accepted": _NAMES,
+        "gating_inputs": shape.table(
+            shape.record({"rule": shape.anything, "held": shape.flag, "observed": shape.anything})
+        ),
+        "policy": lambda value, _: check_policy(value),
+    }
+)
+_PACKET = shape.record(
+    {
+        "schema_version": shape.text(200),
+        "emitted_at": shape.moment,
+        "run_id": shape.text(128),
+        "world_id": shape.sha256,
+        "bundle": shape.record(
+            {"path": shape.or_null(_path), "index": _POINTER, "status": shape.one_of(*STATES), "repairs": shape.count}
+        ),
+        **{field: shape.or_null(_POINTER) for field in SEED_FIELDS},
+        "not_applicable": _NAMES,
+        "promotability": _PROMOTABILITY,
+    },
+    {field: _POINTER for field in FIELDS if field not in SEED_FIELDS},
+)
+_SEED_PROMOTABILITY = shape.record(
+    {"promotable_decision_stage": shape.flag, "reasons": _NAMES}, {"gating_inputs": shape.anything}
+)
+
+
+def parse_packet(document: Any) -> Packet:
+    """A packet of either version, or ShapeError."""
+    shape.table(shape.anything)(document, "packet")
+    version = document.get("schema_version")
+    if version == SCHEMA:
+        return _current(document)
+    if version == SEED_SCHEMA:
+        return _seed(document)
+    raise ShapeError(f"schema_version is {str(version)[:100]!r}; known are {SCHEMA!r} and {SEED_SCHEMA!r}")
+
+
+def _current(document: dict[str, Any]) -> Packet:
+    _PACKET(document, "packet")
+    bundle, verdict = document["bundle"], document["promotability"]
+    index = Pointer(**bundle["index"])
+    if index.path != INDEX:
+        raise ShapeError("packet.bundle.index does not point to an index")
+    return Packet(
+        schema_version=SCHEMA,
+        document=document,
+        pointers={field: Pointer(**document[field]) for field in FIELDS if document.get(field) is not None},
+        promotable=verdict["promotable_decision_stage"],
+        reasons=tuple(verdict["reasons"]),
+        run_id=document["run_id"],
+        bundle_path=bundle["path"],
+        index=index,
+    )
+
+
+def _seed(document: dict[str, Any]) -> Packet:
+    pointers = {}
+    for field in (*SEED_FIELDS, *OPTIONAL_FIELDS):
+        value = document.get(field)
+        if value is not None:
+            shape.text()(value, f"packet.{field}")
+            pointers[field] = Pointer(value, None, None)
+    verdict = document.get("promotability")
+    _SEED_PROMOTABILITY(verdict, "packet.promotability")
+    assert type(verdict) is dict  # noqa: S101 (checked by the line above, which a type checker can't see)
+    return Packet(
+        schema_version=SEED_SCHEMA,
+        document=document,
+        pointers=pointers,
+        promotable=verdict["promotable_decision_stage"],
+        reasons=tuple(verdict["reasons"]),
+    )
+
+
+def read_document(path: str | os.PathLike[str]) -> Any:
+    """The JSON of a packet's file: the packet itself, or the envelope around it."""
+    place = os.fspath(path)
+    try:
+        return parse_strict(read_bounded(place, MAX_PACKET_BYTES))
+    except OSError as error:
+        raise PacketInvalid(
+            f"{shown(place)} can't be read: {error.strerror or error}",
+            op="promotion.read",
+            fix_hints=["check the path"],
+        ) from error
+    except CanonicalError as error:
+        raise PacketInvalid(f"{shown(place)} is not a packet: {error}", op="promotion.read") from error

@@ -1,0 +1,140 @@
+"""The policies that come with proofbox. They are data: `--policy FILE` takes one's own in the same form.
+
+    name            what `--policy` calls it
+    fields          the packet's pointers, and the artifact each points to
+    not_applicable  fields of the packet that this kind of bundle has no use for
+    acceptable      reasons that a caller may accept by name; all others are final
+    rules           what must hold. `reason` is what the packet names when it doesn't
+
+A rule holds on positive evidence only: a value that is absent, unreadable or of another type does not hold.
+
+    integrity                                 the whole bundle is what its index says, logs and nested bundles too
+    not_repaired, not_dry                     of the bundle and those nested in it; of the run
+    status         values                     of the index
+    present        artifact
+    equals         artifact, member, value    `member` is a list of names, from the outside in
+    one_of         artifact, member, values
+    tree_manifest                             the bundle's tree_manifest.json is one
+    coverage       schedule                   every attempt of the schedule finished and is here, and no other is
+    attempts       member, values             the same member of every scheduled attempt's outcome.json
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+SCHEMA = "proofbox.promotion_policy/1"
+
+SEED_FIELDS = {
+    "run_manifest": "run_manifest.json",
+    "expected_matrix": "expected_matrix.json",
+    "runtime_results": "runtime_results.json",
+    "runtime_events": "runtime_events.normalized.json",
+    "baseline_results": "baseline_results.json",
+    "oracle_results": "oracle_results.json",
+    "mismatch_packets": "mismatch_packets.jsonl",
+    "summary": "summary.json",
+}
+OPTIONAL_FIELDS = {"path_witnesses": "path_witnesses.json", "impact_map": "impact_map.json"}
+FIELDS = (*SEED_FIELDS, *OPTIONAL_FIELDS, "outcome", "tree_manifest", "schedule")
+"""All that a packet can point to."""
+
+_EVERY_BUNDLE: list[dict[str, Any]] = [
+    {"reason": "integrity_failed", "check": "integrity"},
+    {"reason": "bundle_repaired", "check": "not_repaired"},
+    {"reason": "run_dry", "check": "not_dry"},
+]
+
+DECISION_STAGE: dict[str, Any] = {
+    "schema_version": SCHEMA,
+    "name": "decision-stage",
+    "fields": {**SEED_FIELDS, **OPTIONAL_FIELDS},
+    "not_applicable": [],
+    "acceptable": ["bundle_repaired"],
+    "rules": [
+        *_EVERY_BUNDLE,
+        {"reason": "run_failed", "check": "status", "values": ["ok", "partial"]},
+        {
+            "reason": "channel_not_clean",
+            "check": "one_of",
+            "artifact": "run_manifest.json",
+            "member": ["channel"],
+            "values": ["clean", "launchd_clean"],
+        },
+        {"reason": "preflight_absent", "check": "present", "artifact": "apply_preflight.json"},
+        {
+            "reason": "preflight_not_ok",
+            "check": "equals",
+            "artifact": "apply_preflight.json",
+            "member": ["apply_ok"],
+            "value": True,
+        },
+        {
+            "reason": "already_sandboxed",
+            "check": "equals",
+            "artifact": "apply_preflight.json",
+            "member": ["sandbox_check_self", "sandboxed"],
+            "value": False,
+        },
+        {"reason": "runtime_results_absent", "check": "present", "artifact": "runtime_results.json"},
+        {"reason": "runtime_events_absent", "check": "present", "artifact": "runtime_events.normalized.json"},
+        {"reason": "expected_matrix_absent", "check": "present", "artifact": "expected_matrix.json"},
+    ],
+}
+
+ATTEMPT: dict[str, Any] = {
+    "schema_version": SCHEMA,
+    "name": "attempt",
+    "fields": {"outcome": "outcome.json", "tree_manifest": "tree_manifest.json", **OPTIONAL_FIELDS},
+    "not_applicable": sorted(SEED_FIELDS),
+    "acceptable": ["bundle_repaired"],
+    "rules": [
+        *_EVERY_BUNDLE,
+        {"reason": "coverage_incomplete", "check": "status", "values": ["ok"]},
+        {
+            "reason": "outcome_not_verified",
+            "check": "equals",
+            "artifact": "outcome.json",
+            "member": ["verified", "result"],
+            "value": "passed",
+        },
+        {
+            "reason": "infra_failed",
+            "check": "equals",
+            "artifact": "outcome.json",
+            "member": ["infra", "result"],
+            "value": "ok",
+        },
+        {"reason": "tree_unknown", "check": "tree_manifest"},
+    ],
+}
+
+# A run may be relied on as a measurement: its missions may have failed, but every verdict on them must be known.
+RUN: dict[str, Any] = {
+    "schema_version": SCHEMA,
+    "name": "run",
+    "fields": {"schedule": "schedule.jsonl", "summary": "summary.json", **OPTIONAL_FIELDS},
+    "not_applicable": sorted(set(SEED_FIELDS) - {"summary"}),
+    "acceptable": ["bundle_repaired"],
+    "rules": [
+        *_EVERY_BUNDLE,
+        {"reason": "run_incomplete", "check": "status", "values": ["ok"]},
+        {"reason": "coverage_incomplete", "check": "coverage", "schedule": "schedule.jsonl"},
+        {
+            "reason": "outcome_not_verified",
+            "check": "attempts",
+            "schedule": "schedule.jsonl",
+            "member": ["verified", "result"],
+            "values": ["passed", "failed"],
+        },
+        {
+            "reason": "infra_failed",
+            "check": "attempts",
+            "schedule": "schedule.jsonl",
+            "member": ["infra", "result"],
+            "values": ["ok"],
+        },
+    ],
+}
+
+POLICIES = {policy["name"]: policy for policy in (DECISION_STAGE, ATTEMPT, RUN)}

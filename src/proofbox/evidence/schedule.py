@@ -1,0 +1,130 @@
+"""`schedule.jsonl` of a run: every attempt that was planned or started, chained, so that a dropped one shows.
+
+Entries, each a line of the chain:
+
+    {"kind": "planned",  "attempt": "att-1", "at": …, "path": "attempts/att-1", "parent": null}
+    {"kind": "started",  "attempt": "att-1", "at": …}
+    {"kind": "finished", "attempt": "att-1", "at": …, "index_sha256": …}
+    {"kind": "closed",   "at": …, "planned": 1}
+
+A retry is a new attempt that names its `parent`. `finished` pins the attempt's committed index; an attempt that never
+got that far stays without one. `closed` is last, and says how many were planned: a schedule without it was cut short.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from proofbox.core.clock import Clock, SystemClock, isoformat
+from proofbox.errors import UsageError
+from proofbox.evidence import shape
+from proofbox.evidence.log import BundleLog
+from proofbox.evidence.paths import is_artifact_path
+from proofbox.evidence.shape import ShapeError
+
+PATH = "schedule.jsonl"
+
+_CHAIN = {"seq": shape.count, "prev": shape.sha256}
+_NAME = shape.text(200)
+_KINDS = {
+    "planned": shape.record(
+        {"kind": _NAME, "attempt": _NAME, "at": shape.moment, "path": shape.text(), "parent": shape.or_null(_NAME)},
+        _CHAIN,
+    ),
+    "started": shape.record({"kind": _NAME, "attempt": _NAME, "at": shape.moment}, _CHAIN),
+    "finished": shape.record(
+        {"kind": _NAME, "attempt": _NAME, "at": shape.moment, "index_sha256": shape.sha256}, _CHAIN
+    ),
+    "closed": shape.record({"kind": _NAME, "at": shape.moment, "planned": shape.count}, _CHAIN),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One attempt as the schedule has it. `index_sha256` is None unless it finished with a committed bundle."""
+
+    attempt: str
+    path: str
+    parent: str | None
+    started: bool = False
+    index_sha256: str | None = None
+
+
+class ScheduleLog:
+    """Writes a run's schedule into a log of its bundle: `ScheduleLog(bundle.open_log("schedule.jsonl"))`."""
+
+    def __init__(self, log: BundleLog, clock: Clock | None = None) -> None:
+        self._log = log
+        self._clock: Clock = clock or SystemClock()
+        self._state: dict[str, Planned] = {}
+        self._closed = False
+
+    def planned(self, attempt: str, path: str, *, parent: str | None = None) -> None:
+        """Before it starts. `path` is where its bundle will be, relative to the run's."""
+        self._add({"kind": "planned", "attempt": attempt, "path": path, "parent": parent})
+
+    def started(self, attempt: str) -> None:
+        self._add({"kind": "started", "attempt": attempt})
+
+    def finished(self, attempt: str, index_sha256: str) -> None:
+        """After its bundle committed, with the digest of that bundle's index file."""
+        self._add({"kind": "finished", "attempt": attempt, "index_sha256": index_sha256})
+
+    def close(self) -> None:
+        """The schedule is complete, whatever became of its attempts."""
+        if not self._closed:
+            self._add({"kind": "closed", "planned": len(self._state)})
+            self._log.flush()
+
+    def _add(self, entry: dict[str, Any]) -> None:
+        entry["at"] = isoformat(self._clock.now())
+        try:
+            closed = _step(self._state, self._closed, entry, "schedule")
+        except ShapeError as error:
+            raise UsageError(
+                str(error), op="schedule", fix_hints=["plan, start, finish, close: in this order"]
+            ) from error
+        self._log.append(entry)
+        self._closed = closed
+
+
+def read_schedule(entries: Iterable[Mapping[str, Any]]) -> dict[str, Planned]:
+    """The attempts of a schedule, or ShapeError if it contradicts itself or was never closed."""
+    state: dict[str, Planned] = {}
+    closed = False
+    for number, entry in enumerate(entries):
+        closed = _step(state, closed, entry, f"schedule[{number}]")
+    if not closed:
+        raise ShapeError("the schedule was never closed: attempts may be lacking")
+    return state
+
+
+def _step(state: dict[str, Planned], closed: bool, entry: Any, where: str) -> bool:
+    """Apply one entry; whether the schedule is closed after it."""
+    kind = entry.get("kind") if isinstance(entry, dict) else None
+    if type(kind) is not str or kind not in _KINDS:
+        raise ShapeError(f"{where} is of no kind that is known")
+    _KINDS[kind](entry, where)
+    if closed:
+        raise ShapeError(f"{where} comes after the end")
+    if kind == "closed":
+        if entry["planned"] != len(state):
+            raise ShapeError(f"{where} says {entry['planned']} were planned, and {len(state)} are there")
+        return True
+    name = entry["attempt"]
+    if kind == "planned":
+        if name in state or any(each.path == entry["path"] for each in state.values()):
+            raise ShapeError(f"{where}: an attempt or a path is planned twice")
+        if not is_artifact_path(entry["path"]) or entry["parent"] not in {None, *state}:
+            raise ShapeError(f"{where} has a path that leads out of the bundle, or a parent nobody planned")
+        state[name] = Planned(name, entry["path"], entry["parent"])
+        return False
+    planned = state.get(name)
+    if planned is None or planned.started != (kind == "finished") or planned.index_sha256 is not None:
+        raise ShapeError(f"{where}: {kind} does not follow for {name[:80]!r}")
+    state[name] = (
+        replace(planned, started=True) if kind == "started" else replace(planned, index_sha256=entry["index_sha256"])
+    )
+    return False

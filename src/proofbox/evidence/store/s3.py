@@ -1,0 +1,83 @@
+"""A store in an S3 bucket, by conditional requests: If-None-Match to create, If-Match to swap.
+
+Credentials, region and endpoint come from the AWS_… environment, never from the URL.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TypeVar
+
+import obstore
+from obstore import exceptions
+from obstore.store import S3Store
+
+from proofbox.errors import StoreConflict, StoreError
+from proofbox.evidence.store.contract import Stored, check_key
+
+_Result = TypeVar("_Result")
+
+
+class S3:
+    """A version is the object's ETag. An object is put in one request, so it may have at most 5 GB."""
+
+    def __init__(self, bucket: str, prefix: str) -> None:
+        plain = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
+        self._store = S3Store(
+            bucket,
+            prefix=prefix or None,
+            client_options={"allow_http": plain, "timeout": "60s"},
+            retry_config={"max_retries": 3},
+        )
+
+    def create(self, key: str, data: bytes) -> str:
+        def put() -> str:
+            return self._version(obstore.put(self._store, check_key(key), data, mode="create", use_multipart=False))
+
+        return self._call("create", key, put)
+
+    def swap(self, key: str, data: bytes, version: str) -> str:
+        def put() -> str:
+            done = obstore.put(self._store, check_key(key), data, mode={"e_tag": version}, use_multipart=False)
+            return self._version(done)
+
+        return self._call("swap", key, put)
+
+    def get(self, key: str) -> Stored | None:
+        def read() -> Stored | None:
+            try:
+                found = obstore.get(self._store, check_key(key))
+            except (exceptions.NotFoundError, FileNotFoundError):
+                return None
+            return Stored(bytes(found.bytes()), self._version(found.meta))
+
+        return self._call("get", key, read)
+
+    def list(self, prefix: str) -> list[str]:
+        def pages() -> list[str]:
+            return sorted(each["path"] for page in obstore.list(self._store, prefix or None) for each in page)
+
+        return self._call("list", prefix, pages)
+
+    def _version(self, facts: object) -> str:
+        tag = facts.get("e_tag") if isinstance(facts, dict) else None
+        if not tag:
+            raise StoreError("the store gave no ETag, without which nothing can be compared", op="store")
+        return str(tag)
+
+    def _call(self, what: str, key: str, work: Callable[[], _Result]) -> _Result:
+        try:
+            return work()
+        except (exceptions.AlreadyExistsError, exceptions.PreconditionError) as error:
+            raise StoreConflict(f"{key} is already there, or has changed", op=f"store.{what}") from error
+        except exceptions.NotFoundError as error:
+            # A swap of what is not there. A bucket that is not there looks the same, and no retry helps either.
+            raise StoreConflict(f"{key} is not there", op=f"store.{what}") from error
+        except exceptions.BaseError as error:
+            first = str(error).splitlines()[0][:300]
+            raise StoreError(
+                f"{key}: {first}",
+                op=f"store.{what}",
+                fix_hints=["check AWS_ENDPOINT_URL, AWS_REGION and the credentials in the environment"],
+            ) from error

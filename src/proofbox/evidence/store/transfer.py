@@ -1,0 +1,202 @@
+"""Copying committed bundles to and from a store, behind the same barrier: the index comes last, and only once.
+
+In a store a run is `<run_id>/<path>` for each of its files. Who pushes first claims the run's name with the digest of
+its index, so that of several bundles of one name one gets in, whole, and the same one may be pushed again after an
+interruption. LATEST moves by compare-and-swap.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from proofbox.core.atomic import write_document
+from proofbox.core.digest import sha256_hex
+from proofbox.errors import BundleCorrupt, BundleExists, BundleLocked, BundleNotFound, StoreConflict
+from proofbox.evidence.check import check_bundle
+from proofbox.evidence.index import Index, parse_index
+from proofbox.evidence.lock import RunLock
+from proofbox.evidence.paths import INDEX, LATEST, RUN_ID, enclosing, read_bounded, resolve, shown
+from proofbox.evidence.pool import in_threads
+from proofbox.evidence.reader import Bundle, as_bundle, load_bundle, refusal
+from proofbox.evidence.shape import ShapeError
+from proofbox.evidence.store.contract import Store
+from proofbox.evidence.store.trial import check_store
+
+_CLAIMS = ".proofbox/claims"
+_UNFINISHED = ".proofbox-pull-"
+_Path = str | os.PathLike[str]
+
+
+def push_bundle(path: _Path, store: Store) -> str:
+    """Copy a committed bundle, checked in full first, into a store, and return its run id.
+
+    Raises StoreConflict if another bundle of that name is there, and StoreUntrusted if the store fails its trial.
+    """
+    checked = check_bundle(resolve(path), chains=True)
+    if not checked.ok:
+        raise refusal(checked)
+    bundle = as_bundle(checked)
+    if os.path.realpath(bundle.path) != enclosing(bundle.path):
+        raise BundleNotFound(
+            "a nested bundle is pushed with its run", op="bundle.push", fix_hints=["name the run's directory"]
+        )
+    check_store(store)
+    _put(store, f"{_CLAIMS}/{bundle.run_id}", bundle.index_sha256.encode())
+
+    def upload(work: tuple[str, Callable[[], bytes]]) -> None:
+        _put(store, f"{bundle.run_id}/{work[0]}", work[1]())
+
+    in_threads(upload, _contents(bundle, ""))
+    index = read_bounded(os.path.join(bundle.path, INDEX), 1 << 30)
+    if sha256_hex(index) != bundle.index_sha256:
+        raise BundleCorrupt("the index changed while the bundle was pushed", op="bundle.push")
+    _put(store, f"{bundle.run_id}/{INDEX}", index)
+    if bundle.index.status != "failed" and not bundle.status.dry:
+        _move_latest(store, bundle.run_id)
+    return bundle.run_id
+
+
+def pull_bundle(store: Store, out: _Path, run_id: str | None = None) -> Bundle:
+    """Copy a run (default: the one that the store's LATEST names) into `out/<run_id>`, checked byte by byte.
+
+    It appears there complete or not at all. LATEST in `out` is not moved: it names runs that were made there.
+    """
+    name = run_id if run_id is not None else _latest(store)
+    if not RUN_ID.fullmatch(name):
+        raise BundleNotFound(f"not the name of a run: {name[:200]!r}", op="bundle.pull")
+    os.makedirs(out, exist_ok=True)
+    target = os.path.join(out, name)
+    if os.path.lexists(target):
+        raise _taken(target)
+    with _unfinished(os.path.join(out, _UNFINISHED + name)) as place:
+        found = store.get(f"{name}/{INDEX}")
+        if found is None:
+            raise BundleNotFound(
+                f"the store has no committed run {name}",
+                op="bundle.pull",
+                fix_hints=["push it first, or check the name"],
+            )
+        _download(store, name, place, "", found.data)
+        checked = check_bundle(place, chains=True)
+        if not checked.ok:
+            raise refusal(checked)
+        with RunLock(out, purpose=f"pull {name}"):
+            if os.path.lexists(target):
+                raise _taken(target)
+            os.rename(place, target)
+            _sync(out)
+    return load_bundle(target)
+
+
+def _contents(bundle: Bundle, prefix: str) -> Iterator[tuple[str, Callable[[], bytes]]]:
+    """Every file of a bundle but its own index, innermost first, each with what reads it checked."""
+    for place, inner in bundle.nested.items():
+        yield from _contents(inner, f"{prefix}{place}/")
+    for path in bundle.artifacts:
+        yield prefix + path, lambda path=path: bundle.read_bytes(path)  # type: ignore[misc]
+
+
+def _download(store: Store, run_id: str, place: str, prefix: str, index_bytes: bytes) -> None:
+    """The files that one index lists, then what nested indexes list, then the index itself."""
+    try:
+        index: Index = parse_index(index_bytes)
+    except ShapeError as error:
+        raise BundleCorrupt(f"{prefix}{INDEX} in the store is no index: {error}", op="bundle.pull") from error
+
+    def fetch(path: str) -> bytes | None:
+        artifact = index.artifacts[path]
+        found = store.get(f"{run_id}/{prefix}{path}")
+        if found is None or sha256_hex(found.data) != artifact.sha256:
+            raise BundleCorrupt(f"{prefix}{path} in the store is not what the index says", op="bundle.pull")
+        if artifact.is_nested_index:
+            return found.data
+        _write(place, prefix + path, found.data)
+        return None
+
+    paths = list(index.artifacts)
+    for path, nested in zip(paths, in_threads(fetch, paths), strict=True):
+        if nested is not None:
+            _download(store, run_id, place, prefix + path.removesuffix(INDEX), nested)
+    _write(place, prefix + INDEX, index_bytes)
+
+
+def _write(place: str, path: str, data: bytes) -> None:
+    target = os.path.join(place, path)
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    write_document(target, data)
+
+
+def _put(store: Store, key: str, data: bytes) -> None:
+    """Create, or find that the very same is there already: an interrupted push goes on where it stopped."""
+    try:
+        store.create(key, data)
+    except StoreConflict:
+        found = store.get(key)
+        if found is None or found.data != data:
+            raise StoreConflict(
+                f"the store holds something else at {key}",
+                op="bundle.push",
+                fix_hints=["another bundle of this run's name is there: evidence is never overwritten"],
+                details={"key": key},
+            ) from None
+
+
+def _move_latest(store: Store, run_id: str) -> None:
+    data = f"{run_id}\n".encode()
+    for _ in range(100):
+        found = store.get(LATEST)
+        try:
+            if found is None:
+                store.create(LATEST, data)
+            elif found.data != data:
+                store.swap(LATEST, data, found.version)
+        except StoreConflict:
+            continue
+        return
+    raise StoreConflict("LATEST kept changing", op="bundle.push", fix_hints=["push once more"])
+
+
+def _latest(store: Store) -> str:
+    found = store.get(LATEST)
+    if found is None:
+        raise BundleNotFound("the store has no LATEST", op="bundle.pull", fix_hints=["name the run"])
+    return found.data.decode("ascii", "replace").removesuffix("\n")
+
+
+@contextmanager
+def _unfinished(place: str) -> Iterator[str]:
+    """A directory for what is not complete yet, held by a lock: so a dead pull's is told from a living one's."""
+    os.makedirs(place, exist_ok=True)
+    fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BundleLocked(f"{shown(place)}: another process is pulling this run", op="bundle.pull") from None
+        for name in os.listdir(place):
+            left = os.path.join(place, name)
+            shutil.rmtree(left) if os.path.isdir(left) and not os.path.islink(left) else os.unlink(left)
+        try:
+            yield place
+        finally:
+            shutil.rmtree(place, ignore_errors=True)  # where the pull succeeded, it has another name by now
+    finally:
+        os.close(fd)
+
+
+def _taken(target: str) -> BundleExists:
+    return BundleExists(
+        f"{shown(target)} is already there", op="bundle.pull", fix_hints=["pull into another directory"]
+    )
+
+
+def _sync(directory: _Path) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

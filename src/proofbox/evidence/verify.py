@@ -1,0 +1,282 @@
+"""The one command an auditor runs, on any Python with nothing but `cryptography` installed beside it:
+
+    python -m proofbox.evidence.verify PATH [--key PUB] [--bundle DIR] [--json]
+
+PATH is an output directory (its LATEST is followed), a run's directory, or a promotion packet. Checked are every size
+and digest, every line of every log, every nested bundle, and, where there is a packet, its pins, its verdict and its
+signature. Exit code 0: everything holds. 1: something does not, and each finding is named. 2: there is nothing to
+check.
+
+Without --key and without a digest that you hold from elsewhere, this shows damage, not forgery: whoever can rewrite a
+whole bundle can make another that is consistent in itself.
+
+Codes of findings, besides those of `check`: packet_malformed, packet_unpinned, packet_mismatch (with the bundle),
+verdict_wrong, signature_absent, signature_wrong, bundle_absent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from proofbox.core.text import printable
+from proofbox.errors import BundleCorrupt, BundleInProgress, BundleSchemaUnknown, PacketInvalid, ProofboxError
+from proofbox.evidence.check import BundleCheck, Checked, Finding, check_bundle
+from proofbox.evidence.packet import PREDICATE_TYPE, SUFFIX, Packet, parse_packet, read_document
+from proofbox.evidence.paths import INDEX, STATUS, list_runs, read_bounded, resolve, shown
+from proofbox.evidence.policy import evaluate
+from proofbox.evidence.shape import ShapeError
+from proofbox.evidence.status import parse_status
+
+
+@dataclass(slots=True)
+class Verification:
+    """What holds and what does not. `notes` are worth knowing and no findings."""
+
+    path: str
+    run_id: str | None = None
+    status: str | None = None
+    bundle: str | None = None
+    packet: str | None = None
+    promotable: bool | None = None
+    signed_by: str | None = None
+    """The id of the key that was given and did sign. None: not signed, or no key was given."""
+    checked: Checked = field(default_factory=Checked)
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return not self.findings
+
+    def found(self, code: str, path: str, detail: str) -> None:
+        self.findings.append(Finding(code, path, detail))
+
+    def error(self) -> ProofboxError | None:
+        """What the answer "no" is called, where it is no."""
+        if self.ok:
+            return None
+        codes = {finding.code for finding in self.findings}
+        kind: type[ProofboxError] = BundleCorrupt
+        if "in_progress" in codes:
+            kind = BundleInProgress
+        elif "schema_unknown" in codes:
+            kind = BundleSchemaUnknown
+        elif any(code.startswith(("packet_", "signature_", "verdict_", "bundle_absent")) for code in codes):
+            kind = PacketInvalid
+        return kind(self.line(), op="verify", fix_hints=["each finding says what differs, and where"])
+
+    def line(self) -> str:
+        """The answer in one line."""
+        count = self.checked
+        what = f"{self.run_id or shown(self.path)} ({self.status or 'no status'})"
+        amount = f"{count.files} files, {count.bytes} bytes, {count.bundles} bundles, {count.chains} chains"
+        parts = [f"{'holds' if self.ok else 'DOES NOT HOLD'}: {what}: {amount}"]
+        if self.packet is not None:
+            parts.append("promotable" if self.promotable else "not promotable")
+            parts.append(f"signed by {self.signed_by[:16]}…" if self.signed_by else "no signature checked")
+        if self.findings:
+            first = self.findings[0]
+            parts.append(f"{len(self.findings)} findings, the first: {first.code} {first.path} ({first.detail})")
+        return printable("; ".join(parts)).replace("\n", "\\n")
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "ok": self.ok,
+            "path": shown(self.path),
+            "run_id": self.run_id,
+            "status": self.status,
+            "bundle": None if self.bundle is None else shown(self.bundle),
+            "packet": None if self.packet is None else shown(self.packet),
+            "promotable": self.promotable,
+            "signed_by": self.signed_by,
+            "checked": {
+                "files": self.checked.files,
+                "bytes": self.checked.bytes,
+                "bundles": self.checked.bundles,
+                "chains": self.checked.chains,
+            },
+            "findings": [finding.as_json() for finding in self.findings],
+            "notes": self.notes,
+            "error": error.as_dict() if (error := self.error()) else None,
+        }
+
+
+def verify(path: str | os.PathLike[str], *, key: str | None = None, bundle: str | None = None) -> Verification:
+    """Verify a bundle with the packet beside it, or a packet with its bundle. `key` is the file of a public key.
+
+    Raises a ProofboxError only where there is nothing to evaluate: no such path, no key in that file.
+    """
+    place = os.fspath(path)
+    if os.path.isfile(place):
+        return verify_packet(place, key=key, bundle=bundle)
+    directory = resolve(place)
+    beside = os.path.join(
+        os.path.dirname(os.path.abspath(directory)), os.path.basename(os.path.abspath(directory)) + SUFFIX
+    )
+    if os.path.lexists(beside):
+        result = verify_packet(beside, key=key, bundle=directory)
+    else:
+        result = Verification(place)
+        _verify_bundle(result, directory)
+        if key is not None:
+            _public_key(key)
+            result.found("signature_absent", "", "a key was given, and there is no packet that it could have signed")
+    result.path = place
+    _note_newer(result, directory)
+    return result
+
+
+def verify_packet(path: str, *, key: str | None = None, bundle: str | None = None) -> Verification:
+    """Verify a packet: its form, its signature, its bundle, its pins, and that its verdict follows from its policy."""
+    result = Verification(path, packet=path)
+    document = read_document(path)
+    packet, signed = _open_packet(result, document, key)
+    directory = bundle or _bundle_of(path, packet)
+    if directory is None or not os.path.isdir(directory):
+        result.found("bundle_absent", "", "the bundle is not where the packet says; give its directory with --bundle")
+        return result
+    checked = _verify_bundle(result, resolve(directory))
+    if packet is None:
+        return result
+    result.promotable = packet.promotable
+    if not packet.pinned:
+        result.found("packet_unpinned", "", f"a packet of version {packet.schema_version} pins nothing by digest")
+    else:
+        _compare(result, packet, checked)
+        if signed is not None and signed != (packet.index and packet.index.sha256):
+            result.found("packet_mismatch", INDEX, "the statement's subject is another index than the packet's")
+    return result
+
+
+def _open_packet(result: Verification, document: Any, key: str | None) -> tuple[Packet | None, str | None]:
+    """The packet, and the digest that its statement signs if it is in an envelope."""
+    public = _public_key(key) if key is not None else None
+    subject = None
+    try:
+        if type(document) is dict and "payloadType" in document:
+            # Imported here: without a signature, the standard library alone will do.
+            from proofbox.evidence.dsse import Envelope
+
+            envelope = Envelope(document)
+            if public is None:
+                result.notes.append("the packet is signed, and no key was given to check it with")
+            elif envelope.signed_by(public):
+                result.signed_by = public.key_id
+            else:
+                result.found("signature_wrong", "", "the packet is not signed by the key that was given")
+            subject, document = envelope.statement(PREDICATE_TYPE)
+        elif public is not None:
+            result.found("signature_absent", "", "a key was given, and the packet is not signed")
+        return parse_packet(document), subject
+    except ShapeError as error:
+        result.found("packet_malformed", "", str(error))
+        return None, None
+
+
+def _public_key(path: str) -> Any:
+    from proofbox.evidence.keys import load_public_key
+
+    return load_public_key(path)
+
+
+def _bundle_of(path: str, packet: Packet | None) -> str | None:
+    if packet is None or packet.bundle_path is None:
+        return None
+    return os.path.join(os.path.dirname(path), packet.bundle_path)
+
+
+def _verify_bundle(result: Verification, directory: str) -> BundleCheck:
+    checked = check_bundle(directory, chains=True)
+    result.bundle = directory
+    result.findings += checked.findings
+    result.checked.add(checked.checked)
+    if checked.index is not None:
+        result.run_id, result.status = checked.index.run_id, checked.index.status
+        for place, inner in checked.every():
+            if inner.index is not None and inner.index.repairs:
+                result.notes.append(f"{place or 'the bundle'} was repaired after its commit ({inner.index.repairs}×)")
+    elif checked.status is not None:
+        result.run_id, result.status = checked.status.run_id, checked.status.state
+    return checked
+
+
+def _compare(result: Verification, packet: Packet, checked: BundleCheck) -> None:
+    """The packet against the bundle: its pins, and its verdict once more from the same policy."""
+    index, document = checked.index, packet.document
+    if packet.index is None or index is None:
+        result.found("packet_mismatch", INDEX, "the bundle has no index that can be read")
+        return
+    if (checked.index_size, checked.index_sha256) != (packet.index.size, packet.index.sha256):
+        result.found("packet_mismatch", INDEX, "the bundle's index is not the one that the packet pins")
+    repairs = sum(inner.index.repairs if inner.index else 0 for _, inner in checked.every())
+    stated = (document["run_id"], document["world_id"], document["bundle"]["status"], document["bundle"]["repairs"])
+    if stated != (index.run_id, index.world_id, index.status, repairs):
+        result.found("packet_mismatch", "", "the packet states another run, world, status or number of repairs")
+    for name, pointer in packet.pointers.items():
+        artifact = index.artifacts.get(pointer.path)
+        if artifact is None or (artifact.file_size, artifact.sha256) != (pointer.size, pointer.sha256):
+            result.found("packet_mismatch", pointer.path, f"{name} is not in the bundle as the packet pins it")
+    verdict = document["promotability"]
+    policy = verdict["policy"]
+    failed = [ruling.reason for ruling in evaluate(policy, checked) if not ruling.held]
+    accepted = set(verdict["accepted"])
+    if not accepted <= set(policy["acceptable"]):
+        result.found("verdict_wrong", "", "the packet accepts what its policy does not allow to be accepted")
+    if failed != verdict["reasons"] or packet.promotable != (set(failed) <= accepted):
+        result.found("verdict_wrong", "", f"the policy finds {', '.join(failed) or 'nothing'} against the bundle")
+
+
+def _note_newer(result: Verification, directory: str) -> None:
+    """What became of runs that began after the one that LATEST names."""
+    if os.path.realpath(directory) == os.path.realpath(result.path):
+        return
+    out, chosen = os.path.split(os.path.realpath(directory))
+    began = {}
+    for run in list_runs(out):
+        try:
+            status = parse_status(read_bounded(os.path.join(out, run, STATUS), 1 << 24))
+        except (OSError, ShapeError):
+            result.notes.append(f"{run} has no status that can be read")
+            continue
+        began[run] = status
+    result.notes.insert(0, f"{chosen} is what LATEST names")
+    if chosen in began:
+        for run, status in began.items():
+            if status.started_at > began[chosen].started_at and (status.state != "complete" or status.dry):
+                how = "dry" if status.state == "complete" else status.state
+                result.notes.append(f"a newer run, {run}, is {how}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m proofbox.evidence.verify", description="Verify a bundle or packet."
+    )
+    parser.add_argument("path", help="an output directory, a run's directory, or a promotion packet")
+    parser.add_argument("--key", metavar="PUB", help="the file of the public key that must have signed the packet")
+    parser.add_argument("--bundle", metavar="DIR", help="where a packet's bundle is, if not beside it")
+    parser.add_argument("--json", action="store_true", help="one JSON document")
+    options = parser.parse_args(argv)
+    try:
+        result = verify(options.path, key=options.key, bundle=options.bundle)
+    except ProofboxError as error:
+        print(printable(f"verify: {error.message}"), file=sys.stderr)
+        return min(error.exit_code, 4)
+    if options.json:
+        print(json.dumps({"schema": "proofbox.verification/1", **result.as_json()}))
+    else:
+        print(result.line())
+        for note in result.notes:
+            print(printable(f"note: {note}"))
+        for finding in result.findings[1:]:
+            print(printable(f"finding: {finding.code} {finding.path}: {finding.detail}").replace("\n", "\\n"))
+    return 0 if result.ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,463 @@
+"""Making a bundle: a directory that is in progress until one atomic step commits it.
+
+    with BundleWriter("out", expected=["results.json"]) as bundle:
+        bundle.write_json("results.json", {"schema_version": "example/1", "passed": True})
+
+Leaving the block commits. Left by an exception, the bundle is committed as failed, with all that was written until
+then, and the exception goes on. Killed, the directory stays in progress, and every reader says so.
+
+Nothing a reader relies on happens before the index: artifacts are written under their final names, synced together
+with their directories at the commit, then `run_status.json`, then `artifact_index.json` by atomic replace, and only
+after that LATEST. Digests in the index are of the bytes that were handed in, not of what a file holds at the commit, so
+that a file changed in between is found rather than blessed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import stat
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+
+from proofbox.core.atomic import TEMPORARY_PREFIX, sweep_temporaries, write_document
+from proofbox.core.canonical import CanonicalError, canonical_bytes
+from proofbox.core.chain import FORMAT as CHAIN_FORMAT
+from proofbox.core.chain import ChainWriter
+from proofbox.core.clock import Clock, SystemClock, isoformat
+from proofbox.core.digest import sha256_hex
+from proofbox.core.ids import IdSource
+from proofbox.core.redaction import Redactor
+from proofbox.core.text import preview
+from proofbox.errors import BundleExists, BundlePathRefused, BundleSecretFound, NotFoundError, UsageError
+from proofbox.evidence.identity import process_identity, world, world_id
+from proofbox.evidence.index import SCHEMA as INDEX_SCHEMA
+from proofbox.evidence.index import Anchor, Artifact, index_of, schema_of, stated_schema
+from proofbox.evidence.lock import Mode, RunLock
+from proofbox.evidence.log import SYNC_EVERY, BundleLog
+from proofbox.evidence.paths import (
+    INDEX,
+    LATEST,
+    MAX_STATUS_BYTES,
+    RUN_ID,
+    STATUS,
+    above,
+    check_artifact_path,
+    is_artifact_path,
+    is_temporary,
+    shown,
+    tidy,
+)
+from proofbox.evidence.pool import in_threads
+from proofbox.evidence.secrets import SecretScan
+from proofbox.evidence.status import SCHEMA as STATUS_SCHEMA
+from proofbox.evidence.status import RunStatus
+
+_CHUNK = 1 << 20
+_Path = str | os.PathLike[str]
+_IDS = IdSource()
+
+
+class BundleWriter:
+    """Writes one run's bundle into `out/<run_id>/`. Safe to share by threads; made and committed by one process.
+
+    `expected` are the artifacts that a complete run has: those absent at the commit are listed as missing, and the
+    bundle is then `partial`. A `dry` run commits and does not move LATEST. With a `redactor`, logs are redacted, and
+    the commit is refused if any artifact holds one of its exact secrets.
+
+    `stage` says what the run is doing, and is recorded if it fails there.
+    """
+
+    def __init__(
+        self,
+        out: _Path,
+        *,
+        expected: Iterable[str] = (),
+        run_id: str | None = None,
+        dry: bool = False,
+        redactor: Redactor | None = None,
+        lock: Mode = "wait",
+        lock_timeout: float = 30.0,
+        clock: Clock | None = None,
+        ids: IdSource | None = None,
+    ) -> None:
+        self._setup(expected, dry, redactor, clock, ids)
+        self._out: str | None = os.fspath(out)
+        self._lock_options: dict[str, Any] = {"mode": lock, "timeout": lock_timeout, "clock": self._clock}
+        self.run_id = self._new_id("run") if run_id is None else _checked_run_id(run_id)
+        self.path = Path(self._out) / self.run_id
+
+    @classmethod
+    def nested_in(
+        cls,
+        directory: _Path,
+        path: str,
+        *,
+        expected: Iterable[str] = (),
+        run_id: str | None = None,
+        redactor: Redactor | None = None,
+        clock: Clock | None = None,
+        ids: IdSource | None = None,
+    ) -> Self:
+        """A bundle at `path` inside another's directory, which may belong to another process's writer.
+
+        It commits by itself. The outer bundle, committed later, covers its index by digest.
+        """
+        nested = cls.__new__(cls)
+        nested._setup(expected, False, redactor, clock, ids)
+        nested._out = None
+        nested.run_id = nested._new_id("bundle") if run_id is None else _checked_run_id(run_id)
+        nested.path = Path(directory) / check_artifact_path(path, "bundle.nested")
+        return nested
+
+    def _setup(
+        self,
+        expected: Iterable[str],
+        dry: bool,
+        redactor: Redactor | None,
+        clock: Clock | None,
+        ids: IdSource | None,
+    ) -> None:
+        if isinstance(expected, str):
+            raise UsageError("expected is a list of paths, not one path", op="bundle.open")
+        self._expected = tuple(dict.fromkeys(check_artifact_path(path, "bundle.open") for path in expected))
+        self._dry = dry
+        self._redactor = redactor
+        self._clock: Clock = clock or SystemClock()
+        self._ids = ids
+        self._mutex = threading.Lock()
+        self._artifacts: dict[str, Artifact | None] = {}
+        self._anchors: dict[str, Anchor] = {}
+        self._secrets: set[str] = set()
+        self._open_logs: list[BundleLog] = []
+        self._open_nested: list[BundleWriter] = []
+        self._partial: list[str] = []
+        self._state = "new"
+        self.stage = "run"
+
+    def _new_id(self, prefix: str) -> str:
+        return (self._ids or _IDS).new_id(prefix)
+
+    # The life of a bundle
+
+    def __enter__(self) -> Self:
+        if self._state != "new":
+            raise UsageError("a bundle is written once", op="bundle.open", fix_hints=["make a new BundleWriter"])
+        self._status = RunStatus(
+            run_id=self.run_id,
+            state="in_progress",
+            started_at=isoformat(self._clock.now()),
+            writer=process_identity(),
+            world=world(),
+            dry=self._dry,
+            expected=self._expected,
+        )
+        if self._out is not None:
+            Path(self._out).mkdir(parents=True, exist_ok=True)
+        with self._locked("create"):
+            if os.path.lexists(self.path):
+                raise self._taken()
+            if self._out is None:
+                self._create_nested()
+            else:
+                self._create_run(self._out)
+        self._state = "open"
+        return self
+
+    def _create_run(self, out: str) -> None:
+        """Under a name that no reader looks at, until there is a status to read."""
+        sweep_temporaries(out)
+        for name in os.listdir(out):
+            if name.startswith(TEMPORARY_PREFIX):  # a directory: its maker died, since we hold the lock
+                shutil.rmtree(os.path.join(out, name))
+        unborn = os.path.join(out, f"{TEMPORARY_PREFIX}{self.run_id}")
+        os.mkdir(unborn)
+        write_document(os.path.join(unborn, STATUS), self._status.to_bytes())
+        os.rename(unborn, self.path)
+        _sync_directory(out)
+
+    def _create_nested(self) -> None:
+        """In place: as long as the bundle around it is in progress, so is everything in it."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.mkdir()
+        except FileExistsError:
+            raise self._taken() from None
+        write_document(self.path / STATUS, self._status.to_bytes())
+
+    def _taken(self) -> BundleExists:
+        return BundleExists(
+            f"{shown(os.fspath(self.path))} is already there",
+            op="bundle.open",
+            fix_hints=["leave run_id out: a new one is made for each run"],
+        )
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        try:
+            self._commit(error)
+        except BaseException as refused:
+            if error is None:
+                raise
+            # What went wrong first is what the caller needs to see; that there is no commit goes with it.
+            error.add_note(f"the bundle {self.run_id} was not committed: {refused}")
+        finally:
+            self._state = "closed"
+
+    def mark_partial(self, reason: str) -> None:
+        """Say that something is lacking, though every expected artifact may be there: the commit won't be `ok`."""
+        self._require_open("bundle.mark_partial")
+        self._partial.append(preview(self._clean(reason), 1000)[0])
+
+    # Artifacts
+
+    def write_json(self, path: str, value: Any) -> Artifact:
+        """Write a JSON document in canonical form; its `schema_version` goes into the index."""
+        try:
+            data = canonical_bytes(value)
+        except CanonicalError as error:
+            raise UsageError(f"{path} has no canonical JSON: {error}", op="bundle.write_json") from error
+        return self._store(path, [data], stated_schema(value), "bundle.write_json")
+
+    def write_bytes(self, path: str, data: bytes, *, schema_version: str | None = None) -> Artifact:
+        return self._store(path, [data], schema_version, "bundle.write_bytes")
+
+    def add_file(self, path: str, source: _Path | BinaryIO, *, schema_version: str | None = None) -> Artifact:
+        """Copy a file, or what is left in a binary stream, into the bundle."""
+        if isinstance(source, str | os.PathLike):
+            try:
+                # Not O_NOFOLLOW: the caller named this file. O_NONBLOCK: a FIFO must not hang the run.
+                fd = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            except OSError as error:
+                raise NotFoundError(
+                    f"{shown(os.fspath(source))} can't be read: {error.strerror}",
+                    op="bundle.add_file",
+                    fix_hints=["check the path"],
+                ) from error
+            with open(fd, "rb", buffering=0) as stream:
+                if not stat.S_ISREG(os.fstat(fd).st_mode):
+                    raise UsageError(f"{shown(os.fspath(source))} is not a regular file", op="bundle.add_file")
+                return self._store(path, _pieces(stream), schema_version, "bundle.add_file")
+        return self._store(path, _pieces(source), schema_version, "bundle.add_file")
+
+    def open_log(self, path: str, *, sync_every: int = SYNC_EVERY) -> BundleLog:
+        """A hash-chained log. The index anchors how many entries it has and what they hash to."""
+        self._claim(path, "bundle.open_log")
+        target = self._target(path)
+        chain = ChainWriter(target, f"{self.run_id}/{path}", sync_every=sync_every)
+        log = BundleLog(chain, self._redactor, lambda anchor: self._anchors.__setitem__(path, anchor))
+        with self._mutex:
+            self._open_logs.append(log)
+        return log
+
+    def nested(self, path: str, *, expected: Iterable[str] = (), run_id: str | None = None) -> BundleWriter:
+        """A bundle inside this one, with an index of its own: an attempt's inside a run's."""
+        self._require_open("bundle.nested")
+        inner = BundleWriter.nested_in(
+            self.path,
+            path,
+            expected=expected,
+            run_id=run_id,
+            redactor=self._redactor,
+            clock=self._clock,
+            ids=self._ids,
+        )
+        with self._mutex:
+            self._open_nested.append(inner)
+        return inner
+
+    def _store(self, path: str, pieces: Iterable[bytes], schema: str | None, op: str) -> Artifact:
+        self._claim(path, op)
+        target = self._target(path)
+        digest, size = hashlib.sha256(), 0
+        scan = SecretScan(self._redactor) if self._redactor is not None else None
+        try:
+            fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+            with open(fd, "wb", buffering=0) as stream:
+                for piece in pieces:
+                    digest.update(piece)
+                    size += len(piece)
+                    if scan is not None:
+                        scan.feed(piece)
+                    view = memoryview(piece)
+                    while view:
+                        view = view[stream.write(view) or 0 :]
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(target)
+            with self._mutex:
+                self._artifacts.pop(path, None)
+            raise
+        if scan is not None and scan.found:
+            self._secrets.add(path)
+        artifact = Artifact(path, size, digest.hexdigest(), schema)
+        self._artifacts[path] = artifact
+        return artifact
+
+    def _claim(self, path: str, op: str) -> None:
+        check_artifact_path(path, op)
+        with self._mutex:
+            self._require_open(op)
+            if path in self._artifacts:
+                raise BundleExists(f"{path} was already written", op=op, fix_hints=["give each artifact its own name"])
+            self._artifacts[path] = None
+
+    def _target(self, path: str) -> str:
+        parent = os.path.dirname(path)
+        if parent:
+            os.makedirs(self.path / parent, exist_ok=True)
+        return os.fspath(self.path / path)
+
+    def _require_open(self, op: str) -> None:
+        if self._state != "open":
+            raise UsageError(
+                f"the bundle is {'not open yet' if self._state == 'new' else 'closed'}",
+                op=op,
+                fix_hints=["write inside the `with` block of the BundleWriter"],
+            )
+
+    # The commit
+
+    def _commit(self, error: BaseException | None) -> None:
+        if error is None and any(inner._state == "open" for inner in self._open_nested):
+            raise UsageError("a nested bundle is still open", op="bundle.commit", fix_hints=["leave it first"])
+        self._state = "closed"
+        for log in self._open_logs:
+            log.close()
+        artifacts, interrupted = self._collect()
+        if self._secrets:
+            raise BundleSecretFound(
+                f"{len(self._secrets)} artifacts hold a secret: {', '.join(sorted(self._secrets)[:5])}",
+                op="bundle.commit",
+                fix_hints=["keep the secret out of what is written; this bundle stays in progress and is no evidence"],
+                details={"paths": sorted(self._secrets)},
+            )
+        present = [artifact.path for artifact in artifacts]
+        missing = sorted(set(self._expected).difference(present) | set(interrupted))
+        self._sync(present)
+        with self._locked("commit"):
+            self._status = replace(
+                self._status,
+                state="complete" if error is None else "failed",
+                finished_at=isoformat(self._clock.now()),
+                failure=None if error is None else self._failure(error),
+                partial_reasons=tuple(self._partial),
+            )
+            document = self._status.to_bytes()
+            artifacts.append(Artifact(STATUS, len(document), sha256_hex(document), STATUS_SCHEMA))
+            outcome = "failed" if error is not None else "partial" if missing or self._partial else "ok"
+            write_document(self.path / STATUS, document)
+            index = index_of(self.run_id, world_id(self._status.world), outcome, artifacts, missing)
+            write_document(self.path / INDEX, index.to_bytes())
+            if self._out is not None and error is None and not self._dry:
+                write_document(os.path.join(self._out, LATEST), f"{self.run_id}\n".encode())
+
+    def _collect(self) -> tuple[list[Artifact], list[str]]:
+        """An entry for every file below the bundle, and the indexes that nested bundles should have and don't."""
+        found = tidy(self.path)
+        if found.irregular:
+            first = min(found.irregular)
+            raise BundlePathRefused(
+                f"{shown(first)} is a {found.irregular[first]}, which a bundle can't hold",
+                op="bundle.commit",
+                fix_hints=["write regular files into a bundle"],
+            )
+        own, interrupted = found.split()
+        own.discard(STATUS)
+        known = {path: artifact for path, artifact in self._artifacts.items() if artifact is not None}
+        wrong = [f"{path} was written, and is gone" for path in known if path not in found.files]
+        wrong += [f"a file's name can't be an artifact's: {shown(path)}" for path in own if not is_artifact_path(path)]
+        wrong += [f"{shown(path)} is being written by another process" for path in own if is_temporary(path)]
+        if wrong:
+            raise BundlePathRefused(
+                wrong[0],
+                op="bundle.commit",
+                fix_hints=["let nothing else change the directory of a bundle in progress"],
+            )
+        measured = in_threads(self._measure, sorted(own.difference(known)))
+        return [known[path] for path in sorted(own.intersection(known))] + measured, interrupted
+
+    def _measure(self, path: str) -> Artifact:
+        """The entry of a file that did not come through `_store`: a log, a nested index, one from another program."""
+        digest, size = hashlib.sha256(), 0
+        scan = SecretScan(self._redactor) if self._redactor is not None else None
+        fd = os.open(self.path / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        kept = b""
+        with open(fd, "rb", buffering=0) as stream:
+            for piece in _pieces(stream):
+                digest.update(piece)
+                size += len(piece)
+                if scan is not None:
+                    scan.feed(piece)
+                if path.endswith(".json") and size <= MAX_STATUS_BYTES:
+                    kept += piece
+        if scan is not None and scan.found:
+            self._secrets.add(path)
+        chain = self._anchors.get(path)
+        schema = CHAIN_FORMAT if chain else None
+        if path.endswith("/" + INDEX):
+            schema = INDEX_SCHEMA
+        elif path.endswith(".json") and len(kept) == size:
+            schema = schema_of(kept)
+        return Artifact(path, size, digest.hexdigest(), schema, chain)
+
+    def _sync(self, paths: Iterable[str]) -> None:
+        """Every artifact and every directory onto the disk, before anything says that they are there."""
+        files = list(paths)
+        in_threads(lambda path: _sync_file(self.path / path), files)
+        directories = {os.path.dirname(path) for path in files}
+        for directory in sorted({"", *directories, *(place for each in directories for place in above(each))}):
+            _sync_directory(self.path / directory)
+
+    def _failure(self, error: BaseException) -> dict[str, str]:
+        message = preview(self._clean(str(error)), 4000)[0]
+        return {"stage": preview(self.stage, 200)[0], "error": type(error).__name__[:200], "message": message}
+
+    def _clean(self, text: str) -> str:
+        return (self._redactor or Redactor()).redact(text)
+
+    @contextlib.contextmanager
+    def _locked(self, purpose: str) -> Iterator[None]:
+        if self._out is None:
+            # Nobody else creates or commits this directory: making it was exclusive.
+            yield
+            return
+        with RunLock(self._out, purpose=f"{purpose} {self.run_id}", **self._lock_options):
+            yield
+
+
+def _checked_run_id(run_id: str) -> str:
+    if type(run_id) is not str or not RUN_ID.fullmatch(run_id) or run_id == LATEST:
+        raise BundlePathRefused(
+            f"not a run id: {str(run_id)[:200]!r}",
+            op="bundle.open",
+            fix_hints=["letters, digits, dots, hyphens and underscores, at most 128, or leave it out"],
+        )
+    return run_id
+
+
+def _pieces(stream: Any) -> Iterator[bytes]:
+    read: Callable[[int], bytes] = stream.read
+    while piece := read(_CHUNK):
+        yield piece
+
+
+def _sync_file(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _sync_directory(path: _Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,200 @@
+"""What attempts and runs put into their bundles: outcomes, trees, schedules, path witnesses."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proofbox import BundleWriter, load_bundle
+from proofbox.core.canonical import canonical_bytes
+from proofbox.core.digest import digest_of, sha256_hex
+from proofbox.errors import BundlePathRefused, UsageError
+from proofbox.evidence.outcome import Outcome, Verdict, parse_outcome
+from proofbox.evidence.schedule import ScheduleLog, read_schedule
+from proofbox.evidence.shape import ShapeError
+from proofbox.evidence.tree import TreeEntry, parse_tree_manifest, scan_tree, tree_manifest
+from proofbox.evidence.witnesses import check_witnesses, witness, witnesses_document
+
+# Outcomes
+
+
+def test_an_outcome_keeps_three_things_apart() -> None:
+    outcome = Outcome(Verdict("passed", "runtime_reported", "final message"), Verdict("failed", "verifier", "pytest"))
+    document = outcome.as_json()
+    assert parse_outcome(document) == outcome
+    assert document["infra"]["result"] == "unknown", "what nobody established is unknown, not good"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"verified": {"result": "passed", "by": "", "how": "tests", "detail": ""}},
+        {"verified": {"result": "passed", "by": "me", "how": "", "detail": ""}},
+        {"verified": {"result": "ok", "by": "me", "how": "tests", "detail": ""}},
+        {"infra": {"result": "passed", "by": "me", "how": "x", "detail": ""}},
+        {"verified": None},
+        {"score": 1},
+        {"schema_version": "proofbox.outcome/2"},
+    ],
+)
+def test_outcomes_that_say_too_little_or_too_much(changes: dict[str, Any]) -> None:
+    with pytest.raises(ShapeError):
+        parse_outcome({**Outcome().as_json(), **changes})
+    with pytest.raises(ShapeError):
+        Outcome(verified=Verdict("passed")).as_json()
+
+
+# Trees
+
+
+def test_a_tree_has_every_file_with_mode_and_digest(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "a.py").write_bytes(b"print()")
+    (tmp_path / "run.sh").write_bytes(b"#!/bin/sh")
+    (tmp_path / "run.sh").chmod(0o755)
+    (tmp_path / "link").symlink_to("src/a.py")
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "HEAD").touch()
+    (tmp_path / "src" / ".git").write_bytes(b"only at the top is it git's")
+    strange = os.fsencode(tmp_path) + b"/\xff"
+    os.close(os.open(strange, os.O_CREAT, 0o644))
+    entries = scan_tree(tmp_path)
+    assert [(entry.path, entry.mode, entry.size) for entry in entries] == [
+        (b"link", "120000", 8),
+        (b"run.sh", "100755", 9),
+        (b"src/.git", "100644", 27),
+        (b"src/a.py", "100644", 7),
+        (b"\xff", "100644", 0),
+    ]
+    assert entries[3].sha256 == sha256_hex(b"print()")
+    document = tree_manifest(entries)
+    assert document["entries"][-1]["path_b64"] == "/w=="
+    assert parse_tree_manifest(document) == entries
+    canonical_bytes(document)
+
+
+def test_a_tree_with_a_special_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(BundlePathRefused):
+        scan_tree(tmp_path)
+
+
+@pytest.mark.parametrize("path", ["../a", "/a", "a//b", "a/./b", "", "a\0"])
+def test_paths_that_lead_out_of_a_tree(path: str) -> None:
+    entry = {"path": path, "mode": "100644", "size": 0, "sha256": "0" * 64}
+    document = {"schema_version": "proofbox.tree_manifest/1", "tree_sha256": digest_of([entry]), "entries": [entry]}
+    with pytest.raises(ShapeError):
+        parse_tree_manifest(document)
+
+
+def test_trees_that_do_not_hold() -> None:
+    good = tree_manifest([TreeEntry(b"a", "100644", 0, "0" * 64), TreeEntry(b"b", "100644", 0, "0" * 64)])
+    swapped = list(reversed(good["entries"]))
+    for changes in (
+        {"tree_sha256": "0" * 64},
+        {"entries": good["entries"][:1]},
+        {"entries": swapped, "tree_sha256": digest_of(swapped)},
+        {"entries": [{**good["entries"][0], "mode": "040000"}]},
+        {"schema_version": "x"},
+    ):
+        with pytest.raises(ShapeError):
+            parse_tree_manifest({**good, **changes})
+
+
+# Schedules
+
+
+def test_a_schedule_shows_every_attempt(tmp_path: Path) -> None:
+    with BundleWriter(tmp_path) as run, run.open_log("schedule.jsonl") as log:
+        schedule = ScheduleLog(log)
+        schedule.planned("a", "attempts/a")
+        schedule.started("a")
+        schedule.planned("b", "attempts/b", parent="a")
+        schedule.finished("a", "1" * 64)
+        schedule.close()
+    read = read_schedule(load_bundle(tmp_path).read_log("schedule.jsonl"))
+    assert (read["a"].started, read["a"].index_sha256) == (True, "1" * 64)
+    assert (read["b"].started, read["b"].index_sha256, read["b"].parent) == (False, None, "a")
+
+
+def test_a_schedule_is_written_in_its_order(tmp_path: Path) -> None:
+    with BundleWriter(tmp_path) as run, run.open_log("schedule.jsonl") as log:
+        schedule = ScheduleLog(log)
+        schedule.planned("a", "attempts/a")
+        wrongs: list[Callable[[], None]] = [
+            lambda: schedule.planned("a", "attempts/other"),
+            lambda: schedule.planned("b", "attempts/a"),
+            lambda: schedule.planned("b", "../b"),
+            lambda: schedule.planned("b", "attempts/b", parent="nobody"),
+            lambda: schedule.started("b"),
+            lambda: schedule.finished("a", "1" * 64),
+        ]
+        for wrong in wrongs:
+            with pytest.raises(UsageError):
+                wrong()
+        schedule.close()
+        with pytest.raises(UsageError):
+            schedule.planned("late", "attempts/late")
+    assert list(read_schedule(load_bundle(tmp_path).read_log("schedule.jsonl"))) == ["a"]
+
+
+def test_a_dropped_attempt_shows() -> None:
+    at = "2026-01-01T00:00:00.000000Z"
+    planned: list[dict[str, Any]] = [
+        {"kind": "planned", "attempt": n, "at": at, "path": n, "parent": None} for n in "ab"
+    ]
+    closed: dict[str, Any] = {"kind": "closed", "at": at, "planned": 2}
+    assert len(read_schedule([*planned, closed])) == 2
+    for wrong in ([planned[0], closed], planned, [closed], [*planned, closed, planned[0]], [*planned, {"kind": "x"}]):
+        with pytest.raises(ShapeError):
+            read_schedule(wrong)
+
+
+# Path witnesses
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the spelling comes from /proc on Linux")
+def test_the_kernel_says_what_a_path_is_called(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "file").touch()
+    (tmp_path / "link").symlink_to("real")
+    os.mkfifo(tmp_path / "pipe")
+    seen = witness(tmp_path / "link" / "file")
+    assert seen.requested_path == str(tmp_path / "link" / "file")
+    assert seen.observed_path == str(tmp_path / "real" / "file") == seen.normalized_path
+    assert seen.observed_path_nofirmlink is None
+    assert witness(tmp_path / "pipe").observed_path == str(tmp_path / "pipe")
+
+
+def test_a_path_that_is_not_there_is_no_observation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    seen = witness("no/../where")
+    assert (seen.observed_path, seen.normalized_path) == (None, str(tmp_path / "where"))
+    assert seen.error == "No such file or directory"
+    assert witness("a\0b").observed_path is None
+
+
+def test_macos_is_asked_by_fcntl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the documented interface: this says nothing about a real macOS."""
+    answers = {50: b"/Users/x\0\0", 102: b"/System/Volumes/Data/Users/x\0\0"}
+    monkeypatch.setattr("fcntl.fcntl", lambda fd, command, room: answers[command])
+    seen = witness(tmp_path, platform="darwin")
+    assert (seen.observed_path, seen.observed_path_nofirmlink) == ("/Users/x", "/System/Volumes/Data/Users/x")
+    assert seen.normalized_path == "/System/Volumes/Data/Users/x"
+
+
+def test_witnesses_go_into_a_bundle(tmp_path: Path) -> None:
+    strange = tmp_path / os.fsdecode(b"\xff")
+    strange.touch()
+    with BundleWriter(tmp_path / "out") as bundle:
+        bundle.write_json("path_witnesses.json", witnesses_document([witness(strange), witness("/absent")]))
+    document = load_bundle(tmp_path / "out").read_json("path_witnesses.json", schema="proofbox.path_witnesses/1")
+    check_witnesses(document)
+    assert document["witnesses"][0]["observed_path"].endswith("\\xff")
+    with pytest.raises(ShapeError):
+        check_witnesses({**document, "witnesses": [{}]})

@@ -1,0 +1,545 @@
+"""Promotion: positive evidence or none, every failed rule named, pins and signatures that others can check."""
+
+from __future__ import annotations
+
+import base64
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from securesystemslib.dsse import Envelope
+from securesystemslib.exceptions import VerificationError
+from securesystemslib.signer._key import SSlibKey
+
+from proofbox import BundleWriter, emit_promotion, verify
+from proofbox.cli import main
+from proofbox.core.digest import sha256_hex
+from proofbox.errors import (
+    BundleInProgress,
+    BundlePathRefused,
+    KeyInvalid,
+    PacketInvalid,
+    PolicyInvalid,
+    PromotionRefused,
+    UsageError,
+)
+from proofbox.evidence.keys import load_private_key, load_public_key, new_key
+from proofbox.evidence.outcome import Outcome, Verdict
+from proofbox.evidence.packet import SEED_SCHEMA, parse_packet
+from proofbox.evidence.policies import ATTEMPT, POLICIES
+from proofbox.evidence.policy import check_policy
+from proofbox.evidence.repair import reindex_repair
+from proofbox.evidence.schedule import ScheduleLog
+from proofbox.evidence.shape import ShapeError
+from proofbox.evidence.tree import scan_tree, tree_manifest
+from proofbox.evidence.verify import verify_packet
+
+DECISION: dict[str, Any] = {
+    "run_manifest.json": {"channel": "launchd_clean"},
+    "apply_preflight.json": {"apply_ok": True, "sandbox_check_self": {"sandboxed": False}},
+    "runtime_results.json": {"results": []},
+    "runtime_events.normalized.json": [],
+    "expected_matrix.json": {},
+    "summary.json": {},
+}
+GOOD = Outcome(
+    claimed=Verdict("passed", "runtime_reported", "final message"),
+    verified=Verdict("passed", "verifier", "tests in a fresh box"),
+    infra=Verdict("ok", "supervisor", "no failure recorded"),
+)
+
+
+def decision(out: Path, **changes: Any) -> Path:
+    with BundleWriter(out) as bundle:
+        for path, document in {**DECISION, **changes}.items():
+            if document is not None:
+                bundle.write_json(path, document)
+    return bundle.path
+
+
+def attempt(bundle: BundleWriter, tree: Path, outcome: Outcome = GOOD) -> None:
+    bundle.write_json("outcome.json", outcome.as_json())
+    bundle.write_json("tree_manifest.json", tree_manifest(scan_tree(tree)))
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    place = tmp_path / "tree"
+    place.mkdir()
+    (place / "main.py").write_text("print(1)\n")
+    return place
+
+
+def test_a_packet_points_pins_and_decides(tmp_path: Path) -> None:
+    bundle = decision(tmp_path / "out")
+    done = emit_promotion(tmp_path / "out", require_promotable=True)
+    packet = json.loads(Path(done.path).read_bytes())
+    assert Path(done.path) == tmp_path / "out" / f"{bundle.name}.promotion.json"
+    assert packet["schema_version"] == "proofbox.promotion_packet/1"
+    data = (bundle / "runtime_results.json").read_bytes()
+    assert packet["runtime_results"] == {"path": "runtime_results.json", "size": len(data), "sha256": sha256_hex(data)}
+    assert packet["oracle_results"] is None
+    assert "path_witnesses" not in packet
+    assert packet["promotability"]["promotable_decision_stage"] is True
+    assert packet["promotability"]["reasons"] == []
+    assert packet["promotability"]["gating_inputs"]["channel_not_clean"]["observed"] == "launchd_clean"
+    assert verify_packet(done.path).ok
+    assert verify(tmp_path / "out").promotable is True
+
+
+@pytest.mark.parametrize(
+    ("changes", "reasons"),
+    [
+        ({"run_manifest.json": {"channel": "direct"}}, ["channel_not_clean"]),
+        ({"run_manifest.json": {}}, ["channel_not_clean"]),
+        ({"run_manifest.json": None}, ["channel_not_clean"]),
+        ({"apply_preflight.json": None}, ["preflight_absent", "preflight_not_ok", "already_sandboxed"]),
+        ({"apply_preflight.json": {"apply_ok": True}}, ["already_sandboxed"]),
+        (
+            {"apply_preflight.json": {"apply_ok": True, "sandbox_check_self": {"sandboxed": None}}},
+            ["already_sandboxed"],
+        ),
+        ({"apply_preflight.json": {"apply_ok": True, "sandbox_check_self": {"sandboxed": 0}}}, ["already_sandboxed"]),
+        (
+            {"apply_preflight.json": {"apply_ok": 1, "sandbox_check_self": {"sandboxed": True}}},
+            ["preflight_not_ok", "already_sandboxed"],
+        ),
+        (
+            {"runtime_results.json": None, "expected_matrix.json": None},
+            ["runtime_results_absent", "expected_matrix_absent"],
+        ),
+        ({"runtime_events.normalized.json": None}, ["runtime_events_absent"]),
+    ],
+)
+def test_unknown_is_not_good_and_every_failed_rule_is_named(
+    tmp_path: Path, changes: dict[str, Any], reasons: list[str]
+) -> None:
+    decision(tmp_path / "out", **changes)
+    with pytest.raises(PromotionRefused) as refused:
+        emit_promotion(tmp_path / "out", require_promotable=True)
+    assert refused.value.details["reasons"] == reasons
+    assert not list((tmp_path / "out").glob("*.promotion.json"))
+    done = emit_promotion(tmp_path / "out")
+    assert (done.promotable, list(done.reasons)) == (False, reasons)
+    result = verify(tmp_path / "out")
+    assert result.ok, "a packet that says no is a good packet"
+    assert result.promotable is False
+
+
+def test_a_damaged_bundle_is_not_promotable(tmp_path: Path) -> None:
+    bundle = decision(tmp_path / "out")
+    (bundle / "summary.json").write_text("[]")
+    done = emit_promotion(tmp_path / "out")
+    assert list(done.reasons) == ["integrity_failed"]
+    assert done.document["promotability"]["gating_inputs"]["integrity_failed"]["observed"] == ["digest_mismatch"]
+    with pytest.raises(UsageError, match="does not allow"):
+        emit_promotion(tmp_path / "out", accept=["integrity_failed"], output=tmp_path / "p")
+
+
+def test_failed_dry_and_unfinished_runs(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="broken"), BundleWriter(tmp_path / "out") as bundle:
+        for path, document in DECISION.items():
+            bundle.write_json(path, document)
+        raise ValueError("broken")
+    assert emit_promotion(bundle.path).reasons == ("run_failed",)
+    with BundleWriter(tmp_path / "out", dry=True) as bundle:
+        for path, document in DECISION.items():
+            bundle.write_json(path, document)
+    assert emit_promotion(bundle.path).reasons == ("run_dry",)
+    unfinished = BundleWriter(tmp_path / "out")
+    unfinished.__enter__()
+    with pytest.raises(BundleInProgress):
+        emit_promotion(unfinished.path)
+
+
+def test_a_repaired_bundle_is_promotable_only_by_name(tmp_path: Path) -> None:
+    bundle = decision(tmp_path / "out")
+    (bundle / "summary.json").write_text("{ }")
+    reindex_repair(bundle)
+    with pytest.raises(PromotionRefused) as refused:
+        emit_promotion(bundle, require_promotable=True)
+    assert refused.value.details["reasons"] == ["bundle_repaired"]
+    done = emit_promotion(bundle, require_promotable=True, accept=["bundle_repaired"])
+    verdict = done.document["promotability"]
+    assert (verdict["promotable_decision_stage"], verdict["reasons"], verdict["accepted"]) == (
+        True,
+        ["bundle_repaired"],
+        ["bundle_repaired"],
+    )
+    assert done.document["bundle"]["repairs"] == 1
+    assert verify(bundle).ok
+
+
+def test_a_repair_inside_shows_outside(tmp_path: Path, tree: Path) -> None:
+    with BundleWriter(tmp_path / "out") as run:
+        attempt(run, tree)
+        with run.nested("inner") as inner:
+            inner.write_bytes("x", b"1")
+    (inner.path / "x").write_bytes(b"2")
+    reindex_repair(inner.path)
+    assert [finding.path for finding in verify(run.path).findings] == ["inner/artifact_index.json"]
+    reindex_repair(run.path)
+    assert verify(run.path).ok
+    done = emit_promotion(run.path)
+    assert done.reasons == ("bundle_repaired",)
+    assert done.document["bundle"]["repairs"] == 2
+
+
+# Attempts and runs
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reasons"),
+    [
+        (GOOD, ()),
+        (Outcome(claimed=GOOD.claimed, infra=GOOD.infra), ("outcome_not_verified",)),
+        (Outcome(GOOD.claimed, Verdict("failed", "verifier", "tests"), GOOD.infra), ("outcome_not_verified",)),
+        (Outcome(GOOD.claimed, GOOD.verified), ("infra_failed",)),
+        (Outcome(), ("outcome_not_verified", "infra_failed")),
+    ],
+)
+def test_an_attempt_needs_a_verified_outcome(
+    tmp_path: Path, tree: Path, outcome: Outcome, reasons: tuple[str, ...]
+) -> None:
+    with BundleWriter(tmp_path / "out") as bundle:
+        attempt(bundle, tree, outcome)
+    done = emit_promotion(bundle.path)
+    assert done.reasons == reasons
+    assert done.document["promotability"]["policy"]["name"] == "attempt"
+    assert done.document["tree_manifest"]["path"] == "tree_manifest.json"
+    assert "run_manifest" in done.document["not_applicable"]
+    assert done.document["run_manifest"] is None
+
+
+def test_an_attempt_without_its_tree_or_with_gaps(tmp_path: Path) -> None:
+    with BundleWriter(tmp_path / "out", expected=["trace.jsonl"]) as bundle:
+        bundle.write_json("outcome.json", GOOD.as_json())
+    assert emit_promotion(bundle.path).reasons == ("coverage_incomplete", "tree_unknown")
+
+
+def test_an_outcome_of_another_shape_is_no_evidence(tmp_path: Path) -> None:
+    with BundleWriter(tmp_path / "out") as bundle:
+        bundle.write_json("outcome.json", {"verified": {"result": "passed"}, "infra": {"result": "ok"}})
+    assert emit_promotion(bundle.path).reasons == ("outcome_not_verified", "infra_failed", "tree_unknown")
+
+
+def campaign(out: Path, tree: Path, fate: str) -> BundleWriter:
+    with BundleWriter(out) as run:
+        with run.open_log("schedule.jsonl") as log:
+            schedule = ScheduleLog(log)
+            for name in ("a-1", "a-2"):
+                schedule.planned(name, f"attempts/{name}", parent=None)
+            for name in ("a-1", "a-2"):
+                schedule.started(name)
+                if name == "a-2" and fate == "never_ran":
+                    continue
+                verdict = Verdict("failed", "verifier", "tests")
+                bad = Outcome(GOOD.claimed, verdict, Verdict("failed", "supervisor", "oom"))
+                outcome = {"infra": bad, "unknown": Outcome(infra=GOOD.infra)}.get(fate, GOOD)
+                if name == "a-2" and fate == "mission_failed":
+                    outcome = Outcome(GOOD.claimed, verdict, GOOD.infra)
+                with run.nested(f"attempts/{name}") as each:
+                    attempt(each, tree, outcome)
+                index = (each.path / "artifact_index.json").read_bytes()
+                schedule.finished(name, sha256_hex(index))
+            if fate != "cut":
+                schedule.close()
+        if fate == "unplanned":
+            with run.nested("attempts/a-3") as each:
+                attempt(each, tree)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("fate", "reasons"),
+    [
+        ("good", ()),
+        ("mission_failed", ()),
+        ("never_ran", ("coverage_incomplete", "outcome_not_verified", "infra_failed")),
+        ("infra", ("infra_failed",)),
+        ("unknown", ("outcome_not_verified",)),
+        ("cut", ("coverage_incomplete", "outcome_not_verified", "infra_failed")),
+        ("unplanned", ("coverage_incomplete",)),
+    ],
+)
+def test_a_run_needs_full_coverage_and_known_verdicts(
+    tmp_path: Path, tree: Path, fate: str, reasons: tuple[str, ...]
+) -> None:
+    run = campaign(tmp_path / "out", tree, fate)
+    done = emit_promotion(run.path)
+    assert done.document["promotability"]["policy"]["name"] == "run"
+    assert done.reasons == reasons
+    assert verify(run.path).ok
+
+
+def test_a_nested_attempt_is_promoted_outside_its_run(tmp_path: Path, tree: Path) -> None:
+    run = campaign(tmp_path / "out", tree, "good")
+    done = emit_promotion(run.path / "attempts/a-1", require_promotable=True)
+    assert Path(done.path).parent == tmp_path / "out"
+    assert done.document["bundle"]["path"] == f"{run.run_id}/attempts/a-1"
+    assert verify_packet(done.path).ok
+    assert verify(run.path).ok
+    with pytest.raises(BundlePathRefused):
+        emit_promotion(run.path / "attempts/a-1", output=run.path / "packet.json")
+
+
+# Packets that lie
+
+
+def lie(path: str, **changes: Any) -> None:
+    packet = json.loads(Path(path).read_bytes())
+    for name, value in changes.items():
+        if name == "promotability":
+            packet["promotability"].update(value)
+        elif name == "bundle":
+            packet["bundle"].update(value)
+        else:
+            packet[name] = value
+    Path(path).write_text(json.dumps(packet))
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"promotability": {"promotable_decision_stage": True}}, "verdict_wrong"),
+        ({"promotability": {"promotable_decision_stage": True, "reasons": []}}, "verdict_wrong"),
+        ({"promotability": {"accepted": ["channel_not_clean"]}}, "verdict_wrong"),
+        ({"promotability": {"policy": {**ATTEMPT, "rules": []}}}, "packet_malformed"),
+        ({"summary": {"path": "summary.json", "size": 2, "sha256": "0" * 64}}, "packet_mismatch"),
+        ({"summary": {"path": "other.json", "size": 2, "sha256": "0" * 64}}, "packet_mismatch"),
+        ({"summary": {"path": "../../etc/passwd", "size": 2, "sha256": "0" * 64}}, "packet_malformed"),
+        ({"run_id": "other"}, "packet_mismatch"),
+        ({"bundle": {"repairs": 3}}, "packet_mismatch"),
+        ({"bundle": {"path": "../out"}}, "packet_malformed"),
+        ({"bundle": {"path": "elsewhere"}}, "bundle_absent"),
+        ({"bundle": {"index": {"path": "artifact_index.json", "size": 1, "sha256": "0" * 64}}}, "packet_mismatch"),
+        ({"extra": 1}, "packet_malformed"),
+        ({"schema_version": "proofbox.promotion_packet/2"}, "packet_malformed"),
+    ],
+)
+def test_a_packet_that_lies_is_found(tmp_path: Path, changes: dict[str, Any], code: str) -> None:
+    decision(tmp_path / "out", **{"run_manifest.json": {"channel": "direct"}})
+    done = emit_promotion(tmp_path / "out")
+    lie(done.path, **changes)
+    assert code in [finding.code for finding in verify_packet(done.path).findings]
+
+
+def test_packets_of_the_first_contract_are_read_and_pin_nothing(tmp_path: Path) -> None:
+    bundle = decision(tmp_path / "out")
+    old = {
+        "schema_version": SEED_SCHEMA,
+        **{name: f"out/{name}.json" for name in ("run_manifest", "expected_matrix", "runtime_results")},
+        "promotability": {"promotable_decision_stage": True, "reasons": [], "gating_inputs": {}},
+    }
+    packet = parse_packet(old)
+    assert packet.promotable
+    assert packet.pointers["run_manifest"].sha256 is None
+    (tmp_path / "old.json").write_text(json.dumps(old))
+    result = verify_packet(str(tmp_path / "old.json"), bundle=str(bundle))
+    assert [finding.code for finding in result.findings] == ["packet_unpinned"]
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"\xff", b'{"schema_version":"x"}', b'{"payloadType":"x"}'])
+def test_what_is_no_packet(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "p").write_bytes(content)
+    try:
+        found = [finding.code for finding in verify_packet(str(tmp_path / "p")).findings]
+        assert "packet_malformed" in found
+    except PacketInvalid:
+        pass
+
+
+def test_a_packet_is_never_replaced(tmp_path: Path) -> None:
+    decision(tmp_path / "out")
+    done = emit_promotion(tmp_path / "out")
+    before = Path(done.path).read_bytes()
+    with pytest.raises(UsageError, match="already there"):
+        emit_promotion(tmp_path / "out")
+    assert Path(done.path).read_bytes() == before
+
+
+def test_a_packet_elsewhere_needs_its_bundle_named(tmp_path: Path) -> None:
+    bundle = decision(tmp_path / "out")
+    (tmp_path / "away").mkdir()
+    done = emit_promotion(bundle, output=tmp_path / "away" / "p.json")
+    assert [finding.code for finding in verify_packet(done.path).findings] == ["bundle_absent"]
+    assert verify_packet(done.path, bundle=str(bundle)).ok
+
+
+# Policies
+
+
+def test_the_policies_that_come_along_are_policies() -> None:
+    for policy in POLICIES.values():
+        check_policy(policy)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rules": []},
+        {"rules": [{"reason": "x", "check": "integrity"}, {"reason": "x", "check": "not_dry"}]},
+        {"rules": [{"reason": "x", "check": "integrity"}], "acceptable": ["x"]},
+        {"acceptable": ["nobody_says_so"]},
+        {"rules": [{"reason": "x", "check": "magic"}]},
+        {"rules": [{"reason": "x", "check": "integrity", "more": 1}]},
+        {"fields": {"novelty": "x.json"}},
+        {"schema_version": "proofbox.promotion_policy/2"},
+    ],
+)
+def test_policies_that_make_no_sense_are_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    policy = {**ATTEMPT, **changes}
+    with pytest.raises(ShapeError):
+        check_policy(policy)
+    (tmp_path / "policy.json").write_text(json.dumps(policy))
+    decision(tmp_path / "out")
+    with pytest.raises(PolicyInvalid):
+        emit_promotion(tmp_path / "out", policy=str(tmp_path / "policy.json"))
+    with pytest.raises(PolicyInvalid, match=r"known are|no policy"):
+        emit_promotion(tmp_path / "out", policy="unknown")
+
+
+def test_a_policy_of_ones_own(tmp_path: Path) -> None:
+    policy = {
+        **ATTEMPT,
+        "name": "mine",
+        "fields": {"summary": "summary.json"},
+        "acceptable": ["too_slow"],
+        "rules": [
+            {"reason": "broken", "check": "integrity"},
+            {"reason": "too_slow", "check": "equals", "artifact": "summary.json", "member": ["fast"], "value": True},
+        ],
+    }
+    (tmp_path / "policy.json").write_text(json.dumps(policy))
+    bundle = decision(tmp_path / "out", **{"summary.json": {"fast": False}})
+    done = emit_promotion(bundle, policy=str(tmp_path / "policy.json"), accept=["too_slow"], require_promotable=True)
+    assert verify_packet(done.path).ok
+
+
+# Keys and signatures
+
+
+def test_an_envelope_is_what_another_implementation_verifies(tmp_path: Path) -> None:
+    public = new_key(tmp_path / "key")
+    decision(tmp_path / "out")
+    done = emit_promotion(tmp_path / "out", sign=tmp_path / "key")
+    document = json.loads(Path(done.path).read_bytes())
+    envelope = Envelope.from_dict(json.loads(json.dumps(document)))
+    key = SSlibKey.from_crypto(load_public_key(tmp_path / "key.pub")._key, keyid=public.key_id)
+    assert envelope.verify([key], 1)
+    statement = json.loads(envelope.payload)
+    assert statement["_type"] == "https://in-toto.io/Statement/v1"
+    assert statement["subject"][0]["digest"]["sha256"] == done.document["bundle"]["index"]["sha256"]
+    assert statement["predicate"] == done.document
+    new_key(tmp_path / "other")
+    other = SSlibKey.from_crypto(load_public_key(tmp_path / "other.pub")._key, keyid=public.key_id)
+    with pytest.raises(VerificationError):
+        envelope.verify([other], 1)
+
+
+def test_another_implementation_s_signature_is_verified_here(tmp_path: Path) -> None:
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+    from securesystemslib.signer._crypto_signer import CryptoSigner
+
+    new_key(tmp_path / "key")
+    decision(tmp_path / "out")
+    done = emit_promotion(tmp_path / "out", sign=tmp_path / "key")
+    envelope = Envelope.from_dict(json.loads(Path(done.path).read_bytes()))
+    envelope.signatures.clear()
+    signer = CryptoSigner(load_pem_private_key((tmp_path / "key").read_bytes(), None))
+    envelope.sign(signer)
+    Path(done.path).write_text(json.dumps(envelope.to_dict()))
+    result = verify_packet(done.path, key=str(tmp_path / "key.pub"))
+    assert result.ok, result.findings
+    assert result.signed_by == load_public_key(tmp_path / "key.pub").key_id
+
+
+@pytest.mark.parametrize("what", ["payload", "sig", "payloadType", "none"])
+def test_a_changed_envelope_is_found(tmp_path: Path, what: str) -> None:
+    new_key(tmp_path / "key")
+    decision(tmp_path / "out")
+    done = emit_promotion(tmp_path / "out", sign=tmp_path / "key")
+    document = json.loads(Path(done.path).read_bytes())
+    match what:
+        case "payload":
+            payload = base64.b64decode(document["payload"]).replace(b'"status":"ok"', b'"status":"Ok"')
+            document["payload"] = base64.b64encode(payload).decode()
+        case "sig":
+            signature = bytearray(base64.b64decode(document["signatures"][0]["sig"]))
+            signature[5] ^= 1
+            document["signatures"][0]["sig"] = base64.b64encode(signature).decode()
+        case "payloadType":
+            document["payloadType"] = "application/json"
+        case _:
+            document["signatures"] = []
+    Path(done.path).write_text(json.dumps(document))
+    found = [finding.code for finding in verify_packet(done.path, key=str(tmp_path / "key.pub")).findings]
+    assert {"signature_wrong", "packet_malformed"} & set(found)
+
+
+def test_a_signed_packet_without_a_key_is_noted(tmp_path: Path) -> None:
+    new_key(tmp_path / "key")
+    decision(tmp_path / "out")
+    result = verify_packet(emit_promotion(tmp_path / "out", sign=tmp_path / "key").path)
+    assert result.ok
+    assert result.signed_by is None
+    assert "no key was given" in result.notes[0]
+
+
+def test_a_private_key_is_for_its_owner_alone(tmp_path: Path) -> None:
+    new_key(tmp_path / "key")
+    assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
+    assert "PRIVATE" not in repr(load_private_key(tmp_path / "key"))
+    with pytest.raises(KeyInvalid, match="already there"):
+        new_key(tmp_path / "key")
+    (tmp_path / "key").chmod(0o640)
+    with pytest.raises(KeyInvalid, match="read by others"):
+        load_private_key(tmp_path / "key")
+    for wrong in ("key", "absent"):
+        with pytest.raises(KeyInvalid):
+            load_public_key(tmp_path / wrong)
+    with pytest.raises(KeyInvalid):
+        load_private_key(tmp_path / "key.pub")
+
+
+def test_a_key_is_never_in_a_bundle(tmp_path: Path) -> None:
+    with BundleWriter(tmp_path / "out") as bundle:
+        with pytest.raises(KeyInvalid, match="inside a bundle"):
+            new_key(bundle.path / "key")
+        new_key(tmp_path / "key")
+        (bundle.path / "deep").mkdir()
+        (bundle.path / "deep" / "key").write_bytes((tmp_path / "key").read_bytes())
+    with pytest.raises(KeyInvalid, match="inside a bundle"):
+        emit_promotion(bundle.path, sign=bundle.path / "deep" / "key")
+
+
+# The commands
+
+
+def test_the_commands(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    def run(*words: str) -> tuple[int, Any]:
+        code = main([*words, "--json"])
+        return code, json.loads(capfdbinary.readouterr().out)
+
+    code, key = run("key", "new", str(tmp_path / "key"))
+    assert (code, key["schema"]) == (0, "proofbox.key/1")
+    assert run("key", "show", str(tmp_path / "key"))[1]["key_id"] == key["key_id"]
+    assert run("key", "show", str(tmp_path / "key.pub"))[1]["public_key"] == key["public_key"]
+    assert "PRIVATE" not in json.dumps(key)
+    decision(tmp_path / "out")
+    code, emitted = run(
+        "promotion", "emit", str(tmp_path / "out"), "--require-promotable", "--sign", str(tmp_path / "key")
+    )
+    assert (code, emitted["promotable"], emitted["signed_by"]) == (0, True, key["key_id"])
+    code, verified = run("promotion", "verify", emitted["path"], "--key", str(tmp_path / "key.pub"))
+    assert (code, verified["ok"], verified["signed_by"]) == (0, True, key["key_id"])
+    assert run("verify", str(tmp_path / "out"), "--key", str(tmp_path / "key.pub"))[0] == 0
+    Path(emitted["path"]).unlink()
+    (Path(verified["bundle"]) / "summary.json").write_text("[]")
+    code, refused = run("promotion", "emit", str(tmp_path / "out"), "--require-promotable")
+    assert (code, refused["error"]["code"]) == (1, "PROMOTION_NOT_PROMOTABLE")
+    assert refused["error"]["reasons"] == ["integrity_failed"]
+    assert main(["promotion", "emit", str(tmp_path / "out")]) == 0
+    assert b"integrity_failed" in capfdbinary.readouterr().out
