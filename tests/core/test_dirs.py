@@ -25,6 +25,10 @@ ALL = [
 @pytest.mark.parametrize(("where", "variable", "default"), ALL)
 def test_the_place_follows_xdg(tmp_path: Path, where: Where, variable: str, default: str) -> None:
     home = {"HOME": str(tmp_path / "home")}
+    with pytest.raises(UsageError, match="no home directory"):  # and it is not made
+        where(home)
+    assert not (tmp_path / "home").exists()
+    (tmp_path / "home").mkdir()
     assert where(home) == tmp_path / "home" / default / "proofbox"
     assert where({**home, variable: str(tmp_path / "x")}) == tmp_path / "x" / "proofbox"
     assert where({**home, variable: "relative"}) == where(home)

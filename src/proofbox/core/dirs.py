@@ -63,12 +63,16 @@ def _own_directory(env: Mapping[str, str] | None, variable: str, default: str) -
 
 def _home(env: Mapping[str, str]) -> Path:
     home = env.get("HOME", "")
-    if os.path.isabs(home):
-        return Path(home)
-    try:
-        return Path(pwd.getpwuid(os.geteuid()).pw_dir)
-    except KeyError:
-        raise UsageError("there is no home directory for this user", op="dirs", fix_hints=["set HOME"]) from None
+    if not os.path.isabs(home):
+        try:
+            home = pwd.getpwuid(os.geteuid()).pw_dir
+        except KeyError:
+            home = ""
+    if not os.path.isdir(home):  # never made here: accounts without one name a place that must not exist
+        raise UsageError(
+            f"there is no home directory for this user ({home or 'none is known'})", op="dirs", fix_hints=["set HOME"]
+        )
+    return Path(home)
 
 
 def _refusal(path: Path, reason: str, hint: str) -> UsageError:

@@ -134,9 +134,16 @@ def _parse(data: bytes, path: Path) -> Settings:
             hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
             raise UsageError(f"{path}: there is no setting {name[:60]!r}", op="config", fix_hints=[hint])
     try:
-        return msgspec.convert(values, Settings)
+        settings = msgspec.convert(values, Settings)
     except msgspec.ValidationError as error:
         raise UsageError(f"{path}: {error}", op="config", fix_hints=["see: proofbox init --help"]) from None
+    if settings.network not in (None, "none", "full") and not str(settings.network).startswith("allow:"):
+        raise UsageError(
+            f"{path}: network {settings.network!r} is not known",
+            op="config",
+            fix_hints=["choose none, full or allow:HOST[:PORT],…; see: proofbox init --help"],
+        )
+    return settings
 
 
 def _trusted_file() -> Path:

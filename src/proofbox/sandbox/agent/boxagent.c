@@ -411,6 +411,19 @@ static void kill_descendants(void) { /* one pass over /proc: everything that des
             }
 }
 
+/* Whose process is whose is no longer known: end everything. In a pid namespace our own end does that; without one, all
+ * that descends from us is ended first, orphans included, since those are ours as their subreaper. */
+static _Noreturn void fail_closed(const char *what) {
+    for (uint64_t until = now_us() + KILL_PATIENCE_US; !(features & F_PID1) && now_us() < until;) {
+        kill_descendants();
+        while (waitpid(-1, NULL, WNOHANG) > 0) {}
+        if (waitpid(-1, NULL, WNOHANG) < 0) break; /* no children left */
+        poll(NULL, 0, 1);
+    }
+    errno = 0;
+    die(what);
+}
+
 static _Noreturn void minder(struct spawn *s, int status_fd, pid_t agent) {
     /* Hold nothing of the agent's: a copy of its stream would hide its end from the peer. */
     int keep[4] = {s->in, s->out, s->err, status_fd};
@@ -664,7 +677,7 @@ static void main_reaped(struct command *c, int status, const struct rusage *usag
  * its tree is left. Returns true when there is nothing more to do for it at all. */
 static bool settle(struct command *c, uint64_t now) {
     if (c->killing && !c->reaped && now >= c->kill_deadline) { /* not even its main process could be ended */
-        if (!c->slot) die("a minder does not answer");
+        if (!c->slot) fail_closed("a minder does not answer");
         main_reaped(c, SIGKILL, &(struct rusage){0});
         c->survivors = true;
     }
@@ -820,7 +833,7 @@ static void hear_minder(struct command *c) {
     if (n == 0) { /* it ended: nothing of the tree is left, unless it was itself killed */
         shut(&c->minder_fd);
         c->minder_gone = true;
-        if (!c->reaped) die("a minder was killed");
+        if (!c->reaped) fail_closed("a minder was killed");
         return;
     }
     if (r.kind == REPORT_STARTED) {
@@ -852,12 +865,12 @@ static void reap(void) {
     for (pid_t pid; (pid = wait4(-1, &status, WNOHANG | WUNTRACED, &usage)) > 0;)
         for (struct command *c = commands; c; c = c->next) {
             if (WIFSTOPPED(status)) {
-                if (c->minder == pid) die("a minder was stopped");
+                if (c->minder == pid) fail_closed("a minder was stopped");
                 continue;
             }
             if (c->slot && c->pid == pid && !c->reaped) main_reaped(c, status, &usage);
             if (c->minder == pid) {
-                if (WIFSIGNALED(status)) die("a minder was killed"); /* attribution is lost: end the box */
+                if (WIFSIGNALED(status)) fail_closed("a minder was killed"); /* attribution is lost: end the box */
                 c->minder = -1;
             }
         }
