@@ -1,6 +1,7 @@
 """Makes a checkout ready to use: `.venv` with everything locked in uv.lock, and the system packages that help.
 
     scripts/setup            what the demo needs
+    scripts/setup --check    the linters and type checkers as well
     scripts/setup --test     what the tests need as well
     scripts/setup --no-system   leave the system's packages alone
 
@@ -52,6 +53,7 @@ PACKAGES = {
     "demo": [
         Package("bubblewrap", ("bwrap",), "the bubblewrap provider"),
     ],
+    "check": [],  # the tools that read the sources; Python packages alone
     "test": [
         Package("docker.io", ("dockerd",), "a real engine of the tests' own"),
         Package("runsc", ("runsc",), "gVisor as that engine's runtime"),
@@ -70,6 +72,7 @@ LEVELS = tuple(PACKAGES)  # each level includes the ones before it
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/setup", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--check", dest="level", action="store_const", const="check")
     parser.add_argument("--test", dest="level", action="store_const", const="test", default="demo")
     parser.add_argument("--no-system", action="store_true", help="install no system packages")
     options = parser.parse_args()
@@ -148,12 +151,15 @@ def make_venv(level: str) -> None:
     environment = clean_environment()
     environment["UV_PROJECT_ENVIRONMENT"] = str(VENV)
     environment["UV_PYTHON_DOWNLOADS"] = "never"
+    for variable in ("UV_SYSTEM_CERTS", "UV_NATIVE_TLS"):  # newer and older uv: trust what this machine trusts
+        environment.setdefault(variable, "1")
     if "UV_CACHE_DIR" not in environment and not home_is_writable():
         environment["UV_CACHE_DIR"] = str(TOOLS / "cache")
     # Reinstalled, so that the build hook runs: uv would take an earlier build of this very path from its cache, while
     # the binaries that build left in the tree may be gone.
     argv = [uv, "sync", "--quiet", "--locked", "--compile-bytecode", "--reinstall-package", "proofbox"]
-    argv += ["--python", base_python(), *(["--group", "wheel"] if level == "test" else [])]
+    groups = {"demo": ["--no-dev"], "check": [], "test": ["--group", "wheel"]}
+    argv += ["--python", base_python(), *groups[level]]
     done = run(argv, env=environment)
     if done.returncode:
         stop(f"`uv sync` failed:\n{(done.stderr or done.stdout).strip()}")
