@@ -73,7 +73,8 @@ LEVELS = tuple(PACKAGES)  # each level includes the ones before it
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/setup", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--check", dest="level", action="store_const", const="check")
-    parser.add_argument("--test", dest="level", action="store_const", const="test", default="demo")
+    parser.add_argument("--test", dest="level", action="store_const", const="test")
+    parser.set_defaults(level="demo")
     parser.add_argument("--no-system", action="store_true", help="install no system packages")
     options = parser.parse_args()
     level: str = options.level
