@@ -41,17 +41,7 @@ class Opened(msgspec.Struct, frozen=True):
             self.outlet.close()
 
     def info(self, state: State) -> SessionInfo:
-        return SessionInfo(
-            id=self.id,
-            provider=self.inside.provider,
-            isolation=self.inside.isolation,
-            state=state,
-            created_at=self.created_at,
-            project=str(self.inside.project),
-            policy=self.inside.policy,
-            detached=False,
-            ttl=None,
-        )
+        return SessionInfo.of(self.id, self.created_at, self.inside, state, ttl=None)
 
     def explain_loss(self, error: ProofboxError, greeted: bool) -> ProofboxError:
         """A box that never greeted did not start; one that did was lost. Both carry what its programs said."""

@@ -44,6 +44,21 @@ class SessionInfo(msgspec.Struct, frozen=True):
     detached: bool
     ttl: float | None
 
+    @classmethod
+    def of(cls, id: str, created_at: str, inside: Inside, state: State, *, ttl: float | None) -> SessionInfo:
+        """With a ttl it is detached: it outlives its client."""
+        return cls(
+            id=id,
+            provider=inside.provider,
+            isolation=inside.isolation,
+            state=state,
+            created_at=created_at,
+            project=str(inside.project),
+            policy=inside.policy,
+            detached=ttl is not None,
+            ttl=ttl,
+        )
+
 
 class Record(msgspec.Struct, frozen=True):
     id: str
@@ -54,17 +69,7 @@ class Record(msgspec.Struct, frozen=True):
     schema_version: str = SCHEMA
 
     def info(self, state: State) -> SessionInfo:
-        return SessionInfo(
-            id=self.id,
-            provider=self.inside.provider,
-            isolation=self.inside.isolation,
-            state=state,
-            created_at=self.created_at,
-            project=str(self.inside.project),
-            policy=self.inside.policy,
-            detached=True,
-            ttl=self.ttl,
-        )
+        return SessionInfo.of(self.id, self.created_at, self.inside, state, ttl=self.ttl)
 
 
 class SessionStore:

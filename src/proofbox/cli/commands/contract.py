@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
+from collections.abc import Iterator
 from typing import Annotated, Any, get_args, get_origin
 
 import msgspec
@@ -78,7 +80,7 @@ def _command(command: Command) -> CommandFacts:
     module, _, name = command.target.partition(":")
     function = getattr(importlib.import_module(f"proofbox.cli.commands.{module}"), name)
     parameters = []
-    for parameter in inspect.signature(function, eval_str=True).parameters.values():
+    for parameter in _flattened(inspect.signature(function, eval_str=True)):
         positional = parameter.kind is not inspect.Parameter.KEYWORD_ONLY
         shown = parameter.name.upper() if positional else _flag(parameter)
         required = (
@@ -86,6 +88,17 @@ def _command(command: Command) -> CommandFacts:
         )
         parameters.append(ParameterFacts(shown, required))
     return CommandFacts(command.summary, tuple(parameters), command.passes_exit_code)
+
+
+def _flattened(signature: inspect.Signature) -> Iterator[inspect.Parameter]:
+    """A parameter that stands for several flags (a dataclass) gives its fields."""
+    for parameter in signature.parameters.values():
+        kinds = get_args(parameter.annotation)
+        if kinds and dataclasses.is_dataclass(kinds[0]) and isinstance(kinds[0], type):
+            fields = inspect.signature(kinds[0], eval_str=True).parameters.values()
+            yield from (field.replace(kind=inspect.Parameter.KEYWORD_ONLY) for field in fields)
+        else:
+            yield parameter
 
 
 def _flag(parameter: inspect.Parameter) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
+
+from proofbox.sandbox.inside import PolicyOptions
 
 Json = Annotated[bool, Parameter(name="--json", negative="", help="One JSON document on stdout.")]
 Provider = Annotated[
@@ -51,6 +54,39 @@ Memory = Annotated[int | None, Parameter(name="--memory", help="Limit of the who
 Cpus = Annotated[float | None, Parameter(name="--cpus", help="Limit of the whole box, in cores: 0.5, 2.")]
 Pids = Annotated[int | None, Parameter(name="--pids", help="Most processes and threads in the box.")]
 Disk = Annotated[int | None, Parameter(name="--disk", help="Most MB written to the overlay.")]
+
+
+@dataclass(frozen=True)
+class BoxFlags:
+    """What may be asked of a box: the same flags for every command that starts one."""
+
+    network: Network = None
+    access: Access = None
+    mount: Mount = ()
+    memory: Memory = None
+    cpus: Cpus = None
+    pids: Pids = None
+    disk: Disk = None
+    image: Image = None
+    runtime: Runtime = None
+
+    def options(self) -> PolicyOptions:
+        return {
+            "network": self.network,
+            "access": self.access,
+            "mounts": self.mount,
+            "memory_mb": self.memory,
+            "cpus": self.cpus,
+            "pids": self.pids,
+            "disk_mb": self.disk,
+            "image": self.image,
+            "runtime": self.runtime,
+        }
+
+
+ASKED_OF_THE_BOX = BoxFlags()
+Box = Annotated[BoxFlags, Parameter(name="*")]
+
 PublicKey = Annotated[
     Path | None, Parameter(name="--key", help="The file of the public key that must have signed the packet.")
 ]

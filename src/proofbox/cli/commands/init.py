@@ -29,14 +29,7 @@ def init(
     *,
     project: flags.Project = Path(),
     provider: flags.Provider = None,
-    network: flags.Network = None,
-    access: flags.Access = None,
-    mount: flags.Mount = (),
-    memory: flags.Memory = None,
-    cpus: flags.Cpus = None,
-    pids: flags.Pids = None,
-    image: flags.Image = None,
-    runtime: flags.Runtime = None,
+    box: flags.Box = flags.ASKED_OF_THE_BOX,
     env: Annotated[
         tuple[str, ...], Parameter(name="--env", negative="", help="A variable of yours that every command gets.")
     ] = (),
@@ -68,14 +61,15 @@ def init(
         )
     settings = Settings(
         provider=provider,
-        image=image,
-        runtime=runtime,
-        network=network,
-        access=access,
-        cpus=cpus,
-        memory=memory,
-        pids=pids,
-        mounts=mount,
+        image=box.image,
+        runtime=box.runtime,
+        network=box.network,
+        access=box.access,
+        cpus=box.cpus,
+        memory=box.memory,
+        pids=box.pids,
+        disk=box.disk,
+        mounts=box.mount,
         env=env,
     )
     if settings == Settings() and not json and sys.stdin is not None and sys.stdin.isatty():

@@ -45,15 +45,7 @@ def start(
     ttl: Annotated[
         float, Parameter(name="--ttl", help="Seconds without use after which it ends by itself.")
     ] = DEFAULT_TTL,
-    network: flags.Network = None,
-    access: flags.Access = None,
-    mount: flags.Mount = (),
-    memory: flags.Memory = None,
-    cpus: flags.Cpus = None,
-    pids: flags.Pids = None,
-    disk: flags.Disk = None,
-    image: flags.Image = None,
-    runtime: flags.Runtime = None,
+    box: flags.Box = flags.ASKED_OF_THE_BOX,
     json: flags.Json = False,
 ) -> int:
     """Start a box that stays until it is stopped or idle for --ttl seconds. Prints its id.
@@ -70,15 +62,7 @@ def start(
             provider=provider,
             detached=True,
             ttl=ttl,
-            network=network,
-            access=access,
-            mounts=mount,
-            memory_mb=memory,
-            cpus=cpus,
-            pids=pids,
-            disk_mb=disk,
-            image=image,
-            runtime=runtime,
+            **box.options(),
         )
     show(SessionDocument(session=session.info), lambda: session.id, as_json=json)
     return 0

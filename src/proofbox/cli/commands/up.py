@@ -17,15 +17,7 @@ def up(
     *argv: Annotated[str, Parameter(show=False)],
     provider: flags.Provider = None,
     project: flags.Project = Path(),
-    network: flags.Network = None,
-    access: flags.Access = None,
-    mount: flags.Mount = (),
-    memory: flags.Memory = None,
-    cpus: flags.Cpus = None,
-    pids: flags.Pids = None,
-    disk: flags.Disk = None,
-    image: flags.Image = None,
-    runtime: flags.Runtime = None,
+    box: flags.Box = flags.ASKED_OF_THE_BOX,
     json: flags.Json = False,
 ) -> int:
     """An interactive shell in a box, on your own terminal: proofbox up [OPTIONS] [-- COMMAND [ARG...]]
@@ -41,15 +33,7 @@ def up(
         result = boxes.start(
             argv or ("/bin/sh",),
             provider=provider,
-            network=network,
-            access=access,
-            mounts=mount,
-            memory_mb=memory,
-            cpus=cpus,
-            pids=pids,
-            disk_mb=disk,
-            image=image,
-            runtime=runtime,
+            **box.options(),
         )
     show(ExecDocument.of(result), lambda: "", as_json=json)
     return result.exit_code
