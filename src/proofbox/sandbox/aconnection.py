@@ -4,7 +4,6 @@ background task."""
 from __future__ import annotations
 
 import contextlib
-import itertools
 import socket
 from collections.abc import Callable, Iterator
 from typing import BinaryIO
@@ -12,13 +11,13 @@ from typing import BinaryIO
 import anyio
 import anyio.to_thread
 
-from proofbox.errors import ProofboxError, ProtocolError, SandboxLost
+from proofbox.errors import ProofboxError, SandboxLost
 from proofbox.sandbox import wire
-from proofbox.sandbox.call import Call
+from proofbox.sandbox.call import Call, CallsUnderWay
 from proofbox.sandbox.connection import PATIENCE, RECEIVE, read_stdin, unanswered
 from proofbox.sandbox.contract import OnOutput
 from proofbox.sandbox.request import Request
-from proofbox.sandbox.wire import Recv, Send
+from proofbox.sandbox.wire import Send
 
 
 class AsyncConnection:
@@ -26,15 +25,18 @@ class AsyncConnection:
         sock.setblocking(False)
         self._sock = sock
         self._decoder = wire.Decoder()
-        self._calls: dict[int, Call] = {}
-        self._ids = itertools.count(1)
+        self._calls = CallsUnderWay()
         self._changed = anyio.Event()
         self._sending = anyio.Lock()
         self._reading = False
         self._lost: ProofboxError | None = None
-        self.hello: wire.Hello | None = None
         self._unsent_hello = wire.hello()
         self._closing = False
+
+    @property
+    def hello(self) -> wire.Hello | None:
+        """The agent's greeting, once it has come."""
+        return self._calls.hello
 
     @property
     def lost(self) -> bool:
@@ -43,9 +45,7 @@ class AsyncConnection:
 
     async def run(self, request: Request, on_output: OnOutput | None = None) -> Call:
         """Start it, feed it, wait for its end. If the caller is cancelled, the command is killed first."""
-        call = Call(next(self._ids), request)
-        data = request.encode(call.id)
-        self._calls[call.id] = call
+        call, data = self._calls.begin(request)
         try:
             await self._send(data)
             if request.stdin is None:
@@ -62,7 +62,7 @@ class AsyncConnection:
             await self._abandon(call)
             raise
         finally:
-            self._calls.pop(call.id, None)
+            self._calls.end(call)
         return call
 
     async def greet(self, patience: float) -> wire.Hello:
@@ -133,20 +133,10 @@ class AsyncConnection:
             raise self._lose(SandboxLost("the box ended under the command", op="exec"))
         try:
             for kind, id, payload in self._decoder.feed(data):
-                self._dispatch(kind, id, payload)
+                self._calls.dispatch(kind, id, payload)
+            self._wake()
         except ProofboxError as error:
             raise self._lose(error) from None
-
-    def _dispatch(self, kind: Recv, id: int, payload: bytes) -> None:
-        if kind is Recv.HELLO:
-            self.hello = wire.parse_hello(payload)
-        elif kind is Recv.FATAL:
-            raise ProtocolError(f"the box agent gave up: {payload[:500].decode('utf-8', 'replace')}", op="exec")
-        elif kind is not Recv.PONG:
-            call = self._calls.get(id)
-            if call is not None:
-                call.feed(kind, payload)
-                self._wake()
 
     def _wake(self) -> None:
         self._changed.set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno as errnos
+import itertools
 import os
 from collections import deque
 from collections.abc import Mapping
@@ -136,6 +137,38 @@ class Call:
             survivors=end.survivors,
             background=end.pipes_held,
         )
+
+
+class CallsUnderWay:
+    """The commands of one connection, by id: where every frame that comes in goes."""
+
+    def __init__(self) -> None:
+        self._calls: dict[int, Call] = {}
+        self._ids = itertools.count(1)
+        self.hello: wire.Hello | None = None
+
+    def begin(self, request: Request) -> tuple[Call, bytes]:
+        """A new command, and the frame that starts it."""
+        call = Call(next(self._ids), request)
+        data = request.encode(call.id)
+        self._calls[call.id] = call
+        return call, data
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def end(self, call: Call) -> None:
+        self._calls.pop(call.id, None)
+
+    def dispatch(self, kind: Recv, id: int, payload: bytes) -> None:
+        if kind is Recv.HELLO:
+            self.hello = wire.parse_hello(payload)
+        elif kind is Recv.FATAL:
+            raise ProtocolError(f"the box agent gave up: {payload[:500].decode('utf-8', 'replace')}", op="exec")
+        elif kind is not Recv.PONG:
+            call = self._calls.get(id)  # None: its waiter was interrupted and has left
+            if call is not None:
+                call.feed(kind, payload)
 
 
 class Failure(msgspec.Struct, frozen=True):

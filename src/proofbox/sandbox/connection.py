@@ -7,7 +7,6 @@ done; with one thread, an `exec` is one send and one or two receives. `aconnecti
 from __future__ import annotations
 
 import contextlib
-import itertools
 import socket
 import struct
 import threading
@@ -15,13 +14,13 @@ import time
 from collections.abc import Callable
 from typing import BinaryIO
 
-from proofbox.errors import ProofboxError, ProtocolError, RequestInvalid, SandboxLost
+from proofbox.errors import ProofboxError, RequestInvalid, SandboxLost
 from proofbox.sandbox import wire
-from proofbox.sandbox.call import Call
+from proofbox.sandbox.call import Call, CallsUnderWay
 from proofbox.sandbox.contract import OnOutput
 from proofbox.sandbox.readiness import readable
 from proofbox.sandbox.request import Request
-from proofbox.sandbox.wire import Recv, Send
+from proofbox.sandbox.wire import Send
 
 RECEIVE = 256 << 10
 # What the agent may take, past a command's own timeout, to kill its tree and say so (it gives up after 5 s itself).
@@ -32,19 +31,22 @@ class Connection:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._decoder = wire.Decoder()
-        self._calls: dict[int, Call] = {}
-        self._ids = itertools.count(1)
+        self._calls = CallsUnderWay()
         self._changed = threading.Condition()
         self._sending = threading.Lock()
         self._reading = False
         self._lost: ProofboxError | None = None
-        self.hello: wire.Hello | None = None
         # The agent always reads: one that takes nothing for this long is frozen. For sending alone, unlike settimeout.
         patience = struct.pack("@ll", int(PATIENCE), int(PATIENCE % 1 * 1_000_000))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
         self._send(wire.hello())
 
     # ---- commands
+
+    @property
+    def hello(self) -> wire.Hello | None:
+        """The agent's greeting, once it has come."""
+        return self._calls.hello
 
     @property
     def lost(self) -> bool:
@@ -58,10 +60,8 @@ class Connection:
         on_start: Callable[[Call], None] | None = None,
     ) -> Call:
         """Start it, feed it, wait for its end. Left by an exception (Ctrl-C too), the command is killed first."""
-        call = Call(next(self._ids), request)
-        data = request.encode(call.id)
         with self._changed:
-            self._calls[call.id] = call
+            call, data = self._calls.begin(request)
         try:
             self._send(data)
             if on_start is not None:
@@ -74,7 +74,7 @@ class Connection:
             raise
         finally:
             with self._changed:
-                self._calls.pop(call.id, None)
+                self._calls.end(call)
         return call
 
     def signal(self, call: Call, number: int) -> None:
@@ -157,22 +157,12 @@ class Connection:
         if not data:
             raise self._lose(SandboxLost("the box ended under the command", op="exec"))
         try:
-            for kind, id, payload in self._decoder.feed(data):
-                self._dispatch(kind, id, payload)
+            with self._changed:
+                for kind, id, payload in self._decoder.feed(data):
+                    self._calls.dispatch(kind, id, payload)
+                self._changed.notify_all()
         except ProofboxError as error:
             raise self._lose(error) from None
-
-    def _dispatch(self, kind: Recv, id: int, payload: bytes) -> None:
-        if kind is Recv.HELLO:
-            self.hello = wire.parse_hello(payload)
-        elif kind is Recv.FATAL:
-            raise ProtocolError(f"the box agent gave up: {payload[:500].decode('utf-8', 'replace')}", op="exec")
-        elif kind is not Recv.PONG:
-            call = self._calls.get(id)  # None: its waiter was interrupted and has left
-            if call is not None:
-                with self._changed:
-                    call.feed(kind, payload)
-                    self._changed.notify_all()
 
     def _lose(self, error: ProofboxError) -> ProofboxError:
         with self._changed:

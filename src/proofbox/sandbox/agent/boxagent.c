@@ -1335,6 +1335,7 @@ int main(int argc, char **argv) {
     struct rlimit files;
     if (!getrlimit(RLIMIT_NOFILE, &files)) files.rlim_cur = files.rlim_max, setrlimit(RLIMIT_NOFILE, &files);
 
+    for (int sig = 1; sig < NSIG; sig++) signal(sig, SIG_DFL); /* who started us in the background ignores some */
     signal(SIGPIPE, SIG_IGN);
     sigset_t set;
     sigemptyset(&set);

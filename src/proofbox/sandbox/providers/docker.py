@@ -16,6 +16,7 @@ import os
 import shutil
 import socket
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from proofbox.sandbox.unixpath import SOCKET, listen_at
 
 LABEL = "proofbox.session"
 START_PATIENCE = 30.0
+REMOVE_PATIENCE = 20.0
 _AGENT = "/.proofbox/boxagent"
 _SOCKETS = "/.proofbox/sockets"
 _NET = "/.proofbox/net"
@@ -277,11 +279,18 @@ class DockerBox:
 def remove_container(engine: Engine, container: str) -> None:
     """Gone when this returns; one that is gone already is no error."""
     query = {"force": "1", "v": "1"}
-    try:
-        engine.call("DELETE", f"/containers/{container}", op="remove the container", query=query)
-    except EngineRefused as error:
-        if error.details["status"] not in (404, 409):  # gone, or the engine is at it
-            raise
+    deadline = time.monotonic() + REMOVE_PATIENCE
+    while True:
+        try:
+            engine.call("DELETE", f"/containers/{container}", op="remove the container", query=query)
+        except EngineRefused as error:
+            if error.details["status"] == 404:
+                return
+            if error.details["status"] != 409 or time.monotonic() > deadline:  # 409: the engine is at it
+                raise
+            time.sleep(0.02)
+        else:
+            return
 
 
 def our_containers(engine: Engine) -> dict[str, str]:
