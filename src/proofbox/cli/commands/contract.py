@@ -116,8 +116,18 @@ def _schemas() -> dict[str, Any]:
     for kind in kinds:
         kinds.extend(kind.__subclasses__())
         name = next(field.default for field in msgspec.structs.fields(kind) if field.name == "schema")
-        found[name] = msgspec.json.schema(kind, schema_hook=lambda _: {"type": "string"})
+        found[name] = _tidied(msgspec.json.schema(kind, schema_hook=lambda _: {"type": "string"}))
     return dict(sorted(found.items()))
+
+
+def _tidied(schema: Any) -> Any:
+    """Descriptions without the indentation of the source: Python 3.13 strips it from docstrings, and others don't."""
+    if isinstance(schema, dict):
+        return {
+            name: inspect.cleandoc(value) if name == "description" and isinstance(value, str) else _tidied(value)
+            for name, value in schema.items()
+        }
+    return [_tidied(value) for value in schema] if isinstance(schema, list) else schema
 
 
 def _text(document: ContractDocument) -> str:
