@@ -5,19 +5,26 @@
     ├── NotFoundError            PROOFBOX_NOT_FOUND          exit 2
     ├── InternalError            PROOFBOX_INTERNAL           exit 4
     ├── CorruptError             PROOFBOX_CORRUPT            exit 1
-    └── SandboxError             SANDBOX_FAILED              exit 4
-        ├── ProviderUnknown      SANDBOX_PROVIDER_UNKNOWN    exit 2
-        ├── ProviderUnavailable  SANDBOX_UNAVAILABLE         exit 3
-        ├── PolicyRefused        SANDBOX_POLICY_REFUSED      exit 3
-        ├── PathRefused          SANDBOX_PATH_REFUSED        exit 2
-        ├── RequestInvalid       SANDBOX_REQUEST_INVALID     exit 2
-        ├── CommandNotFound      SANDBOX_COMMAND_NOT_FOUND   exit 127
-        ├── CommandNotExecutable SANDBOX_COMMAND_NOT_EXECUTABLE exit 126
-        ├── StartFailed          SANDBOX_START_FAILED        exit 3
-        ├── EngineRefused        SANDBOX_ENGINE_REFUSED      exit 3
-        ├── SandboxLost          SANDBOX_LOST                exit 4, retryable
-        ├── ProtocolError        SANDBOX_PROTOCOL            exit 4
-        └── SessionUnknown       SANDBOX_SESSION_UNKNOWN     exit 2
+    ├── SandboxError             SANDBOX_FAILED              exit 4
+    │   ├── ProviderUnknown      SANDBOX_PROVIDER_UNKNOWN    exit 2
+    │   ├── ProviderUnavailable  SANDBOX_UNAVAILABLE         exit 3
+    │   ├── PolicyRefused        SANDBOX_POLICY_REFUSED      exit 3
+    │   ├── PathRefused          SANDBOX_PATH_REFUSED        exit 2
+    │   ├── RequestInvalid       SANDBOX_REQUEST_INVALID     exit 2
+    │   ├── CommandNotFound      SANDBOX_COMMAND_NOT_FOUND   exit 127
+    │   ├── CommandNotExecutable SANDBOX_COMMAND_NOT_EXECUTABLE exit 126
+    │   ├── StartFailed          SANDBOX_START_FAILED        exit 3
+    │   ├── EngineRefused        SANDBOX_ENGINE_REFUSED      exit 3
+    │   ├── SandboxLost          SANDBOX_LOST                exit 4, retryable
+    │   ├── ProtocolError        SANDBOX_PROTOCOL            exit 4
+    │   └── SessionUnknown       SANDBOX_SESSION_UNKNOWN     exit 2
+    └── WorkspaceError           WORKSPACE_FAILED            exit 4
+        ├── WorkspaceUnknown     WORKSPACE_UNKNOWN           exit 2
+        ├── WorkspaceExists      WORKSPACE_EXISTS            exit 2
+        ├── WorkspacePathRefused WORKSPACE_PATH_REFUSED      exit 2
+        ├── SnapshotUnknown      WORKSPACE_SNAPSHOT_UNKNOWN  exit 2
+        ├── WorkspaceCorrupt     WORKSPACE_CORRUPT           exit 1
+        └── WorkspaceChanging    WORKSPACE_CHANGING          exit 4, retryable
 
 A class owns its code, its exit code and whether trying again may help. An instance says what happened (`message`),
 during what (`op`), what to do about it (`fix_hints`), and carries facts as data (`details`, JSON-ready), never inside
@@ -184,6 +191,54 @@ class SessionUnknown(SandboxError):
 
     code = "SANDBOX_SESSION_UNKNOWN"
     exit_code = 2
+
+
+class WorkspaceError(ProofboxError):
+    """Anything that goes wrong with a directory's history."""
+
+    code = "WORKSPACE_FAILED"
+
+
+class WorkspaceUnknown(WorkspaceError):
+    """The directory is not a workspace of this user."""
+
+    code = "WORKSPACE_UNKNOWN"
+    exit_code = 2
+
+
+class WorkspaceExists(WorkspaceError):
+    """The directory is a workspace already."""
+
+    code = "WORKSPACE_EXISTS"
+    exit_code = 2
+
+
+class WorkspacePathRefused(WorkspaceError):
+    """A directory that can't be a workspace, or a fork's destination that is taken."""
+
+    code = "WORKSPACE_PATH_REFUSED"
+    exit_code = 2
+
+
+class SnapshotUnknown(WorkspaceError):
+    """No snapshot of this workspace has that id, prefix or name, or several have that prefix."""
+
+    code = "WORKSPACE_SNAPSHOT_UNKNOWN"
+    exit_code = 2
+
+
+class WorkspaceCorrupt(WorkspaceError):
+    """Stored history is not what its digests say."""
+
+    code = "WORKSPACE_CORRUPT"
+    exit_code = 1
+
+
+class WorkspaceChanging(WorkspaceError):
+    """The files kept changing while they were put back. The rollback is finished at the next open."""
+
+    code = "WORKSPACE_CHANGING"
+    retryable = True
 
 
 def error_classes(root: type[ProofboxError] = ProofboxError) -> Iterator[type[ProofboxError]]:
