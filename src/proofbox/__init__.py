@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from proofbox.sandbox.service import Sandboxes as Sandboxes
     from proofbox.sandbox.service import Session as Session
     from proofbox.sandbox.sessions import SessionInfo as SessionInfo
+    from proofbox.workspace.model import Snapshot as Snapshot
+    from proofbox.workspace.workspace import Workspace as Workspace
 
 _HOME = {
     "AsyncSandboxes": "sandbox.aservice",
@@ -51,6 +53,8 @@ _HOME = {
     "Sandboxes": "sandbox.service",
     "Session": "sandbox.service",
     "SessionInfo": "sandbox.sessions",
+    "Snapshot": "workspace.model",
+    "Workspace": "workspace.workspace",
 }
 
 __all__ = [
@@ -70,6 +74,8 @@ __all__ = [
     "Sandboxes",
     "Session",
     "SessionInfo",
+    "Snapshot",
+    "Workspace",
 ]
 
 

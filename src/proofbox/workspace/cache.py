@@ -1,4 +1,4 @@
-"""What the last scan knew, kept between processes. It is only for speed: damaged or missing, everything is read again."""
+"""What the last scan knew, kept between processes. Only for speed: without it everything is read again."""
 
 from __future__ import annotations
 

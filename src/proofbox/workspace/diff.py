@@ -35,7 +35,7 @@ def differences(store: Store, old: bytes, new: bytes, folder: str = "") -> Itera
         path = f"{folder}/{name}" if folder else name
         was_dir, now_dir = (entry is not None and stat.S_ISDIR(entry.mode) for entry in (was, now))
         if was_dir and now_dir:
-            assert was and now  # noqa: S101 (for the type checker)
+            was, now = cast(Entry, was), cast(Entry, now)
             if was.mode != now.mode:
                 yield Difference(path, was, now)
             yield from differences(store, was.digest, now.digest, path)

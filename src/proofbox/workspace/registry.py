@@ -69,6 +69,12 @@ def real_directory(path: str | os.PathLike[str]) -> str:
         raise WorkspacePathRefused(
             f"{os.fspath(path)} is not a directory", op="workspace", fix_hints=[f"mkdir -p {os.fspath(path)}"]
         )
+    refuse_own_state(real)
+    return real
+
+
+def refuse_own_state(real: str) -> None:
+    """A workspace can't hold its own history, or lie in it."""
     state = os.path.realpath(base())
     if os.path.commonpath([real, state]) in (real, state):
         raise WorkspacePathRefused(
@@ -76,7 +82,6 @@ def real_directory(path: str | os.PathLike[str]) -> str:
             op="workspace",
             fix_hints=["choose a project's directory", "or set XDG_STATE_HOME to a place outside it"],
         )
-    return real
 
 
 def register(registration: Registration) -> None:

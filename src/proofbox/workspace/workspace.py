@@ -223,7 +223,7 @@ class Workspace:
         parent, _ = os.path.split(path)
         if os.path.lexists(path) and (not os.path.isdir(path) or os.listdir(path)):
             raise WorkspacePathRefused(f"{path} is not empty", op="workspace fork", fix_hints=["name a new directory"])
-        registry.real_directory(parent)
+        registry.refuse_own_state(path)
         with self._store.use():
             source = self._resolve(name)
             making = os.path.join(parent, TEMPORARY_PREFIX + secrets.token_hex(8))
@@ -295,7 +295,7 @@ class Workspace:
         )
 
     def gc(self, *, keep: int | None = None) -> Collected:
-        """Drop what no snapshot needs. With `keep`, of this workspace's history only the latest so many, and the named."""
+        """Drop what no snapshot needs. `keep` cuts this history to the latest so many, and those with a name."""
         if keep is not None and keep < 1:
             raise UsageError("at least the latest snapshot is kept", op="workspace gc", fix_hints=["--keep 1 or more"])
         with locked(self._home / "lock"), self._store.alone():
