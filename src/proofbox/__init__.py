@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from proofbox.sandbox.service import Sandboxes as Sandboxes
     from proofbox.sandbox.service import Session as Session
     from proofbox.sandbox.sessions import SessionInfo as SessionInfo
+    from proofbox.workspace.model import Snapshot as Snapshot
+    from proofbox.workspace.workspace import Workspace as Workspace
 
 _HOME = {
     "AsyncSandboxes": "sandbox.aservice",
@@ -75,6 +77,8 @@ _HOME = {
     "load_bundle": "evidence.reader",
     "open_bundle_unverified": "evidence.reader",
     "verify": "evidence.verify",
+    "Snapshot": "workspace.model",
+    "Workspace": "workspace.workspace",
 }
 
 __all__ = [
@@ -100,8 +104,10 @@ __all__ = [
     "Sandboxes",
     "Session",
     "SessionInfo",
+    "Snapshot",
     "UnverifiedBundle",
     "Verification",
+    "Workspace",
     "emit_promotion",
     "load_bundle",
     "open_bundle_unverified",

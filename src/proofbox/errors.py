@@ -34,11 +34,18 @@
     │       ├── StoreConflict    BUNDLE_STORE_CONFLICT       exit 1
     │       ├── StoreUntrusted   BUNDLE_STORE_UNTRUSTED      exit 3
     │       └── StoreUnavailable BUNDLE_STORE_UNAVAILABLE    exit 3
-    └── PromotionError           PROMOTION_FAILED            exit 4
-        ├── PromotionRefused     PROMOTION_NOT_PROMOTABLE    exit 1
-        ├── PacketInvalid        PROMOTION_PACKET_INVALID    exit 1
-        ├── PolicyInvalid        PROMOTION_POLICY_INVALID    exit 2
-        └── KeyInvalid           PROMOTION_KEY_INVALID       exit 2
+    ├── PromotionError           PROMOTION_FAILED            exit 4
+    │   ├── PromotionRefused     PROMOTION_NOT_PROMOTABLE    exit 1
+    │   ├── PacketInvalid        PROMOTION_PACKET_INVALID    exit 1
+    │   ├── PolicyInvalid        PROMOTION_POLICY_INVALID    exit 2
+    │   └── KeyInvalid           PROMOTION_KEY_INVALID       exit 2
+    └── WorkspaceError           WORKSPACE_FAILED            exit 4
+        ├── WorkspaceUnknown     WORKSPACE_UNKNOWN           exit 2
+        ├── WorkspaceExists      WORKSPACE_EXISTS            exit 2
+        ├── WorkspacePathRefused WORKSPACE_PATH_REFUSED      exit 2
+        ├── SnapshotUnknown      WORKSPACE_SNAPSHOT_UNKNOWN  exit 2
+        ├── WorkspaceCorrupt     WORKSPACE_CORRUPT           exit 1
+        └── WorkspaceChanging    WORKSPACE_CHANGING          exit 4, retryable
 
 A class owns its code, its exit code and whether trying again may help. An instance says what happened (`message`),
 during what (`op`), what to do about it (`fix_hints`), and carries facts as data (`details`, JSON-ready), never inside
@@ -354,6 +361,54 @@ class KeyInvalid(PromotionError):
 
     code = "PROMOTION_KEY_INVALID"
     exit_code = 2
+
+
+class WorkspaceError(ProofboxError):
+    """Anything that goes wrong with a directory's history."""
+
+    code = "WORKSPACE_FAILED"
+
+
+class WorkspaceUnknown(WorkspaceError):
+    """The directory is not a workspace of this user."""
+
+    code = "WORKSPACE_UNKNOWN"
+    exit_code = 2
+
+
+class WorkspaceExists(WorkspaceError):
+    """The directory is a workspace already."""
+
+    code = "WORKSPACE_EXISTS"
+    exit_code = 2
+
+
+class WorkspacePathRefused(WorkspaceError):
+    """A directory that can't be a workspace, or a fork's destination that is taken."""
+
+    code = "WORKSPACE_PATH_REFUSED"
+    exit_code = 2
+
+
+class SnapshotUnknown(WorkspaceError):
+    """No snapshot of this workspace has that id, prefix or name, or several have that prefix."""
+
+    code = "WORKSPACE_SNAPSHOT_UNKNOWN"
+    exit_code = 2
+
+
+class WorkspaceCorrupt(WorkspaceError):
+    """Stored history is not what its digests say."""
+
+    code = "WORKSPACE_CORRUPT"
+    exit_code = 1
+
+
+class WorkspaceChanging(WorkspaceError):
+    """The files kept changing while they were put back. The rollback is finished at the next open."""
+
+    code = "WORKSPACE_CHANGING"
+    retryable = True
 
 
 def error_classes(root: type[ProofboxError] = ProofboxError) -> Iterator[type[ProofboxError]]:

@@ -1,0 +1,99 @@
+"""What differs between two trees, found from their ids: equal subtrees are never read.
+
+Added and deleted directories are listed with everything in them. A file that is deleted in one place and added with
+the same content in another is one renamed file; where several could be meant, paths are paired in their order.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from typing import Literal, NamedTuple, cast
+
+from proofbox.core.text import path_fields
+from proofbox.workspace.model import Change, Kind
+from proofbox.workspace.store import Store
+from proofbox.workspace.tree import EMPTY_TREE, Entry, decode_tree
+
+
+class Difference(NamedTuple):
+    path: str
+    old: Entry | None
+    new: Entry | None
+
+
+def differences(store: Store, old: bytes, new: bytes, folder: str = "") -> Iterator[Difference]:
+    """Every path that differs, parents first, without a guess at renames."""
+    if old == new:
+        return
+    before = entries_of(store, old)
+    after = entries_of(store, new)
+    for name in sorted(before.keys() | after.keys()):
+        was, now = before.get(name), after.get(name)
+        if was == now:
+            continue
+        path = f"{folder}/{name}" if folder else name
+        was_dir, now_dir = (entry is not None and stat.S_ISDIR(entry.mode) for entry in (was, now))
+        if was_dir and now_dir:
+            was, now = cast(Entry, was), cast(Entry, now)
+            if was.mode != now.mode:
+                yield Difference(path, was, now)
+            yield from differences(store, was.digest, now.digest, path)
+        elif was_dir or now_dir:
+            if was:
+                yield Difference(path, was, None)
+                if was_dir:
+                    yield from differences(store, was.digest, EMPTY_TREE, path)
+            if now:
+                yield Difference(path, None, now)
+                if now_dir:
+                    yield from differences(store, EMPTY_TREE, now.digest, path)
+        else:
+            yield Difference(path, was, now)
+
+
+def entries_of(store: Store, tree: bytes) -> dict[str, Entry]:
+    return {} if tree == EMPTY_TREE else decode_tree(store.get(tree))
+
+
+def changes(store: Store, old: bytes, new: bytes) -> list[Change]:
+    """The differences as a person would tell them, sorted by path."""
+    found = list(differences(store, old, new))
+    came: dict[bytes, list[Difference]] = {}
+    for each in found:
+        if each.old is None and each.new is not None and _can_be_renamed(store, each.new):
+            came.setdefault(each.new.digest, []).append(each)
+    told: list[Change] = []
+    renamed: set[str] = set()
+    for each in found:
+        if each.new is None and each.old is not None and _can_be_renamed(store, each.old) and came.get(each.old.digest):
+            arrival = came[each.old.digest].pop(0)
+            renamed.add(arrival.path)
+            told.append(_change(arrival.path, "renamed", cast(Entry, arrival.new), each.path))
+        elif each.new is None:
+            told.append(_change(each.path, "deleted", cast(Entry, each.old)))
+        elif each.old is not None:
+            same = each.old.digest == each.new.digest and each.old.kind == each.new.kind
+            told.append(_change(each.path, "mode" if same or each.new.kind == "directory" else "modified", each.new))
+    told += [
+        _change(each.path, "added", each.new)
+        for each in found
+        if each.old is None and each.new is not None and each.path not in renamed
+    ]
+    return sorted(told, key=lambda change: (change.path, change.kind))
+
+
+def _can_be_renamed(store: Store, entry: Entry) -> bool:
+    """Empty files are too much alike for one to be another."""
+    return entry.kind == "file" and store.size(entry.digest) > 0
+
+
+def _change(path: str, kind: Kind, entry: Entry, old_path: str | None = None) -> Change:
+    old = path_fields(old_path) if old_path is not None else {}
+    return Change(
+        **path_fields(path),
+        kind=kind,
+        type=cast(Literal["file", "directory", "symlink"], entry.kind),
+        old_path=old.get("path"),
+        old_path_b64=old.get("path_b64"),
+    )

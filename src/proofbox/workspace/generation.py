@@ -1,0 +1,174 @@
+"""One pack and its index, open: what `pack` describes, with the index in memory."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from proofbox.errors import WorkspaceCorrupt
+from proofbox.workspace import pack
+
+_CHUNK = 1 << 20
+_LENGTH_BITS = 44
+_LENGTH = (1 << _LENGTH_BITS) - 1
+_HINTS = ("proofbox workspace verify DIR lists what is damaged",)
+
+Record = tuple[bytes, bytes, bytes]
+"""Kind, digest, payload."""
+
+
+class Generation:
+    """The methods that write need the store's append lock, and `catch_up` before them."""
+
+    def __init__(self, directory: Path, number: int) -> None:
+        self.number = number
+        self.paths = (directory / f"pack-{number}", directory / f"index-{number}")
+        # Offset and length in one integer: 100,000 pairs would cost ten times their content.
+        self._places: dict[bytes, int] = {}
+        self._events: list[tuple[bytes, int]] = []
+        self._end = self._index_end = 0
+        self.synced = True
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        self._pack, self._index = (os.open(path, flags, 0o600) for path in self.paths)
+
+    def close(self) -> None:
+        os.close(self._pack)
+        os.close(self._index)
+
+    def __contains__(self, digest: bytes) -> bool:
+        return digest in self._places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @property
+    def bytes_used(self) -> int:
+        return self._end + self._index_end
+
+    def size(self, digest: bytes) -> int:
+        return self._place(digest)[1]
+
+    def get(self, digest: bytes) -> bytes:
+        """The object's bytes, compared with the digest: what is damaged is never handed out."""
+        return b"".join(self.chunks(digest))
+
+    def chunks(self, digest: bytes) -> Iterator[bytes]:
+        """The object piece by piece; raises at the end when the pieces are not what the digest says."""
+        offset, length = self._place(digest)
+        yield from self._checked(digest, offset, length)
+
+    def events(self, *, newest_first: bool = False) -> Iterator[bytes]:
+        for digest, place in self._events[::-1] if newest_first else self._events[:]:
+            yield b"".join(self._checked(digest, place >> _LENGTH_BITS, place & _LENGTH))
+
+    def _checked(self, digest: bytes, offset: int, length: int) -> Iterator[bytes]:
+        found = hashlib.sha256()
+        for start in range(offset, offset + length, _CHUNK):
+            chunk = os.pread(self._pack, min(_CHUNK, offset + length - start), start)
+            found.update(chunk)
+            yield chunk
+        if found.digest() != digest:
+            raise WorkspaceCorrupt(f"object {digest.hex()} is damaged", op="store", fix_hints=_HINTS)
+
+    def _place(self, digest: bytes) -> tuple[int, int]:
+        place = self._places.get(digest)
+        if place is None:
+            raise WorkspaceCorrupt(f"object {digest.hex()} is missing", op="store", fix_hints=_HINTS)
+        return place >> _LENGTH_BITS, place & _LENGTH
+
+    # Writing.
+
+    def catch_up(self) -> None:
+        """Take in what others have appended, and cut off what a dead writer left unfinished."""
+        base, size = self._index_end, os.fstat(self._index).st_size
+        if size != base:
+            batches = list(pack.decode_batches(os.pread(self._index, size - base, base)))
+            for batch, end in batches[: self._first_lost(batches)]:
+                self._take_in(batch, base + end)
+            os.ftruncate(self._index, self._index_end)
+        if os.fstat(self._pack).st_size > self._end:
+            os.ftruncate(self._pack, self._end)
+
+    def append(self, records: Iterable[Record]) -> None:
+        """Write records and the batch that makes them count."""
+        pieces: list[bytes] = []
+        entries: list[pack.Entry] = []
+        position = self._end
+        for kind, digest, data in records:
+            pieces += (pack.record_header(kind, digest, len(data)), data)
+            entries.append((kind, digest, position + pack.RECORD_HEADER_SIZE, len(data)))
+            position += pack.RECORD_HEADER_SIZE + len(data)
+        _write_all(self._pack, b"".join(pieces), self._end)
+        self._add_batch(pack.Batch(0, pack.this_boot(), position, entries))
+
+    def append_stream(self, chunks: Iterable[bytes]) -> bytes:
+        """Write one blob that is too large for memory; its digest. Written or not, as it was there already."""
+        start = position = self._end + pack.RECORD_HEADER_SIZE
+        found = hashlib.sha256()
+        for chunk in chunks:
+            found.update(chunk)
+            _write_all(self._pack, chunk, position)
+            position += len(chunk)
+        digest, length = found.digest(), position - start
+        if digest not in self._places:
+            _write_all(self._pack, pack.record_header(pack.BLOB, digest, length), self._end)
+            self._add_batch(pack.Batch(0, pack.this_boot(), position, [(pack.BLOB, digest, start, length)]))
+        return digest
+
+    def sync(self) -> None:
+        os.fdatasync(self._pack)
+        self._add_batch(pack.Batch(pack.SYNCED, pack.this_boot(), self._end, []))
+        os.fdatasync(self._index)
+        self.synced = True
+
+    def entries(self) -> Iterator[pack.Entry]:
+        """Every record that counts, as the index on disk has it."""
+        for batch, _ in pack.decode_batches(os.pread(self._index, self._index_end, 0)):
+            yield from batch.entries
+
+    def damage(self) -> list[str]:
+        """Read everything again: what is wrong, or nothing."""
+        found = []
+        expected = 0
+        for entry in self.entries():
+            if entry[2] - pack.RECORD_HEADER_SIZE != expected:
+                found.append(f"the index points to byte {entry[2]}, where no record begins")
+            expected = entry[2] + entry[3]
+            if problem := pack.check_record(self._pack, entry):
+                found.append(f"record {entry[1].hex()} at byte {entry[2]}: {problem}")
+        return found
+
+    def _add_batch(self, batch: pack.Batch) -> None:
+        data = pack.encode_batch(batch)
+        _write_all(self._index, data, self._index_end)
+        self._take_in(batch, self._index_end + len(data))
+
+    def _take_in(self, batch: pack.Batch, index_end: int) -> None:
+        for kind, digest, offset, length in batch.entries:
+            place = offset << _LENGTH_BITS | length
+            if kind == pack.EVENT:
+                self._events.append((digest, place))
+            else:
+                self._places.setdefault(digest, place)
+        self._end = batch.pack_end
+        self._index_end = index_end
+        self.synced = bool(batch.flags & pack.SYNCED)
+
+    def _first_lost(self, batches: list[tuple[pack.Batch, int]]) -> int:
+        """How many of these batches are whole. All of them, but after a power cut."""
+        boot = pack.this_boot()
+        synced = max((place for place, (batch, _) in enumerate(batches) if batch.flags & pack.SYNCED), default=-1)
+        for place in range(synced + 1, len(batches)):
+            batch = batches[place][0]
+            if (batch.boot != boot or not boot) and any(pack.check_record(self._pack, each) for each in batch.entries):
+                return place
+        return len(batches)
+
+
+def _write_all(fd: int, data: bytes, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(fd, view, offset)
+        view, offset = view[written:], offset + written

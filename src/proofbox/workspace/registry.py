@@ -1,0 +1,146 @@
+"""Which directories are workspaces, and the small documents each has beside its store.
+
+Below the user's state directory, out of reach of what runs in a workspace:
+
+    workspaces/paths/<sha256 of the directory's path>   the workspace's id
+    workspaces/<id>/workspace.json                      path, store, what to ignore
+    workspaces/<id>/refs.json                           names for snapshots
+    workspaces/<id>/rollback.json                       a rollback that is under way
+    workspaces/<id>/cache                               what scans know of the files; may be lost at any time
+    workspaces/<id>/lock                                held while a snapshot or rollback is under way
+    workspaces/stores/<id>/                             content and events, shared between forks
+
+A document carries the digest of its body, so that a damaged one is noticed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from proofbox.core.atomic import create_only, write_document
+from proofbox.core.canonical import CanonicalError, canonical_bytes, parse_strict
+from proofbox.core.digest import digest_of
+from proofbox.core.dirs import state_dir
+from proofbox.errors import WorkspaceCorrupt, WorkspaceExists, WorkspacePathRefused, WorkspaceUnknown
+
+SCHEMA_VERSION = 1
+T = TypeVar("T")
+
+
+class Registration(msgspec.Struct, frozen=True):
+    id: str
+    store: str
+    path_hex: str
+    """The directory's path, whose bytes may not be text."""
+    ignore: tuple[str, ...]
+    created_at: str
+    schema_version: int = SCHEMA_VERSION
+
+
+class Rollback(msgspec.Struct, frozen=True):
+    """A rollback that is under way."""
+
+    target: str
+    before: str
+    temporary: str
+
+
+def base() -> Path:
+    return state_dir() / "workspaces"
+
+
+def home_of(workspace_id: str) -> Path:
+    return base() / workspace_id
+
+
+def store_path(store_id: str) -> Path:
+    return base() / "stores" / store_id
+
+
+def real_directory(path: str | os.PathLike[str]) -> str:
+    """The one path of a directory that may be a workspace."""
+    real = os.path.realpath(os.fspath(path))
+    if not os.path.isdir(real):
+        raise WorkspacePathRefused(
+            f"{os.fspath(path)} is not a directory", op="workspace", fix_hints=[f"mkdir -p {os.fspath(path)}"]
+        )
+    refuse_own_state(real)
+    return real
+
+
+def refuse_own_state(real: str) -> None:
+    """A workspace can't hold its own history, or lie in it."""
+    state = os.path.realpath(base())
+    if os.path.commonpath([real, state]) in (real, state):
+        raise WorkspacePathRefused(
+            f"{real} holds proofbox's own state, or is part of it",
+            op="workspace",
+            fix_hints=["choose a project's directory", "or set XDG_STATE_HOME to a place outside it"],
+        )
+
+
+def register(registration: Registration) -> None:
+    """Make the directory a workspace. Of two that try, one gets WorkspaceExists."""
+    path = bytes.fromhex(registration.path_hex)
+    home = home_of(registration.id)
+    home.mkdir(mode=0o700, parents=True)
+    write(home / "workspace.json", registration)
+    place = _place(path)
+    place.parent.mkdir(mode=0o700, exist_ok=True)
+    try:
+        create_only(place, registration.id.encode() + b"\n", mode=0o600)
+    except FileExistsError:
+        raise WorkspaceExists(f"{os.fsdecode(path)} is a workspace already", op="workspace init") from None
+
+
+def registered(real: str) -> Registration:
+    try:
+        workspace_id = _place(os.fsencode(real)).read_text("ascii").removesuffix("\n")
+    except FileNotFoundError:
+        raise WorkspaceUnknown(
+            f"{real} is not a workspace", op="workspace", fix_hints=[f"proofbox workspace init {real}"]
+        ) from None
+    except UnicodeDecodeError as error:
+        raise WorkspaceCorrupt(f"the entry of {real} is damaged", op="workspace") from error
+    found = read(home_of(workspace_id) / "workspace.json", Registration)
+    if found is None or found.id != workspace_id or os.fsdecode(bytes.fromhex(found.path_hex)) != real:
+        raise WorkspaceCorrupt(f"the entry of {real} leads to another workspace", op="workspace")
+    if found.schema_version != SCHEMA_VERSION:
+        raise WorkspaceCorrupt(f"a workspace of version {found.schema_version} is not known here", op="workspace")
+    return found
+
+
+def _place(path: bytes) -> Path:
+    return base() / "paths" / hashlib.sha256(path).hexdigest()
+
+
+def write(path: Path, body: Any, *, sync: bool = True) -> None:
+    """Put a document in its place. Without `sync` it survives a killed process, not a power cut."""
+    plain = msgspec.to_builtins(body)
+    data = canonical_bytes({"body": plain, "sha256": digest_of(plain)}) + b"\n"
+    if sync:
+        write_document(path, data, mode=0o600)
+        return
+    temporary = path.with_name(path.name + ".new")
+    temporary.write_bytes(data)
+    temporary.replace(path)
+
+
+def read(path: Path, kind: type[T]) -> T | None:
+    """The document, or None if there is none."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        document = parse_strict(data)
+        if canonical_bytes(document) + b"\n" == data and digest_of(document["body"]) == document["sha256"]:
+            return msgspec.convert(document["body"], kind)
+    except (CanonicalError, KeyError, TypeError, msgspec.ValidationError):
+        pass
+    raise WorkspaceCorrupt(f"{path} is damaged", op="workspace", details={"document": str(path)})

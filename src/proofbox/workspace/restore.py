@@ -1,0 +1,201 @@
+"""Putting a stored tree back into a directory, and making a new directory of one.
+
+A file appears by a rename from a finished temporary in the workspace's root, so whoever looks finds the old file or the
+new one. Directories are opened one from the other and never through a symbolic link. What no snapshot holds (ignored
+names, FIFOs, sockets, devices, unreadable files) is left where it is, with the directories that hold it, unless the
+tree has something else under the very name of a file like that. Hard links are cut: each name becomes its own file.
+Runs of zeros in large files become holes.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+from proofbox.workspace.diff import entries_of
+from proofbox.workspace.store import LARGE, Store
+from proofbox.workspace.tree import UNSETTLED, Directory, Entry, Known
+
+_OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_THREADS = 4
+
+
+class Restorer:
+    """Makes the directory at `root` hold a tree. `keep` are paths that are not to be removed."""
+
+    def __init__(self, root: str, store: Store, temporary: str, keep: Collection[str] = ()) -> None:
+        self._root = root
+        self._store = store
+        self._temporary = temporary
+        self._keep = frozenset(keep)
+        self.left: dict[str, str] = {}
+
+    def restore(self, current: Directory, tree: bytes) -> None:
+        """`current` is what the directory holds now, and is kept up to date."""
+        with _opened(self._root, None) as self._root_fd:
+            self.remove_temporary()
+            self._directory(self._root_fd, current, tree, "")
+
+    def remove_temporary(self) -> None:
+        """Of a restore that was killed."""
+        try:
+            os.unlink(os.path.join(self._root, self._temporary))
+        except FileNotFoundError:
+            pass
+
+    def _directory(self, fd: int, current: Directory, tree: bytes, path: str) -> None:
+        target = entries_of(self._store, tree)
+        _make_writable(fd)
+        current.tree_id, current.ctime_ns = b"", UNSETTLED
+        for name in [*current.files, *current.dirs]:
+            entry = target.get(name)
+            if entry is None or (entry.kind == "directory") != (name in current.dirs):
+                self._remove(fd, current, name, _join(path, name))
+        for name, entry in target.items():
+            if entry.kind == "directory":
+                self._subdirectory(fd, current, name, entry, _join(path, name))
+                continue
+            known = current.files.get(name)
+            if known is None or known.digest != entry.digest or known.mode != entry.mode:
+                self._file(fd, name, entry, _join(path, name))
+                current.files[name] = Known(entry.mode, entry.digest, 0, 0, UNSETTLED, 0)
+
+    def _subdirectory(self, fd: int, current: Directory, name: str, entry: Entry, path: str) -> None:
+        child = current.dirs.get(name)
+        if child is not None and child.tree_id == entry.digest and child.mode == entry.mode:
+            return
+        if child is None:
+            child = current.dirs[name] = Directory(mode=entry.mode)
+            try:
+                os.mkdir(name, 0o700, dir_fd=fd)
+            except FileExistsError:
+                if not stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode):
+                    os.unlink(name, dir_fd=fd)
+                    os.mkdir(name, 0o700, dir_fd=fd)
+        with _opened(name, fd) as below:
+            if child.tree_id != entry.digest:
+                self._directory(below, child, entry.digest, path)
+            os.fchmod(below, stat.S_IMODE(entry.mode))
+            child.mode = entry.mode
+
+    def _file(self, fd: int, name: str, entry: Entry, path: str) -> None:
+        write_file(self._store, self._root_fd, self._temporary, entry)
+        try:
+            os.rename(self._temporary, name, src_dir_fd=self._root_fd, dst_dir_fd=fd)
+        except OSError as error:
+            os.unlink(self._temporary, dir_fd=self._root_fd)
+            if error.errno not in (errno.EISDIR, errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            self.left[path] = "a directory with something that no snapshot holds is in its place"
+
+    def _remove(self, fd: int, current: Directory, name: str, path: str) -> None:
+        if path in self._keep:
+            self.left[path] = "it was not read when the snapshot was taken"
+            return
+        child = current.dirs.pop(name, None)
+        if child is None:
+            del current.files[name]
+            _unlink(name, fd)
+            return
+        with _opened(name, fd) as below:
+            _make_writable(below)
+            for each in [*child.files, *child.dirs]:
+                self._remove(below, child, each, _join(path, each))
+        try:
+            os.rmdir(name, dir_fd=fd)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            self.left[path] = "it holds something that no snapshot holds"
+
+
+def write_file(store: Store, fd: int, name: str, entry: Entry) -> os.stat_result:
+    """A new file or link of that name; what the file system says of it."""
+    if entry.kind == "symlink":
+        os.symlink(store.get(entry.digest), os.fsencode(name), dir_fd=fd)
+        return os.stat(name, dir_fd=fd, follow_symlinks=False)
+    out = os.open(name, _CREATE, 0o600, dir_fd=fd)
+    try:
+        if store.size(entry.digest) > LARGE:
+            _write_large(store, out, entry.digest)
+        else:
+            view = memoryview(store.get(entry.digest))
+            while view:
+                view = view[os.write(out, view) :]
+        os.fchmod(out, stat.S_IMODE(entry.mode))
+        return os.fstat(out)
+    finally:
+        os.close(out)
+
+
+def write_new(store: Store, root: str, tree: bytes) -> Directory:
+    """Write a tree into an empty directory that nobody else knows of. What it then holds."""
+    made: list[tuple[str, Directory]] = []
+
+    def directories(path: str, tree: bytes, mode: int) -> Directory:
+        directory = Directory(mode=mode, tree_id=tree)
+        made.append((path, directory))
+        for name, entry in entries_of(store, tree).items():
+            if entry.kind == "directory":
+                os.mkdir(os.path.join(path, name), 0o700)
+                directory.dirs[name] = directories(os.path.join(path, name), entry.digest, entry.mode)
+        return directory
+
+    def files(job: tuple[str, Directory]) -> None:
+        path, directory = job
+        with _opened(path, None) as fd:
+            for name, entry in entries_of(store, directory.tree_id).items():
+                if entry.kind != "directory":
+                    info = write_file(store, fd, name, entry)
+                    times = (info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino)
+                    directory.files[name] = Known(entry.mode, entry.digest, *times)
+
+    top = directories(root, tree, 0)
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for _ in pool.map(files, made):
+            pass
+    for path, directory in reversed(made[1:]):
+        os.chmod(path, stat.S_IMODE(directory.mode))
+    return top
+
+
+def _write_large(store: Store, out: int, digest: bytes) -> None:
+    for chunk in store.chunks(digest):
+        if not any(chunk):
+            os.lseek(out, len(chunk), os.SEEK_CUR)
+            continue
+        view = memoryview(chunk)
+        while view:
+            view = view[os.write(out, view) :]
+    os.ftruncate(out, os.lseek(out, 0, os.SEEK_CUR))
+
+
+def _make_writable(fd: int) -> None:
+    mode = stat.S_IMODE(os.fstat(fd).st_mode)
+    if mode & 0o300 != 0o300:
+        os.fchmod(fd, mode | 0o300)
+
+
+def _unlink(name: str, fd: int) -> None:
+    try:
+        os.unlink(name, dir_fd=fd)
+    except FileNotFoundError:
+        pass
+
+
+def _join(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if folder else name
+
+
+@contextmanager
+def _opened(name: str, folder: int | None) -> Iterator[int]:
+    fd = os.open(name, _OPEN_DIRECTORY, dir_fd=folder)
+    try:
+        yield fd
+    finally:
+        os.close(fd)

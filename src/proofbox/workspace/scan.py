@@ -1,0 +1,310 @@
+"""Bringing the directory in memory up to date with the one on disk, reading only files whose times have changed.
+
+A file is taken as unchanged when size, inode, mtime and ctime are those it had when it was read. Times are coarse: a
+file that was written again within one tick keeps them. So a file whose ctime is not older than the beginning of the
+scan that read it is noted as UNSETTLED, and read again the next time. ctime can't be set back by `touch -d`.
+
+What is not an ordinary tree has a defined fate:
+- FIFOs, sockets and devices, unreadable files and directories, files beyond LARGEST bytes, and directories deeper than
+  DEEPEST levels are skipped, and named in the snapshot with the reason;
+- a file that changes while it is read is read again, three times in all; then the last reading counts and the
+  snapshot names it as unstable;
+- a hard link is a file of its own under each of its names; a sparse file is its bytes, zeros included;
+- directories are opened one from the other and never through a symbolic link, so a directory that is swapped for one
+  during the scan leads nowhere.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Protocol
+
+from proofbox.workspace import pack
+from proofbox.workspace.ignore import Ignore
+from proofbox.workspace.store import LARGE, Store
+from proofbox.workspace.tree import UNSETTLED, Directory, Known, encode_tree
+
+DEEPEST = 200
+LARGEST = 16 << 30
+_TRIES = 3
+_CHUNK = 1 << 20
+_OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_SECOND = 1_000_000_000
+_CLOCK_REALTIME_COARSE = 5  # what Linux stamps files with; Python has no name for it
+
+
+class Watcher(Protocol):
+    """Told of every directory just before it is listed, and of every one that is gone."""
+
+    def watch(self, path: str, fd: int) -> None: ...
+
+    def forget(self, path: str) -> None: ...
+
+
+class Scanner:
+    def __init__(self, root: str, store: Store, ignore: Ignore, watcher: Watcher | None = None) -> None:
+        self._root = root
+        self._store = store
+        self._ignore = ignore
+        self._watcher = watcher
+        self._thorough = False
+        self._began = 0
+        self.skipped: dict[str, str] = {}
+        self.unstable: dict[str, str] = {}
+
+    def all(self, directory: Directory, *, thorough: bool = False) -> None:
+        """Look at everything. `thorough` lists directories even when their times say that no name has changed."""
+        self._begin(thorough)
+        self.skipped.clear()
+        with _opened(self._root, None) as fd:
+            self._directory(fd, directory, "", 0)
+        self._name_trees(directory)
+
+    def some(self, directory: Directory, dirty: Mapping[str, set[str]]) -> None:
+        """Look at these names of these directories, and at everything below those that are directories."""
+        self._begin(False)
+        with _opened(self._root, None) as root:
+            for path in sorted(dirty):
+                self._dirty_directory(root, directory, path, dirty[path])
+        self._name_trees(directory)
+
+    def _begin(self, thorough: bool) -> None:
+        self._thorough = thorough
+        self._began = _file_clock()
+        self.unstable.clear()
+
+    def _dirty_directory(self, root: int, directory: Directory, path: str, names: set[str]) -> None:
+        line = [directory]
+        fd = os.dup(root)
+        try:
+            for part in path.split("/") if path else ():
+                child = line[-1].dirs.get(part)
+                if child is None:
+                    return  # gone or new: its parent is dirty too, and takes care of it
+                line.append(child)
+                try:
+                    below = os.open(part, _OPEN_DIRECTORY, dir_fd=fd)
+                except OSError:
+                    return
+                os.close(fd)
+                fd = below
+            for name in names:
+                self._entry(fd, line[-1], path, name, len(line))
+        finally:
+            os.close(fd)
+        if not line[-1].tree_id:
+            for each in line:
+                each.tree_id = b""
+
+    def _directory(self, fd: int, directory: Directory, path: str, depth: int) -> None:
+        if self._watcher:
+            self._watcher.watch(path, fd)
+        info = os.fstat(fd)
+        files, dirs = directory.files, directory.dirs
+        look: list[str] = []
+        if self._thorough or directory.ctime_ns != info.st_ctime_ns or directory.ino != info.st_ino:
+            listed = set(os.listdir(fd))
+            look = [name for name in listed if name not in files and name not in dirs]
+            for name in [name for name in files if name not in listed] + [name for name in dirs if name not in listed]:
+                self._remove(directory, path, name)
+        status = os.stat
+        for name, known in files.items():
+            try:
+                found = status(name, dir_fd=fd, follow_symlinks=False)
+            except OSError:
+                look.append(name)
+                continue
+            if (
+                found.st_ctime_ns != known[4]
+                or found.st_mtime_ns != known[3]
+                or found.st_ino != known[5]
+                or found.st_size != known[2]
+            ):
+                look.append(name)
+        directory.ctime_ns, directory.ino = self._settled(info.st_ctime_ns), info.st_ino
+        seen = set(look)
+        for name in look:
+            self._entry(fd, directory, path, name, depth + 1)
+        for name, child in list(dirs.items()):
+            if name not in seen:
+                self._descend(fd, directory, path, name, child, depth + 1)
+
+    def _entry(self, fd: int, parent: Directory, folder: str, name: str, depth: int) -> None:
+        """Look at one name, whatever it was before."""
+        path = f"{folder}/{name}" if folder else name
+        self.skipped.pop(path, None)
+        try:
+            info = os.stat(name, dir_fd=fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return self._remove(parent, folder, name)
+        except OSError as error:
+            return self._skip(parent, folder, name, error.strerror or "unreadable")
+        if self._ignore and self._ignore.matches(folder, name):
+            return self._remove(parent, folder, name)
+        if stat.S_ISDIR(info.st_mode):
+            if name in parent.files:
+                self._remove(parent, folder, name)
+            return self._descend(fd, parent, folder, name, parent.dirs.get(name), depth)
+        if name in parent.dirs:
+            self._remove(parent, folder, name)
+        if stat.S_ISREG(info.st_mode) and info.st_size > LARGEST:
+            return self._skip(parent, folder, name, f"larger than {LARGEST} bytes")
+        if not (stat.S_ISREG(info.st_mode) or stat.S_ISLNK(info.st_mode)):
+            return self._skip(parent, folder, name, "not a file, directory or symbolic link")
+        try:
+            known = self._link(fd, name, info) if stat.S_ISLNK(info.st_mode) else self._file(fd, path, name)
+        except FileNotFoundError:
+            return self._remove(parent, folder, name)
+        except OSError as error:
+            # ELOOP, EINVAL: it was swapped for something else since. Then its next look is due, not its content.
+            return self._skip(parent, folder, name, error.strerror or "unreadable")
+        before = parent.files.get(name)
+        if before is None or before.digest != known.digest or before.mode != known.mode:
+            parent.tree_id = b""
+        parent.files[name] = known
+        return None
+
+    def _descend(self, fd: int, parent: Directory, folder: str, name: str, child: Directory | None, depth: int) -> None:
+        path = f"{folder}/{name}" if folder else name
+        if depth > DEEPEST:
+            return self._skip(parent, folder, name, f"deeper than {DEEPEST} levels")
+        try:
+            with _opened(name, fd) as below:
+                mode = stat.S_IFDIR | stat.S_IMODE(os.fstat(below).st_mode)
+                if child is None:
+                    child = parent.dirs[name] = Directory()
+                if child.mode != mode:
+                    child.mode = mode
+                    parent.tree_id = b""
+                self._directory(below, child, path, depth)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                parent.ctime_ns = UNSETTLED
+                return self._remove(parent, folder, name)
+            return self._skip(parent, folder, name, error.strerror or "unreadable")
+        if not child.tree_id:
+            parent.tree_id = b""
+        return None
+
+    def _link(self, fd: int, name: str, info: os.stat_result) -> Known:
+        digest = self._store.put(pack.BLOB, os.fsencode(os.readlink(name, dir_fd=fd)))
+        return self._known(stat.S_IFLNK, digest, info)
+
+    def _file(self, folder: int, path: str, name: str) -> Known:
+        fd = os.open(name, _OPEN_FILE, dir_fd=folder)
+        try:
+            info = os.fstat(fd)
+            if not stat.S_ISREG(info.st_mode):
+                raise OSError(errno.EINVAL, "swapped for something else while it was looked at")
+            for _ in range(_TRIES):
+                digest, size = self._content(fd, info.st_size)
+                before, info = info, os.fstat(fd)
+                if size == info.st_size and before.st_mtime_ns == info.st_mtime_ns:
+                    return self._known(info.st_mode, digest, info)
+            self.unstable[path] = "changed while it was read"
+            return self._known(info.st_mode, digest, info)._replace(ctime_ns=UNSETTLED)
+        finally:
+            os.close(fd)
+
+    def _content(self, fd: int, size: int) -> tuple[bytes, int]:
+        if size <= LARGE:
+            data = os.pread(fd, size + 1, 0)
+            return self._store.put(pack.BLOB, data), len(data)
+        found, position = hashlib.sha256(), 0
+        for chunk in _chunks(fd):
+            found.update(chunk)
+            position += len(chunk)
+        if found.digest() not in self._store:
+            return self._store.put_stream(_chunks(fd)), position
+        return found.digest(), position
+
+    def _known(self, mode: int, digest: bytes, info: os.stat_result) -> Known:
+        return Known(mode, digest, info.st_size, info.st_mtime_ns, self._settled(info.st_ctime_ns), info.st_ino)
+
+    def _settled(self, ctime_ns: int) -> int:
+        """The ctime if any later change must differ from it, else UNSETTLED."""
+        # A file system that counts whole seconds can't tell what happened within the last one or two.
+        latest = self._began - (2 * _SECOND if ctime_ns % _SECOND == 0 else 0)
+        return ctime_ns if ctime_ns < latest else UNSETTLED
+
+    def _skip(self, parent: Directory, folder: str, name: str, reason: str) -> None:
+        self._remove(parent, folder, name)
+        self.skipped[f"{folder}/{name}" if folder else name] = reason
+        parent.ctime_ns = UNSETTLED  # so that it is listed, and this is named, the next time too
+
+    def _remove(self, parent: Directory, folder: str, name: str) -> None:
+        path = f"{folder}/{name}" if folder else name
+        if parent.files.pop(name, None) is not None:
+            parent.tree_id = b""
+        child = parent.dirs.pop(name, None)
+        if child is not None:
+            parent.tree_id = b""
+            self._forget(child, path)
+        for below in [each for each in self.skipped if each.startswith(path + "/")]:
+            del self.skipped[below]
+
+    def _forget(self, directory: Directory, path: str) -> None:
+        if self._watcher:
+            self._watcher.forget(path)
+            for name, child in directory.dirs.items():
+                self._forget(child, f"{path}/{name}")
+
+    def _name_trees(self, directory: Directory) -> None:
+        if not directory.tree_id:
+            for child in directory.dirs.values():
+                self._name_trees(child)
+            directory.tree_id = self._store.put(pack.TREE, encode_tree(directory))
+
+
+def distrust_missing(directory: Directory, store: Store) -> bool:
+    """Forget what the store no longer has, so that it is read again. Whether all of it is there."""
+    missing = [name for name, known in directory.files.items() if known.digest not in store]
+    for name in missing:
+        del directory.files[name]
+    below = [distrust_missing(child, store) for child in directory.dirs.values()]
+    if missing:
+        directory.ctime_ns = UNSETTLED
+    if missing or not all(below) or directory.tree_id not in store:
+        directory.tree_id = b""
+    return bool(directory.tree_id)
+
+
+@contextmanager
+def _opened(name: str, folder: int | None) -> Iterator[int]:
+    fd = os.open(name, _OPEN_DIRECTORY, dir_fd=folder)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _chunks(fd: int) -> Iterator[bytes]:
+    position = 0
+    while chunk := os.pread(fd, _CHUNK, position):
+        position += len(chunk)
+        yield chunk
+
+
+def _file_clock() -> int:
+    """The time a file that is written now gets, or an earlier one."""
+    if sys.platform == "linux":
+        return time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
+    return time.time_ns() - _SECOND
+
+
+def settle(directory: Directory) -> None:
+    """Of a directory that only we knew until now: note what may still change within its tick as UNSETTLED."""
+    now = _file_clock()
+    for name, known in directory.files.items():
+        if known.ctime_ns >= now:
+            directory.files[name] = known._replace(ctime_ns=UNSETTLED)
+    for child in directory.dirs.values():
+        settle(child)

@@ -1,0 +1,182 @@
+"""Content by its digest, and the events of every workspace that shares it. The files' format is in `pack`.
+
+A store is a directory: `current` names the generation, `pack-N` and `index-N` are its files. `gc` writes a new
+generation and moves `current`; a process that has the old one open notices at its next use. `append.lock` is held
+while writing; `use.lock` is shared by whoever is between writing objects and the event that needs them, so that `gc`,
+which takes it alone, never sees objects whose event is still to come.
+
+Nothing is synced unless asked: a process that is killed loses nothing, and after a power cut the store is in the last
+synced state or a later one. Sealed snapshots, named references and closing sync.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from proofbox.core.atomic import write_document
+from proofbox.errors import WorkspaceCorrupt
+from proofbox.workspace import pack
+from proofbox.workspace.generation import Generation, Record
+from proofbox.workspace.locks import locked
+
+LARGE = 8 << 20
+"""Objects beyond this are streamed, and so much is collected before it is written."""
+
+
+class Store:
+    """For one thread at a time; any number of processes may have the same store open."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._pending: dict[bytes, Record] = {}
+        self._pending_size = 0
+        self._files = Generation(directory, self._current())
+        with self._appending():
+            pass
+
+    @classmethod
+    def create(cls, directory: Path) -> Store:
+        directory.mkdir(mode=0o700, parents=True)
+        write_document(directory / "current", b"1\n", mode=0o600)
+        return cls(directory)
+
+    def close(self) -> None:
+        if not self._files.synced:
+            self.sync()
+        self._files.close()
+
+    def __contains__(self, digest: bytes) -> bool:
+        return digest in self._files or digest in self._pending
+
+    def size(self, digest: bytes) -> int:
+        pending = self._pending.get(digest)
+        return len(pending[2]) if pending else self._files.size(digest)
+
+    def get(self, digest: bytes) -> bytes:
+        """The object's bytes. Raises WorkspaceCorrupt when they are missing or damaged."""
+        pending = self._pending.get(digest)
+        return pending[2] if pending else self._files.get(digest)
+
+    def chunks(self, digest: bytes) -> Iterator[bytes]:
+        """The object piece by piece; raises at the end when the pieces are not what the digest says."""
+        return self._files.chunks(digest)
+
+    def events(self, *, newest_first: bool = False) -> Iterator[bytes]:
+        """The events of all workspaces that share this store."""
+        return self._files.events(newest_first=newest_first)
+
+    @property
+    def generation(self) -> int:
+        """Changes when objects may have gone."""
+        return self._files.number
+
+    @contextmanager
+    def use(self) -> Iterator[None]:
+        """Around everything from the first object that is put to the event that needs it, and around restoring."""
+        with locked(self.directory / "use.lock", shared=True):
+            with self._appending():
+                pass
+            yield
+
+    def put(self, kind: bytes, data: bytes) -> bytes:
+        """Keep an object. It is written at the latest with the next event."""
+        digest = hashlib.sha256(data).digest()
+        if digest not in self:
+            self._pending[digest] = (kind, digest, data)
+            self._pending_size += len(data)
+            if self._pending_size >= LARGE:
+                self._write(())
+        return digest
+
+    def put_stream(self, chunks: Iterable[bytes]) -> bytes:
+        """Keep an object that is too large for memory."""
+        with self._appending():
+            return self._files.append_stream(chunks)
+
+    def commit(self, event: bytes, *, sync: bool = False) -> None:
+        """Write what was put, and the event that needs it, in one step."""
+        self._write([(pack.EVENT, hashlib.sha256(event).digest(), event)])
+        if sync:
+            self.sync()
+
+    def flush(self) -> None:
+        """Write what was put although no event needs it yet. Until one does, a collection may take it."""
+        if self._pending:
+            self._write(())
+
+    def sync(self) -> None:
+        with self._appending():
+            self._files.sync()
+
+    def forget_pending(self) -> None:
+        """Drop what was put for an event that is not going to come."""
+        self._pending.clear()
+        self._pending_size = 0
+
+    def damage(self) -> list[str]:
+        """Read everything again: what is wrong, or nothing."""
+        with self.use():
+            return self._files.damage()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """While nobody is between an object and its event: for `keep_only`."""
+        with locked(self.directory / "use.lock"), self._appending():
+            yield
+
+    def keep_only(self, live: set[bytes], events: Iterable[bytes]) -> tuple[int, int]:
+        """Write a new generation with these objects and events alone. How many objects and bytes are gone."""
+        old = self._files
+        for path in Generation(self.directory, old.number + 1).paths:
+            path.unlink()  # of a collection that was killed
+        fresh = Generation(self.directory, old.number + 1)
+        batch: list[Record] = []
+        size = 0
+        for kind, digest, _, length in old.entries():
+            if kind == pack.EVENT or digest not in live or digest in fresh:
+                continue
+            if length > LARGE:
+                fresh.append_stream(old.chunks(digest))
+                continue
+            batch.append((kind, digest, old.get(digest)))
+            size += length
+            if size >= LARGE:
+                fresh.append(batch)
+                batch, size = [], 0
+        fresh.append([*batch, *((pack.EVENT, hashlib.sha256(event).digest(), event) for event in events)])
+        fresh.sync()
+        write_document(self.directory / "current", b"%d\n" % fresh.number, mode=0o600)
+        gone = (len(old) - len(fresh), old.bytes_used - fresh.bytes_used)
+        for path in old.paths:
+            path.unlink()
+        old.close()
+        self._files = fresh
+        return gone
+
+    def _write(self, more: Iterable[Record]) -> None:
+        with self._appending():
+            self._files.append([*(each for each in self._pending.values() if each[1] not in self._files), *more])
+        self.forget_pending()
+
+    @contextmanager
+    def _appending(self) -> Iterator[None]:
+        with locked(self.directory / "append.lock"):
+            number = self._current()
+            if number != self._files.number:
+                self._files.close()
+                self._files = Generation(self.directory, number)
+            self._files.catch_up()
+            yield
+
+    def _current(self) -> int:
+        try:
+            text = (self.directory / "current").read_bytes()
+            number = int(text)
+        except (OSError, ValueError) as error:
+            raise WorkspaceCorrupt("the store doesn't say which of its files is current", op="store") from error
+        if text != b"%d\n" % number or (not (self.directory / f"pack-{number}").exists() and number != 1):
+            raise WorkspaceCorrupt(f"the store's generation {number} is not there", op="store")
+        return number

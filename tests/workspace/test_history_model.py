@@ -1,0 +1,204 @@
+"""Random edits, snapshots, rollbacks and forks against a plain model, and kill -9 in the middle of any of them."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from proofbox import Workspace
+
+Tree = dict[bytes, tuple[str, int, bytes]]
+NAMES = [b"a", b"b", b"sub", b".git", b".gitignore", b"odd \xff name", b"new\nline", "é".encode()]
+names = st.sampled_from(NAMES)
+
+
+def read_tree(root: bytes) -> Tree:
+    """Everything below a directory: kind, permission bits, content or target."""
+    found: Tree = {}
+    for place, directories, files in os.walk(root):
+        for name in [*directories, *files]:
+            path = os.path.join(place, name)
+            st_ = os.lstat(path)
+            key = os.path.relpath(path, root)
+            if os.path.islink(path):
+                found[key] = ("link", 0, os.readlink(path))
+            elif os.path.isdir(path):
+                found[key] = ("directory", st_.st_mode & 0o7777, b"")
+            else:
+                found[key] = ("file", st_.st_mode & 0o7777, Path(os.fsdecode(path)).read_bytes())
+    return found
+
+
+class History(RuleBasedStateMachine):
+    tracked = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = Path(tempfile.mkdtemp(prefix="ws-"))
+        self.root = os.fsencode(self.base / "work")
+        os.mkdir(self.root)
+        self.kept: dict[str, Tree] = {}
+        self.count = 0
+
+    @initialize()
+    def begin(self) -> None:
+        self.workspace = Workspace.init(os.fsdecode(self.root))
+        self.workspace.close()
+        self.workspace = Workspace.open(os.fsdecode(self.root), track=self.tracked)
+
+    def place(self, parts: list[bytes]) -> bytes:
+        return os.path.join(self.root, *parts)
+
+    @rule(
+        parts=st.lists(names, min_size=1, max_size=3),
+        content=st.binary(max_size=40),
+        mode=st.sampled_from([0o644, 0o755, 0o600]),
+    )
+    def write(self, parts: list[bytes], content: bytes, mode: int) -> None:
+        path = self.place(parts)
+        parent = os.path.dirname(path)
+        if any(
+            os.path.islink(self.place(parts[:n])) or os.path.isfile(self.place(parts[:n])) for n in range(1, len(parts))
+        ):
+            return
+        os.makedirs(parent, exist_ok=True)
+        if os.path.isdir(path) and not os.path.islink(path):
+            return
+        if os.path.islink(path):
+            os.unlink(path)
+        Path(os.fsdecode(path)).write_bytes(content)
+        os.chmod(path, mode)
+
+    @rule(parts=st.lists(names, min_size=1, max_size=2))
+    def remove(self, parts: list[bytes]) -> None:
+        path = self.place(parts)
+        if os.path.islink(path) or os.path.isfile(path):
+            os.unlink(path)
+        elif os.path.isdir(path):
+            shutil.rmtree(path)
+
+    @rule(one=names, other=names)
+    def rename(self, one: bytes, other: bytes) -> None:
+        source, target = self.place([one]), self.place([other])
+        if os.path.lexists(source) and not os.path.lexists(target):
+            os.rename(source, target)
+
+    @rule(name=names, to=st.sampled_from([b"a", b"/etc/passwd", b"../outside", b"nowhere"]))
+    def link(self, name: bytes, to: bytes) -> None:
+        if not os.path.lexists(self.place([name])):
+            os.symlink(to, self.place([name]))
+
+    @rule(name=names)
+    def make_directory(self, name: bytes) -> None:
+        if not os.path.lexists(self.place([name])):
+            os.mkdir(self.place([name]))
+
+    @rule(sealed=st.booleans())
+    def snapshot(self, sealed: bool) -> None:
+        taken = self.workspace.snapshot("step", sealed=sealed)
+        self.kept[taken.id] = read_tree(self.root)
+
+    @precondition(lambda self: self.kept)
+    @rule(data=st.data())
+    def rollback(self, data: st.DataObject) -> None:
+        wanted = data.draw(st.sampled_from(sorted(self.kept)))
+        self.workspace.rollback(wanted)
+        assert read_tree(self.root) == self.kept[wanted]
+
+    @precondition(lambda self: self.kept)
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        wanted = data.draw(st.sampled_from(sorted(self.kept)))
+        self.count += 1
+        dest = self.base / f"fork-{self.count}"
+        with self.workspace.fork(wanted, dest):
+            assert read_tree(os.fsencode(dest)) == self.kept[wanted]
+
+    @rule()
+    def reopen(self) -> None:
+        self.workspace.close()
+        self.workspace = Workspace.open(os.fsdecode(self.root), track=self.tracked)
+
+    @invariant()
+    def unchanged_trees_keep_their_id(self) -> None:
+        if self.kept and hasattr(self, "workspace"):
+            taken = self.workspace.snapshot("same?")
+            same = [known for known, tree in self.kept.items() if tree == read_tree(self.root)]
+            assert not same or taken.id in same
+
+    def teardown(self) -> None:
+        if hasattr(self, "workspace"):
+            assert self.workspace.verify().sound
+            self.workspace.close()
+        shutil.rmtree(self.base, ignore_errors=True)
+
+
+class ScannedHistory(History):
+    tracked = False
+
+
+TestTracked = History.TestCase
+TestScanned = ScannedHistory.TestCase
+TestTracked.settings = TestScanned.settings = settings(stateful_step_count=20)
+
+CLIENT = """
+import os, sys
+from proofbox import Workspace
+root, seed = sys.argv[1], int(sys.argv[2])
+import random
+chance = random.Random(seed)
+with Workspace.open(root, track=bool(seed % 2)) as ws:
+    ids = [snapshot.id for snapshot in ws.history()]
+    print("open", flush=True)
+    while True:
+        for _ in range(chance.randint(1, 5)):
+            name = os.path.join(root, f"f{chance.randint(0, 20)}")
+            if chance.random() < 0.2 and os.path.exists(name):
+                os.unlink(name)
+            else:
+                open(name, "w").write(str(chance.random()) * chance.randint(1, 2000))
+        if ids and chance.random() < 0.4:
+            ws.rollback(chance.choice(ids))
+        taken = ws.snapshot("x", sealed=chance.random() < 0.3)
+        ids.append(taken.id)
+        print(taken.id, flush=True)
+"""
+
+
+@pytest.mark.timeout(300)
+def test_kill_at_random_points_loses_no_snapshot(tmp_path: Path, rounds: Callable[[int, int], int]) -> None:
+    root = tmp_path / "work"
+    root.mkdir()
+    (root / "f0").write_text("first")
+    with Workspace.init(root) as made:
+        known = {made.snapshot("first").id}
+    chance = random.Random(7)  # noqa: S311
+    for seed in range(rounds(15, 500)):
+        with subprocess.Popen(
+            [sys.executable, "-c", CLIENT, str(root), str(seed)], stdout=subprocess.PIPE, text=True
+        ) as client:
+            assert client.stdout is not None
+            assert client.stdout.readline() == "open\n", seed
+            for _ in range(chance.randint(0, 8)):
+                known.add(client.stdout.readline().strip())
+            client.send_signal(signal.SIGKILL)
+            known |= {line.strip() for line in client.stdout if len(line) == 65}
+        with Workspace.open(root, track=False) as ws:
+            there = {snapshot.id for snapshot in ws.history()}
+            assert known <= there, f"round {seed}: lost {known - there}"
+            assert ws.verify().sound
+            wanted = chance.choice(sorted(known))
+            ws.rollback(wanted)
+            assert ws.snapshot("after").id == wanted

@@ -1,0 +1,122 @@
+"""Snapshots, rollbacks and forks through the public face, tracked and by scan."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from proofbox import Workspace
+from proofbox.core.dirs import state_dir
+from proofbox.errors import WorkspaceCorrupt, WorkspaceExists, WorkspaceUnknown
+
+Content = dict[str, tuple[int, bytes]]
+
+
+def content(root: Path) -> Content:
+    """Every path below, with its mode and bytes, read without proofbox."""
+    found: Content = {}
+    for folder, dirs, files in os.walk(root):
+        for name in dirs + files:
+            path = Path(folder, name)
+            mode = path.lstat().st_mode
+            data = os.fsencode(os.readlink(path)) if path.is_symlink() else b"" if path.is_dir() else path.read_bytes()
+            found[str(path.relative_to(root))] = (stat.S_IFLNK if path.is_symlink() else mode, data)
+    return found
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    root = tmp_path / "project"
+    (root / "x/y/empty").mkdir(parents=True)
+    (root / ".git").mkdir()
+    (root / ".git/config").write_text("[core]")
+    (root / "a").write_text("one")
+    (root / "x/y/run").write_text("#!/bin/sh")
+    (root / "x/y/run").chmod(0o755)
+    (root / "link").symlink_to("nowhere")
+    Path(os.fsdecode(os.fsencode(root) + b"/\xff\n")).write_text("not UTF-8")
+    return root
+
+
+@pytest.mark.parametrize("track", [True, False])
+def test_back_and_forward_again_gives_exactly_what_was_there(project: Path, track: bool) -> None:
+    with Workspace.init(project, track=track) as ws:
+        first, before = ws.snapshot("first"), content(project)
+        (project / "x").rename(project / "moved")
+        (project / "moved/y/new").write_text("new")
+        (project / "a").unlink()
+        (project / "a").mkdir()
+        (project / "link").unlink()
+        (project / "moved/y/run").chmod(0o644)
+        second, after = ws.snapshot("second"), content(project)
+        assert second.method == ("tracked" if track else "scan")
+        assert ws.rollback(first.id).warning == ""
+        assert content(project) == before
+        ws.rollback(second.id)
+        assert content(project) == after
+        assert ws.status().changes == ()
+        assert ws.verify().sound
+
+
+def test_a_rollback_loses_nothing_that_no_snapshot_held(project: Path) -> None:
+    with Workspace.init(project) as ws:
+        first = ws.snapshot("first")
+        (project / "a").write_text("unsaved")
+        result = ws.rollback(first.id)
+        assert (project / "a").read_text() == "one"
+        ws.rollback(result.before)
+        assert (project / "a").read_text() == "unsaved"
+
+
+def test_a_fork_is_a_workspace_of_its_own(project: Path, tmp_path: Path) -> None:
+    with Workspace.init(project) as ws:
+        first, before = ws.snapshot("first"), content(project)
+        with ws.fork(first.id[:8], tmp_path / "fork") as fork:
+            assert content(fork.path) == before
+            assert fork.status().changes == ()
+            (fork.path / "a").write_text("two")
+            assert fork.snapshot("there").parent == first.id
+        assert len(ws.history()) == 1
+        assert (project / "a").read_text() == "one"
+
+
+def test_collection_keeps_what_is_kept(project: Path) -> None:
+    with Workspace.init(project) as ws:
+        first = ws.snapshot("first")
+        ws.name("start", first.id)
+        for number in range(5):
+            (project / "a").write_text(f"number {number}")
+            ws.snapshot(str(number))
+        assert ws.gc(keep=1).snapshots_dropped == 4
+        assert ws.verify().sound
+        ws.rollback("start")
+        assert (project / "a").read_text() == "one"
+
+
+def test_every_flipped_byte_of_the_store_is_found(project: Path) -> None:
+    with Workspace.init(project, track=False) as ws:
+        ws.snapshot("first")
+        store = state_dir() / "workspaces/stores" / ws._registration.store
+    for path in sorted(store.glob("*-1")):
+        whole = path.read_bytes()
+        for place in range(len(whole)):
+            path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+            try:
+                with Workspace.open(project, track=False) as ws:
+                    assert not ws.verify().sound, f"byte {place} of {path.name}"
+            except WorkspaceCorrupt:
+                pass
+        path.write_bytes(whole)
+    with Workspace.open(project, track=False) as ws:
+        assert ws.verify().sound
+
+
+def test_what_is_no_workspace_is_said_to_be_none(project: Path) -> None:
+    with pytest.raises(WorkspaceUnknown):
+        Workspace.open(project)
+    Workspace.init(project).close()
+    with pytest.raises(WorkspaceExists):
+        Workspace.init(project)
