@@ -18,6 +18,7 @@ from __future__ import annotations
 import base64
 import os
 import secrets
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -228,29 +229,34 @@ class Workspace:
             source = self._resolve(name)
             making = os.path.join(parent, TEMPORARY_PREFIX + secrets.token_hex(8))
             os.mkdir(making, 0o755)
-            directory = write_new(self._store, making, bytes.fromhex(source.id))
-            settle(directory)
-            created_at = isoformat(self._clock.now())
-            new = Registration(
-                IdSource(self._clock).new_id("ws"),
-                self._registration.store,
-                os.fsencode(path).hex(),
-                self._registration.ignore,
-                created_at,
-            )
+            try:
+                directory = write_new(self._store, making, bytes.fromhex(source.id))
+                settle(directory)
+                created_at = isoformat(self._clock.now())
+                new = Registration(
+                    IdSource(self._clock).new_id("ws"),
+                    self._registration.store,
+                    os.fsencode(path).hex(),
+                    self._registration.ignore,
+                    created_at,
+                )
+                event = msgspec.structs.replace(
+                    source,
+                    kind="fork",
+                    parent=source.id,
+                    message=f"fork of {self.id}",
+                    created_at=created_at,
+                    changed=0,
+                    workspace=new.id,
+                )
+                self._store.commit(msgspec.json.encode(event))
+                os.rename(making, path)
+            except BaseException:
+                shutil.rmtree(making, ignore_errors=True)
+                raise
+            # Last: killed before this, there is an ordinary directory, and never a workspace without one.
             registry.register(new)
             cache.save(registry.home_of(new.id) / "cache", directory)
-            event = msgspec.structs.replace(
-                source,
-                kind="fork",
-                parent=source.id,
-                message=f"fork of {self.id}",
-                created_at=created_at,
-                changed=0,
-                workspace=new.id,
-            )
-            self._store.commit(msgspec.json.encode(event))
-            os.rename(making, path)
         return Workspace(new, track=self._tracker is not None, clock=self._clock)
 
     def refs(self) -> dict[str, str]:
