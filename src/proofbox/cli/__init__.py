@@ -43,11 +43,21 @@ COMMANDS = (
     Command("promotion verify", "promotion:verify", "Check a promotion packet against its bundle and a key."),
     Command("key new", "key:new", "Make a key pair to sign packets with."),
     Command("key show", "key:show_", "Show a key's id and its public half."),
+    Command("workspace init", "workspace:init", "Give a directory a history."),
+    Command("workspace snapshot", "workspace:snapshot", "Record the files as they are."),
+    Command("workspace log", "workspace:log", "List the history, newest first."),
+    Command("workspace status", "workspace:status", "Say what has changed since the latest snapshot."),
+    Command("workspace diff", "workspace:diff", "List what differs between two states."),
+    Command("workspace rollback", "workspace:rollback", "Make the files what they were."),
+    Command("workspace fork", "workspace:fork", "Make a new workspace at a snapshot."),
+    Command("workspace verify", "workspace:verify", "Hash the whole stored history again."),
+    Command("workspace gc", "workspace:gc", "Drop what no snapshot needs."),
     Command("contract", "contract:contract", "List every command, schema and code, for programs."),
     Command("completion", "completion:completion", "Print a tab completion script for a shell."),
 )
 
 GROUPS = {
+    "workspace": "Directories with history.",
     "session": "Boxes that stay between commands.",
     "bundle": "Bundles of evidence: look, check, reindex, copy.",
     "promotion": "Packets that say whether a bundle may be relied on.",

@@ -1,0 +1,238 @@
+"""`workspace`: a directory with history."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from proofbox.cli.commands import flags
+from proofbox.cli.output import Document, columns, show
+from proofbox.core.text import printable
+from proofbox.workspace.model import Change, Collected, Left, Snapshot, Status, Verification
+from proofbox.workspace.workspace import Workspace
+
+Directory = Annotated[Path, Parameter(help="The workspace's directory.")]
+SnapshotName = Annotated[str, Parameter(help="An id, its beginning, a name, or HEAD.")]
+
+
+class WorkspaceDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.workspace/1"
+    workspace: str
+    path: str
+
+
+class SnapshotDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.snapshot/1"
+    snapshot: Snapshot
+
+
+class LogDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.workspace_log/1"
+    snapshots: tuple[Snapshot, ...]
+
+
+class StatusDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.workspace_status/1"
+    status: Status
+
+
+class DiffDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.workspace_diff/1"
+    changes: tuple[Change, ...]
+
+
+class RollbackDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.rollback/1"
+    id: str
+    before: str
+    restored: tuple[Change, ...]
+    irreversible_effects: tuple[str, ...]
+    warning: str
+    left: tuple[Left, ...]
+
+
+class VerifyDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.workspace_verification/1"
+    verification: Verification
+
+
+class GcDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.workspace_gc/1"
+    collected: Collected
+
+
+def init(
+    directory: Directory = Path(),
+    /,
+    *,
+    ignore: Annotated[
+        tuple[str, ...], Parameter(name="--ignore", negative="", help="What is never part of it. May be repeated.")
+    ] = (),
+    json: flags.Json = False,
+) -> int:
+    """Give a directory a history. The directory stays an ordinary one.
+
+    For example:
+      proofbox workspace init project --ignore .venv
+    """
+    with Workspace.init(directory, ignore=ignore) as made:
+        document = WorkspaceDocument(workspace=made.id, path=str(made.path))
+    show(document, lambda: printable(f"{document.path} is a workspace now"), as_json=json)
+    return 0
+
+
+def snapshot(
+    directory: Directory = Path(),
+    /,
+    *,
+    message: Annotated[str, Parameter(name=["--message", "-m"], help="What this state is.")] = "",
+    sealed: Annotated[bool, Parameter(name="--sealed", negative="", help="Scan everything, and sync.")] = False,
+    json: flags.Json = False,
+) -> int:
+    """Record the files as they are.
+
+    For example:
+      proofbox workspace snapshot project -m "before the refactoring"
+    """
+    with Workspace.open(directory, track=False) as workspace:
+        taken = workspace.snapshot(message, sealed=sealed)
+    show(SnapshotDocument(snapshot=taken), lambda: f"{taken.id} {taken.changed} changed", as_json=json)
+    return 0
+
+
+def log(directory: Directory = Path(), /, *, json: flags.Json = False) -> int:
+    """List the history, newest first.
+
+    For example:
+      proofbox workspace log project
+    """
+    with Workspace.open(directory, track=False) as workspace:
+        found = tuple(reversed(workspace.history()))
+    show(LogDocument(snapshots=found), lambda: _history(found), as_json=json)
+    return 0
+
+
+def status(directory: Directory = Path(), /, *, json: flags.Json = False) -> int:
+    """Say what has changed since the latest snapshot.
+
+    For example:
+      proofbox workspace status project
+    """
+    with Workspace.open(directory, track=False) as workspace:
+        found = workspace.status()
+    show(StatusDocument(status=found), lambda: _changes(found.changes) or "nothing changed", as_json=json)
+    return 0
+
+
+def diff(
+    directory: Directory = Path(),
+    a: Annotated[str | None, Parameter(help="From: the latest snapshot unless named.")] = None,
+    b: Annotated[str | None, Parameter(help="To: the files as they are unless named.")] = None,
+    /,
+    *,
+    json: flags.Json = False,
+) -> int:
+    """List what differs between two snapshots, or a snapshot and the files.
+
+    For example:
+      proofbox workspace diff project
+      proofbox workspace diff project 3f2a 91c0
+    """
+    with Workspace.open(directory, track=False) as workspace:
+        found = tuple(workspace.diff(a, b))
+    show(DiffDocument(changes=found), lambda: _changes(found) or "no difference", as_json=json)
+    return 0
+
+
+def rollback(directory: Directory, snapshot_id: SnapshotName, /, *, json: flags.Json = False) -> int:
+    """Make the files what they were. What they are now is recorded first, so that it can be gone forward to again.
+
+    For example:
+      proofbox workspace rollback project 3f2a
+    """
+    with Workspace.open(directory, track=False) as workspace:
+        done = workspace.rollback(snapshot_id)
+    document = RollbackDocument(
+        id=done.id,
+        before=done.before,
+        restored=done.restored,
+        irreversible_effects=done.irreversible_effects,
+        warning=done.warning,
+        left=done.left,
+    )
+    lines = [f"{len(done.restored)} restored; back to where you were: {done.before[:12]}", done.warning]
+    show(document, lambda: printable("\n".join(line for line in lines if line)), as_json=json)
+    return 0
+
+
+def fork(
+    directory: Directory,
+    snapshot_id: SnapshotName,
+    dest: Annotated[Path, Parameter(help="The new directory.")],
+    /,
+    *,
+    json: flags.Json = False,
+) -> int:
+    """Make a new workspace with the files of a snapshot.
+
+    For example:
+      proofbox workspace fork project HEAD experiment
+    """
+    with (
+        Workspace.open(directory, track=False) as workspace,
+        workspace.fork(snapshot_id, dest) as made,
+    ):
+        document = WorkspaceDocument(workspace=made.id, path=str(made.path))
+    show(document, lambda: printable(document.path), as_json=json)
+    return 0
+
+
+def verify(directory: Directory = Path(), /, *, json: flags.Json = False) -> int:
+    """Hash the whole stored history again.
+
+    For example:
+      proofbox workspace verify project
+    """
+    with Workspace.open(directory, track=False) as workspace:
+        found = workspace.verify()
+    lines = [f"{'sound' if found.sound else 'DAMAGED'}: {found.snapshots} snapshots, {found.objects} objects"]
+    show(
+        VerifyDocument(ok=found.sound, verification=found),
+        lambda: printable("\n".join([*lines, *found.problems])),
+        as_json=json,
+    )
+    return 0 if found.sound else 1
+
+
+def gc(
+    directory: Directory = Path(),
+    /,
+    *,
+    keep: Annotated[
+        int | None, Parameter(name="--keep", help="Keep this many of the latest entries, and named ones.")
+    ] = None,
+    json: flags.Json = False,
+) -> int:
+    """Drop what no snapshot needs; with --keep, old snapshots too.
+
+    For example:
+      proofbox workspace gc project --keep 100
+    """
+    with Workspace.open(directory, track=False) as workspace:
+        found = workspace.gc(keep=keep)
+    dropped = f"{found.snapshots_dropped} snapshots and {found.objects_dropped} objects dropped"
+    text = f"{dropped}, {found.bytes_freed} bytes freed"
+    show(GcDocument(collected=found), lambda: text, as_json=json)
+    return 0
+
+
+def _history(found: tuple[Snapshot, ...]) -> str:
+    rows = [("SNAPSHOT", "CREATED", "KIND", "CHANGED", "MESSAGE")]
+    rows += [(s.id[:12], s.created_at[:19] + "Z", s.kind, str(s.changed), s.message[:80]) for s in found]
+    return columns(rows)
+
+
+def _changes(found: tuple[Change, ...]) -> str:
+    return printable("\n".join(f"{c.kind:<9} {c.path}" + (f" (was {c.old_path})" if c.old_path else "") for c in found))
