@@ -126,15 +126,15 @@ def entry() -> None:
             sys.stdout.flush()
     except BrokenPipeError:
         code = 0
-        _stdout_to_nowhere()
+        stdout_to_nowhere()
     except OSError as error:
         print(f"proofbox: stdout can't be written: {error.strerror}", file=sys.stderr)
         code = 4
-        _stdout_to_nowhere()
+        stdout_to_nowhere()
     sys.exit(code)
 
 
-def _stdout_to_nowhere() -> None:
+def stdout_to_nowhere() -> None:
     """Python flushes at exit, and would complain again."""
     import os
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sys
 from collections.abc import Sequence
 
 import cyclopts
 
 from proofbox import __version__
-from proofbox.cli import COMMANDS, GROUPS, Command
+from proofbox.cli import COMMANDS, GROUPS, Command, stdout_to_nowhere
 from proofbox.cli.output import EXEC_FAILED, INTERRUPTED, OutputLost, report
 from proofbox.errors import InternalError, IoFailed, ProofboxError, UsageError
 
@@ -47,9 +45,7 @@ def run(words: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader has left (| head). Nothing more can be said; Python must not try to at exit.
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        stdout_to_nowhere()  # the reader has left (| head): nothing more can be said
         return EXEC_FAILED if passes else 0
 
 

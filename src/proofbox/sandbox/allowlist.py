@@ -11,10 +11,12 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterable
+from typing import cast
 
 import msgspec
 
 from proofbox.errors import RequestInvalid
+from proofbox.sandbox.contract import Network
 
 WEB_PORTS = (80, 443)
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
@@ -40,6 +42,18 @@ class Rule(msgspec.Struct, frozen=True):
         if port != self.port if self.port is not None else port not in WEB_PORTS:
             return False
         return host.endswith(f".{self.host}") if self.subdomains else host == self.host
+
+
+def parse_network(text: str | None) -> tuple[Network | None, tuple[str, ...]]:
+    """What is written as `none`, `full` or `allow:HOST[:PORT],…`: the word, and the rules."""
+    if text in (None, "none", "full"):
+        return cast("Network | None", text), ()
+    word, colon, hosts = str(text).partition(":")
+    if word == "allow" and colon:
+        return "allow", tuple(str(rule) for rule in parse_rules(hosts.split(",")))
+    raise RequestInvalid(
+        f"network {str(text)[:80]!r} is not known", op="start", fix_hints=["choose none, full or allow:HOST[:PORT],…"]
+    )
 
 
 def parse_rules(texts: Iterable[str]) -> tuple[Rule, ...]:

@@ -30,7 +30,7 @@ from proofbox.sandbox.contract import DEFAULT_TTL, Event, ExecResult, OnEvent, P
 from proofbox.sandbox.house import House, Opened
 from proofbox.sandbox.inside import ExecOptions, Inside, PolicyOptions, RunOptions
 from proofbox.sandbox.request import check_ttl, encode_env
-from proofbox.sandbox.service import ENDED_REMEMBERED, START_PATIENCE, Sandboxes
+from proofbox.sandbox.service import START_PATIENCE, Sandboxes
 from proofbox.sandbox.sessions import Record, SessionInfo
 
 
@@ -75,9 +75,7 @@ class AsyncSession:
             result = inside.result(call, before)
         except ProofboxError as error:
             self._house.tell(Event("exec", "failed", self.id, {"code": error.code}))
-            if isinstance(self._origin, Opened):
-                raise self._origin.explain_loss(error, self._connection.hello is not None) from None
-            raise inside.annotate(error) from None
+            raise self._origin.explain_loss(error, self._connection.hello is not None) from None
         self._house.tell(
             Event("exec", "finished", self.id, {"exit_code": result.exit_code, "duration_ms": result.duration_ms})
         )
@@ -136,7 +134,6 @@ class AsyncSandboxes:
     ) -> None:
         self._house = House(project_root, on_event=on_event, settings=settings, clock=clock, ids=ids)
         self._sessions: dict[str, AsyncSession] = {}
-        self._ended: dict[str, SessionInfo] = {}
 
     async def probe(self, provider: str | None = None) -> ProbeResult:
         """Which provider would be used, by a real trial of it."""
@@ -201,22 +198,21 @@ class AsyncSandboxes:
         held = self._sessions.get(session_id)
         if held is not None:
             await held.stop()
-        if session_id in self._ended:
-            return self._ended[session_id]
+        ended = self._house.ended_here(session_id)
+        if ended is not None:
+            return ended
         record = self._house.store.load(session_id)
-        with contextlib.suppress(SandboxLost):
+        try:
             await self._attach(session_id).stop()
-        await run_sync(self._house.ended, record)
+        except SandboxLost:  # its box had ended by itself
+            await run_sync(self._house.ended, record)
         return await self.get_session(session_id)
 
     async def get_session(self, session_id: str) -> SessionInfo:
         held = self._sessions.get(session_id)
         if held is not None:
             return held.info
-        if session_id in self._ended:
-            return self._ended[session_id]
-        store = self._house.store
-        return store.info(store.load(session_id))
+        return self._house.session_info(session_id)
 
     async def list_sessions(self) -> list[SessionInfo]:
         """The sessions of this object, and all detached ones of this user."""
@@ -240,11 +236,8 @@ class AsyncSandboxes:
         await self.close()
 
     def _remember(self, ended: SessionInfo) -> None:
-        """A session that has ended can still be asked for, for a while: one of the last thousand."""
         self._sessions.pop(ended.id, None)
-        self._ended[ended.id] = ended
-        if len(self._ended) > ENDED_REMEMBERED:
-            del self._ended[next(iter(self._ended))]
+        self._house.remember_end(ended)
 
     async def _start(
         self, provider: str | None, policy: PolicyOptions | RunOptions, ttl: float | None = None

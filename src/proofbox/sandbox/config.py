@@ -19,7 +19,8 @@ import msgspec
 
 from proofbox.core.atomic import write_document
 from proofbox.core.dirs import config_dir, state_dir
-from proofbox.errors import PolicyRefused, UsageError
+from proofbox.errors import PolicyRefused, RequestInvalid, UsageError
+from proofbox.sandbox.allowlist import parse_network
 
 PROJECT_FILE = Path(".proofbox/config.toml")
 SIZE_LIMIT = 64 << 10
@@ -137,12 +138,11 @@ def _parse(data: bytes, path: Path) -> Settings:
         settings = msgspec.convert(values, Settings)
     except msgspec.ValidationError as error:
         raise UsageError(f"{path}: {error}", op="config", fix_hints=["see: proofbox init --help"]) from None
-    if settings.network not in (None, "none", "full") and not str(settings.network).startswith("allow:"):
-        raise UsageError(
-            f"{path}: network {settings.network!r} is not known",
-            op="config",
-            fix_hints=["choose none, full or allow:HOST[:PORT],…; see: proofbox init --help"],
-        )
+    try:
+        parse_network(settings.network)
+    except RequestInvalid as error:
+        hints = [*error.fix_hints, "see: proofbox init --help"]
+        raise UsageError(f"{path}: {error.message}", op="config", fix_hints=hints) from None
     return settings
 
 

@@ -23,6 +23,8 @@ from proofbox.sandbox.providers import AUTO
 from proofbox.sandbox.selection import choose, probe
 from proofbox.sandbox.sessions import PREFIX, Record, SessionInfo, SessionStore, State
 
+ENDED_REMEMBERED = 1000
+
 
 class Opened(msgspec.Struct, frozen=True):
     """A box that was started, with what is needed to use it and to explain its end."""
@@ -70,6 +72,7 @@ class House:
         self.on_event = on_event
         self._clock: Clock = clock or SystemClock()
         self._ids = ids or IdSource(self._clock)
+        self._ended_here: dict[str, SessionInfo] = {}
 
     @property
     def store(self) -> SessionStore:
@@ -105,20 +108,38 @@ class House:
                 outlet = Outlet(policy.allow, name=id, on_event=self.on_event)
                 on_failure.callback(outlet.close)
                 spec = msgspec.structs.replace(spec, forwards=outlet.forwards, sockets=outlet.directory)
+            store = self.store
             if ttl is not None:
-                on_failure.callback(self.store.forget, id)
-                spec = msgspec.structs.replace(spec, listen=self.store.create(id), ttl=ttl, log=self.store.log(id))
+                on_failure.callback(store.forget, id)
+                spec = msgspec.structs.replace(spec, listen=store.create(id), ttl=ttl, log=store.log(id))
             box = self._start(choice.provider, spec, choice.diagnostics)
             on_failure.callback(box.destroy)
             inside = Inside.of(box, choice, project, settings.env, outlet.environment if outlet is not None else {})
             if ttl is not None:
-                self.store.save(Record(id, created_at, ttl, inside))
+                store.save(Record(id, created_at, ttl, inside))
             on_failure.pop_all()
         return Opened(id, created_at, choice.provider, box, inside, outlet)
 
     def sessions(self) -> list[SessionInfo]:
         store = self.store
         return [store.info(record) for record in store.records()]
+
+    def remember_end(self, ended: SessionInfo) -> None:
+        """A session that has ended can still be asked for, for a while: one of the last thousand."""
+        self._ended_here[ended.id] = ended
+        if len(self._ended_here) > ENDED_REMEMBERED:
+            del self._ended_here[next(iter(self._ended_here))]
+
+    def ended_here(self, session_id: str) -> SessionInfo | None:
+        return self._ended_here.get(session_id)
+
+    def session_info(self, session_id: str) -> SessionInfo:
+        """Of one that this process no longer holds: it ended here, or is a detached one."""
+        ended = self.ended_here(session_id)
+        if ended is not None:
+            return ended
+        store = self.store
+        return store.info(store.load(session_id))
 
     def ended(self, record: Record) -> None:
         """A detached session was stopped: keep its tombstone, and nothing else of it."""

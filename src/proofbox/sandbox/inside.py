@@ -7,13 +7,13 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypedDict, TypeVar, cast
+from typing import TypedDict, TypeVar
 
 import msgspec
 
-from proofbox.errors import CommandNotFound, PathRefused, ProofboxError, RequestInvalid
+from proofbox.errors import CommandNotFound, PathRefused, ProofboxError
 from proofbox.sandbox import cgroups
-from proofbox.sandbox.allowlist import parse_rules
+from proofbox.sandbox.allowlist import parse_network
 from proofbox.sandbox.call import Call
 from proofbox.sandbox.config import Settings
 from proofbox.sandbox.contract import (
@@ -24,7 +24,6 @@ from proofbox.sandbox.contract import (
     ExecResult,
     Isolation,
     Mount,
-    Network,
     OnOutput,
     Policy,
 )
@@ -179,7 +178,7 @@ class Inside(msgspec.Struct, frozen=True):
 
 def make_policy(options: PolicyOptions | RunOptions, settings: Settings) -> Policy:
     """What was asked for in the call, and where it says nothing, in the files. Mounts add up."""
-    network, allow = _network(_first(options.get("network"), settings.network))
+    network, allow = parse_network(_first(options.get("network"), settings.network))
     mounts = [*settings.mounts, *(options.get("mounts") or ())]
     return Policy(
         network=network,
@@ -192,19 +191,6 @@ def make_policy(options: PolicyOptions | RunOptions, settings: Settings) -> Poli
         mounts=tuple(parse_mount(each) if isinstance(each, str) else resolve_mount(each) for each in mounts),
         image=_first(options.get("image"), settings.image),
         runtime=_first(options.get("runtime"), settings.runtime),
-    )
-
-
-def _network(text: str | None) -> tuple[Network | None, tuple[str, ...]]:
-    if text is None:
-        return None, ()
-    word, colon, hosts = text.partition(":")
-    if word == "allow" and colon:
-        return "allow", tuple(str(rule) for rule in parse_rules(hosts.split(",")))
-    if text in ("none", "full"):
-        return cast(Network, text), ()
-    raise RequestInvalid(
-        f"network {text[:80]!r} is not known", op="start", fix_hints=["choose none, full or allow:HOST[:PORT],…"]
     )
 
 

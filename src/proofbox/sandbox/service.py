@@ -28,7 +28,6 @@ from proofbox.sandbox.sessions import Record, SessionInfo
 from proofbox.sandbox.terminal import following_size, is_terminal, own_stdin, pass_on, raw_terminal, terminal_size
 
 START_PATIENCE = 30.0
-ENDED_REMEMBERED = 1000
 
 
 class Session:
@@ -72,9 +71,7 @@ class Session:
             result = inside.result(call, before)
         except ProofboxError as error:
             self._house.tell(Event("exec", "failed", self.id, {"code": error.code}))
-            if isinstance(self._origin, Opened):
-                raise self._origin.explain_loss(error, self._connection.hello is not None) from None
-            raise inside.annotate(error) from None
+            raise self._origin.explain_loss(error, self._connection.hello is not None) from None
         self._house.tell(
             Event("exec", "finished", self.id, {"exit_code": result.exit_code, "duration_ms": result.duration_ms})
         )
@@ -151,7 +148,6 @@ class Sandboxes:
     ) -> None:
         self._house = House(project_root, on_event=on_event, settings=settings, clock=clock, ids=ids)
         self._sessions: dict[str, Session] = {}
-        self._ended: dict[str, SessionInfo] = {}
 
     def probe(self, provider: str | None = None) -> ProbeResult:
         """Which provider would be used, by a real trial of it."""
@@ -213,22 +209,21 @@ class Sandboxes:
         held = self._sessions.get(session_id)
         if held is not None:
             held.stop()
-        if session_id in self._ended:
-            return self._ended[session_id]
+        ended = self._house.ended_here(session_id)
+        if ended is not None:
+            return ended
         record = self._house.store.load(session_id)
-        with contextlib.suppress(SandboxLost):
+        try:
             self._attach(session_id).stop()
-        self._house.ended(record)
+        except SandboxLost:  # its box had ended by itself
+            self._house.ended(record)
         return self.get_session(session_id)
 
     def get_session(self, session_id: str) -> SessionInfo:
         held = self._sessions.get(session_id)
         if held is not None:
             return held.info
-        if session_id in self._ended:
-            return self._ended[session_id]
-        store = self._house.store
-        return store.info(store.load(session_id))
+        return self._house.session_info(session_id)
 
     def list_sessions(self) -> list[SessionInfo]:
         """The sessions of this object, and all detached ones of this user."""
@@ -252,11 +247,8 @@ class Sandboxes:
         self.close()
 
     def _remember(self, ended: SessionInfo) -> None:
-        """A session that has ended can still be asked for, for a while: one of the last thousand."""
         self._sessions.pop(ended.id, None)
-        self._ended[ended.id] = ended
-        if len(self._ended) > ENDED_REMEMBERED:
-            del self._ended[next(iter(self._ended))]
+        self._house.remember_end(ended)
 
     def _start(self, provider: str | None, policy: PolicyOptions | RunOptions, ttl: float | None = None) -> Session:
         opened = self._house.open(provider, policy, ttl=ttl)

@@ -21,7 +21,7 @@ import msgspec
 
 from proofbox.core.atomic import write_document
 from proofbox.core.ids import is_id
-from proofbox.errors import PathRefused, SandboxLost, SessionUnknown
+from proofbox.errors import PathRefused, ProofboxError, SandboxLost, SessionUnknown
 from proofbox.sandbox.contract import Isolation, Policy
 from proofbox.sandbox.inside import Inside
 from proofbox.sandbox.unixpath import connect_at
@@ -70,6 +70,9 @@ class Record(msgspec.Struct, frozen=True):
 
     def info(self, state: State) -> SessionInfo:
         return SessionInfo.of(self.id, self.created_at, self.inside, state, ttl=self.ttl)
+
+    def explain_loss(self, error: ProofboxError, greeted: bool) -> ProofboxError:  # noqa: ARG002 (as `Opened` has it)
+        return self.inside.annotate(error)
 
 
 class SessionStore:

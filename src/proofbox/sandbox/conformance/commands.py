@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from proofbox.errors import CommandNotExecutable, CommandNotFound, PathRefused, ProofboxError, RequestInvalid
 from proofbox.sandbox.conformance.check import FILESYSTEM, Subject, expect
-from proofbox.sandbox.conformance.context import PATIENCE, Context
+from proofbox.sandbox.conformance.context import PATIENCE, Context, with_environment
 from proofbox.sandbox.service import Session
 
 subject = Subject("commands")
@@ -86,7 +86,7 @@ def arguments_as_given(context: Context) -> None:
 def environment(context: Context) -> None:
     """An allowlist and what the caller names: a key in the caller's own environment stays there."""
     value = f"kept-{secrets.token_hex(12)}"
-    with context.environment(PROOFBOX_CHECK_API_KEY=value, LD_PRELOAD_CHECK=value, XPATH=value):
+    with with_environment(PROOFBOX_CHECK_API_KEY=value, LD_PRELOAD_CHECK=value, XPATH=value):
         session = context.session()
         bare = session.exec(["env"], timeout=PATIENCE)
         named = session.exec(["env"], env={"ASKED_FOR": "yes & no", "EMPTY": ""}, timeout=PATIENCE)
@@ -103,7 +103,7 @@ def environment(context: Context) -> None:
 def environment_by_proc(context: Context) -> None:
     """No process that a command can see holds the caller's environment: not the agent, not what started it."""
     value = f"kept-{secrets.token_hex(12)}"
-    with context.environment(PROOFBOX_CHECK_API_KEY=value), context.host_process({"PROOFBOX_CHECK_API_KEY": value}):
+    with with_environment(PROOFBOX_CHECK_API_KEY=value), context.host_process({"PROOFBOX_CHECK_API_KEY": value}):
         session = context.session()
         # The control: the same look finds what is in a command's own environment.
         script = 'for p in /proc/[0-9]*; do cat "$p/environ" 2>/dev/null; done | tr "\\0" "\\n" | grep -c "$1"'

@@ -129,19 +129,6 @@ class Context:
             process.kill()
             process.communicate()
 
-    @contextlib.contextmanager
-    def environment(self, **variables: str) -> Iterator[None]:
-        before = {name: os.environ.get(name) for name in variables}
-        os.environ.update(variables)
-        try:
-            yield
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
-
     def close(self) -> list[str]:
         """End everything the check made; what had to be ended by force, or could not be removed."""
         problems: list[str] = []
@@ -169,18 +156,27 @@ def own_directories(settings: Settings) -> Iterator[None]:
 
     It changes this process's environment while it lasts: nothing else may use proofbox in it meanwhile.
     """
-    with tempfile.TemporaryDirectory(prefix="proofbox-conformance-state-") as directory:
-        before = {name: os.environ.get(name) for name in _DIRECTORIES}
-        os.environ.update({name: f"{directory}/{name.split('_')[1].lower()}" for name in _DIRECTORIES})
-        try:
-            (config_dir() / "config.toml").write_text(render(settings))
-            yield
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
+    with (
+        tempfile.TemporaryDirectory(prefix="proofbox-conformance-state-") as directory,
+        with_environment(**{name: f"{directory}/{name.split('_')[1].lower()}" for name in _DIRECTORIES}),
+    ):
+        (config_dir() / "config.toml").write_text(render(settings))
+        yield
+
+
+@contextlib.contextmanager
+def with_environment(**variables: str) -> Iterator[None]:
+    """This process's environment with these, for a while."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def processes_with(marker: str) -> list[int]:

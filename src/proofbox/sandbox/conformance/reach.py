@@ -7,7 +7,7 @@ from pathlib import Path
 
 from proofbox.core.dirs import cache_dir, config_dir, state_dir
 from proofbox.sandbox.conformance.check import FILESYSTEM, NotApplicable, Subject, expect
-from proofbox.sandbox.conformance.context import Context
+from proofbox.sandbox.conformance.context import Context, with_environment
 from proofbox.sandbox.conformance.filesystem import STRANGER
 from proofbox.sandbox.contract import Isolation
 
@@ -153,10 +153,10 @@ def hidden_state(context: Context) -> None:
     _hidden(context, "in their usual place")
     for access in ("rw", "ro", "overlay") if context.enforcement.access_overlay else ("rw",):
         variables = {f"XDG_{name}_HOME": f"{context.project}/{access}/{name}" for name in ("STATE", "CACHE", "CONFIG")}
-        with context.environment(**variables):
+        with with_environment(**variables):
             _hidden(context, f"within the project, with access {access}", access)
     (context.scratch / "link").symlink_to(context.project)
-    with context.environment(XDG_STATE_HOME=f"{context.scratch}/link/linked"):
+    with with_environment(XDG_STATE_HOME=f"{context.scratch}/link/linked"):
         _hidden(context, "behind a link into the project")
 
 
