@@ -46,27 +46,33 @@
     │   ├── SnapshotUnknown      WORKSPACE_SNAPSHOT_UNKNOWN  exit 2
     │   ├── WorkspaceCorrupt     WORKSPACE_CORRUPT           exit 1
     │   └── WorkspaceChanging    WORKSPACE_CHANGING          exit 4, retryable
-    └── AgentError               RUNTIME_FAILED              exit 1
-        ├── StrategyUnsupported  RUNTIME_STRATEGY_UNSUPPORTED   exit 2
-        ├── StrategyUnavailable  RUNTIME_STRATEGY_UNAVAILABLE   exit 3
-        ├── CapabilityUnsupported RUNTIME_CAPABILITY_UNSUPPORTED exit 3
-        ├── RuntimeIncompatible  RUNTIME_COMPATIBILITY       exit 3
-        ├── RuntimeStartFailed   RUNTIME_STARTUP             exit 3
-        ├── TransportBroken      RUNTIME_TRANSPORT           exit 1, retryable
-        ├── RuntimeProtocolError RUNTIME_PROTOCOL            exit 1
-        ├── RuntimeTimedOut      RUNTIME_TIMEOUT             exit 1
-        ├── RuntimeStalled       RUNTIME_STALL               exit 1, retryable
-        ├── StreamDisconnected   RUNTIME_STREAM_DISCONNECT   exit 1, retryable
-        ├── ListenerFailed       RUNTIME_LISTENER_FAILURE    exit 1
-        ├── EnvPolicyRefused     RUNTIME_ENV_POLICY          exit 2
-        ├── AuthFailed           RUNTIME_AUTH                exit 1
-        ├── RateLimited          RUNTIME_RATE_LIMIT          exit 1, retryable
-        ├── UsageLimited         RUNTIME_USAGE_LIMIT         exit 1, retryable
-        ├── Overloaded           RUNTIME_OVERLOADED          exit 1, retryable
-        ├── ContextExceeded      RUNTIME_CONTEXT_EXCEEDED    exit 1
-        ├── ModelFailed          RUNTIME_MODEL_ERROR         exit 1
-        ├── RuntimeCrashed       RUNTIME_CRASH               exit 1, retryable
-        └── TurnInterrupted      RUNTIME_INTERRUPTED         exit 1
+    ├── AgentError               RUNTIME_FAILED              exit 1
+    │   ├── StrategyUnsupported  RUNTIME_STRATEGY_UNSUPPORTED   exit 2
+    │   ├── StrategyUnavailable  RUNTIME_STRATEGY_UNAVAILABLE   exit 3
+    │   ├── CapabilityUnsupported RUNTIME_CAPABILITY_UNSUPPORTED exit 3
+    │   ├── RuntimeIncompatible  RUNTIME_COMPATIBILITY       exit 3
+    │   ├── RuntimeStartFailed   RUNTIME_STARTUP             exit 3
+    │   ├── TransportBroken      RUNTIME_TRANSPORT           exit 1, retryable
+    │   ├── RuntimeProtocolError RUNTIME_PROTOCOL            exit 1
+    │   ├── RuntimeTimedOut      RUNTIME_TIMEOUT             exit 1
+    │   ├── RuntimeStalled       RUNTIME_STALL               exit 1, retryable
+    │   ├── StreamDisconnected   RUNTIME_STREAM_DISCONNECT   exit 1, retryable
+    │   ├── ListenerFailed       RUNTIME_LISTENER_FAILURE    exit 1
+    │   ├── EnvPolicyRefused     RUNTIME_ENV_POLICY          exit 2
+    │   ├── AuthFailed           RUNTIME_AUTH                exit 1
+    │   ├── RateLimited          RUNTIME_RATE_LIMIT          exit 1, retryable
+    │   ├── UsageLimited         RUNTIME_USAGE_LIMIT         exit 1, retryable
+    │   ├── Overloaded           RUNTIME_OVERLOADED          exit 1, retryable
+    │   ├── ContextExceeded      RUNTIME_CONTEXT_EXCEEDED    exit 1
+    │   ├── ModelFailed          RUNTIME_MODEL_ERROR         exit 1
+    │   ├── RuntimeCrashed       RUNTIME_CRASH               exit 1, retryable
+    │   └── TurnInterrupted      RUNTIME_INTERRUPTED         exit 1
+    └── LabError                 ATTEMPT_FAILED              exit 4
+        ├── SuiteInvalid         SUITE_INVALID               exit 1
+        ├── AttemptUnknown       ATTEMPT_UNKNOWN             exit 2
+        ├── RunUnknown           RUN_UNKNOWN                 exit 2
+        ├── RunBusy              RUN_BUSY                    exit 3, retryable
+        └── LeaseLost            ATTEMPT_LEASE_LOST          exit 4
 
 A class owns its code, its exit code and whether trying again may help. An instance says what happened (`message`),
 during what (`op`), what to do about it (`fix_hints`), and carries facts as data (`details`, JSON-ready), never inside
@@ -587,6 +593,47 @@ class TurnInterrupted(AgentError):
     """The turn was stopped before its end, by us or by the agent's own program."""
 
     code = "RUNTIME_INTERRUPTED"
+
+
+class LabError(ProofboxError):
+    """Anything that goes wrong with attempts and the runs they belong to, other than what an attempt records itself."""
+
+    code = "ATTEMPT_FAILED"
+
+
+class SuiteInvalid(LabError):
+    """The suite's file can't be run. `details["problems"]` has each thing that is wrong, with its place."""
+
+    code = "SUITE_INVALID"
+    exit_code = 1
+
+
+class AttemptUnknown(LabError):
+    """No attempt has that id, or several begin with it."""
+
+    code = "ATTEMPT_UNKNOWN"
+    exit_code = 2
+
+
+class RunUnknown(LabError):
+    """There is no run at that place."""
+
+    code = "RUN_UNKNOWN"
+    exit_code = 2
+
+
+class RunBusy(LabError):
+    """Another process conducts that run."""
+
+    code = "RUN_BUSY"
+    exit_code = 3
+    retryable = True
+
+
+class LeaseLost(LabError):
+    """This worker was taken for dead, and its attempt was given to another: what it has counts no more."""
+
+    code = "ATTEMPT_LEASE_LOST"
 
 
 def error_classes(root: type[ProofboxError] = ProofboxError) -> Iterator[type[ProofboxError]]:

@@ -1,0 +1,172 @@
+"""What a suite is: a TOML file of missions. JSON is taken where a program writes it.
+
+    [suite]
+    id = "first"
+    [[mission]]
+    id = "answer"
+    prompt = "Write 42 into answer.txt"
+    verify = { commands = ["grep -qx 42 answer.txt"] }
+
+These are the fields and what they mean; `reading.py` reads and lints a file of them. What a mission leaves out it takes
+from `[defaults]`. Paths are relative to the suite's file.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+SCHEMA = "proofbox.suite/1"
+
+Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9](?:[a-z0-9._-]{0,62}[a-z0-9])?$")]
+"""What names files and directories of the run: lower case, digits, and `.`, `_`, `-` between them."""
+Text = Annotated[str, msgspec.Meta(min_length=1)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=7 * 86400)]
+Isolation = Literal["process", "shared"]
+
+
+class Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One command of a verifier. It passes when it exits as expected and, if `stdout` is given, says so.
+
+    An exit code alone can be had by ending the process early, from inside code that it imports; a line that is printed
+    at the end can't be had that way without being written for it.
+    """
+
+    run: str | tuple[str, ...]
+    exit_code: int = 0
+    stdout: str | None = None
+    """A regular expression (RE2's dialect as far as Python's `re` has it) that some line of the output must match."""
+
+
+class Verify(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What decides, after the agent is gone: commands in a fresh box over its final files.
+
+    `files` is a directory laid over them, which the agent never saw; it may overwrite anything. `take` limits what is
+    taken of the agent's work (the rest is the workspace as it was given). `protect` are paths that programs load by
+    themselves: what the agent planted or changed there is put back before anything runs, and reported.
+    """
+
+    commands: tuple[str | tuple[str, ...] | Command, ...] = ()
+    files: str | None = None
+    take: tuple[str, ...] = ()
+    protect: tuple[str, ...] = (
+        "**/conftest.py",
+        "**/sitecustomize.py",
+        "**/usercustomize.py",
+        "**/*.pth",
+        "**/pytest.ini",
+        "**/.pytest.ini",
+        "**/tox.ini",
+        "**/setup.cfg",
+    )
+    timeout: Seconds = 300.0
+    network: str = "none"
+
+
+class FileCondition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What must hold of one file of the final tree."""
+
+    path: Text
+    exists: bool = True
+    contains: str | None = None
+    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")] | None = None
+
+
+class Expect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Conditions on what the agent said, did and left. All must hold; each failing one is named."""
+
+    claimed: Literal["success", "failure", "none"] | None = None
+    result: str | None = None
+    """A regular expression that the final message must match somewhere."""
+    result_json: dict[str, Any] | None = None
+    """Members that the final message, as a JSON object, must have."""
+    min_tool_calls: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    max_tool_calls: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    max_tool_failures: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    commands: tuple[str, ...] = ()
+    """Each must match some command that was run, as a regular expression."""
+    no_commands: tuple[str, ...] = ()
+    """None may match any."""
+    file: tuple[FileCondition, ...] = ()
+
+
+class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an attempt may use up; one more, and it is ended as `budget_exceeded`."""
+
+    turns: Count | None = None
+    tool_calls: Count | None = None
+    tokens: Count | None = None
+
+
+class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the box of an attempt may use; the verifier's has the same."""
+
+    memory_mb: Count | None = None
+    cpus: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    pids: Count | None = None
+    disk_mb: Count | None = None
+
+
+class ToolPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is answered when an agent asks for leave: patterns over the command line, `*` is any text. Deny wins."""
+
+    accept: tuple[str, ...] = ("*",)
+    decline: tuple[str, ...] = ()
+
+
+class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the scripted agent plays; other strategies ignore it. The agent's own module checks the steps."""
+
+    step: tuple[dict[str, Any], ...] = ()
+
+
+class MissionFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What `[defaults]` may say for every mission."""
+
+    tags: tuple[Text, ...] = ()
+    workspace: str | None = None
+    """A directory, or a tar or zip archive, that every attempt gets a copy of. None: an empty directory."""
+    setup: tuple[str | tuple[str, ...], ...] = ()
+    """Commands run in the box before the agent starts."""
+    timeout: Seconds = 600.0
+    """Of the agent's turn, from its start: waiting in the queue doesn't count."""
+    budget: Budget = Budget()
+    tools: ToolPolicy = ToolPolicy()
+    capabilities: str | None = None
+    """A preset's name, or a file of capabilities."""
+    provider: str | None = None
+    network: str | None = None
+    image: str | None = None
+    limits: Limits = Limits()
+    env: tuple[str, ...] = ()
+    """Names of variables the agent gets, as far as the environment policy lets them in."""
+    verify: Verify = Verify()
+    expect: Expect = Expect()
+    replicates: Count = 1
+
+
+class Mission(MissionFields, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One task."""
+
+    id: Name
+    prompt: Text | None = None
+    prompt_file: Text | None = None
+    script: Script = Script()
+
+
+class SuiteFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    id: Name
+    title: str = ""
+    strategies: tuple[Text, ...] = ()
+    """The chain to use where no flag names one."""
+    isolation: Isolation = "process"
+
+
+class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The file as a whole."""
+
+    suite: SuiteFields
+    defaults: MissionFields = MissionFields()
+    mission: Annotated[tuple[Mission, ...], msgspec.Meta(min_length=1)]

@@ -1,0 +1,159 @@
+"""A suite's file: what is right is read, and what is wrong is pointed at."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proofbox.errors import NotFoundError, SuiteInvalid
+from proofbox.lab.positions import key_positions
+from proofbox.lab.reading import json_schema, parse_suite, read_suite
+from proofbox.lab.spec import Command
+
+SMALLEST = """\
+[suite]
+id = "first"
+[[mission]]
+id = "answer"
+prompt = "Write 42 into answer.txt"
+verify = { commands = ["grep -qx 42 answer.txt"] }
+[[mission.script.step]]            # what the scripted agent plays; other strategies ignore it
+tool = "write_file"
+args = { path = "answer.txt", content = "42\\n" }
+[[mission.script.step]]
+say = "done"
+"""
+
+
+def problems(text: str, base: Path = Path()) -> list[dict[str, object]]:
+    with pytest.raises(SuiteInvalid) as caught:
+        parse_suite(text, base=base)
+    found: list[dict[str, object]] = caught.value.details["problems"]
+    return found
+
+
+def test_the_smallest_suite_reads() -> None:
+    suite = parse_suite(SMALLEST, base=Path())
+    (mission,) = suite.missions
+    assert (suite.id, mission.id, mission.replicates) == ("first", "answer", 1)
+    assert suite.prompt_of(mission) == "Write 42 into answer.txt"
+    assert mission.verify.commands == ("grep -qx 42 answer.txt",)
+    assert [sorted(step) for step in mission.script.step] == [["args", "tool"], ["say"]]
+
+
+def test_defaults_fill_in_what_a_mission_leaves_out() -> None:
+    suite = parse_suite(
+        '[suite]\nid="a"\n[defaults]\ntimeout=5\nprovider="off"\n[[mission]]\nid="x"\nprompt="p"\n'
+        '[[mission]]\nid="y"\nprompt="p"\ntimeout=7\n',
+        base=Path(),
+    )
+    assert [(each.timeout, each.provider) for each in suite.missions] == [(5.0, "off"), (7.0, "off")]
+
+
+def test_json_says_the_same_and_has_the_same_digest(tmp_path: Path) -> None:
+    (tmp_path / "suite.json").write_text(json.dumps(tomllib.loads(SMALLEST)))
+    assert read_suite(tmp_path / "suite.json").sha256 == parse_suite(SMALLEST, base=tmp_path).sha256
+
+
+def test_an_unknown_field_is_refused_with_its_place_and_the_nearest_name() -> None:
+    text = SMALLEST.replace('id = "answer"', 'id = "answer"\ntimeuot = 5')
+    (problem,) = problems(text)
+    assert (problem["line"], problem["column"]) == (5, 1)
+    assert "timeuot" in str(problem["message"])
+    assert problem["fix_hint"] == "did you mean timeout?"
+
+
+def test_an_unknown_field_in_an_inline_table_is_found_there() -> None:
+    (problem,) = problems(SMALLEST.replace("verify = { commands", "verify = { comands"))
+    assert (problem["line"], problem["column"]) == (6, 12)
+    assert problem["fix_hint"] == "did you mean commands?"
+
+
+def test_every_problem_is_told_at_once() -> None:
+    found = problems('[suite]\nid = "A b"\n[[mission]]\nid = "x"\nprompt = "p"\ntimeout = -1\nreplicates = "two"\n')
+    assert [each["line"] for each in found] == [2, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ('[suite]\nid="a"\n', "mission"),
+        ('[suite]\nid="a"\nmission=[]\n', "mission"),
+        ('mission = 5\n[suite]\nid="a"\n', "mission"),
+        ('[suite]\nid="a"\n[[mission]]\nid="x"\n', "prompt"),
+        ('[suite]\nid="a"\n[[mission]]\nid="x"\nprompt="p"\n[[mission]]\nid="x"\nprompt="p"\n', "two missions"),
+        ('[suite]\nid="a"\n[[mission]]\nid="x"\nprompt="p"\nworkspace="nowhere"\n', "nowhere"),
+        ('[suite]\nid="a"\n[[mission]]\nid="x"\nprompt="p"\nexpect={result="("}\n', "regular expression"),
+        ('[suite]\nid="../a"\n[[mission]]\nid="x"\nprompt="p"\n', "suite.id"),
+        ("[suite\n", "Expected"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(text: str, word: str) -> None:
+    assert any(word in str(each["message"]) for each in problems(text))
+
+
+def test_a_command_may_say_what_it_must_print() -> None:
+    suite = parse_suite(
+        '[suite]\nid="a"\n[[mission]]\nid="x"\nprompt="p"\n'
+        '[[mission.verify.commands]]\nrun="pytest -q"\nstdout="3 passed"\n',
+        base=Path(),
+    )
+    assert suite.missions[0].verify.commands == (Command(run="pytest -q", stdout="3 passed"),)
+
+
+def test_a_file_that_is_not_there_or_no_text(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError):
+        read_suite(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_bytes(b"\xff")
+    with pytest.raises(SuiteInvalid):
+        read_suite(tmp_path / "bad.toml")
+
+
+def test_the_schema_has_every_field() -> None:
+    schema = json_schema()
+    assert set(schema["$defs"]["Mission"]["properties"]) >= {"id", "prompt", "verify", "expect", "budget", "script"}
+    assert schema["$defs"]["Mission"]["additionalProperties"] is False
+
+
+_keys = st.one_of(st.from_regex(r"[A-Za-z0-9_-]{1,5}", fullmatch=True), st.text(max_size=4))
+_values = st.recursive(
+    st.one_of(st.integers(-9, 9), st.booleans(), st.text(max_size=6)),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(_keys, inner, max_size=3)),
+    max_leaves=8,
+)
+
+
+def written(value: object) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(key)} = {written(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list):
+        return "[ # ]\n" + ",\n".join(written(each) for each in value) + "\n]"
+    return json.dumps(value, ensure_ascii=True).replace("\\u007f", "\\u007F")
+
+
+def paths(value: object, at: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+    if isinstance(value, dict):
+        return [each for key, inner in value.items() for each in [(*at, key), *paths(inner, (*at, key))]]
+    if isinstance(value, list):
+        return [each for n, inner in enumerate(value) for each in [(*at, n), *paths(inner, (*at, n))]]
+    return []
+
+
+@given(st.dictionaries(_keys, _values, max_size=4))
+def test_every_key_of_any_document_has_a_place(document: dict[str, object]) -> None:
+    text = "".join(f"{json.dumps(key)} = {written(value)}  # = [x]\n" for key, value in document.items())
+    try:
+        parsed = tomllib.loads(text)
+    except tomllib.TOMLDecodeError:  # an escape that JSON has and TOML has not
+        return
+    found = key_positions(text)
+    assert set(found) == set(paths(parsed))
+    lines = text.split("\n")
+    for path, (line, column) in found.items():
+        if isinstance(path[-1], str):
+            assert lines[line - 1][column - 1 :].startswith(json.dumps(path[-1]))
