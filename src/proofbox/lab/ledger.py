@@ -1,0 +1,325 @@
+"""The truth about a run's attempts: one SQLite file beside the run's directory, shared by all who work on it.
+
+An attempt is *planned*, then *claimed* by a worker that holds it by a lease, then *ended*. It is claimed once: a worker
+that dies leaves a torn attempt, which is ended as an infra failure, and what was lacking is planned anew as an attempt
+that names it as its parent. Nothing is ever taken back or deleted.
+
+A bundle commits before the ledger hears of it. Killed in between, the next to look finds a committed bundle for a
+claimed attempt, and enters it. Each conductor of a run (its start, and every resume) begins a new *epoch*: workers of
+an earlier one get no more attempts, and what they say of those that were taken from them is refused with `LeaseLost`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from proofbox.core.clock import Clock, SystemClock
+from proofbox.errors import AttemptUnknown, CorruptError, LeaseLost, RunUnknown
+
+SCHEMA = "proofbox.ledger/1"
+State = Literal["planned", "claimed", "ended"]
+BUSY_SECONDS = 30.0
+
+_TABLES = """
+CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+CREATE TABLE attempt (
+    number    INTEGER PRIMARY KEY,
+    id        TEXT NOT NULL UNIQUE,
+    mission   TEXT NOT NULL,
+    replicate INTEGER NOT NULL,
+    parent    TEXT REFERENCES attempt (id),
+    state     TEXT NOT NULL DEFAULT 'planned' CHECK (state IN ('planned', 'claimed', 'ended')),
+    not_before REAL NOT NULL DEFAULT 0,
+    epoch     INTEGER NOT NULL DEFAULT 0,
+    worker    TEXT,
+    lease_until REAL,
+    phase     TEXT NOT NULL DEFAULT 'planned',
+    interrupt INTEGER NOT NULL DEFAULT 0,
+    result    TEXT
+) STRICT;
+CREATE INDEX attempt_state ON attempt (state, not_before, number);
+"""
+
+
+class Planned(msgspec.Struct, frozen=True):
+    """An attempt to be made."""
+
+    id: str
+    mission: str
+    replicate: int
+    parent: str | None = None
+    not_before: float = 0.0
+    """Seconds since the epoch: a retry after a reset waits for it, without a worker."""
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
+    """What the ledger knows of an attempt that has ended. The evidence is in its bundle."""
+
+    claimed: Literal["success", "failure", "none"]
+    verified: Literal["passed", "failed", "none"]
+    infra: str | None
+    """The code of what failed in the machinery; None: nothing did."""
+    reason: str
+    strategy: str
+    index_sha256: str
+    """Of the bundle's index: what makes this record more than a word."""
+    retry_after: float | None = None
+    """For an infra failure that is worth another try: in how many seconds."""
+
+
+class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+    """One row."""
+
+    number: int
+    id: str
+    mission: str
+    replicate: int
+    parent: str | None
+    state: State
+    epoch: int
+    worker: str | None
+    phase: str
+    interrupt: bool
+    not_before: float
+    result: Ended | None
+
+    @property
+    def path(self) -> str:
+        """Where its bundle is, relative to the run's directory: named after the epoch that claimed it."""
+        return f"attempts/{self.id}.e{self.epoch}"
+
+
+class Ledger:
+    """Open in many processes at once. One object is for one process, and may be shared by its threads."""
+
+    def __init__(self, path: Path, *, clock: Clock | None = None) -> None:
+        if not path.exists():
+            raise RunUnknown(f"there is no ledger at {path}", op="ledger", fix_hints=["name a run's directory"])
+        self.path = path
+        self._clock: Clock = clock or SystemClock()
+        self._mutex = threading.RLock()
+        try:
+            self._db = _connect(path)
+            found = self.about("schema_version")
+        except sqlite3.DatabaseError as error:
+            raise CorruptError(f"{path} is no ledger: {error}", op="ledger") from None
+        if found != SCHEMA:
+            self._db.close()
+            raise CorruptError(f"{path} is of schema {found!r}, and this reads {SCHEMA}", op="ledger")
+
+    @classmethod
+    def create(
+        cls, path: Path, about: dict[str, str], attempts: Iterable[Planned], *, clock: Clock | None = None
+    ) -> Ledger:
+        """Made whole under another name, then put in place: there is no ledger without its plan."""
+        unborn = path.with_name(f".{path.name}.{os.getpid()}.new")
+        unborn.unlink(missing_ok=True)
+        db = _connect(unborn)
+        try:
+            with db:
+                db.executescript(_TABLES)
+                db.executemany("INSERT INTO about VALUES (?, ?)", {**about, "schema_version": SCHEMA}.items())
+                db.executemany(_PLAN, [_row(each) for each in attempts])
+            db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        finally:
+            db.close()
+        os.rename(unborn, path)
+        return cls(path, clock=clock)
+
+    def close(self) -> None:
+        with self._mutex:
+            self._db.close()
+
+    # What the run is
+
+    def about(self, key: str) -> str:
+        with self._mutex:
+            row = self._db.execute("SELECT value FROM about WHERE key = ?", (key,)).fetchone()
+        return row[0] if row else ""
+
+    def set_about(self, key: str, value: str) -> None:
+        with self._writing() as db:
+            db.execute(
+                "INSERT INTO about VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value", (key, value)
+            )
+
+    def attempts(self) -> list[Attempt]:
+        """All of them, in the order they were planned."""
+        with self._mutex:
+            return [_attempt(row) for row in self._db.execute("SELECT * FROM attempt ORDER BY number")]
+
+    def attempt(self, id: str) -> Attempt:
+        """By its id, or an unambiguous beginning of it."""
+        with self._mutex:
+            rows = self._db.execute("SELECT * FROM attempt WHERE id = ?", (id,)).fetchall()
+            if not rows:
+                begins = "SELECT * FROM attempt WHERE substr(id, 1, ?) = ? LIMIT 2"
+                rows = self._db.execute(begins, (len(id), id)).fetchall()
+        if len(rows) != 1 or not id:
+            what = "several attempts begin with" if rows else "there is no attempt"
+            hints = ["list them: proofbox attempt list RUN"]
+            raise AttemptUnknown(f"{what} {id[:80]!r}", op="attempt", fix_hints=hints)
+        return _attempt(rows[0])
+
+    def counts(self) -> dict[State, int]:
+        with self._mutex:
+            found = dict(self._db.execute("SELECT state, count(*) FROM attempt GROUP BY state").fetchall())
+        return {"planned": found.get("planned", 0), "claimed": found.get("claimed", 0), "ended": found.get("ended", 0)}
+
+    def next_time(self) -> float | None:
+        """When the earliest of the planned attempts may start."""
+        with self._mutex:
+            row = self._db.execute("SELECT min(not_before) FROM attempt WHERE state = 'planned'").fetchone()
+        return None if row[0] is None else float(row[0])
+
+    # What happens to attempts
+
+    def plan(self, attempt: Planned) -> None:
+        """One more. Planning the same again is no error: who was killed in between does so."""
+        with self._writing() as db:
+            db.execute(_PLAN, _row(attempt))
+
+    def begin_epoch(self) -> int:
+        """What a conductor does first. Attempts that are claimed stay so until they are ended or taken over."""
+        with self._writing() as db:
+            (epoch,) = db.execute(
+                "INSERT INTO about VALUES ('epoch', '1')"
+                " ON CONFLICT (key) DO UPDATE SET value = CAST(value AS INTEGER) + 1 RETURNING value"
+            ).fetchone()
+        return int(epoch)
+
+    def claim(self, worker: str, epoch: int, lease: float) -> Attempt | None:
+        """Take the first planned attempt whose time has come; None where there is none."""
+        now = self._now()
+        with self._writing() as db:
+            if int(self.about("epoch") or 0) != epoch:
+                raise LeaseLost("another process conducts this run now", op="ledger")
+            row = db.execute(
+                "UPDATE attempt SET state = 'claimed', phase = 'claimed', epoch = ?, worker = ?, lease_until = ?"
+                " WHERE number = (SELECT number FROM attempt WHERE state = 'planned' AND not_before <= ?"
+                " ORDER BY not_before, number LIMIT 1) RETURNING *",
+                (epoch, worker, now + lease, now),
+            ).fetchone()
+        return None if row is None else _attempt(row)
+
+    def heartbeat(self, worker: str, lease: float) -> list[str]:
+        """Keep this worker's attempts; the ids of those that are to be interrupted."""
+        with self._writing() as db:
+            db.execute(
+                "UPDATE attempt SET lease_until = ? WHERE worker = ? AND state = 'claimed'",
+                (self._now() + lease, worker),
+            )
+            rows = db.execute(
+                "SELECT id FROM attempt WHERE worker = ? AND state = 'claimed' AND interrupt = 1", (worker,)
+            ).fetchall()
+        return [row[0] for row in rows]
+
+    def enter_phase(self, attempt: Attempt, phase: str) -> None:
+        """For whoever watches. Refused with `LeaseLost` when the attempt is no longer this worker's."""
+        with self._writing() as db:
+            changed = db.execute(
+                "UPDATE attempt SET phase = ? WHERE id = ? AND worker = ? AND state = 'claimed'",
+                (phase, attempt.id, attempt.worker),
+            )
+        _held(changed, attempt)
+
+    def end(self, attempt: Attempt, result: Ended) -> None:
+        """Its bundle is committed: this makes it the one that counts. Saying the same again is no error."""
+        encoded = msgspec.json.encode(result).decode()
+        with self._writing() as db:
+            if self.attempt(attempt.id).result == result:
+                return
+            changed = db.execute(
+                "UPDATE attempt SET state = 'ended', phase = 'ended', lease_until = NULL, result = ?"
+                " WHERE id = ? AND worker = ? AND state = 'claimed'",
+                (encoded, attempt.id, attempt.worker),
+            )
+        _held(changed, attempt)
+
+    def interrupt(self, id: str) -> Attempt:
+        """Ask whoever runs it to stop it."""
+        attempt = self.attempt(id)
+        with self._writing() as db:
+            db.execute("UPDATE attempt SET interrupt = 1 WHERE id = ? AND state != 'ended'", (attempt.id,))
+        return self.attempt(attempt.id)
+
+    def torn(self, alive: Iterable[str]) -> list[Attempt]:
+        """Claimed attempts whose lease has run out, or whose worker is not among those `alive`."""
+        living = set(alive)
+        with self._mutex:
+            rows = self._db.execute("SELECT * FROM attempt WHERE state = 'claimed' ORDER BY number").fetchall()
+        now = self._now()
+        return [_attempt(row) for row in rows if row["lease_until"] < now or row["worker"] not in living]
+
+    def take_over(self, attempt: Attempt, worker: str, lease: float) -> Attempt:
+        """Take a torn attempt away from its worker, whose word counts no more from here on.
+
+        Whoever does so has made sure that the worker is dead: two must not write into one bundle.
+        """
+        with self._writing() as db:
+            row = db.execute(
+                "UPDATE attempt SET worker = ?, lease_until = ? WHERE id = ? AND worker = ? AND state = 'claimed'"
+                " RETURNING *",
+                (worker, self._now() + lease, attempt.id, attempt.worker),
+            ).fetchone()
+        if row is None:
+            raise LeaseLost(f"{attempt.id} was taken by another", op="ledger")
+        return _attempt(row)
+
+    def _now(self) -> float:
+        return self._clock.now().timestamp()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        with self._mutex:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+
+
+_PLAN = "INSERT OR IGNORE INTO attempt (id, mission, replicate, parent, not_before) VALUES (?, ?, ?, ?, ?)"
+
+
+def _held(changed: sqlite3.Cursor, attempt: Attempt) -> None:
+    if not changed.rowcount:
+        raise LeaseLost(
+            f"{attempt.id} is no longer this worker's",
+            op="ledger",
+            fix_hints=["the machine may have slept, or been too busy to renew the lease: resume the run"],
+        )
+
+
+def _row(attempt: Planned) -> tuple[str, str, int, str | None, float]:
+    return attempt.id, attempt.mission, attempt.replicate, attempt.parent, attempt.not_before
+
+
+def _attempt(row: sqlite3.Row) -> Attempt:
+    values = {name: row[name] for name in Attempt.__struct_fields__}
+    if values["result"] is not None:
+        values["result"] = msgspec.json.decode(values["result"], type=Ended)
+    return Attempt(**{**values, "interrupt": bool(values["interrupt"])})
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    db = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    try:
+        db.row_factory = sqlite3.Row
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = NORMAL")
+        db.execute("PRAGMA foreign_keys = ON")
+    except BaseException:
+        db.close()
+        raise
+    return db

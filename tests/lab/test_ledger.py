@@ -1,0 +1,218 @@
+"""The ledger: what it says of attempts holds, whoever asks, and whoever was killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, precondition, rule
+
+from proofbox.core.clock import ManualClock
+from proofbox.errors import AttemptUnknown, CorruptError, LeaseLost, RunUnknown
+from proofbox.lab.ledger import Attempt, Ended, Ledger, Planned
+
+LEASE = 10.0
+
+
+def ended(reason: str = "completed") -> Ended:
+    return Ended(
+        claimed="success", verified="passed", infra=None, reason=reason, strategy="scripted", index_sha256="0" * 64
+    )
+
+
+def make(path: Path, count: int = 3, clock: ManualClock | None = None) -> Ledger:
+    planned = [Planned(f"att-{number}", "m", number) for number in range(count)]
+    return Ledger.create(path, {"run_id": "run-1"}, planned, clock=clock)
+
+
+class TheLedger(RuleBasedStateMachine):
+    """Workers claim, end, lose and take over; a plain dictionary says what should be the case."""
+
+    workers = Bundle("workers")
+    held = Bundle("held")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._directory = tempfile.TemporaryDirectory()
+        self._clock = ManualClock()
+        self._path = Path(self._directory.name) / "ledger"
+        self._ledger = make(self._path, 0, self._clock)
+        self._epoch = self._ledger.begin_epoch()
+        self._model: dict[str, str] = {}
+        self._owner: dict[str, str] = {}
+        self._due: dict[str, float] = {}
+        self._until: dict[str, float] = {}
+        self._made = 0
+
+    def teardown(self) -> None:
+        self._ledger.close()
+        self._directory.cleanup()
+
+    def _now(self) -> float:
+        return self._clock.now().timestamp()
+
+    @rule(target=workers)
+    def hire(self) -> tuple[str, int]:
+        self._made += 1
+        return f"worker-{self._made}", self._epoch
+
+    @rule(delay=st.sampled_from([0.0, 5.0]))
+    def plan(self, delay: float) -> None:
+        self._made += 1
+        name = f"att-{self._made}"
+        for _ in range(2):
+            self._ledger.plan(Planned(name, "m", 1, None, self._now() + delay))
+        self._model[name] = "planned"
+        self._due[name] = self._now() + delay
+
+    @rule(target=held, worker=workers)
+    def claim(self, worker: tuple[str, int]) -> object:
+        name, epoch = worker
+        if epoch != self._epoch:
+            with pytest.raises(LeaseLost):
+                self._ledger.claim(name, epoch, LEASE)
+            return multiple()
+        got = self._ledger.claim(name, epoch, LEASE)
+        due = [each for each, state in self._model.items() if state == "planned" and self._due[each] <= self._now()]
+        if got is None:
+            assert not due
+            return multiple()
+        assert got.id in due
+        assert self._due[got.id] == min(self._due[each] for each in due)
+        self._model[got.id] = "claimed"
+        self._owner[got.id] = name
+        self._until[got.id] = self._now() + LEASE
+        return got
+
+    @rule(attempt=held)
+    def end(self, attempt: Attempt) -> None:
+        if self._model[attempt.id] == "ended" and self._ledger.attempt(attempt.id).result == ended():
+            self._ledger.end(attempt, ended())
+        elif self._model[attempt.id] == "claimed" and self._owner[attempt.id] == attempt.worker:
+            self._ledger.end(attempt, ended())
+            self._model[attempt.id] = "ended"
+        else:
+            with pytest.raises(LeaseLost):
+                self._ledger.end(attempt, ended())
+
+    @rule(worker=workers)
+    def beat(self, worker: tuple[str, int]) -> None:
+        self._ledger.heartbeat(worker[0], LEASE)
+        for name, owner in self._owner.items():
+            if owner == worker[0]:
+                self._until[name] = self._now() + LEASE
+
+    @rule(seconds=st.sampled_from([1.0, 4.0, 11.0]))
+    def wait(self, seconds: float) -> None:
+        self._clock.advance(seconds)
+
+    @rule()
+    def resume(self) -> None:
+        self._epoch = self._ledger.begin_epoch()
+
+    @precondition(lambda self: "claimed" in self._model.values())
+    @rule(target=held)
+    def take_over(self) -> object:
+        torn = self._ledger.torn(alive=self._owner.values())
+        assert {each.id for each in torn} == {
+            name for name, state in self._model.items() if state == "claimed" and self._until[name] < self._now()
+        }
+        if not torn:
+            return multiple()
+        taken = self._ledger.take_over(torn[0], "conductor", LEASE)
+        assert taken.path == torn[0].path
+        self._owner[taken.id] = "conductor"
+        self._until[taken.id] = self._now() + LEASE
+        return taken
+
+    @rule()
+    def reopen(self) -> None:
+        self._ledger.close()
+        self._ledger = Ledger(self._path, clock=self._clock)
+
+    @invariant()
+    def says_what_happened(self) -> None:
+        assert {each.id: each.state for each in self._ledger.attempts()} == self._model
+
+
+TestTheLedger = TheLedger.TestCase
+
+CLAIMER = """
+import sys, pathlib
+from proofbox.lab.ledger import Ledger
+ledger = Ledger(pathlib.Path(sys.argv[1]))
+while (attempt := ledger.claim(sys.argv[2], 1, 60.0)) is not None:
+    print(attempt.id, flush=True)
+"""
+
+
+def test_no_attempt_is_given_twice_to_many_processes(tmp_path: Path) -> None:
+    ledger = make(tmp_path / "ledger", 200)
+    ledger.begin_epoch()
+    ledger.close()
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", CLAIMER, tmp_path / "ledger", f"w{n}"], stdout=subprocess.PIPE, text=True
+        )
+        for n in range(8)
+    ]
+    got = [line for worker in workers for line in worker.communicate(timeout=60)[0].split()]
+    assert sorted(got) == sorted(f"att-{n}" for n in range(200))
+
+
+def test_a_claimer_that_is_killed_leaves_a_ledger_others_can_use(
+    tmp_path: Path, rounds: Callable[[int, int], int]
+) -> None:
+    ledger = make(tmp_path / "ledger", 5000)
+    ledger.begin_epoch()
+    for number in range(rounds(3, 50)):
+        argv = [sys.executable, "-c", CLAIMER, str(tmp_path / "ledger"), f"w{number}"]
+        worker = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+        assert worker.stdout is not None
+        seen = {worker.stdout.readline().strip() for _ in range(20 + number)}
+        os.kill(worker.pid, signal.SIGKILL)
+        rest, _ = worker.communicate()
+        seen.update(rest.split()[:-1])
+        claimed = {each.id for each in ledger.attempts() if each.worker == f"w{number}"}
+        assert seen <= claimed
+        assert {each.id for each in ledger.torn(alive=[])} >= claimed
+
+
+def test_an_attempt_is_found_by_the_beginning_of_its_id(tmp_path: Path) -> None:
+    ledger = make(tmp_path / "ledger", 12)
+    assert ledger.attempt("att-1").id == "att-1"
+    assert ledger.attempt("att-11").id == "att-11"
+    for wrong in ("att-", "nothing", ""):
+        with pytest.raises(AttemptUnknown):
+            ledger.attempt(wrong)
+
+
+def test_an_interrupt_reaches_the_worker_with_its_heartbeat(tmp_path: Path) -> None:
+    ledger = make(tmp_path / "ledger")
+    ledger.claim("w", ledger.begin_epoch(), LEASE)
+    assert ledger.heartbeat("w", LEASE) == []
+    ledger.interrupt("att-0")
+    assert ledger.heartbeat("w", LEASE) == ["att-0"]
+
+
+def test_what_is_no_ledger_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunUnknown):
+        Ledger(tmp_path / "none")
+    (tmp_path / "text").write_text("not a database, but long enough to be taken for one" * 50)
+    with pytest.raises(CorruptError):
+        Ledger(tmp_path / "text")
+    other = sqlite3.connect(tmp_path / "other")
+    other.execute("CREATE TABLE about (key TEXT, value TEXT)")
+    other.execute("INSERT INTO about VALUES ('schema_version', 'proofbox.ledger/9')")
+    other.commit()
+    other.close()
+    with pytest.raises(CorruptError, match="ledger/9"):
+        Ledger(tmp_path / "other")

@@ -1,0 +1,136 @@
+"""One gate per credential, shared by everything that runs, deterministic under a clock that is handed in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proofbox.core.clock import ManualClock
+from proofbox.evidence.identity import process_identity
+from proofbox.lab.limiter import Limiter
+
+ME = process_identity()
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+def gate(tmp_path: Path, clock: ManualClock, most: int = 16, **options: Any) -> Limiter:
+    return Limiter("https://model KEY", most, directory=tmp_path, clock=clock, **options)
+
+
+def fill(limiter: Limiter) -> int:
+    """How many more get in now."""
+    for number in range(100):
+        if limiter.enter(f"a-{number}", ME) is not None:
+            return number
+    return 100
+
+
+def test_it_begins_small_and_grows_while_things_go_well(tmp_path: Path, clock: ManualClock) -> None:
+    limiter = gate(tmp_path, clock)
+    assert fill(limiter) == 4
+    for number in range(4):
+        limiter.leave(f"a-{number}")
+        limiter.went_well()
+    grown = fill(limiter)
+    assert grown in (4, 5)
+    for _ in range(400):
+        limiter.went_well()
+    assert limiter.state().window == 16.0
+
+
+def test_all_limiters_of_a_credential_are_one(tmp_path: Path, clock: ManualClock) -> None:
+    assert fill(gate(tmp_path, clock)) == 4
+    assert gate(tmp_path, clock).enter("b", ME) is not None
+    other = Limiter("another", 4, directory=tmp_path, clock=clock)
+    assert other.enter("b", ME) is None
+
+
+def test_a_rate_limit_halves_once_for_all_that_were_under_way(tmp_path: Path, clock: ManualClock) -> None:
+    limiter = gate(tmp_path, clock)
+    began = clock.now().timestamp()
+    clock.advance(5)
+    for _ in range(3):
+        limiter.rate_limited(began)
+    assert limiter.state().window == 2.0
+    later = clock.now().timestamp()
+    clock.advance(5)
+    limiter.rate_limited(later)
+    assert limiter.state().window == 1.0
+    clock.advance(5)
+    limiter.rate_limited(clock.now().timestamp())
+    assert limiter.state().window == 1.0, "one is always let through: else nobody would find out that it is over"
+
+
+def test_retry_after_is_honoured(tmp_path: Path, clock: ManualClock) -> None:
+    limiter = gate(tmp_path, clock)
+    limiter.rate_limited(clock.now().timestamp(), retry_after=30)
+    assert limiter.enter("a", ME) == 30
+    clock.advance(29)
+    assert limiter.enter("a", ME) == 1
+    clock.advance(1)
+    assert limiter.enter("a", ME) is None
+
+
+def test_a_usage_limit_closes_the_gate_until_its_reset(tmp_path: Path, clock: ManualClock) -> None:
+    limiter = gate(tmp_path, clock)
+    reset = clock.now().timestamp() + 3600
+    assert limiter.usage_limited(reset) == reset
+    assert limiter.usage_limited(reset - 10) == reset - 10, "an earlier word does not open it again"
+    assert limiter.enter("a", ME) == 3600
+    clock.advance(3600)
+    assert limiter.enter("a", ME) is None
+
+
+def test_the_place_of_one_that_died_is_given_away(tmp_path: Path, clock: ManualClock) -> None:
+    dead = {**ME, "pid": 1 << 30}
+    living = gate(tmp_path, clock, alive=lambda process: process["pid"] != 1 << 30)
+    for number in range(4):
+        gate(tmp_path, clock, alive=lambda _: True).enter(f"d-{number}", dead)
+    assert fill(living) == 4
+
+
+def test_a_broken_state_is_begun_anew(tmp_path: Path, clock: ManualClock) -> None:
+    limiter = gate(tmp_path, clock)
+    limiter.usage_limited(None)
+    (state,) = tmp_path.glob("*.json")
+    state.write_text("{")
+    assert limiter.enter("a", ME) is None
+
+
+@given(st.lists(st.sampled_from(["enter", "leave", "well", "limited", "pause", "wait"]), max_size=40))
+def test_never_more_inside_than_the_window_and_never_closed_for_ever(tmp_path_factory: Any, steps: list[str]) -> None:
+    clock = ManualClock()
+    limiter = gate(tmp_path_factory.mktemp("limits"), clock, most=6)
+    inside: list[str] = []
+    for number, step in enumerate(steps):
+        before = limiter.state()
+        if step == "enter":
+            if limiter.enter(f"a-{number}", ME) is None:
+                inside.append(f"a-{number}")
+                assert len(inside) <= min(6, before.window)
+                assert before.closed_until <= clock.now().timestamp()
+        elif step == "leave" and inside:
+            limiter.leave(inside.pop())
+        elif step == "well":
+            limiter.went_well()
+        elif step == "limited":
+            limiter.rate_limited(clock.now().timestamp(), retry_after=3)
+        elif step == "pause":
+            limiter.usage_limited(clock.now().timestamp() + 7)
+        else:
+            clock.advance(2)
+        state = limiter.state()
+        assert 1 <= state.window <= 6
+        assert len(state.inside) == len(inside)
+    clock.advance(10)
+    for name in inside:
+        limiter.leave(name)
+    assert limiter.enter("last", ME) is None
