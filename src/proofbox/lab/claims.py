@@ -1,0 +1,74 @@
+"""What an agent says of its work: its feedback, and whether it claims to have succeeded.
+
+The feedback is the agent's final message: a JSON object (`result_json`) or text (`result`), one of the two. A claim is
+read from it by a fixed rule and from nothing else, least of all from the turn having ended:
+
+- of a JSON object, the member `status`: `success` or `failure`;
+- of a text, its first word: one that says done, or one that says failed.
+
+Anything else claims nothing. A claim is the agent's word; what it is worth, the verifier finds out.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+import msgspec
+
+from proofbox.core.canonical import CanonicalError, parse_strict
+
+Claim = Literal["success", "failure", "none"]
+SCHEMA = "proofbox.feedback/1"
+TEXT_LIMIT = 64 * 1024
+
+_SUCCESS = {"done", "success", "succeeded", "successful", "completed", "complete", "finished", "fixed", "solved", "ok"}
+_FAILURE = {"failed", "failure", "failing", "unable", "cannot", "can't", "couldn't", "impossible", "error", "aborted"}
+_FIRST_WORD = re.compile(r"[^\w']*([\w'\u2019]+)")
+
+
+class Feedback(msgspec.Struct, frozen=True, kw_only=True):
+    """Exactly one of `result` and `result_json` is there; where the agent said nothing, `result` is empty."""
+
+    claimed: Claim
+    result: str | None = None
+    result_json: dict[str, Any] | None = None
+    truncated: bool = False
+
+    def document(self) -> dict[str, Any]:
+        said = {"result": self.result} if self.result_json is None else {"result_json": self.result_json}
+        return {
+            "schema_version": SCHEMA,
+            "claimed": self.claimed,
+            "source": "runtime_reported",
+            "truncated": self.truncated,
+            **said,
+        }
+
+
+def read_feedback(final_message: str) -> Feedback:
+    """From the agent's last words."""
+    parsed = _object(final_message)
+    if parsed is not None:
+        status = parsed.get("status")
+        claimed: Claim = status if status in ("success", "failure") else "none"
+        return Feedback(claimed=claimed, result_json=parsed)
+    text = final_message[:TEXT_LIMIT]
+    return Feedback(claimed=_claim(text), result=text, truncated=len(text) < len(final_message))
+
+
+def _claim(text: str) -> Claim:
+    found = _FIRST_WORD.match(text)
+    word = found[1].casefold().replace("\N{RIGHT SINGLE QUOTATION MARK}", "'") if found else ""
+    return "success" if word in _SUCCESS else "failure" if word in _FAILURE else "none"
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    """A JSON object about which all readers agree, or None."""
+    if len(text) > TEXT_LIMIT or not text.lstrip().startswith("{"):
+        return None
+    try:
+        value = parse_strict(text.encode("utf-8", "surrogateescape"))
+    except CanonicalError:
+        return None
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,97 @@
+"""Whether what an agent said, did and left is what its mission expects: `[mission.expect]`.
+
+Patterns come from the suite's author and are trusted as far as their meaning; texts come from the agent, so they are
+cut to a bounded length before a pattern sees them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from proofbox.core.canonical import CanonicalError, canonical_bytes
+from proofbox.core.digest import sha256_hex
+from proofbox.lab.claims import Feedback
+from proofbox.lab.spec import Expect, FileCondition
+
+MATCHED_TEXT = 16 * 1024
+"""Characters of a text that a pattern sees. A pattern that backtracks does so over no more than this."""
+
+
+class Unmet(msgspec.Struct, frozen=True):
+    """A condition that does not hold: `what` was expected, `found` instead."""
+
+    condition: str
+    what: str
+    found: str
+
+
+class Did(msgspec.Struct, frozen=True):
+    """One tool call, as far as conditions ask."""
+
+    command: str
+    failed: bool
+
+
+ReadFile = Callable[[str], bytes | None]
+"""The content of a file of the final tree by its path; None where there is no such file."""
+
+
+def unmet(expect: Expect, feedback: Feedback, calls: Sequence[Did], read_file: ReadFile) -> list[Unmet]:
+    """Every condition that does not hold, in the order of the spec."""
+    found: list[Unmet] = []
+
+    def check(holds: bool, condition: str, what: object, instead: object) -> None:
+        if not holds:
+            found.append(Unmet(condition, str(what)[:500], str(instead)[:500]))
+
+    said = (feedback.result or "")[:MATCHED_TEXT]
+    if expect.claimed is not None:
+        check(feedback.claimed == expect.claimed, "claimed", expect.claimed, feedback.claimed)
+    if expect.result is not None:
+        check(re.search(expect.result, said) is not None, "result", expect.result, said)
+    for name, value in (expect.result_json or {}).items():
+        given = (feedback.result_json or {}).get(name)
+        check(_same(given, value), f"result_json.{name}", value, given)
+    failures = sum(call.failed for call in calls)
+    if expect.min_tool_calls is not None:
+        check(len(calls) >= expect.min_tool_calls, "min_tool_calls", expect.min_tool_calls, len(calls))
+    if expect.max_tool_calls is not None:
+        check(len(calls) <= expect.max_tool_calls, "max_tool_calls", expect.max_tool_calls, len(calls))
+    if expect.max_tool_failures is not None:
+        check(failures <= expect.max_tool_failures, "max_tool_failures", expect.max_tool_failures, failures)
+    commands = [call.command[:MATCHED_TEXT] for call in calls]
+    for pattern in expect.commands:
+        check(any(re.search(pattern, each) for each in commands), "commands", pattern, f"{len(commands)} others")
+    for pattern in expect.no_commands:
+        hit = next((each for each in commands if re.search(pattern, each)), None)
+        check(hit is None, "no_commands", f"none like {pattern}", hit)
+    for condition in expect.file:
+        _check_file(condition, read_file(condition.path), check)
+    return found
+
+
+def _check_file(
+    condition: FileCondition, data: bytes | None, check: Callable[[bool, str, object, object], None]
+) -> None:
+    name = f"file {condition.path}"
+    if not condition.exists or data is None:
+        there = data is not None
+        check(
+            there == condition.exists, name, "there" if condition.exists else "not there", "there" if there else "none"
+        )
+        return
+    if condition.contains is not None:
+        check(condition.contains.encode() in data, name, f"contains {condition.contains}", f"{len(data)} bytes without")
+    if condition.sha256 is not None:
+        check(sha256_hex(data) == condition.sha256, name, condition.sha256, sha256_hex(data))
+
+
+def _same(a: object, b: object) -> bool:
+    """Equal as JSON: `1` is `1.0`, and `true` is not `1`."""
+    try:
+        return canonical_bytes(a) == canonical_bytes(b)
+    except CanonicalError:
+        return False

@@ -1,0 +1,88 @@
+"""What an agent says is read by a fixed rule, and what is expected of it is held against what was seen."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proofbox.core.canonical import canonical_bytes
+from proofbox.lab.claims import read_feedback
+from proofbox.lab.expectations import Did, unmet
+from proofbox.lab.spec import Expect, FileCondition
+
+
+@pytest.mark.parametrize(
+    ("message", "claimed"),
+    [
+        ("done", "success"),
+        ("Done: wrote 42.", "success"),
+        ("**Fixed** the bug", "success"),
+        ("failed: no compiler", "failure"),
+        ("Can't do that", "failure"),
+        ("Can\N{RIGHT SINGLE QUOTATION MARK}t do that", "failure"),
+        ("", "none"),
+        ("I looked at the file. It is done.", "none"),
+        ("undone", "none"),
+        ('{"status": "success", "answer": 42}', "success"),
+        ('{"status": "failure"}', "failure"),
+        ('{"status": "great"}', "none"),
+        ('{"status": "success", "status": "failure"}', "none"),
+        ("{not json", "none"),
+    ],
+)
+def test_a_claim_is_read_by_a_fixed_rule(message: str, claimed: str) -> None:
+    assert read_feedback(message).claimed == claimed
+
+
+def no_files(_: str) -> bytes | None:
+    return None
+
+
+@given(st.one_of(st.text(), st.text().map(lambda text: "{" + text + "}"), st.just("{" * 100_000)))
+def test_feedback_is_exactly_one_of_the_two_and_can_be_stored(message: str) -> None:
+    document = read_feedback(message).document()
+    assert ("result" in document) != ("result_json" in document)
+    assert len(canonical_bytes(document)) < 1 << 20
+
+
+def test_every_condition_that_does_not_hold_is_named() -> None:
+    expect = Expect(
+        claimed="success",
+        result="4[23]",
+        min_tool_calls=3,
+        max_tool_failures=0,
+        commands=("pytest", "^git "),
+        no_commands=("curl",),
+        file=(
+            FileCondition(path="a", contains="x"),
+            FileCondition(path="b"),
+            FileCondition(path="c", exists=False),
+        ),
+    )
+    calls = [Did("pytest -q", failed=True), Did("curl evil", failed=False)]
+    found = unmet(expect, read_feedback("failed 41"), calls, {"a": b"y", "c": b""}.get)
+    assert [each.condition for each in found] == [
+        "claimed",
+        "result",
+        "min_tool_calls",
+        "max_tool_failures",
+        "commands",
+        "no_commands",
+        "file a",
+        "file b",
+        "file c",
+    ]
+
+
+def test_nothing_expected_is_nothing_unmet() -> None:
+    assert unmet(Expect(), read_feedback("whatever"), [], no_files) == []
+
+
+def test_members_are_compared_as_json() -> None:
+    expect = Expect(result_json={"n": 1, "flag": True})
+    assert unmet(expect, read_feedback('{"n": 1.0, "flag": true}'), [], no_files) == []
+    assert [each.condition for each in unmet(expect, read_feedback('{"n": true, "flag": 1}'), [], no_files)] == [
+        "result_json.n",
+        "result_json.flag",
+    ]
