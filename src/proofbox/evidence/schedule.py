@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
 from proofbox.core.clock import Clock, SystemClock, isoformat
@@ -53,78 +54,89 @@ class Planned:
 
 
 class ScheduleLog:
-    """Writes a run's schedule into a log of its bundle: `ScheduleLog(bundle.open_log("schedule.jsonl"))`."""
+    """Writes a run's schedule into a log of its bundle: `ScheduleLog(bundle.open_log("schedule.jsonl"))`.
+
+    `at` is when it happened, where that is not now: a schedule may be written from a ledger.
+    """
 
     def __init__(self, log: BundleLog, clock: Clock | None = None) -> None:
         self._log = log
         self._clock: Clock = clock or SystemClock()
-        self._state: dict[str, Planned] = {}
-        self._closed = False
+        self._told = _Told()
 
-    def planned(self, attempt: str, path: str, *, parent: str | None = None) -> None:
+    def planned(self, attempt: str, path: str, *, parent: str | None = None, at: datetime | None = None) -> None:
         """Before it starts. `path` is where its bundle will be, relative to the run's."""
-        self._add({"kind": "planned", "attempt": attempt, "path": path, "parent": parent})
+        self._add({"kind": "planned", "attempt": attempt, "path": path, "parent": parent}, at)
 
-    def started(self, attempt: str) -> None:
-        self._add({"kind": "started", "attempt": attempt})
+    def started(self, attempt: str, *, at: datetime | None = None) -> None:
+        self._add({"kind": "started", "attempt": attempt}, at)
 
-    def finished(self, attempt: str, index_sha256: str) -> None:
+    def finished(self, attempt: str, index_sha256: str, *, at: datetime | None = None) -> None:
         """After its bundle committed, with the digest of that bundle's index file."""
-        self._add({"kind": "finished", "attempt": attempt, "index_sha256": index_sha256})
+        self._add({"kind": "finished", "attempt": attempt, "index_sha256": index_sha256}, at)
 
     def close(self) -> None:
         """The schedule is complete, whatever became of its attempts."""
-        if not self._closed:
-            self._add({"kind": "closed", "planned": len(self._state)})
+        if not self._told.closed:
+            self._add({"kind": "closed", "planned": len(self._told.attempts)}, None)
             self._log.flush()
 
-    def _add(self, entry: dict[str, Any]) -> None:
-        entry["at"] = isoformat(self._clock.now())
+    def _add(self, entry: dict[str, Any], at: datetime | None) -> None:
+        entry["at"] = isoformat(at or self._clock.now())
         try:
-            closed = _step(self._state, self._closed, entry, "schedule")
+            self._told.hear(entry, "schedule")
         except ShapeError as error:
             raise UsageError(
                 str(error), op="schedule", fix_hints=["plan, start, finish, close: in this order"]
             ) from error
         self._log.append(entry)
-        self._closed = closed
 
 
 def read_schedule(entries: Iterable[Mapping[str, Any]]) -> dict[str, Planned]:
     """The attempts of a schedule, or ShapeError if it contradicts itself or was never closed."""
-    state: dict[str, Planned] = {}
-    closed = False
+    told = _Told()
     for number, entry in enumerate(entries):
-        closed = _step(state, closed, entry, f"schedule[{number}]")
-    if not closed:
+        told.hear(entry, f"schedule[{number}]")
+    if not told.closed:
         raise ShapeError("the schedule was never closed: attempts may be lacking")
-    return state
+    return told.attempts
 
 
-def _step(state: dict[str, Planned], closed: bool, entry: Any, where: str) -> bool:
-    """Apply one entry; whether the schedule is closed after it."""
-    kind = entry.get("kind") if isinstance(entry, dict) else None
-    if type(kind) is not str or kind not in _KINDS:
-        raise ShapeError(f"{where} is of no kind that is known")
-    _KINDS[kind](entry, where)
-    if closed:
-        raise ShapeError(f"{where} comes after the end")
-    if kind == "closed":
-        if entry["planned"] != len(state):
-            raise ShapeError(f"{where} says {entry['planned']} were planned, and {len(state)} are there")
-        return True
-    name = entry["attempt"]
-    if kind == "planned":
-        if name in state or any(each.path == entry["path"] for each in state.values()):
+class _Told:
+    """What a schedule has said so far."""
+
+    def __init__(self) -> None:
+        self.attempts: dict[str, Planned] = {}
+        self.closed = False
+        self._paths: set[str] = set()
+
+    def hear(self, entry: Any, where: str) -> None:
+        """Take in one entry, or raise ShapeError and change nothing."""
+        kind = entry.get("kind") if isinstance(entry, dict) else None
+        if type(kind) is not str or kind not in _KINDS:
+            raise ShapeError(f"{where} is of no kind that is known")
+        _KINDS[kind](entry, where)
+        if self.closed:
+            raise ShapeError(f"{where} comes after the end")
+        if kind == "closed":
+            if entry["planned"] != len(self.attempts):
+                raise ShapeError(f"{where} says {entry['planned']} were planned, and {len(self.attempts)} are there")
+            self.closed = True
+        elif kind == "planned":
+            self._plan(entry, where)
+        else:
+            name = entry["attempt"]
+            planned = self.attempts.get(name)
+            if planned is None or planned.started != (kind == "finished") or planned.index_sha256 is not None:
+                raise ShapeError(f"{where}: {kind} does not follow for {name[:80]!r}")
+            index = entry["index_sha256"] if kind == "finished" else None
+            self.attempts[name] = replace(planned, started=True, index_sha256=index)
+
+    def _plan(self, entry: dict[str, Any], where: str) -> None:
+        name, path, parent = entry["attempt"], entry["path"], entry["parent"]
+        if name in self.attempts or path in self._paths:
             raise ShapeError(f"{where}: an attempt or a path is planned twice")
-        if not is_artifact_path(entry["path"]) or entry["parent"] not in {None, *state}:
+        if not is_artifact_path(path) or not (parent is None or parent in self.attempts):
             raise ShapeError(f"{where} has a path that leads out of the bundle, or a parent nobody planned")
-        state[name] = Planned(name, entry["path"], entry["parent"])
-        return False
-    planned = state.get(name)
-    if planned is None or planned.started != (kind == "finished") or planned.index_sha256 is not None:
-        raise ShapeError(f"{where}: {kind} does not follow for {name[:80]!r}")
-    state[name] = (
-        replace(planned, started=True) if kind == "started" else replace(planned, index_sha256=entry["index_sha256"])
-    )
-    return False
+        self.attempts[name] = Planned(name, path, parent)
+        self._paths.add(path)

@@ -35,8 +35,16 @@ from proofbox.core.digest import sha256_hex
 from proofbox.core.ids import IdSource
 from proofbox.core.redaction import Redactor
 from proofbox.core.text import preview
-from proofbox.errors import BundleExists, BundlePathRefused, BundleSecretFound, NotFoundError, UsageError
-from proofbox.evidence.identity import process_identity, world, world_id
+from proofbox.errors import (
+    BundleCorrupt,
+    BundleExists,
+    BundleInProgress,
+    BundlePathRefused,
+    BundleSecretFound,
+    NotFoundError,
+    UsageError,
+)
+from proofbox.evidence.identity import is_alive, process_identity, world, world_id
 from proofbox.evidence.index import SCHEMA as INDEX_SCHEMA
 from proofbox.evidence.index import Anchor, Artifact, index_of, schema_of, stated_schema
 from proofbox.evidence.lock import Mode, RunLock
@@ -51,13 +59,15 @@ from proofbox.evidence.paths import (
     check_artifact_path,
     is_artifact_path,
     is_temporary,
+    read_bounded,
     shown,
     tidy,
 )
 from proofbox.evidence.pool import in_threads
 from proofbox.evidence.secrets import SecretScan
+from proofbox.evidence.shape import ShapeError
 from proofbox.evidence.status import SCHEMA as STATUS_SCHEMA
-from proofbox.evidence.status import RunStatus
+from proofbox.evidence.status import RunStatus, parse_status
 
 _CHUNK = 1 << 20
 _Path = str | os.PathLike[str]
@@ -116,6 +126,15 @@ class BundleWriter:
         nested.path = Path(directory) / check_artifact_path(path, "bundle.nested")
         return nested
 
+    def taking_over(self) -> Self:
+        """Go on with a bundle whose writer died: `with BundleWriter(out, run_id=…).taking_over() as bundle`.
+
+        What is there stays and is covered as it is found, logs included, which get no anchor and no more entries. That
+        the writer is dead is checked as far as it can be from here; a committed bundle is refused.
+        """
+        self._takes_over = True
+        return self
+
     def _setup(
         self,
         expected: Iterable[str],
@@ -138,6 +157,7 @@ class BundleWriter:
         self._open_logs: list[BundleLog] = []
         self._open_nested: list[BundleWriter] = []
         self._partial: list[str] = []
+        self._takes_over = False
         self._state = "new"
         self.stage = "run"
 
@@ -161,14 +181,44 @@ class BundleWriter:
         if self._out is not None:
             Path(self._out).mkdir(parents=True, exist_ok=True)
         with self._locked("create"):
-            if os.path.lexists(self.path):
+            if self._takes_over and self._inherit():
+                pass
+            elif os.path.lexists(self.path):
                 raise self._taken()
-            if self._out is None:
+            elif self._out is None:
                 self._create_nested()
             else:
                 self._create_run(self._out)
         self._state = "open"
         return self
+
+    def _inherit(self) -> bool:
+        """Make a dead writer's bundle ours. False: it died before there was anything."""
+        try:
+            before = parse_status(read_bounded(self.path / STATUS, MAX_STATUS_BYTES))
+        except FileNotFoundError:
+            with contextlib.suppress(FileNotFoundError):
+                os.rmdir(self.path)
+            return False
+        except (OSError, ShapeError) as error:
+            raise BundleCorrupt(f"{self.run_id} has no status to go on from: {error}", op="bundle.open") from error
+        if (self.path / INDEX).exists() or is_alive(before.writer) is not False:
+            raise BundleInProgress(
+                f"{before.run_id} is committed, or its writer still lives",
+                op="bundle.open",
+                fix_hints=["a bundle can be taken over once its writer has died"],
+            )
+        self.run_id = before.run_id
+        self._expected = tuple(dict.fromkeys((*before.expected, *self._expected)))
+        self._status = replace(self._status, run_id=before.run_id, started_at=before.started_at)
+        self._status = replace(self._status, expected=self._expected)
+        own, interrupted = tidy(self.path).split()
+        torn = {os.path.dirname(index) for index in interrupted}  # nested bundles, each to be taken over by itself
+        for path in own - {STATUS}:
+            if torn.isdisjoint(above(path)):
+                self._artifacts[path] = self._measure(path)
+        write_document(self.path / STATUS, self._status.to_bytes())
+        return True
 
     def _create_run(self, out: str) -> None:
         """Under a name that no reader looks at, until there is a status to read."""

@@ -1,0 +1,93 @@
+"""A bundle whose writer died can be gone on with, and what was there stays as it was found."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from proofbox.errors import BundleExists, BundleInProgress
+from proofbox.evidence.reader import load_bundle
+from proofbox.evidence.verify import verify
+from proofbox.evidence.writer import BundleWriter
+
+WRITER = """
+import sys, time
+from proofbox.evidence.writer import BundleWriter
+with BundleWriter(sys.argv[1], run_id="r", expected=["never.json"]) as bundle:
+    bundle.write_json("early.json", {"schema_version": "t/1"})
+    with bundle.nested("attempts/whole") as whole:
+        whole.write_bytes("a", b"a")
+    torn = bundle.nested("attempts/torn", expected=["outcome.json"])
+    torn.__enter__()
+    torn.write_bytes("b", b"b")
+    log = torn.open_log("log.jsonl")
+    log.append({"n": 1})
+    print("ready", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """A run whose writer was killed in the middle of an attempt."""
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, tmp_path / "out"], stdout=subprocess.PIPE)
+    assert writer.stdout is not None
+    assert writer.stdout.readline() == b"ready\n"
+    with pytest.raises(BundleInProgress), BundleWriter(tmp_path / "out", run_id="r").taking_over():
+        pass
+    os.kill(writer.pid, signal.SIGKILL)
+    writer.communicate()
+    return tmp_path / "out"
+
+
+def test_a_run_is_gone_on_with_and_commits_whole(out: Path) -> None:
+    with BundleWriter(out, run_id="r").taking_over() as bundle:
+        with BundleWriter.nested_in(bundle.path, "attempts/torn").taking_over() as torn:
+            torn.write_json("outcome.json", {"schema_version": "t/1"})
+            torn.mark_partial("its writer died")
+        bundle.write_json("never.json", {"schema_version": "t/1"})
+    assert verify(out).ok
+    run = load_bundle(out)
+    assert run.index.status == "ok"
+    assert {"early.json", "never.json"} <= set(run.artifacts)
+    nested = run.nested["attempts/torn"]
+    assert nested.index.status == "partial"
+    assert {"b", "log.jsonl", "outcome.json"} <= set(nested.artifacts)
+
+
+def test_what_was_expected_stays_expected(out: Path) -> None:
+    with (
+        BundleWriter(out, run_id="r").taking_over() as bundle,
+        BundleWriter.nested_in(bundle.path, "attempts/torn").taking_over(),
+    ):
+        pass
+    run = load_bundle(out)
+    assert run.index.status == "partial"
+    assert "never.json" in run.index.missing
+    assert "outcome.json" in run.nested["attempts/torn"].index.missing
+
+
+def test_nothing_that_is_there_is_written_over(out: Path) -> None:
+    with BundleWriter(out, run_id="r").taking_over() as bundle, pytest.raises(BundleExists):
+        bundle.write_json("early.json", {"schema_version": "other/1"})
+    assert b"t/1" in (out / "r" / "early.json").read_bytes()
+
+
+def test_a_committed_bundle_is_not_taken_over(out: Path) -> None:
+    with BundleWriter(out, run_id="r").taking_over():
+        pass
+    with pytest.raises(BundleInProgress), BundleWriter(out, run_id="r").taking_over():
+        pass
+
+
+def test_one_that_died_before_there_was_anything_is_begun(tmp_path: Path) -> None:
+    with BundleWriter(tmp_path, run_id="r") as bundle:
+        (bundle.path / "attempts/empty").mkdir(parents=True)
+        with BundleWriter.nested_in(bundle.path, "attempts/empty").taking_over() as nested:
+            nested.write_bytes("a", b"a")
+    assert verify(tmp_path).ok
