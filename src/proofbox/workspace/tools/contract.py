@@ -132,13 +132,12 @@ class Match(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SearchResult(ToolResult, frozen=True, kw_only=True):
-    """Sorted by path, then line. `skipped` counts files that were binary, too large or unreadable."""
+    """Sorted by path, then line."""
 
     pattern: str
     matches: tuple[Match, ...]
     truncated: bool = False
     """The limit was reached: there may be more."""
-    skipped: int = 0
 
     def words(self) -> str:
         lines: list[str] = []
