@@ -43,6 +43,17 @@ class Mount(msgspec.Struct, frozen=True):
     writable: bool = False
 
 
+class Door(msgspec.Struct, frozen=True):
+    """The one way out of a box without a network: a port of its own loopback that leads to a unix socket of the host.
+
+    Whoever listens there decides what comes of it. The socket needs mode 0666, since the box agent has a uid of its
+    own; its directory keeps others away.
+    """
+
+    port: int
+    socket: Path
+
+
 class Policy(msgspec.Struct, frozen=True):
     """What the caller asks of a box. None means the provider's own default, which `Box.policy` then states."""
 
@@ -59,6 +70,7 @@ class Policy(msgspec.Struct, frozen=True):
     """With network `allow`: the hosts that can be reached, as rules of `allowlist.py`."""
     runtime: str | None = None
     """The engine's runtime for the container, such as `runsc` for gVisor."""
+    doors: tuple[Door, ...] = ()
 
 
 class Diagnostic(msgspec.Struct, frozen=True):

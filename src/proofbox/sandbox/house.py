@@ -108,6 +108,12 @@ class House:
                 outlet = Outlet(policy.allow, name=id, on_event=self.on_event)
                 on_failure.callback(outlet.close)
                 spec = msgspec.structs.replace(spec, forwards=outlet.forwards, sockets=outlet.directory)
+            if policy.doors and ttl is not None:
+                raise PolicyRefused(
+                    "a session that outlives its client has nobody at the other end of its doors",
+                    op="start",
+                    fix_hints=["hold the session in one process"],
+                )
             store = self.store
             if ttl is not None:
                 on_failure.callback(store.forget, id)

@@ -21,6 +21,7 @@ from proofbox.sandbox.contract import (
     Access,
     Box,
     Diagnostic,
+    Door,
     ExecResult,
     Isolation,
     Mount,
@@ -47,6 +48,7 @@ class PolicyOptions(TypedDict, total=False):
     mounts: Sequence[str | Mount]
     image: str | None
     runtime: str | None
+    doors: Sequence[Door]
 
 
 class ExecOptions(TypedDict, total=False):
@@ -191,6 +193,7 @@ def make_policy(options: PolicyOptions | RunOptions, settings: Settings) -> Poli
         mounts=tuple(parse_mount(each) if isinstance(each, str) else resolve_mount(each) for each in mounts),
         image=_first(options.get("image"), settings.image),
         runtime=_first(options.get("runtime"), settings.runtime),
+        doors=tuple(options.get("doors") or ()),
     )
 
 

@@ -7,6 +7,8 @@ from typing import get_args
 from proofbox.errors import PolicyRefused, RequestInvalid
 from proofbox.sandbox.contract import Access, Enforcement, Network, Policy
 
+LEAST_DOOR = 1024  # below it a box may not listen
+
 
 def refuse_unenforceable(provider: str, policy: Policy, enforced: Enforcement) -> None:
     check_values(policy)
@@ -17,6 +19,7 @@ def refuse_unenforceable(provider: str, policy: Policy, enforced: Enforcement) -
         "access overlay": (policy.access == "overlay", enforced.access_overlay),
         "disk": (policy.disk_mb is not None, enforced.disk),
         "mounts": (bool(policy.mounts), enforced.mounts),
+        "doors": (bool(policy.doors), enforced.network_none),
         "image": (policy.image is not None, enforced.images),
         "runtime": (policy.runtime is not None, enforced.images),
         "memory": (policy.memory_mb is not None, enforced.memory),
@@ -55,6 +58,19 @@ def check_values(policy: Policy) -> None:
             raise RequestInvalid(
                 f"a {name} limit of {value} makes no sense", op="start", fix_hints=[f"give {least} or more"]
             )
+    if policy.doors and policy.network == "full":
+        raise RequestInvalid(
+            "a door is a port of the box's own loopback, and with network full the box has the host's",
+            op="start",
+            fix_hints=["use network none or allow:HOST,…"],
+        )
+    ports = [door.port for door in policy.doors]
+    if len(set(ports)) < len(ports) or not all(LEAST_DOOR <= port < 65536 for port in ports):
+        raise RequestInvalid(
+            f"doors at {', '.join(map(str, ports))}: each needs a port of its own",
+            op="start",
+            fix_hints=[f"choose different ports from {LEAST_DOOR} on"],
+        )
     if policy.disk_mb is not None and policy.access != "overlay":
         raise RequestInvalid(
             "a disk limit needs a throw-away overlay: the project's own directory has no quota",

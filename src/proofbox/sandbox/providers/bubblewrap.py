@@ -35,6 +35,7 @@ INSIDE_ID = 1000
 
 _AGENT_INSIDE = "/run/boxagent"
 _NET_INSIDE = "/run/net"
+_DOORS_INSIDE = "/run/doors"
 # Its own, empty and gone with it. /run stays the agent's: a command has no business there.
 _PRIVATE = {"/tmp": "1777", "/var/tmp": "1777", "/home": "1777", "/run": "0755"}  # noqa: S108
 
@@ -95,7 +96,10 @@ class Bubblewrap:
             agent = [_AGENT_INSIDE, *with_.agent, *ids.agent_options(with_.spare_fd)]
             agent += ["--home", BOX_HOME, "--seccomp", *_writable(spec.project, policy)]
             agent += [w for f in spec.forwards for w in ("--forward", str(f.port), f"{_NET_INSIDE}/{f.socket}")]
+            agent += [w for d in policy.doors for w in ("--forward", str(d.port), f"{_DOORS_INSIDE}/{d.port}")]
             net = ["--ro-bind", str(spec.sockets), _NET_INSIDE] if spec.sockets is not None else []
+            net += directory(Path(_DOORS_INSIDE)) if policy.doors else []
+            net += [w for d in policy.doors for w in ("--ro-bind", str(d.socket), f"{_DOORS_INSIDE}/{d.port}")]
             launcher = [str(program("boxlaunch")), *before, "--"] if before else []
             return [*launcher, bwrap, *_box_options(spec.project, policy, ids), *net, *agent]
 

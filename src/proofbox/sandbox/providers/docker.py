@@ -42,6 +42,7 @@ REMOVE_PATIENCE = 20.0
 _AGENT = "/.proofbox/boxagent"
 _SOCKETS = "/.proofbox/sockets"
 _NET = "/.proofbox/net"
+_DOORS = "/.proofbox/doors"
 _OWN_VARIABLES = {"PATH", "HOME", "USER", "SHELL", "TMPDIR"}  # the image's, or the box's
 # Runtimes whose containers can't reach a socket of the host.
 _SEALED_RUNTIMES = ("runsc", "gvisor", "kata")
@@ -129,10 +130,11 @@ class DockerBox:
     def start(self, identity: _Identity) -> None:
         agent = ["--seccomp", "--as", str(AGENT_ID), str(AGENT_ID), "--user", str(identity.uid), str(identity.gid)]
         agent += [w for f in self._spec.forwards for w in ("--forward", str(f.port), f"{_NET}/{f.socket}")]
+        agent += [w for d in self.policy.doors for w in ("--forward", str(d.port), f"{_DOORS}/{d.port}")]
         sealed = self.policy.runtime in _SEALED_RUNTIMES
-        if sealed and self._spec.forwards:
+        if sealed and (self._spec.forwards or self.policy.doors):
             raise PolicyRefused(
-                f"runtime {self.policy.runtime} passes no sockets on, which an allowlist needs",
+                f"runtime {self.policy.runtime} passes no sockets on, which an allowlist or a door needs",
                 op="start",
                 fix_hints=["use another runtime, or network none"],
             )
@@ -200,6 +202,7 @@ class DockerBox:
                 mounts += [_bind(own, place, writable=False) for own, place in frozen_within(mount.host, mount.guest)]
         if self._spec.sockets is not None:
             mounts.append(_bind(self._spec.sockets, _NET, writable=False))
+        mounts += [_bind(door.socket, f"{_DOORS}/{door.port}", writable=False) for door in self.policy.doors]
         if sockets is not None:
             if os.geteuid() == 0:
                 os.chown(sockets, AGENT_ID, AGENT_ID)  # root in the container has no capability to get past its mode
