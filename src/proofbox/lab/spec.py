@@ -62,7 +62,8 @@ class Verify(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         "**/setup.cfg",
     )
     timeout: Seconds = 300.0
-    network: str = "none"
+    network: str | None = None
+    """Of the verifier's box; None: the provider's default, which is none where it can be enforced."""
 
 
 class FileCondition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

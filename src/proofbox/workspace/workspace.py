@@ -259,6 +259,16 @@ class Workspace:
             cache.save(registry.home_of(new.id) / "cache", directory)
         return Workspace(new, track=self._tracker is not None, clock=self._clock)
 
+    def export(self, name: str, dest: str | os.PathLike[str]) -> None:
+        """The files of a snapshot in an ordinary directory without history, which is made, or empty."""
+        path = os.path.realpath(os.fspath(dest))
+        os.makedirs(path, exist_ok=True)
+        if os.listdir(path):
+            hints = ["name a new directory"]
+            raise WorkspacePathRefused(f"{path} is not empty", op="workspace export", fix_hints=hints)
+        with self._store.use():
+            write_new(self._store, path, bytes.fromhex(self._resolve(name).id))
+
     def refs(self) -> dict[str, str]:
         """Names for snapshots, and what they name."""
         return registry.read(self._home / "refs.json", dict[str, str]) or {}

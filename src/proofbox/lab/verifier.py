@@ -1,0 +1,185 @@
+"""What decides whether a mission was done: its commands, in a fresh box, after the agent is gone.
+
+They run over a copy of the agent's final files that is made from the sealed snapshot, in which three things differ:
+
+- What `protect` names is as it was given: hooks that interpreters and test runners load by themselves are put back.
+- With `take`, of what the agent changed only that is there.
+- `files` lie over everything. The agent never saw them, and can't have changed them.
+
+The agent's code still runs inside the commands that test it. Such code can end the process early, or print what a
+command is expected to print; the first is why a command may have to say something at its end, and the second can't be
+caught by running it (docs/lab.md says what to do about it).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from proofbox.core.clock import Clock, SystemClock
+from proofbox.core.digest import sha256_hex
+from proofbox.core.text import preview
+from proofbox.lab.overlaying import Overlaid
+from proofbox.lab.spec import Command, Verify
+from proofbox.sandbox.contract import ExecResult
+from proofbox.sandbox.inside import PolicyOptions
+from proofbox.sandbox.service import Sandboxes, Session
+from proofbox.workspace.diff import differences
+from proofbox.workspace.globs import Glob
+from proofbox.workspace.restore import write_file
+from proofbox.workspace.store import Store
+from proofbox.workspace.workspace import Workspace
+
+SCHEMA = "proofbox.verification/1"
+PREVIEW = 4096
+LINES, LINE = 10_000, 4096
+"""How much of its output is looked at for what a command must print: the last lines, and each one's beginning."""
+
+
+class CommandRun(msgspec.Struct, frozen=True, kw_only=True):
+    """One command of the verifier and what came of it."""
+
+    command: tuple[str, ...]
+    passed: bool
+    exit_code: int
+    timed_out: bool
+    duration_ms: float
+    why: str = ""
+    """Why it did not pass."""
+    stdout: str
+    stderr: str
+    stdout_sha256: str
+    stderr_sha256: str
+
+
+class Checked(msgspec.Struct, frozen=True, kw_only=True):
+    """What the verifier found. `passed` is None where the mission has no commands: then nothing is known."""
+
+    passed: bool | None
+    commands: tuple[CommandRun, ...] = ()
+    put_back: tuple[str, ...] = ()
+    """Protected paths that the agent had planted or changed."""
+    left_out: tuple[str, ...] = ()
+    """What it changed outside `take`."""
+    provider: str = ""
+    isolation: str = ""
+    duration_ms: float = 0.0
+
+    def document(self) -> dict[str, object]:
+        return {"schema_version": SCHEMA, **msgspec.to_builtins(self)}
+
+
+def lay_out(
+    workspace: Workspace, given: str, final: str, verify: Verify, files: Path | None, dest: Path
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Make the directory that is verified; what was put back in it, and what was left out.
+
+    `given` is the snapshot that the agent began with, `final` the one it left.
+    """
+    protected = [Glob(pattern) for pattern in verify.protect]
+    taken = [Glob(pattern) for pattern in verify.take]
+    put_back: list[str] = []
+    left_out: list[str] = []
+
+    def undo(store: Store, old: bytes, new: bytes) -> None:
+        undone = []
+        for each in differences(store, old, new):
+            if any(glob.matches(each.path) for glob in protected):
+                put_back.append(each.path)
+            elif taken and not any(glob.matches(each.path) for glob in taken):
+                left_out.append(each.path)
+            else:
+                continue
+            undone.append(each)
+        for each in undone:
+            if each.new is not None and each.new.kind != "directory":
+                overlaid.remove(each.path)
+        for each in undone:
+            if each.old is not None and each.old.kind == "directory":
+                with overlaid.folder(each.path):
+                    pass
+            elif each.old is not None:
+                with overlaid.place(each.path) as (folder, name):
+                    write_file(store, folder, name, each.old)
+
+    workspace.export(final, dest)
+    overlaid = Overlaid(dest)
+    workspace.compare(given, final, undo)
+    if files is not None:
+        overlaid.lay(files)
+    return tuple(dict.fromkeys(put_back)), tuple(dict.fromkeys(left_out))
+
+
+def check(
+    boxes: Sandboxes,
+    verify: Verify,
+    *,
+    provider: str | None,
+    policy: PolicyOptions,
+    clock: Clock | None = None,
+) -> Checked:
+    """Run the commands over the project of `boxes`, in one fresh box, up to the first that does not pass.
+
+    Raises `SandboxError` where the box fails: then nothing is known, which is not the same as failed.
+    """
+    clock = clock or SystemClock()
+    if not verify.commands:
+        return Checked(passed=None)
+    began = clock.monotonic()
+    runs: list[CommandRun] = []
+    asked = policy.copy()
+    asked["network"] = verify.network
+    with boxes.start_session(provider=provider, **asked) as session:
+        for each in verify.commands:
+            command = each if isinstance(each, Command) else Command(run=each)
+            left = verify.timeout - (clock.monotonic() - began)
+            runs.append(_run(session, command, max(left, 0.001)))
+            if not runs[-1].passed:
+                break
+        info = session.info
+    return Checked(
+        passed=all(run.passed for run in runs),
+        commands=tuple(runs),
+        provider=info.provider,
+        isolation=info.isolation.value,
+        duration_ms=round((clock.monotonic() - began) * 1000, 3),
+    )
+
+
+def _run(session: Session, command: Command, timeout: float) -> CommandRun:
+    argv = argv_of(command.run)
+    result = session.exec(argv, timeout=timeout)
+    why = _why_not(command, result)
+    return CommandRun(
+        command=argv,
+        passed=not why,
+        exit_code=result.exit_code,
+        timed_out=result.timed_out,
+        duration_ms=result.duration_ms,
+        why=why,
+        stdout=preview(result.stdout_bytes, PREVIEW)[0],
+        stderr=preview(result.stderr_bytes, PREVIEW)[0],
+        stdout_sha256=sha256_hex(result.stdout_bytes),
+        stderr_sha256=sha256_hex(result.stderr_bytes),
+    )
+
+
+def _why_not(command: Command, result: ExecResult) -> str:
+    if result.timed_out:
+        return "it timed out"
+    if result.exit_code != command.exit_code:
+        return f"it exited {result.exit_code}, and {command.exit_code} is expected"
+    if command.stdout is not None:
+        pattern = re.compile(command.stdout)
+        lines = result.stdout.splitlines()[-LINES:]
+        if not any(pattern.search(line[:LINE]) for line in lines):
+            return f"no line of its output matches {command.stdout}"
+    return ""
+
+
+def argv_of(command: str | Sequence[str]) -> tuple[str, ...]:
+    """A command as a suite writes it: a line for the shell, or the words themselves."""
+    return ("/bin/sh", "-c", command) if isinstance(command, str) else tuple(command)
