@@ -89,6 +89,8 @@
         ├── AttemptUnknown       ATTEMPT_UNKNOWN             exit 2
         ├── RunUnknown           RUN_UNKNOWN                 exit 2
         ├── RunBusy              RUN_BUSY                    exit 3, retryable
+        ├── SetupFailed          ATTEMPT_SETUP_FAILED        exit 1
+        ├── WorkerLost           ATTEMPT_WORKER_LOST         exit 4, retryable
         └── LeaseLost            ATTEMPT_LEASE_LOST          exit 4
 
 A class owns its code, its exit code and whether trying again may help. An instance says what happened (`message`),
@@ -761,6 +763,20 @@ class RunBusy(LabError):
 
     code = "RUN_BUSY"
     exit_code = 3
+    retryable = True
+
+
+class SetupFailed(LabError):
+    """A command of the mission's own setup failed: there was nothing for the agent to begin with."""
+
+    code = "ATTEMPT_SETUP_FAILED"
+    exit_code = 1
+
+
+class WorkerLost(LabError):
+    """Whoever ran the attempt died. What it had recorded until then is kept."""
+
+    code = "ATTEMPT_WORKER_LOST"
     retryable = True
 
 

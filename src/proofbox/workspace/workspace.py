@@ -126,6 +126,11 @@ class Workspace:
     # Looking.
 
     @property
+    def store_id(self) -> str:
+        """The store that holds its history, and that of its forks."""
+        return self._registration.store
+
+    @property
     def head(self) -> Snapshot | None:
         """The latest entry of the history: what the files were when it was made."""
         return self._history.head()

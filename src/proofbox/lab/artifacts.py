@@ -1,0 +1,289 @@
+"""The documents of an attempt's bundle, the same for every runtime: what each is called and what is in it.
+
+What a runtime says of itself is marked `runtime_reported`; everything else proofbox saw.
+"""
+
+from __future__ import annotations
+
+import difflib
+import stat
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from proofbox.agents.contract import TurnResult
+from proofbox.agents.environment import EnvironmentRecord
+from proofbox.agents.strategies import Considered
+from proofbox.core.digest import sha256_file
+from proofbox.core.redaction import Redactor
+from proofbox.errors import ProofboxError
+from proofbox.evidence import outcome, tree
+from proofbox.evidence.paths import INDEX
+from proofbox.evidence.writer import BundleWriter
+from proofbox.lab.claims import Feedback
+from proofbox.lab.expectations import Unmet
+from proofbox.lab.ledger import Attempt
+from proofbox.lab.spec import Mission
+from proofbox.lab.trace import CALLS, EVENTS, STEPS
+from proofbox.lab.verifier import Checked
+from proofbox.workspace.diff import Difference, differences
+from proofbox.workspace.model import Snapshot
+from proofbox.workspace.store import Store
+from proofbox.workspace.tree import EMPTY_TREE, Entry
+from proofbox.workspace.workspace import Workspace
+
+ATTEMPT, PROMPT, RUNNER, METRICS = "attempt.json", "prompt.txt", "runner.ref.json", "runner.metrics.json"
+ENVIRONMENT, FEEDBACK, REPORT = "attempt.runtime.env.json", "feedback.json", "attempt.report.json"
+TORN = "attempt.torn.json"
+VERIFICATION, FINAL_DIFF, FINAL_SNAPSHOT = "verification.json", "final.diff", "final_snapshot.json"
+
+EXPECTED = (
+    *(ATTEMPT, PROMPT, RUNNER, METRICS, ENVIRONMENT, FEEDBACK, REPORT, VERIFICATION, outcome.PATH),
+    *(CALLS, STEPS, EVENTS, FINAL_DIFF, FINAL_SNAPSHOT, tree.PATH),
+)
+"""What a whole attempt has. One that the machinery failed lacks some, and is partial."""
+
+LARGEST_READ = 16 << 20
+LARGEST_DIFF_FILE = 1 << 20
+LARGEST_DIFF = 16 << 20
+
+
+class Story(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is known of an attempt at its end."""
+
+    attempt: Attempt
+    run_id: str
+    suite_id: str
+    suite_sha256: str
+    mission: Mission
+    chain: str
+    considered: tuple[Considered, ...]
+    isolation: str
+    reason: str
+    detail: str
+    infra: ProofboxError | None
+    states: tuple[dict[str, Any], ...]
+    runner: Mapping[str, Any]
+    environment: EnvironmentRecord | None
+    result: TurnResult | None
+    feedback: Feedback
+    verified: str
+    checked: Checked
+    unmet: tuple[Unmet, ...]
+    report: Mapping[str, Any]
+    tokens: Mapping[str, Any]
+    retry_after: float | None
+    written_at: str
+
+
+def index_sha256(bundle: Path) -> str:
+    return sha256_file(bundle / INDEX)[0]
+
+
+def write_all(bundle: BundleWriter, story: Story) -> None:
+    """Every document but those that were written on the way."""
+    bundle.write_json(ATTEMPT, _attempt(story))
+    bundle.write_json(RUNNER, _runner(story))
+    bundle.write_json(METRICS, _metrics(story))
+    if story.environment is not None:
+        record = msgspec.to_builtins(story.environment)
+        bundle.write_json(ENVIRONMENT, {"schema_version": "proofbox.attempt_env/1", **record})
+    bundle.write_json(FEEDBACK, story.feedback.document())
+    unmet = msgspec.to_builtins(story.unmet)
+    bundle.write_json(VERIFICATION, {**story.checked.document(), "result": story.verified, "unmet": unmet})
+    bundle.write_json(outcome.PATH, _outcome(story).as_json())
+    bundle.write_json(REPORT, _report(story))
+    if story.infra is not None:
+        bundle.mark_partial(f"infra: {story.infra.code}")
+
+
+def write_torn(bundle: BundleWriter, attempt: Attempt, run_id: str, lost: ProofboxError) -> None:
+    """What is said in the place of one who died, beside what it had written itself."""
+    bundle.write_json(
+        TORN,
+        {
+            "schema_version": "proofbox.torn_attempt/1",
+            "attempt_id": attempt.id,
+            "run_id": run_id,
+            "mission_id": attempt.mission,
+            "replicate": attempt.replicate,
+            "parent": attempt.parent,
+            "epoch": attempt.epoch,
+            "last_state": attempt.phase,
+            "error": lost.as_dict(),
+        },
+    )
+    unknown = outcome.Verdict("unknown")
+    infra = outcome.Verdict("failed", "proofbox", "its worker was found dead", lost.message)
+    if not (bundle.path / outcome.PATH).exists():
+        bundle.write_json(outcome.PATH, outcome.Outcome(unknown, unknown, infra).as_json())
+    bundle.mark_partial(f"infra: {lost.code}")
+
+
+def _attempt(story: Story) -> dict[str, Any]:
+    return {
+        "schema_version": "proofbox.attempt/1",
+        "attempt_id": story.attempt.id,
+        "run_id": story.run_id,
+        "suite": {"id": story.suite_id, "sha256": story.suite_sha256},
+        "mission_id": story.mission.id,
+        "tags": list(story.mission.tags),
+        "replicate": story.attempt.replicate,
+        "parent": story.attempt.parent,
+        "epoch": story.attempt.epoch,
+        "isolation": story.isolation,
+        "chain": story.chain,
+        "considered": msgspec.to_builtins(story.considered),
+        "reason": story.reason,
+        "detail": story.detail,
+        "error": None if story.infra is None else story.infra.as_dict(),
+        "states": list(story.states),
+        "timeout": story.mission.timeout,
+        "requested": {
+            "provider": story.mission.provider,
+            "network": story.mission.network,
+            "image": story.mission.image,
+            **msgspec.to_builtins(story.mission.limits),
+        },
+        "written_at": story.written_at,
+    }
+
+
+def _runner(story: Story) -> dict[str, Any]:
+    return {"schema_version": "proofbox.runner_ref/1", **story.runner}
+
+
+def _metrics(story: Story) -> dict[str, Any]:
+    result = story.result
+    return {
+        "schema_version": "proofbox.runner_metrics/1",
+        "status": None if result is None else result.status,
+        "turn_ms": None if result is None else result.duration_ms,
+        "tokens": dict(story.tokens),
+        "error": None if result is None or result.error is None else result.error.as_dict(),
+        "source": "runtime_reported",
+    }
+
+
+def _outcome(story: Story) -> outcome.Outcome:
+    claimed = {"success": "passed", "failure": "failed"}.get(story.feedback.claimed)
+    verified = story.verified if story.verified != "none" else None
+    runtime = str(story.runner.get("runtime", "") or "none")
+    detail = story.detail if story.infra is None else story.infra.message
+    return outcome.Outcome(
+        claimed=outcome.Verdict(claimed, "runtime_reported", "its final message")
+        if claimed
+        else outcome.Verdict("unknown"),
+        verified=outcome.Verdict(verified, "proofbox verifier", "commands in a fresh box, and the mission's conditions")
+        if verified
+        else outcome.Verdict("unknown"),
+        infra=outcome.Verdict(
+            "ok" if story.infra is None else "failed", "proofbox", f"supervised {runtime}", detail[:4000]
+        ),
+    )
+
+
+def _report(story: Story) -> dict[str, Any]:
+    facts = story.runner.get("facts", {})
+    return {
+        "schema_version": "proofbox.attempt_report/1",
+        "attempt_id": story.attempt.id,
+        "mission_id": story.mission.id,
+        "strategy": story.runner.get("runtime"),
+        "claimed": story.feedback.claimed,
+        "verified": story.verified,
+        "infra": None if story.infra is None else story.infra.code,
+        "reason": story.reason,
+        **story.report,
+        "tokens": dict(story.tokens),
+        "resources": {
+            "requested": msgspec.to_builtins(story.mission.limits),
+            "enforced": facts.get("policy"),
+            "observed": facts.get("usage"),
+        },
+        "put_back": list(story.checked.put_back),
+        "retry_after": story.retry_after,
+    }
+
+
+def write_final(
+    bundle: BundleWriter, workspace: Workspace, given: str, final: Snapshot, redactor: Redactor
+) -> Callable[[str], bytes | None]:
+    """What the agent left, and how it differs from what it was given. A way to read the files of it, too."""
+
+    def write(store: Store, old: bytes, new: bytes) -> dict[str, Entry]:
+        entries = {
+            each.path: each.new
+            for each in differences(store, EMPTY_TREE, new)
+            if each.new is not None and each.new.kind != "directory"
+        }
+        manifest = tree.tree_manifest(
+            tree.TreeEntry(
+                path.encode("utf-8", "surrogateescape"), _mode(entry), store.size(entry.digest), entry.digest.hex()
+            )
+            for path, entry in entries.items()
+        )
+        bundle.write_json(tree.PATH, manifest)
+        text = _diff(store, list(differences(store, old, new)))
+        bundle.write_bytes(FINAL_DIFF, redactor.redact(text).encode("utf-8", "replace"))
+        return entries
+
+    entries = workspace.compare(given, final.id, write)
+    document = {"schema_version": "proofbox.final_snapshot/1", "store": workspace.store_id, "snapshot": final.id}
+    skipped = msgspec.to_builtins((*final.skipped, *final.unstable))
+    bundle.write_json(FINAL_SNAPSHOT, {**document, "given": given, "method": final.method, "not_in_it": skipped})
+
+    def read(path: str) -> bytes | None:
+        entry = entries.get(path)
+        if entry is None or entry.kind != "file":
+            return None
+
+        def content(store: Store, _: bytes, __: bytes) -> bytes:
+            return store.get(entry.digest) if store.size(entry.digest) <= LARGEST_READ else b""
+
+        return workspace.compare(given, final.id, content)
+
+    return read
+
+
+def _mode(entry: Entry) -> str:
+    if entry.kind == "symlink":
+        return "120000"
+    return "100755" if entry.mode & stat.S_IXUSR else "100644"
+
+
+def _diff(store: Store, found: list[Difference]) -> str:
+    """A unified diff for people: what can't be shown is named, and it ends where it would be too long."""
+    parts: list[str] = []
+    size = 0
+    for each in found:
+        if any(entry is not None and entry.kind == "directory" for entry in (each.old, each.new)):
+            continue
+        old, new = _lines(store, each.old), _lines(store, each.new)
+        name = each.path.encode("utf-8", "backslashreplace").decode().replace("\n", "\\n")
+        if old is None or new is None:
+            lines = [f"Binary or large file {name} differs\n"]
+        else:
+            before = "/dev/null" if each.old is None else f"a/{name}"
+            after = "/dev/null" if each.new is None else f"b/{name}"
+            lines = list(difflib.unified_diff(old, new, before, after))
+        text = "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+        size += len(text)
+        if size > LARGEST_DIFF:
+            parts.append(f"The diff is longer than {LARGEST_DIFF >> 20} MiB, and ends here.\n")
+            break
+        parts.append(text)
+    return "".join(parts)
+
+
+def _lines(store: Store, entry: Entry | None) -> list[str] | None:
+    if entry is None:
+        return []
+    if store.size(entry.digest) > LARGEST_DIFF_FILE:
+        return None
+    data = store.get(entry.digest)
+    if b"\0" in data:
+        return None
+    return data.decode("utf-8", "replace").splitlines(keepends=True)

@@ -1,0 +1,381 @@
+"""One try at one mission: from a claimed row of the ledger to a committed bundle.
+
+    claimed → preparing → running → stopping → verifying → committing → ended
+
+Three outcomes are established apart: what the agent claims, what the verifier found, and whether the machinery held.
+The agent's box and everything in it is dead before the final snapshot is taken, and that snapshot is what is verified.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+from anyio.to_thread import run_sync
+
+from proofbox.agents.contract import AgentRuntime, AgentSession, ApprovalRule, SessionOptions, TurnResult
+from proofbox.agents.environment import AgentEnvironment, decide_environment
+from proofbox.agents.registry import Registry
+from proofbox.agents.strategies import Chain, Considered, first_usable
+from proofbox.core.clock import Clock, isoformat
+from proofbox.core.ids import IdSource
+from proofbox.core.redaction import Redactor
+from proofbox.errors import AgentError, ContextExceeded, ProofboxError, SetupFailed, TurnInterrupted
+from proofbox.evidence.writer import BundleWriter
+from proofbox.lab import artifacts
+from proofbox.lab.claims import Feedback, read_feedback
+from proofbox.lab.expectations import Unmet, unmet
+from proofbox.lab.ledger import Attempt, Ended
+from proofbox.lab.reading import Suite
+from proofbox.lab.spec import Isolation, Mission
+from proofbox.lab.states import Reason, State, States
+from proofbox.lab.trace import Trace
+from proofbox.lab.verifier import Checked, argv_of, check, lay_out
+from proofbox.sandbox.inside import PolicyOptions
+from proofbox.sandbox.service import Sandboxes
+from proofbox.workspace.workspace import Workspace
+
+SETUP_TIMEOUT = 600.0
+RETRY_SOON = 1.0
+
+# What an agent's turn may fail with that is the agent's own affair: everything else is the machinery's.
+ITS_OWN = (ContextExceeded, TurnInterrupted)
+
+
+class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
+    """What all attempts of a run have in common."""
+
+    run_id: str
+    run_dir: Path
+    work: Path
+    suite: Suite
+    templates: Mapping[str, str]
+    """Of each mission the snapshot that its attempts begin with; the workspace is `work/templates/MISSION`."""
+    chain: Chain
+    registry: Registry
+    settings: Callable[[AgentRuntime], dict[str, Any]]
+    redactor: Redactor
+    provider: str | None
+    isolation: Isolation
+    clock: Clock
+    ids: IdSource
+
+
+class Watch:
+    """How whoever runs an attempt hears of it, and stops it."""
+
+    def __init__(self, on_state: Callable[[State], None], on_activity: Callable[[str], None]) -> None:
+        self.on_state = on_state
+        self.on_activity = on_activity
+        self._stop = anyio.Event()
+        self.reason: Reason | None = None
+        self.detail = ""
+
+    def stop(self, reason: Reason, detail: str = "") -> None:
+        """The first reason counts."""
+        if self.reason is None:
+            self.reason, self.detail = reason, detail
+            self._stop.set()
+
+    async def stopped(self) -> None:
+        await self._stop.wait()
+
+
+async def run_attempt(attempt: Attempt, around: Surroundings, watch: Watch) -> Ended:
+    """Run it whole. Whatever goes wrong is in its bundle; what is raised is that there is no bundle."""
+    trial = _Trial(attempt, around, watch)
+    writer = BundleWriter.nested_in(
+        around.run_dir,
+        attempt.path,
+        expected=artifacts.EXPECTED,
+        run_id=f"{around.run_id}.{attempt.id}",
+        redactor=around.redactor,
+        clock=around.clock,
+        ids=around.ids,
+    )
+    with writer as bundle:
+        try:
+            await trial.run(bundle)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await run_sync(shutil.rmtree, trial.place, True)
+    index = await run_sync(artifacts.index_sha256, writer.path)
+    trial.enter("ended")
+    return trial.ended(index)
+
+
+class _Trial:
+    def __init__(self, attempt: Attempt, around: Surroundings, watch: Watch) -> None:
+        self._attempt = attempt
+        self._around = around
+        self._watch = watch
+        self._mission: Mission = around.suite.mission(attempt.mission)
+        self._states = States(around.clock)
+        self._environment: AgentEnvironment | None = None
+        self._considered: tuple[Considered, ...] = ()
+        self._runner: dict[str, Any] = {}
+        self._result: TurnResult | None = None
+        self._reason: Reason = "completed"
+        self._infra: ProofboxError | None = None
+        self._trace: Trace | None = None
+        self._checked = Checked(passed=None)
+        self._feedback: Feedback = read_feedback("")
+        self._unmet: list[Unmet] = []
+        self.place = around.work / "attempts" / f"{attempt.id}.e{attempt.epoch}"
+
+    def enter(self, state: State) -> None:
+        self._states.enter(state)
+        self._watch.on_state(state)
+
+    async def run(self, bundle: BundleWriter) -> None:
+        prompt = self._around.suite.prompt_of(self._mission)
+        bundle.write_bytes(artifacts.PROMPT, prompt.encode())
+        workspace: Workspace | None = None
+        try:
+            self.enter("preparing")
+            workspace = await run_sync(self._prepare)
+            given = workspace.history()[-1].id
+            await self._work(bundle, workspace, given, prompt)
+            self.enter("verifying")
+            await run_sync(self._verify, bundle, workspace, given)
+        except SetupFailed as error:
+            self._reason, self._infra = "setup_failed", error
+        except ProofboxError as error:
+            self._reason, self._infra = "infra_failed", error
+        finally:
+            if workspace is not None:
+                await run_sync(workspace.close)
+        self.enter("committing")
+        await run_sync(self._write, bundle)
+
+    # Before the agent
+
+    def _prepare(self) -> Workspace:
+        mission, around = self._mission, self._around
+        self.place.mkdir(parents=True)
+        (self.place / "scratch").mkdir()
+        template = around.work / "templates" / mission.id
+        with Workspace.open(template, track=False, clock=around.clock) as origin:
+            workspace = origin.fork(around.templates[mission.id], self.place / "workspace")
+        try:
+            workspace.close()
+            workspace = Workspace.open(self.place / "workspace", clock=around.clock)
+            if mission.setup:
+                self._set_up()
+                workspace.snapshot("after setup")
+        except BaseException:
+            workspace.close()
+            raise
+        return workspace
+
+    def _set_up(self) -> None:
+        with (
+            Sandboxes(self.place / "workspace", clock=self._around.clock) as boxes,
+            boxes.start_session(provider=self._provider, **self._policy()) as session,
+        ):
+            for command in self._mission.setup:
+                result = session.exec(argv_of(command), timeout=SETUP_TIMEOUT)
+                if result.exit_code != 0:
+                    shown = result.stderr_bytes[-2000:].decode("utf-8", "replace")
+                    raise SetupFailed(
+                        f"a setup command of {self._mission.id} exited {result.exit_code}",
+                        op="attempt",
+                        fix_hints=["run it by hand: proofbox exec"],
+                        details={"command": list(argv_of(command)), "stderr": shown},
+                    )
+
+    @property
+    def _provider(self) -> str | None:
+        return self._around.provider or self._mission.provider
+
+    def _policy(self) -> PolicyOptions:
+        limits = self._mission.limits
+        policy: PolicyOptions = {
+            "network": self._mission.network,
+            "memory_mb": limits.memory_mb,
+            "cpus": limits.cpus,
+            "pids": limits.pids,
+            "disk_mb": limits.disk_mb,
+            "image": self._mission.image,
+        }
+        return policy
+
+    # The agent
+
+    async def _work(self, bundle: BundleWriter, workspace: Workspace, given: str, prompt: str) -> None:
+        async def snapshot(message: str) -> str:
+            return (await run_sync(workspace.snapshot, message)).id
+
+        trace = self._trace = Trace(
+            bundle,
+            self._around.redactor,
+            self._attempt.id,
+            snapshot,
+            given,
+            self._mission.budget,
+            on_budget=lambda what: self._watch.stop("budget_exceeded", what),
+            on_activity=self._watch.on_activity,
+        )
+        self.enter("running")
+        session = await self._start()
+        try:
+            session.add_listener(trace)
+            thread = await session.start_thread()
+            turn = await session.start_turn(thread, prompt)
+            self._runner |= {"thread_id": thread, "turn_id": turn}
+            self._result = await self._wait(session, thread, turn)
+        finally:
+            self.enter("stopping")
+            with anyio.CancelScope(shield=True):
+                self._runner |= {"facts": dict(session.facts())}
+                await session.close()
+        self._judge_turn(self._result)
+
+    async def _start(self) -> AgentSession:
+        around, mission = self._around, self._mission
+
+        async def start(runtime: AgentRuntime) -> AgentSession:
+            settings = around.settings(runtime)
+            if runtime.id == "scripted":
+                settings = {**settings, "script": {"step": list(mission.script.step)}}
+            self._environment = decide_environment(mission.env, model_keys=_model_keys(settings))
+            options = SessionOptions(
+                workspace=self.place / "workspace",
+                scratch=self.place / "scratch",
+                provider=self._provider,
+                policy=self._policy(),
+                settings=settings,
+                env=self._environment.values,
+                approvals=_approvals(mission),
+            )
+            return await runtime.start_session(options, clock=around.clock, ids=around.ids)
+
+        session, self._considered = await first_usable(around.chain, around.registry, start, settings=around.settings)
+        self._runner = {
+            "runtime": session.runtime,
+            "version": session.version,
+            "session_id": session.id,
+        }
+        return session
+
+    async def _wait(self, session: AgentSession, thread: str, turn: str) -> TurnResult:
+        """Until the turn ends, its time is up, or somebody stops it. Waiting in a queue was before this."""
+
+        async def interrupt_when_told() -> None:
+            await self._watch.stopped()
+            await session.interrupt_turn(thread, turn)
+
+        async def interrupt_in_time() -> None:
+            await anyio.sleep(self._mission.timeout)
+            self._watch.stop("timed_out", f"after {self._mission.timeout:g} s")
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(interrupt_when_told)
+            tasks.start_soon(interrupt_in_time)
+            result = await session.wait_turn(turn)
+            tasks.cancel_scope.cancel()
+        return result
+
+    def _judge_turn(self, result: TurnResult) -> None:
+        """The turn's own status decides, but for one that we ended ourselves."""
+        if self._watch.reason is not None and result.status != "completed":
+            self._reason = self._watch.reason
+        elif result.status == "interrupted":
+            self._reason = "interrupted"
+        elif result.status == "failed":
+            own = isinstance(result.error, ITS_OWN)
+            self._reason = "turn_failed" if own else "infra_failed"
+            self._infra = None if own else result.error or AgentError("the turn failed, without saying why", op="turn")
+        self._feedback = read_feedback(result.final_message)
+
+    # After the agent
+
+    def _verify(self, bundle: BundleWriter, workspace: Workspace, given: str) -> None:
+        final = workspace.snapshot("final", sealed=True)
+        read_file = artifacts.write_final(bundle, workspace, given, final, self._around.redactor)
+        if self._infra is not None:
+            return
+        verify = self._mission.verify
+        if verify.commands:
+            files = None if verify.files is None else self._around.suite.base / verify.files
+            verified = self.place / "verified"
+            put_back, left_out = lay_out(workspace, given, final.id, verify, files, verified)
+            with Sandboxes(verified, clock=self._around.clock) as boxes:
+                found = check(boxes, verify, provider=self._provider, policy=self._policy(), clock=self._around.clock)
+            self._checked = msgspec.structs.replace(found, put_back=put_back, left_out=left_out)
+        did = self._trace.did() if self._trace else []
+        self._unmet = unmet(self._mission.expect, self._feedback, did, read_file)
+
+    def _verified(self) -> str:
+        """Passed needs something that said so: commands that passed, or conditions that all held."""
+        if self._infra is not None:
+            return "none"
+        if self._checked.passed is False or self._unmet:
+            return "failed"
+        return "passed" if self._checked.passed or self._mission.expect != type(self._mission.expect)() else "none"
+
+    def _write(self, bundle: BundleWriter) -> None:
+        artifacts.write_all(
+            bundle,
+            artifacts.Story(
+                attempt=self._attempt,
+                run_id=self._around.run_id,
+                suite_id=self._around.suite.id,
+                suite_sha256=self._around.suite.sha256,
+                mission=self._mission,
+                chain=str(self._around.chain),
+                considered=self._considered,
+                isolation=self._around.isolation,
+                reason=self._reason,
+                detail=self._watch.detail,
+                infra=self._infra,
+                states=tuple(self._states.log),
+                runner=self._runner,
+                environment=self._environment.record if self._environment else None,
+                result=self._result,
+                feedback=self._feedback,
+                verified=self._verified(),
+                checked=self._checked,
+                unmet=tuple(self._unmet),
+                report=self._trace.report() if self._trace else {},
+                tokens=self._trace.tokens() if self._trace else {},
+                retry_after=_retry_after(self._infra, self._around.clock),
+                written_at=isoformat(self._around.clock.now()),
+            ),
+        )
+
+    def ended(self, index_sha256: str) -> Ended:
+        infra = self._infra
+        return Ended(
+            claimed=self._feedback.claimed,
+            verified=self._verified(),  # type: ignore[arg-type]
+            infra=None if infra is None else infra.code,
+            reason=self._reason,
+            strategy=str(self._runner.get("runtime", "")),
+            index_sha256=index_sha256,
+            retry_after=_retry_after(infra, self._around.clock),
+        )
+
+
+def _approvals(mission: Mission) -> tuple[ApprovalRule, ...]:
+    declined = [ApprovalRule(answer="decline", command=each, name=f"decline {each}") for each in mission.tools.decline]
+    accepted = [ApprovalRule(answer="accept", command=each, name=f"accept {each}") for each in mission.tools.accept]
+    return (*declined, *accepted)
+
+
+def _model_keys(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    name = settings.get("api_key_env")
+    return (name,) if isinstance(name, str) else ()
+
+
+def _retry_after(infra: ProofboxError | None, clock: Clock) -> float | None:
+    """In how many seconds another try may go better; None: it would go the same."""
+    if infra is None or not infra.retryable:
+        return None
+    if "resets_at" in infra.details:
+        return max(RETRY_SOON, float(infra.details["resets_at"]) - clock.now().timestamp())
+    return float(infra.details.get("retry_after") or RETRY_SOON)

@@ -1,0 +1,117 @@
+"""What a run is to do, as its ledger keeps it: enough for any process, now or after a crash, to go on with it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from proofbox.agents.registry import installed
+from proofbox.agents.settings import RuntimeSettings
+from proofbox.agents.strategies import Chain, parse_chain
+from proofbox.core.clock import Clock, SystemClock
+from proofbox.core.ids import IdSource
+from proofbox.core.redaction import Redactor
+from proofbox.lab.attempt import Surroundings
+from proofbox.lab.ledger import Ledger, Planned
+from proofbox.lab.reading import Suite, parse_suite
+from proofbox.lab.spec import Isolation
+
+PLAN = "plan"
+WORK = ".work"
+LEDGER_SUFFIX = ".ledger"
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """Of secrets it holds the names alone."""
+
+    run_id: str
+    suite_name: str
+    suite_source: str
+    suite_json: bool = False
+    base: str
+    chain: str
+    chain_origin: str
+    concurrency: int
+    isolation: Isolation = "process"
+    provider: str | None = None
+    replicates: int | None = None
+    retries: int = 1
+    runtimes: dict[str, dict[str, Any]] = {}
+    flags: dict[str, Any] = {}
+    templates: dict[str, str] = {}
+
+    def suite(self) -> Suite:
+        return parse_suite(self.suite_source, base=Path(self.base), name=self.suite_name, json=self.suite_json)
+
+    def parsed_chain(self) -> Chain:
+        return parse_chain(self.chain, self.chain_origin)  # type: ignore[arg-type]
+
+    def runtime_settings(self) -> RuntimeSettings:
+        return RuntimeSettings(self.runtimes, self.flags)
+
+
+def attempts_of(plan: Plan, suite: Suite) -> list[Planned]:
+    """The first try at every replicate of every mission: all missions once, then all again."""
+    counts = {mission.id: plan.replicates or mission.replicates for mission in suite.missions}
+    return [
+        Planned(f"{mission.id}.{replicate}", mission.id, replicate)
+        for replicate in range(1, max(counts.values()) + 1)
+        for mission in suite.missions
+        if replicate <= counts[mission.id]
+    ]
+
+
+def ledger_path(out: Path, run_id: str) -> Path:
+    return out / f"{run_id}{LEDGER_SUFFIX}"
+
+
+def read_plan(ledger: Ledger) -> Plan:
+    return msgspec.json.decode(ledger.about(PLAN), type=Plan)
+
+
+def surroundings(
+    plan: Plan,
+    out: Path,
+    *,
+    clock: Clock | None = None,
+    ids: IdSource | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Surroundings:
+    clock = clock or SystemClock()
+    return Surroundings(
+        run_id=plan.run_id,
+        run_dir=out / plan.run_id,
+        work=out / WORK / plan.run_id,
+        suite=plan.suite(),
+        templates=plan.templates,
+        chain=plan.parsed_chain(),
+        registry=installed(),
+        settings=plan.runtime_settings(),
+        redactor=redactor_of(plan, os.environ if env is None else env),
+        provider=plan.provider,
+        isolation=plan.isolation,
+        clock=clock,
+        ids=ids or IdSource(clock),
+    )
+
+
+def credential_of(plan: Plan) -> str | None:
+    """What a limit would be the limit of: the endpoint and the name of the variable with its key. None: no model."""
+    settings = plan.runtime_settings()
+    registry = installed()
+    for candidate in plan.parsed_chain().candidates:
+        if candidate.strategy in registry.ids:
+            said = settings(registry.runtime(candidate.strategy))
+            if said.get("base_url") or said.get("api_key_env"):
+                return f"{said.get('base_url', '')} {said.get('api_key_env', '')}"
+    return None
+
+
+def redactor_of(plan: Plan, env: Mapping[str, str]) -> Redactor:
+    """Knows the exact keys that this process could leak: those that the runtimes' settings name."""
+    names = [said.get("api_key_env") for said in (*plan.runtimes.values(), plan.flags)]
+    return Redactor([env[name] for name in names if isinstance(name, str) and env.get(name)])

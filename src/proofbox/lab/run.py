@@ -1,0 +1,304 @@
+"""A whole run: planned, conducted by worker processes, resumed after any crash, committed as one bundle.
+
+out/<run_id>.ledger     which attempts there are and what became of them
+out/<run_id>/           the run's bundle, in progress until every attempt has ended
+out/.work/<run_id>/     workspaces and boxes' scratch; gone when the run is committed
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from proofbox.core.clock import Clock, SystemClock
+from proofbox.core.ids import IdSource
+from proofbox.errors import InternalError, RunBusy, RunUnknown, UsageLimited, WorkerLost
+from proofbox.evidence.identity import world
+from proofbox.evidence.paths import INDEX
+from proofbox.evidence.schedule import PATH as SCHEDULE
+from proofbox.evidence.schedule import ScheduleLog
+from proofbox.evidence.writer import BundleWriter
+from proofbox.lab import artifacts
+from proofbox.lab.ledger import Attempt, Ended, Ledger, Planned
+from proofbox.lab.plan import PLAN, WORK, Plan, attempts_of, ledger_path, read_plan, redactor_of
+from proofbox.lab.summary import SUMMARY, summarize
+from proofbox.lab.template import make_template
+
+CONDUCTOR = "conductor"
+MOST_LOST = 3
+"""How often an attempt is tried again because its worker died: one that kills its worker must not go on for ever."""
+PATIENCE = 0.2
+_EXPECTED = ("suite.toml", "environment.json", SCHEDULE, SUMMARY)
+
+OnEvent = Callable[[dict[str, Any]], None]
+
+
+def create_run(plan: Plan, out: Path, *, clock: Clock | None = None) -> Path:
+    """Plan it: after this it can be resumed from any process. The path of its ledger."""
+    suite = plan.suite()
+    out.mkdir(parents=True, exist_ok=True)
+    work = out / WORK / plan.run_id / "templates"
+    templates = {}
+    for mission in suite.missions:
+        source = None if mission.workspace is None else suite.base / mission.workspace
+        templates[mission.id] = make_template(source, work / mission.id)
+    plan = msgspec.structs.replace(plan, templates=templates)
+    about = {PLAN: msgspec.json.encode(plan).decode(), "run_id": plan.run_id}
+    path = ledger_path(out, plan.run_id)
+    Ledger.create(path, about, attempts_of(plan, suite), clock=clock).close()
+    return path
+
+
+def find_run(place: Path) -> tuple[Path, str]:
+    """The output directory and the id of the run that `place` names: its directory, its ledger, or an `out`."""
+    if place.suffix == ".ledger":
+        return place.parent, place.stem
+    if ledger_path(place.parent, place.name).exists():
+        return place.parent, place.name
+    ledgers = sorted(place.glob("*.ledger"), key=lambda each: each.name)
+    if not ledgers:
+        raise RunUnknown(f"there is no run at {place}", op="suite", fix_hints=["name the --out directory of a run"])
+    return place, ledgers[-1].stem
+
+
+class Conductor:
+    """Conducts one run from wherever it is to its end. Only one can at a time."""
+
+    def __init__(self, out: Path, run_id: str, *, on_event: OnEvent | None = None, clock: Clock | None = None) -> None:
+        self._out = out
+        self._run_id = run_id
+        self._tell: OnEvent = on_event or (lambda _: None)
+        self._clock: Clock = clock or SystemClock()
+        self._ids = IdSource(self._clock)
+        self._ledger = Ledger(ledger_path(out, run_id), clock=self._clock)
+        self._plan = read_plan(self._ledger)
+        self._workers: dict[str, subprocess.Popen[str]] = {}
+        self._readers: list[threading.Thread] = []
+        self._changed = threading.Event()
+        self._epoch = 0
+
+    def conduct(self) -> Path:
+        """Run what is missing, then commit. The path of the run's bundle. Interrupted, it can be resumed."""
+        run_dir = self._out / self._run_id
+        with self._alone():
+            if (run_dir / INDEX).exists():
+                return run_dir
+            self._epoch = self._ledger.begin_epoch()
+            redactor = redactor_of(self._plan, os.environ)
+            bundle = BundleWriter(
+                self._out, run_id=self._run_id, expected=_EXPECTED, redactor=redactor, clock=self._clock
+            )
+            if run_dir.exists():
+                bundle = bundle.taking_over()
+            # Not a `with`: left by an exception or an interrupt, the run is to stay in progress, and be resumed.
+            bundle.__enter__()
+            try:
+                self._close_torn(alive=())
+                self._plan_retries()
+                self._work()
+            finally:
+                self._end_workers()
+                self._close_torn(alive=())
+            self._write(bundle)
+            bundle.__exit__(None, None, None)
+            self._ledger.set_about("committed", "yes")
+            shutil.rmtree(self._out / WORK / self._run_id, ignore_errors=True)
+        return run_dir
+
+    def close(self) -> None:
+        self._ledger.close()
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Held by a lock that the kernel takes back when we die."""
+        path = self._out / f".{self._run_id}.conductor"
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                hints = ["wait for it, or end it and resume"]
+                raise RunBusy(f"another process conducts {self._run_id}", op="suite", fix_hints=hints) from None
+            yield
+        finally:
+            os.close(fd)
+
+    # Workers
+
+    def _work(self) -> None:
+        while True:
+            counts = self._ledger.counts()
+            if not counts["planned"] and not counts["claimed"]:
+                return
+            self._hire()
+            self._changed.wait(PATIENCE)
+            self._changed.clear()
+            dead = [name for name, worker in self._workers.items() if worker.poll() is not None]
+            for name in dead:
+                del self._workers[name]
+            self._close_torn(alive=self._workers)
+            self._plan_retries()
+
+    def _hire(self) -> None:
+        wanted = 1 if self._plan.isolation == "shared" else min(os.cpu_count() or 1, self._plan.concurrency)
+        while len(self._workers) < wanted:
+            name = self._ids.new_id("worker")
+            slots = -(-self._plan.concurrency // wanted)
+            argv = [sys.executable, "-m", "proofbox.lab.worker", str(self._out), self._run_id, name]
+            argv += [str(self._epoch), str(slots), str(os.getpid())]
+            worker = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+            self._workers[name] = worker
+            reader = threading.Thread(target=self._listen, args=(worker,), daemon=True)
+            reader.start()
+            self._readers.append(reader)
+
+    def _listen(self, worker: subprocess.Popen[str]) -> None:
+        if worker.stdout is None:
+            raise InternalError("a worker without a pipe", op="suite")
+        with worker.stdout:
+            for line in worker.stdout:
+                with contextlib.suppress(ValueError):  # killed in the middle of one
+                    event = json.loads(line)
+                    self._tell(event)
+                    if event.get("event") == "ended":
+                        self._changed.set()
+        self._changed.set()
+
+    def _end_workers(self) -> None:
+        for worker in self._workers.values():
+            with contextlib.suppress(ProcessLookupError):
+                worker.send_signal(signal.SIGKILL)
+            worker.wait()
+        self._workers.clear()
+        for reader in self._readers:
+            reader.join()
+
+    # Torn attempts and retries
+
+    def _close_torn(self, alive: Iterator[str] | dict[str, Any] | tuple[str, ...]) -> None:
+        """End what nobody works on any more, with what it had. A bundle that was committed counts as it is."""
+        for attempt in self._ledger.torn(alive):
+            worker = self._workers.pop(attempt.worker or "", None)
+            if worker is not None:  # alive, and silent for longer than its lease: it must not write any more
+                worker.kill()
+                worker.wait()
+            mine = self._ledger.take_over(attempt, f"{CONDUCTOR}-{self._epoch}", PATIENCE + 60)
+            path = self._out / self._run_id / attempt.path
+            ended = _from_bundle(path) if (path / INDEX).exists() else self._commit_torn(attempt)
+            self._ledger.end(mine, ended)
+            shutil.rmtree(self._out / WORK / self._run_id / "attempts" / path.name, ignore_errors=True)
+            told = {"claimed": ended.claimed, "verified": ended.verified, "infra": ended.infra, "reason": ended.reason}
+            self._tell({"event": "ended", "attempt_id": attempt.id, "mission_id": attempt.mission, **told})
+
+    def _commit_torn(self, attempt: Attempt) -> Ended:
+        lost = WorkerLost("the process that ran it died", op="attempt")
+        writer = BundleWriter.nested_in(
+            self._out / self._run_id,
+            attempt.path,
+            run_id=f"{self._run_id}.{attempt.id}",
+            redactor=redactor_of(self._plan, os.environ),
+            clock=self._clock,
+        ).taking_over()
+        with writer as bundle:
+            artifacts.write_torn(bundle, attempt, self._run_id, lost)
+        return Ended(
+            claimed="none",
+            verified="none",
+            infra=lost.code,
+            reason="worker_lost",
+            strategy="",
+            index_sha256=artifacts.index_sha256(writer.path),
+            retry_after=0.0,
+        )
+
+    def _plan_retries(self) -> None:
+        """A new attempt for each infra failure that is worth one, naming it as its parent."""
+        attempts = self._ledger.attempts()
+        parents = {attempt.parent for attempt in attempts}
+        by_id = {attempt.id: attempt for attempt in attempts}
+        for attempt in attempts:
+            result = attempt.result
+            if result is None or result.retry_after is None or attempt.id in parents:
+                continue
+            line = _lineage(attempt, by_id)
+            if not self._worth_it(line):
+                continue
+            root = line[0].id
+            due = self._clock.now().timestamp() + result.retry_after
+            self._ledger.plan(Planned(f"{root}.r{len(line)}", attempt.mission, attempt.replicate, attempt.id, due))
+
+    def _worth_it(self, line: list[Attempt]) -> bool:
+        codes = [each.result.infra for each in line if each.result is not None]
+        if codes[-1] == WorkerLost.code:
+            return codes.count(WorkerLost.code) <= MOST_LOST
+        if codes[-1] == UsageLimited.code:  # nothing was tried: it waits for its reset
+            return True
+        others = [code for code in codes if code not in (WorkerLost.code, UsageLimited.code)]
+        return len(others) <= self._plan.retries
+
+    # The end
+
+    def _write(self, bundle: BundleWriter) -> None:
+        attempts = self._ledger.attempts()
+        suite = self._plan.suite()
+        name = "suite.json" if self._plan.suite_json else "suite.toml"
+        bundle.write_bytes(name, self._plan.suite_source.encode(), schema_version="proofbox.suite/1")
+        bundle.write_json(
+            "environment.json",
+            {
+                "schema_version": "proofbox.run_environment/1",
+                "world": world(),
+                "suite": {"id": suite.id, "sha256": suite.sha256},
+                "chain": {"strategies": self._plan.chain, "origin": self._plan.chain_origin},
+                "isolation": self._plan.isolation,
+                "concurrency": self._plan.concurrency,
+                "provider": self._plan.provider,
+                "epochs": self._epoch,
+            },
+        )
+        schedule = ScheduleLog(bundle.open_log(SCHEDULE), self._clock)
+        for attempt in attempts:
+            schedule.planned(attempt.id, attempt.path, parent=attempt.parent)
+        for attempt in attempts:
+            schedule.started(attempt.id)
+            if attempt.result is not None:
+                schedule.finished(attempt.id, attempt.result.index_sha256)
+        schedule.close()
+        summary = summarize(self._run_id, suite, attempts)
+        bundle.write_json(SUMMARY, summary)
+        if summary["status"] != "ok":
+            bundle.mark_partial("some attempts failed for reasons of the machinery")
+
+
+def _lineage(attempt: Attempt, by_id: dict[str, Attempt]) -> list[Attempt]:
+    """The attempts at the same thing, the first one first, up to this."""
+    line = [attempt]
+    while line[0].parent is not None:
+        line.insert(0, by_id[line[0].parent])
+    return line
+
+
+def _from_bundle(path: Path) -> Ended:
+    """What an attempt's committed bundle says: its worker died after the commit and before it could tell."""
+    report = msgspec.json.decode((path / artifacts.REPORT).read_bytes())
+    return Ended(
+        claimed=report["claimed"],
+        verified=report["verified"],
+        infra=report["infra"],
+        reason=report["reason"],
+        strategy=report["strategy"] or "",
+        index_sha256=artifacts.index_sha256(path),
+        retry_after=report["retry_after"],
+    )

@@ -1,0 +1,66 @@
+"""What every attempt at a mission begins with: the mission's files, made a workspace once, and forked for each."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tarfile
+import zipfile
+from pathlib import Path
+
+from proofbox.errors import SuiteInvalid, WorkspaceExists
+from proofbox.workspace.workspace import Workspace
+
+MOST_FILES = 1_000_000
+MOST_BYTES = 64 << 30
+
+
+def make_template(source: Path | None, dest: Path) -> str:
+    """A workspace at `dest` with the files of a directory or an archive, or none; the snapshot that forks start from.
+
+    Made beside and moved into place: killed in the middle, the next call begins anew.
+    """
+    if not dest.exists():
+        making = dest.with_name(f".{dest.name}.new")
+        shutil.rmtree(making, ignore_errors=True)
+        making.parent.mkdir(parents=True, exist_ok=True)
+        _fill(source, making)
+        os.rename(making, dest)
+    try:
+        workspace = Workspace.init(dest, track=False)
+    except WorkspaceExists:
+        workspace = Workspace.open(dest, track=False)
+    with workspace:
+        return workspace.snapshot("as given").id
+
+
+def _fill(source: Path | None, dest: Path) -> None:
+    if source is None:
+        dest.mkdir()
+    elif source.is_dir():
+        shutil.copytree(source, dest, symlinks=True)
+    elif tarfile.is_tarfile(source):
+        dest.mkdir()
+        with tarfile.open(source) as archive:
+            members = archive.getmembers()
+            _check_size(source, len(members), sum(member.size for member in members))
+            archive.extractall(dest, filter="data")
+    elif zipfile.is_zipfile(source):
+        dest.mkdir()
+        with zipfile.ZipFile(source) as archive:
+            infos = archive.infolist()
+            _check_size(source, len(infos), sum(info.file_size for info in infos))
+            archive.extractall(dest)  # noqa: S202 - zipfile itself keeps members inside
+            for info in infos:
+                mode = info.external_attr >> 16 & 0o777
+                if mode and not info.is_dir():
+                    (dest / info.filename).chmod(mode)
+    else:
+        raise SuiteInvalid(
+            f"{source} is neither a directory nor a tar or zip archive", op="suite", fix_hints=["name one of them"]
+        )
+
+
+def _check_size(source: Path, files: int, size: int) -> None:
+    if files > MOST_FILES or size > MOST_BYTES:
+        raise SuiteInvalid(f"{source} unpacks to {files} files of {size} bytes", op="suite")

@@ -1,0 +1,247 @@
+"""What an attempt's events become: the trace of its tool calls, its steps, and the figures of its report.
+
+One listener, first in line: what it can't record fails the turn. It writes what the runtime says, bounded and redacted,
+and beside each thing done the workspace's own word, a snapshot before and after.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from proofbox.agents.events import (
+    Decision,
+    Delta,
+    Event,
+    FileChange,
+    Integrity,
+    ItemStarted,
+    Message,
+    RateWindows,
+    Retrying,
+    ToolCall,
+    TurnEnded,
+    TurnStarted,
+    Usage,
+)
+from proofbox.core.digest import sha256_hex
+from proofbox.core.redaction import Redactor
+from proofbox.core.text import preview
+from proofbox.evidence.log import BundleLog
+from proofbox.evidence.writer import BundleWriter
+from proofbox.lab.expectations import Did
+from proofbox.lab.spec import Budget
+
+PREVIEW = 2048
+CALLS, STEPS, EVENTS = "tool.calls.jsonl", "steps.jsonl", "events.jsonl"
+SAME_CALLS = 3
+"""This many identical calls in a row are a sign that nothing is gained any more."""
+
+Snapshot = Callable[[str], Awaitable[str]]
+"""Make a snapshot of the workspace with a message; its id."""
+
+
+class Trace:
+    """Records one attempt. `on_budget` is called once, with what was exceeded."""
+
+    def __init__(
+        self,
+        bundle: BundleWriter,
+        redactor: Redactor,
+        attempt: str,
+        snapshot: Snapshot,
+        first_snapshot: str,
+        budget: Budget,
+        on_budget: Callable[[str], None],
+        on_activity: Callable[[str], None],
+    ) -> None:
+        self._bundle = bundle
+        self._redactor = redactor
+        self._attempt = attempt
+        self._snapshot = snapshot
+        self._last = first_snapshot
+        self._budget = budget
+        self._on_budget: Callable[[str], None] | None = on_budget
+        self._on_activity = on_activity
+        self._calls: BundleLog = bundle.open_log(CALLS)
+        self._steps: BundleLog = bundle.open_log(STEPS)
+        self._events: BundleLog = bundle.open_log(EVENTS)
+        self._kept: set[str] = set()
+        self._decisions: dict[str, Decision] = {}
+        self._open: set[str] = set()
+        self._previous: tuple[str, str] | None = None
+        self._same = 0
+        self.calls: list[ToolCall] = []
+        self.messages = 0
+        self.turns = 0
+        self.retries: Counter[str] = Counter()
+        self.integrity: list[Integrity] = []
+        self.usage: dict[str, Usage] = {}
+        self.windows: RateWindows | None = None
+        self.steps = 0
+        self.output_bytes = 0
+        self.longest_repeat = 0
+
+    async def __call__(self, event: Event) -> None:
+        if not isinstance(event, Delta):
+            self._events.append(_bounded(event))
+        match event:
+            case TurnStarted():
+                self.turns += 1
+                self._check("turns", self.turns, self._budget.turns)
+            case ItemStarted():
+                self._open.add(event.item)
+                self._on_activity(event.kind)
+            case ToolCall():
+                await self._tool_call(event)
+            case FileChange():
+                self._open.discard(event.item)
+                await self._step(event, "file_change", ", ".join(event.paths))
+            case Decision():
+                self._decisions[event.item] = event
+            case Message():
+                self._open.discard(event.item)
+                self.messages += 1
+            case Usage():
+                self.usage[event.source] = event
+                self._check("tokens", event.total.input_tokens + event.total.output_tokens, self._budget.tokens)
+            case RateWindows():
+                self.windows = event
+            case Retrying():
+                self.retries[event.code] += 1
+            case Integrity():
+                self.integrity.append(event)
+            case TurnEnded():
+                self._missing(event)
+            case _:
+                pass
+
+    def did(self) -> list[Did]:
+        """The tool calls as far as a mission's conditions ask."""
+        return [Did(call.command or call.tool, _failed(call)) for call in self.calls]
+
+    def report(self) -> dict[str, Any]:
+        """The figures, all of them counted from what is in the trace."""
+        durations = sorted(call.duration_ms for call in self.calls if call.duration_ms is not None)
+        failures = Counter(_failure_code(call) for call in self.calls if _failed(call))
+        return {
+            "turns": self.turns,
+            "messages": self.messages,
+            "tool_calls": len(self.calls),
+            "tool_failures": dict(sorted(failures.items())),
+            "retries": dict(sorted(self.retries.items())),
+            "steps": self.steps,
+            "duration_ms": {"p50": _percentile(durations, 0.5), "p95": _percentile(durations, 0.95)},
+            "output_bytes": self.output_bytes,
+            "no_progress": {"longest_run_of_identical_calls": self.longest_repeat},
+            "integrity": [{"code": each.code, "message": each.message} for each in self.integrity],
+        }
+
+    def tokens(self) -> dict[str, Any]:
+        return {source: msgspec.to_builtins(event.total) for source, event in sorted(self.usage.items())}
+
+    async def _tool_call(self, event: ToolCall) -> None:
+        self._open.discard(event.item)
+        self.calls.append(event)
+        output = self._redactor.redact(event.output).encode("utf-8", "replace")
+        self.output_bytes += len(output)
+        shown, cut = preview(output, PREVIEW)
+        entry: dict[str, Any] = {
+            "schema_version": "proofbox.tool_call/1",
+            "attempt": self._attempt,
+            "session": event.session,
+            "thread": event.thread,
+            "turn": event.turn,
+            "call": event.item,
+            "tool": event.tool,
+            "command": preview(event.command, PREVIEW)[0],
+            "cwd": preview(event.cwd, PREVIEW)[0],
+            "status": event.status,
+            "exit_code": event.exit_code,
+            "duration_ms": event.duration_ms,
+            "late": event.late,
+            "source": event.source,
+            "output_preview": shown,
+            "output_bytes": len(output),
+            "output_sha256": self._keep(output) if cut else None,
+        }
+        self._calls.append(entry)
+        same = (event.tool, event.command)
+        self._same = self._same + 1 if same == self._previous else 1
+        self._previous = same
+        self.longest_repeat = max(self.longest_repeat, self._same)
+        self._on_activity(preview(event.command or event.tool, 80)[0])
+        await self._step(event, "tool_call", event.command or event.tool)
+        self._check("tool_calls", len(self.calls), self._budget.tool_calls)
+
+    async def _step(self, event: ToolCall | FileChange, kind: str, what: str) -> None:
+        """Bind what was done to what the files were before and after."""
+        before, self._last = self._last, await self._snapshot(f"after {kind} {event.item}"[:200])
+        decision = self._decisions.pop(event.item, None)
+        self.steps += 1
+        self._steps.append(
+            {
+                "schema_version": "proofbox.step/1",
+                "n": self.steps,
+                "attempt": self._attempt,
+                "thread": event.thread,
+                "turn": event.turn,
+                "item": event.item,
+                "kind": kind,
+                "what": preview(what, PREVIEW)[0],
+                "status": event.status,
+                "decision": None if decision is None else {"answer": decision.answer, "rule": decision.rule},
+                "snapshot_before": before,
+                "snapshot_after": self._last,
+            }
+        )
+
+    def _keep(self, output: bytes) -> str:
+        """The whole of an output that its preview cuts, once, under the digest of what is stored."""
+        digest = sha256_hex(output)
+        if digest not in self._kept:
+            self._kept.add(digest)
+            self._bundle.write_bytes(f"outputs/{digest}.txt", output)
+        return digest
+
+    def _missing(self, event: TurnEnded) -> None:
+        """What began in a turn and never was said to end is a hole in the trace, unless it may still come late."""
+        if self._open and event.status == "completed":
+            names = ", ".join(sorted(self._open)[:5])
+            self.integrity.append(
+                Integrity(
+                    session=event.session,
+                    code="items_never_ended",
+                    message=f"{len(self._open)} items began and never ended: {names}",
+                )
+            )
+        self._open.clear()
+
+    def _check(self, name: str, used: int, allowed: int | None) -> None:
+        if allowed is not None and used > allowed and self._on_budget is not None:
+            report, self._on_budget = self._on_budget, None
+            report(f"{name}: {used} of {allowed}")
+
+
+def _bounded(event: Event) -> Mapping[str, Any]:
+    entry: dict[str, Any] = msgspec.to_builtins(event)
+    for name, value in entry.items():
+        if isinstance(value, str):
+            entry[name] = preview(value, PREVIEW)[0]
+    return entry
+
+
+def _failed(call: ToolCall) -> bool:
+    return call.status != "completed" or call.exit_code not in (None, 0)
+
+
+def _failure_code(call: ToolCall) -> str:
+    return f"exit_{call.exit_code}" if call.status == "completed" else call.status
+
+
+def _percentile(ordered: list[float], part: float) -> float | None:
+    """The nearest-rank percentile: always a value that was measured."""
+    return ordered[max(0, -(-len(ordered) * int(part * 100) // 100) - 1)] if ordered else None

@@ -1,0 +1,171 @@
+"""A process that takes attempts from a run's ledger and runs several at a time: `python -m proofbox.lab.worker`.
+
+It dies with its conductor, and its boxes die with it. What it says on stdout, one JSON object a line, is for whoever
+watches; nothing rests on it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import anyio
+from anyio.to_thread import run_sync
+
+from proofbox.core.clock import Clock, SystemClock
+from proofbox.errors import LeaseLost, RateLimited, UsageLimited
+from proofbox.evidence.identity import process_identity
+from proofbox.lab import pressure
+from proofbox.lab.attempt import Surroundings, Watch, run_attempt
+from proofbox.lab.ledger import Attempt, Ended, Ledger
+from proofbox.lab.limiter import Limiter
+from proofbox.lab.plan import credential_of, ledger_path, read_plan, surroundings
+from proofbox.lab.states import State
+
+LEASE = 60.0
+BEAT = 5.0
+ASK_AGAIN = 0.05
+_PDEATHSIG = 1
+
+
+class Worker:
+    def __init__(
+        self,
+        name: str,
+        epoch: int,
+        slots: int,
+        ledger: Ledger,
+        around: Surroundings,
+        limiter: Limiter | None,
+        clock: Clock,
+    ) -> None:
+        self._name = name
+        self._epoch = epoch
+        self._slots = slots
+        self._ledger = ledger
+        self._around = around
+        self._limiter = limiter
+        self._clock = clock
+        self._process = process_identity()
+        self._running: dict[str, Watch] = {}
+        self._entered = 0
+        self._freed = anyio.Event()
+
+    async def work(self) -> None:
+        """Until nothing is planned, and nothing is under way that may have to be tried again."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._beat)
+            while True:
+                wait = await run_sync(self._next)
+                if wait is None:
+                    break
+                if isinstance(wait, float):
+                    with anyio.move_on_after(wait):
+                        await self._freed.wait()
+                    continue
+                attempt, place = wait
+                watch = self._running[attempt.id] = self._watch(attempt)
+                tasks.start_soon(self._run, attempt, watch, place)
+            tasks.cancel_scope.cancel()
+
+    def _next(self) -> tuple[Attempt, str] | float | None:
+        """An attempt to run, with its place at the gate; or how long to wait; or None when all is done."""
+        if len(self._running) >= self._slots:
+            return BEAT
+        due = self._ledger.next_time()
+        if due is None:
+            return ASK_AGAIN if self._ledger.counts()["claimed"] else None
+        early = due - self._clock.now().timestamp()
+        if early > 0:
+            return min(early, BEAT)
+        if pressure.reason(self._around.run_dir):
+            return pressure.ASK_AGAIN
+        self._entered += 1
+        place = f"{self._name}/{self._entered}"
+        closed = self._limiter.enter(place, self._process) if self._limiter is not None else None
+        if closed is not None:
+            return min(closed, BEAT)
+        attempt = self._ledger.claim(self._name, self._epoch, LEASE)
+        if attempt is None:  # another worker was faster
+            self._leave(place)
+            return ASK_AGAIN
+        return attempt, place
+
+    def _leave(self, place: str) -> None:
+        if self._limiter is not None:
+            self._limiter.leave(place)
+
+    async def _run(self, attempt: Attempt, watch: Watch, place: str) -> None:
+        began = self._clock.now().timestamp()
+        try:
+            ended = await run_attempt(attempt, self._around, watch)
+            await run_sync(self._ledger.end, attempt, ended)
+            await run_sync(self._learn, ended, began)
+            self._say(attempt, "ended", **_told(ended))
+        except LeaseLost as error:
+            self._say(attempt, "lost", message=error.message)
+        finally:
+            del self._running[attempt.id]
+            self._leave(place)
+            self._freed.set()
+            self._freed = anyio.Event()
+
+    def _learn(self, ended: Ended, began: float) -> None:
+        if self._limiter is None:
+            return
+        if ended.infra == UsageLimited.code:
+            resets = None if ended.retry_after is None else self._clock.now().timestamp() + ended.retry_after
+            self._limiter.usage_limited(resets)
+        elif ended.infra == RateLimited.code:
+            self._limiter.rate_limited(began, ended.retry_after)
+        elif ended.infra is None:
+            self._limiter.went_well()
+
+    def _watch(self, attempt: Attempt) -> Watch:
+        def on_state(state: State) -> None:
+            if state != "ended":  # that is said when the ledger has it
+                self._ledger.enter_phase(attempt, state)
+                self._say(attempt, state)
+
+        return Watch(on_state, lambda what: self._say(attempt, "activity", activity=what))
+
+    async def _beat(self) -> None:
+        while True:
+            for id in await run_sync(self._ledger.heartbeat, self._name, LEASE):
+                if id in self._running:
+                    self._running[id].stop("interrupted", "on request")
+            await anyio.sleep(BEAT)
+
+    def _say(self, attempt: Attempt, event: str, **more: Any) -> None:
+        line = {"event": event, "attempt_id": attempt.id, "mission_id": attempt.mission, **more}
+        sys.stdout.write(json.dumps(line) + "\n")
+        sys.stdout.flush()
+
+
+def _told(ended: Ended) -> dict[str, Any]:
+    names = ("claimed", "verified", "infra", "reason", "strategy")
+    return {name: getattr(ended, name) for name in names}
+
+
+def main(argv: list[str]) -> None:
+    out, run_id, name, epoch, slots, conductor = argv
+    ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != int(conductor):  # it died before we could ask to die with it
+        return
+    clock = SystemClock()
+    ledger = Ledger(ledger_path(Path(out), run_id), clock=clock)
+    plan = read_plan(ledger)
+    credential = credential_of(plan)
+    limiter = None if credential is None else Limiter(credential, plan.concurrency, clock=clock)
+    around = surroundings(plan, Path(out), clock=clock)
+    worker = Worker(name, int(epoch), int(slots), ledger, around, limiter, clock)
+    anyio.run(worker.work)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
