@@ -142,7 +142,7 @@ class ProcessSession(HostedSession):
         except (CommandNotFound, CommandNotExecutable) as error:
             raise RuntimeStartFailed(error.message, op="turn", fix_hints=error.fix_hints) from error
         for event in speech.end(result):
-            await self._tell_of(turn, event)
+            await self.tell_of(turn, event)
         failure = speech.failure or _failure_of(result)
         if failure is not None:
             raise failure
@@ -159,11 +159,8 @@ class ProcessSession(HostedSession):
         self._background.spawn(_quietly, pour)
         while (piece := await process.receive()) is not None:
             for event in speech.hear(piece.stream, piece.data):
-                await self._tell_of(turn, event)
+                await self.tell_of(turn, event)
         return await process.wait()
-
-    async def _tell_of(self, turn: Turn, event: Event) -> None:
-        await self.tell(msgspec.structs.replace(event, session=self.id, thread=turn.thread, turn=turn.id))
 
     async def _kill(self, turn: Turn) -> None:
         process = self._running.get(turn.id)

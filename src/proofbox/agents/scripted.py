@@ -8,28 +8,37 @@ are kept in its home, so that a later session resumes or forks them. What it rep
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
 from typing import Any, Protocol
 
 import anyio
 import msgspec
 from anyio.to_thread import run_sync
 
-from proofbox import __version__
 from proofbox.agents.contract import Capabilities, RuntimeProbe, SessionOptions
-from proofbox.agents.events import Message, Notice, Reasoning, ThreadStarted, ToolCall, Unrecognized, Usage
+from proofbox.agents.events import Event, Message, Notice, Reasoning, ThreadStarted, ToolCall, Unrecognized, Usage
 from proofbox.agents.feed import Turn
 from proofbox.agents.hosted import HostedSession
-from proofbox.agents.script import CRASH, STALL, Script, Step, filled, read_script
+from proofbox.agents.script import CRASH, FORMAT, STALL, Script, Step, filled, read_script
 from proofbox.agents.settings import read_settings
 from proofbox.agents.threads import KeptTurn, Thread, ThreadStore
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
-from proofbox.errors import ProofboxError, RuntimeCrashed, SandboxError, UsageError, WorkspaceError
+from proofbox.errors import (
+    ArgumentsInvalid,
+    CommandNotExecutable,
+    CommandNotFound,
+    PathRefused,
+    ProofboxError,
+    RequestInvalid,
+    RuntimeCrashed,
+    SandboxError,
+    ToolUnknown,
+    UsageError,
+    WorkspaceError,
+)
 from proofbox.sandbox.service import Sandboxes
 from proofbox.workspace.tools.contract import CommandResult, ToolResult
 from proofbox.workspace.tools.host import SandboxEnvironment
-from proofbox.workspace.tools.registry import create_tool_registry
 
 
 class ScriptedSettings(msgspec.Struct, frozen=True):
@@ -48,6 +57,11 @@ class Tools(Protocol):
         """End the box and everything in it, and wake whoever waits for a call. May be repeated."""
 
 
+TOOLS = (
+    *("read_file", "write_file", "remove_file", "list_directory", "list_files_recursive", "search_text"),
+    *("run_command", "edit_file", "apply_patch"),
+)
+ITS_OWN_FAULT = (CommandNotFound, CommandNotExecutable, RequestInvalid, PathRefused)
 OpenTools = Callable[[SessionOptions], Tools]
 
 
@@ -60,15 +74,24 @@ class BoxedTools:
         self._session = self._boxes.start_session(provider=provider, **options.policy)
         self._env = dict(options.env)
         self._environment = SandboxEnvironment(self._session)
-        self._registry = create_tool_registry(self._environment)
         info = self._session.info
         isolation = info.isolation.value
-        self.facts = {"provider": info.provider, "isolation": isolation, "sandboxed": isolation != "none"}
+        self.facts: Mapping[str, Any] = {
+            "provider": info.provider,
+            "isolation": isolation,
+            "sandboxed": isolation != "none",
+        }
 
     def call(self, name: str, args: Mapping[str, Any]) -> ToolResult:
         if name == "run_command" and self._env:
             args = {**args, "env": {**self._env, **args.get("env", {})}}
-        return self._registry.call(name, args)
+        if name not in TOOLS:
+            raise ToolUnknown(f"there is no tool {name[:60]!r}", op="tool", fix_hints=[f"known: {', '.join(TOOLS)}"])
+        try:
+            result: ToolResult = getattr(self._environment, name)(**args)
+        except TypeError as error:
+            raise ArgumentsInvalid(f"{name}: {error}", op="tool") from None
+        return result
 
     def stop(self) -> None:
         self._boxes.close()
@@ -98,7 +121,7 @@ class ScriptedRuntime:
     async def probe(self, settings: Mapping[str, Any]) -> RuntimeProbe:
         said = read_settings(ScriptedSettings, settings, self.id)
         read_script(said.script)
-        return RuntimeProbe(strategy=self.id, available=True, version=__version__)
+        return RuntimeProbe(strategy=self.id, available=True, version=FORMAT)
 
     async def start_session(
         self, options: SessionOptions, *, clock: Clock | None = None, ids: IdSource | None = None
@@ -111,7 +134,7 @@ class ScriptedRuntime:
 
 
 class ScriptedSession(HostedSession):
-    version = __version__
+    version = FORMAT
 
     def __init__(
         self,
@@ -189,79 +212,94 @@ class ScriptedSession(HostedSession):
             "heard": steered[-1] if steered else "",
             "history": "\n".join([*self._kept[turn.thread].told(), *steered]),
         }
-        base = {"session": self.id, "thread": turn.thread, "turn": turn.id}
         if step.tool is not None:
             await self._use(turn, step.tool, filled(step.args, places))
-        elif step.say is not None:
-            await self.tell(Message(**base, item=self._item(), text=filled(step.say, places)))
-        elif step.think is not None:
-            await self.tell(Reasoning(**base, item=self._item(), text=filled(step.think, places)))
         elif step.delay is not None:
             await self._sleep(step.delay)
         elif step.hear is not None:
             await self._hearing.setdefault(turn.id, anyio.Event()).wait()
             self._hearing[turn.id] = anyio.Event()
-        elif step.usage is not None:
-            await self.tell(Usage(**base, total=step.usage))
-        elif step.garbage is not None:
-            await self.tell(Unrecognized(**base, method="script", payload=step.garbage))
-        elif step.claim is not None:
-            said = step.claim
-            status = "completed" if said.exit_code == 0 else "failed"
-            await self.tell(
-                ToolCall(
-                    **base,
-                    item=self._item(),
-                    tool="command",
-                    command=said.command,
-                    status=status,
-                    exit_code=said.exit_code,
-                    output=said.output,
-                )
-            )
         elif step.fault == STALL:
             await anyio.sleep_forever()
-        else:
+        elif step.fault is not None:
             if step.fault == CRASH:
                 self._crashed = True
                 await self._stop_all()
             raise step.error()
+        else:
+            await self.tell_of(turn, self._said(step, places))
+
+    def _said(self, step: Step, places: Mapping[str, str]) -> Event:
+        if step.think is not None:
+            return Reasoning(session="", item=self._item(), text=filled(step.think, places))
+        if step.usage is not None:
+            return Usage(session="", total=step.usage)
+        if step.garbage is not None:
+            return Unrecognized(session="", method="script", payload=step.garbage)
+        if step.claim is not None:
+            return ToolCall(
+                session="",
+                item=self._item(),
+                tool="command",
+                command=step.claim.command,
+                status="completed" if step.claim.exit_code == 0 else "failed",
+                exit_code=step.claim.exit_code,
+                output=step.claim.output,
+            )
+        return Message(session="", item=self._item(), text=filled(step.say, places))
 
     async def _use(self, turn: Turn, tool: str, args: dict[str, Any]) -> None:
         """Call a tool; what it refuses or fails at is the agent's to live with, and no failure of the turn."""
-        base = {"session": self.id, "thread": turn.thread, "turn": turn.id, "item": self._item(), "source": "observed"}
         is_command = tool == "run_command"
         command = args.get("command", "") if is_command else args
-        text = command if isinstance(command, str) else msgspec.json.encode(command, enc_hook=str).decode()
+        call = ToolCall(
+            session=self.id,
+            thread=turn.thread,
+            turn=turn.id,
+            item=self._item(),
+            tool="command" if is_command else tool,
+            command=command if isinstance(command, str) else msgspec.json.encode(command, enc_hook=str).decode(),
+            status="completed",
+            source="observed",
+        )
         began = self._clock.monotonic()
-        call = partial(ToolCall, **base, tool="command" if is_command else tool, command=text)
+
+        def took() -> float:
+            return round((self._clock.monotonic() - began) * 1000, 3)
+
+        replace = msgspec.structs.replace
         try:
             tools = await self._tools_of(turn)
             result = await run_sync(tools.call, tool, args)
         except (WorkspaceError, SandboxError) as error:
-            took = round((self._clock.monotonic() - began) * 1000, 3)
             if turn.id in self._endings:
-                await self.feed.tell(call(status="abandoned", duration_ms=took))
+                await self.feed.tell(replace(call, status="abandoned", duration_ms=took()))
                 raise
-            await self.tell(call(status="failed", duration_ms=took, output=f"{error.code}: {error.message}"))
-            if isinstance(error, SandboxError):
-                raise
+            words = f"{error.code}: {error.message}"
+            await self.tell(replace(call, status="failed", duration_ms=took(), output=words))
+            if isinstance(error, SandboxError) and not isinstance(error, ITS_OWN_FAULT):
+                await self._kill(turn)
+                raise  # without its box the agent can't go on
             return
-        took = round((self._clock.monotonic() - began) * 1000, 3)
         if isinstance(result, CommandResult):
-            status = "completed" if result.exit_code == 0 else "failed"
-            ended = call(status=status, exit_code=result.exit_code, duration_ms=result.duration_ms, cwd=result.cwd)
+            call = replace(
+                call,
+                status="completed" if result.exit_code == 0 else "failed",
+                exit_code=result.exit_code,
+                duration_ms=result.duration_ms,
+                cwd=result.cwd,
+                output=result.text(),
+            )
         else:
-            ended = call(status="completed", duration_ms=took)
-        await self.tell(msgspec.structs.replace(ended, output=result.text()))
+            call = replace(call, duration_ms=took(), output=result.text())
+        await self.tell(call)
 
     async def _tools_of(self, turn: Turn) -> Tools:
-        found = self._tools.get(turn.thread)
-        if found is None:
+        if turn.thread not in self._tools:
             with anyio.CancelScope(shield=True):  # a box that was started must come into somebody's hands
-                found = self._tools[turn.thread] = await run_sync(self._open_tools, self.options)
-            self._facts = dict(found.facts)
-        return found
+                tools = self._tools[turn.thread] = await run_sync(self._open_tools, self.options)
+            self._facts = dict(tools.facts)
+        return self._tools[turn.thread]
 
     async def _kill(self, turn: Turn) -> None:
         tools = self._tools.pop(turn.thread, None)
@@ -278,7 +316,9 @@ class ScriptedSession(HostedSession):
     def _check_open(self) -> None:
         super()._check_open()
         if self._crashed:
-            raise RuntimeCrashed("the agent has crashed", op="session", fix_hints=["start a session, resume the thread"])
+            raise RuntimeCrashed(
+                "the agent has crashed", op="session", fix_hints=["start a session, resume the thread"]
+            )
 
     def _keep(self, thread: Thread) -> None:
         self._kept[thread.id] = thread
