@@ -228,6 +228,7 @@ class Trace:
 
 def _bounded(event: Event) -> Mapping[str, Any]:
     entry: dict[str, Any] = msgspec.to_builtins(event)
+    entry["number"] = entry.pop("seq")  # a chain numbers its lines itself, and not every event is one
     for name, value in entry.items():
         if isinstance(value, str):
             entry[name] = preview(value, PREVIEW)[0]
