@@ -86,6 +86,7 @@
     │   └── TurnInterrupted      RUNTIME_INTERRUPTED         exit 1
     └── LabError                 ATTEMPT_FAILED              exit 4
         ├── SuiteInvalid         SUITE_INVALID               exit 1
+        ├── SuiteNotPassed       SUITE_NOT_PASSED            exit 1
         ├── AttemptUnknown       ATTEMPT_UNKNOWN             exit 2
         ├── RunUnknown           RUN_UNKNOWN                 exit 2
         ├── RunBusy              RUN_BUSY                    exit 3, retryable
@@ -741,6 +742,13 @@ class SuiteInvalid(LabError):
     """The suite's file can't be run. `details["problems"]` has each thing that is wrong, with its place."""
 
     code = "SUITE_INVALID"
+    exit_code = 1
+
+
+class SuiteNotPassed(LabError):
+    """The run is whole, and not every mission in it was verified as done."""
+
+    code = "SUITE_NOT_PASSED"
     exit_code = 1
 
 

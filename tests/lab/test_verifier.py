@@ -14,11 +14,6 @@ from proofbox.sandbox.service import Sandboxes
 from proofbox.workspace.workspace import Workspace
 
 
-@pytest.fixture(autouse=True)
-def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-
-
 @pytest.fixture
 def workspace(tmp_path: Path) -> Iterator[Workspace]:
     root = tmp_path / "ws"

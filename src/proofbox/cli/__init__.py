@@ -52,6 +52,14 @@ COMMANDS = (
     Command("workspace fork", "workspace:fork", "Make a new workspace at a snapshot."),
     Command("workspace verify", "workspace:verify", "Hash the whole stored history again."),
     Command("workspace gc", "workspace:gc", "Drop what no snapshot needs."),
+    Command("suite lint", "suite:lint", "Check a suite's file."),
+    Command("suite run", "suite:run", "Run the missions of a suite, and keep the proof."),
+    Command("suite resume", "suite:resume", "Go on with a run that was interrupted or killed."),
+    Command("suite report", "suite:report", "Show what came of a run."),
+    Command("attempt list", "attempt:list_", "List the attempts of a run."),
+    Command("attempt show", "attempt:show_", "Show what is recorded of one attempt."),
+    Command("attempt explain", "attempt:explain_", "Say in plain words what happened."),
+    Command("attempt interrupt", "attempt:interrupt", "Stop one attempt, and no other."),
     Command("contract", "contract:contract", "List every command, schema and code, for programs."),
     Command("completion", "completion:completion", "Print a tab completion script for a shell."),
 )
@@ -59,6 +67,8 @@ COMMANDS = (
 GROUPS = {
     "workspace": "Directories with history.",
     "session": "Boxes that stay between commands.",
+    "suite": "Missions for agents, run and verified.",
+    "attempt": "One agent's one try.",
     "bundle": "Bundles of evidence: look, check, reindex, copy.",
     "promotion": "Packets that say whether a bundle may be relied on.",
     "key": "Keys that sign promotion packets.",

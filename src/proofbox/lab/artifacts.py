@@ -82,19 +82,28 @@ def index_sha256(bundle: Path) -> str:
     return sha256_file(bundle / INDEX)[0]
 
 
-def write_all(bundle: BundleWriter, story: Story) -> None:
+def write_all(bundle: BundleWriter, story: Story, redactor: Redactor) -> None:
     """Every document but those that were written on the way."""
-    bundle.write_json(ATTEMPT, _attempt(story))
-    bundle.write_json(RUNNER, _runner(story))
-    bundle.write_json(METRICS, _metrics(story))
+    documents = {
+        ATTEMPT: _attempt(story),
+        RUNNER: _runner(story),
+        METRICS: _metrics(story),
+        FEEDBACK: story.feedback.document(),
+        VERIFICATION: {
+            **story.checked.document(),
+            "result": story.verified,
+            "unmet": msgspec.to_builtins(story.unmet),
+        },
+        outcome.PATH: _outcome(story).as_json(),
+        REPORT: _report(story),
+    }
     if story.environment is not None:
-        record = msgspec.to_builtins(story.environment)
-        bundle.write_json(ENVIRONMENT, {"schema_version": "proofbox.attempt_env/1", **record})
-    bundle.write_json(FEEDBACK, story.feedback.document())
-    unmet = msgspec.to_builtins(story.unmet)
-    bundle.write_json(VERIFICATION, {**story.checked.document(), "result": story.verified, "unmet": unmet})
-    bundle.write_json(outcome.PATH, _outcome(story).as_json())
-    bundle.write_json(REPORT, _report(story))
+        documents[ENVIRONMENT] = {
+            "schema_version": "proofbox.attempt_env/1",
+            **msgspec.to_builtins(story.environment),
+        }
+    for name, document in documents.items():
+        bundle.write_json(name, redactor.redact_json(document))
     if story.infra is not None:
         bundle.mark_partial(f"infra: {story.infra.code}")
 

@@ -26,7 +26,7 @@ from proofbox.core.ids import IdSource
 from proofbox.core.redaction import Redactor
 from proofbox.errors import AgentError, ContextExceeded, ProofboxError, SetupFailed, TurnInterrupted
 from proofbox.evidence.writer import BundleWriter
-from proofbox.lab import artifacts
+from proofbox.lab import artifacts, pressure
 from proofbox.lab.claims import Feedback, read_feedback
 from proofbox.lab.expectations import Unmet, unmet
 from proofbox.lab.ledger import Attempt, Ended
@@ -199,7 +199,6 @@ class _Trial:
             "memory_mb": limits.memory_mb,
             "cpus": limits.cpus,
             "pids": limits.pids,
-            "disk_mb": limits.disk_mb,
             "image": self._mission.image,
         }
         return policy
@@ -273,9 +272,18 @@ class _Trial:
             await anyio.sleep(self._mission.timeout)
             self._watch.stop("timed_out", f"after {self._mission.timeout:g} s")
 
+        async def interrupt_when_full(allowed: int) -> None:
+            while True:
+                used = await run_sync(pressure.size_of, self.place / "workspace", allowed << 20)
+                if used > allowed << 20:
+                    return self._watch.stop("budget_exceeded", f"disk: more than {allowed} MB")
+                await anyio.sleep(pressure.LOOK_AGAIN)
+
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(interrupt_when_told)
             tasks.start_soon(interrupt_in_time)
+            if self._mission.limits.disk_mb is not None:
+                tasks.start_soon(interrupt_when_full, self._mission.limits.disk_mb)
             result = await session.wait_turn(turn)
             tasks.cancel_scope.cancel()
         return result
@@ -346,6 +354,7 @@ class _Trial:
                 retry_after=_retry_after(self._infra, self._around.clock),
                 written_at=isoformat(self._around.clock.now()),
             ),
+            self._around.redactor,
         )
 
     def ended(self, index_sha256: str) -> Ended:

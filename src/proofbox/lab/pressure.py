@@ -8,6 +8,7 @@ from pathlib import Path
 LEAST_DISK = 512 << 20
 LEAST_MEMORY = 256 << 20
 ASK_AGAIN = 1.0
+LOOK_AGAIN = 0.2
 
 
 def reason(directory: Path, meminfo: Path = Path("/proc/meminfo")) -> str:
@@ -19,6 +20,23 @@ def reason(directory: Path, meminfo: Path = Path("/proc/meminfo")) -> str:
     if available is not None and available < LEAST_MEMORY:
         return f"less than {LEAST_MEMORY >> 20} MiB of memory are free"
     return ""
+
+
+def size_of(directory: Path, enough: int) -> int:
+    """Bytes on disk below a directory, following nothing; counting ends when there are more than `enough`."""
+    size = 0
+    pending = [os.fspath(directory)]
+    while pending and size <= enough:
+        try:
+            with os.scandir(pending.pop()) as found:
+                for entry in found:
+                    if entry.is_dir(follow_symlinks=False):
+                        pending.append(entry.path)
+                    else:
+                        size += entry.stat(follow_symlinks=False).st_blocks * 512
+        except OSError:  # the agent is at work: what was there a moment ago need not be
+            continue
+    return size
 
 
 def _available_memory(meminfo: Path) -> int | None:

@@ -108,6 +108,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cpus: Annotated[float, msgspec.Meta(gt=0)] | None = None
     pids: Count | None = None
     disk_mb: Count | None = None
+    """Of the workspace. Watched several times a second, and not a quota: over it, the attempt is ended."""
 
 
 class ToolPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -33,7 +33,7 @@ from proofbox.workspace.restore import write_file
 from proofbox.workspace.store import Store
 from proofbox.workspace.workspace import Workspace
 
-SCHEMA = "proofbox.verification/1"
+SCHEMA = "proofbox.attempt_verification/1"
 PREVIEW = 4096
 LINES, LINE = 10_000, 4096
 """How much of its output is looked at for what a command must print: the last lines, and each one's beginning."""

@@ -28,7 +28,7 @@ from proofbox.lab.plan import credential_of, ledger_path, read_plan, surrounding
 from proofbox.lab.states import State
 
 LEASE = 60.0
-BEAT = 5.0
+BEAT = 1.0
 ASK_AGAIN = 0.05
 _PDEATHSIG = 1
 

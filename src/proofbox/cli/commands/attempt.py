@@ -1,0 +1,128 @@
+"""`attempt`: one agent's one try, as its evidence tells it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from proofbox.cli.commands import flags
+from proofbox.cli.commands.suite import AttemptFacts
+from proofbox.cli.output import Document, columns, show
+from proofbox.core.text import printable
+from proofbox.lab.explain import explain, read_documents
+from proofbox.lab.ledger import Attempt, Ledger
+from proofbox.lab.plan import ledger_path
+from proofbox.lab.run import find_run
+
+Run = Annotated[
+    Path, Parameter(name="--run", help="A run's directory, or an --out directory, whose last run is meant.")
+]
+Id = Annotated[str, Parameter(help="An attempt's id, or the beginning of one.")]
+
+
+class AttemptsDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.attempts/1"
+    run_id: str
+    attempts: tuple[AttemptFacts, ...]
+
+
+class AttemptDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.attempt_show/1"
+    attempt: AttemptFacts
+    documents: dict[str, Any]
+    """The JSON artifacts of its bundle, by name."""
+
+
+class ExplainDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.attempt_explain/1"
+    attempt: AttemptFacts
+    lines: tuple[str, ...]
+
+
+class InterruptDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.attempt_interrupt/1"
+    attempt: AttemptFacts
+
+
+def list_(
+    run: Annotated[Path, Parameter(help="A run's directory, or an --out directory, whose last run is meant.")] = Path(
+        "out"
+    ),
+    *,
+    json: flags.Json = False,
+) -> int:
+    """List the attempts of a run, in any state.
+
+    For example:
+      proofbox attempt list out
+    """
+    out, run_id = find_run(run)
+    ledger = Ledger(ledger_path(out, run_id))
+    try:
+        found = tuple(AttemptFacts.of(each, out / run_id) for each in ledger.attempts())
+    finally:
+        ledger.close()
+    rows: list[tuple[str, ...]] = [("ATTEMPT", "STATE", "CLAIMED", "VERIFIED", "REASON", "INFRA")]
+    for each in found:
+        cells = (each.claimed, each.verified, each.reason, each.infra)
+        rows.append((each.attempt_id, each.state, *(cell or "-" for cell in cells)))
+    show(AttemptsDocument(run_id=run_id, attempts=found), lambda: columns(rows), as_json=json)
+    return 0
+
+
+def show_(id: Id, *, run: Run = Path("out"), json: flags.Json = False) -> int:
+    """Show what is recorded of one attempt.
+
+    For example:
+      proofbox attempt show answer.1 --run out
+    """
+    attempt, place = _attempt(run, id)
+    facts = AttemptFacts.of(attempt, place)
+    documents = read_documents(place / attempt.path)
+    text = [f"{name}: {getattr(facts, name)}" for name in AttemptFacts.__struct_fields__]
+    text += ["documents: " + ", ".join(sorted(documents))]
+    document = AttemptDocument(attempt=facts, documents=documents)
+    show(document, lambda: printable("\n".join(text)), as_json=json)
+    return 0
+
+
+def explain_(id: Id, *, run: Run = Path("out"), json: flags.Json = False) -> int:
+    """Say in plain words what happened in an attempt, the failing step first.
+
+    For example:
+      proofbox attempt explain answer.1 --run out
+    """
+    attempt, place = _attempt(run, id)
+    lines = tuple(explain(attempt, place / attempt.path))
+    document = ExplainDocument(attempt=AttemptFacts.of(attempt, place), lines=lines)
+    show(document, lambda: printable("\n".join(lines)), as_json=json)
+    return 0
+
+
+def interrupt(id: Id, *, run: Run = Path("out"), json: flags.Json = False) -> int:
+    """Ask whoever runs an attempt to stop it. Its siblings go on.
+
+    For example:
+      proofbox attempt interrupt answer.1 --run out
+    """
+    out, run_id = find_run(run)
+    ledger = Ledger(ledger_path(out, run_id))
+    try:
+        attempt = ledger.interrupt(id)
+    finally:
+        ledger.close()
+    facts = AttemptFacts.of(attempt, out / run_id)
+    words = "it has ended already" if attempt.state == "ended" else "it will be stopped within seconds"
+    show(InterruptDocument(attempt=facts), lambda: f"{attempt.id}: {words}", as_json=json)
+    return 0
+
+
+def _attempt(run: Path, id: str) -> tuple[Attempt, Path]:
+    out, run_id = find_run(run)
+    ledger = Ledger(ledger_path(out, run_id))
+    try:
+        return ledger.attempt(id), out / run_id
+    finally:
+        ledger.close()

@@ -1,0 +1,81 @@
+"""How a run goes, live on a terminal: which attempts are under way, what each is doing, how many are done."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from proofbox.core.text import preview, printable
+from proofbox.lab.ledger import Attempt
+
+MOST_LINES = 12
+
+
+class Progress:
+    """Told of events from any thread; draws on stderr, and leaves nothing of it behind."""
+
+    def __init__(self, planned: Sequence[Attempt], *, shown: bool) -> None:
+        self._total = len(planned)
+        self._done = sum(each.state == "ended" for each in planned)
+        self._done_before = self._done
+        self._passed = 0
+        self._running: dict[str, tuple[float, str, str]] = {}
+        self._began = time.monotonic()
+        self._lock = threading.Lock()
+        self._live: Any = None
+        if shown:
+            from rich.console import Console
+            from rich.live import Live
+
+            self._live = Live(console=Console(file=sys.stderr), refresh_per_second=8, transient=True)
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def hear(self, event: dict[str, Any]) -> None:
+        with self._lock:
+            id, what = str(event.get("attempt_id")), str(event.get("event"))
+            since, state, activity = self._running.get(id, (time.monotonic(), "", ""))
+            if what in ("ended", "lost"):
+                self._running.pop(id, None)
+                self._done += what == "ended"
+                self._total = max(self._total, self._done + len(self._running))
+                self._passed += event.get("verified") == "passed"
+            elif what == "activity":
+                self._running[id] = (since, state, str(event.get("activity", "")))
+            else:
+                self._running[id] = (since, what, activity)
+            if self._live is not None:
+                self._live.update(self._picture())
+
+    def _picture(self) -> Any:
+        from rich.table import Table
+        from rich.text import Text
+
+        elapsed = time.monotonic() - self._began
+        done_now = self._done - self._done_before
+        left = f", about {elapsed / done_now * (self._total - self._done):.0f} s left" if done_now else ""
+        table = Table.grid(padding=(0, 2))
+        table.add_row(Text(f"{self._done}/{self._total} done, {self._passed} passed, {elapsed:.0f} s{left}", "bold"))
+        rows = Table.grid(padding=(0, 2))
+        for id, (since, state, activity) in list(self._running.items())[:MOST_LINES]:
+            shown = preview(printable(activity), 60)[0]
+            rows.add_row(Text(id), Text(state, "cyan"), Text(f"{time.monotonic() - since:.0f} s"), Text(shown, "dim"))
+        if len(self._running) > MOST_LINES:
+            rows.add_row(Text(f"and {len(self._running) - MOST_LINES} more", "dim"))
+        table.add_row(rows)
+        return table

@@ -1,0 +1,272 @@
+"""`suite`: missions from a file, run with any strategy in any sandbox, with evidence that scores itself."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from cyclopts import Parameter
+
+from proofbox.agents.registry import installed
+from proofbox.agents.strategies import decide_chain
+from proofbox.cli.commands import flags
+from proofbox.cli.commands.progress import Progress
+from proofbox.cli.output import Document, ErrorBody, columns, show, write_json
+from proofbox.core.ids import IdSource
+from proofbox.core.text import printable
+from proofbox.errors import SuiteInvalid, SuiteNotPassed, UsageError
+from proofbox.lab import reading
+from proofbox.lab.ledger import Attempt, Ledger
+from proofbox.lab.plan import Plan, ledger_path, read_plan
+from proofbox.lab.run import Conductor, create_run, find_run
+from proofbox.lab.summary import final_attempts, totals
+from proofbox.sandbox.config import load
+
+SpecPath = Annotated[Path, Parameter(help="The suite's TOML file (or JSON, by its suffix).")]
+RunPath = Annotated[Path, Parameter(help="A run's directory, or the --out directory, whose last run is meant.")]
+Jsonl = Annotated[bool, Parameter(name="--jsonl", negative="", help="Events as they happen, one JSON object a line.")]
+
+
+class LintDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.suite_lint/1"
+    suite: str | None
+    missions: int
+    sha256: str | None
+    problems: tuple[reading.Problem, ...]
+    error: ErrorBody | None = None
+
+
+class AttemptFacts(msgspec.Struct, frozen=True):
+    attempt_id: str
+    mission_id: str
+    replicate: int
+    parent: str | None
+    state: str
+    strategy: str | None
+    claimed: str | None
+    verified: str | None
+    infra: str | None
+    reason: str | None
+    bundle: str
+
+    @classmethod
+    def of(cls, attempt: Attempt, run: Path) -> AttemptFacts:
+        result = attempt.result
+        return cls(
+            attempt.id,
+            attempt.mission,
+            attempt.replicate,
+            attempt.parent,
+            attempt.phase if attempt.state == "claimed" else attempt.state,
+            None if result is None else result.strategy,
+            None if result is None else result.claimed,
+            None if result is None else result.verified,
+            None if result is None else result.infra,
+            None if result is None else result.reason,
+            str(run / attempt.path),
+        )
+
+
+class RunDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.suite_run/1"
+    run_id: str
+    suite: str
+    committed: bool
+    bundle: str
+    attempts: tuple[AttemptFacts, ...]
+    totals: dict[str, Any]
+    error: ErrorBody | None = None
+
+
+def lint(spec: SpecPath, *, json: flags.Json = False) -> int:
+    """Check a suite's file, and point at everything that is wrong with it. Exit 1 when anything is.
+
+    For example:
+      proofbox suite lint suite.toml
+    """
+    problems: tuple[reading.Problem, ...] = ()
+    suite, error = None, None
+    try:
+        suite = reading.read_suite(spec)
+    except SuiteInvalid as invalid:
+        problems = msgspec.convert(invalid.details.get("problems", []), tuple[reading.Problem, ...])
+        error = _body(invalid)
+    document = LintDocument(
+        ok=suite is not None,
+        suite=None if suite is None else suite.id,
+        missions=0 if suite is None else len(suite.missions),
+        sha256=None if suite is None else suite.sha256,
+        problems=problems,
+        error=error,
+    )
+
+    def text() -> str:
+        if suite is not None:
+            return f"{spec}: suite {suite.id}, {len(suite.missions)} missions"
+        return printable("\n".join(f"{spec}:{problem}" for problem in problems) or str(error and error.message))
+
+    show(document, text, as_json=json)
+    return 0 if suite is not None else 1
+
+
+def run(
+    spec: SpecPath,
+    *,
+    out: Annotated[Path, Parameter(name="--out", help="Where the evidence goes.")] = Path("out"),
+    strategies: Annotated[
+        str | None, Parameter(name="--strategies", help="Agents to try in this order: codex_app_server!,scripted.")
+    ] = None,
+    concurrency: Annotated[int, Parameter(name=["-n", "--concurrency"], help="Most attempts at once.")] = 4,
+    isolation: Annotated[
+        Literal["process", "shared"] | None,
+        Parameter(name="--isolation", help="One agent process an attempt, or one for all. Default: process."),
+    ] = None,
+    provider: flags.Provider = None,
+    replicates: Annotated[
+        int | None, Parameter(name="--replicates", help="Tries at each mission, whatever the suite says.")
+    ] = None,
+    retries: Annotated[
+        int, Parameter(name="--retries", help="More tries where the machinery failed; a failed mission has none.")
+    ] = 1,
+    jsonl: Jsonl = False,
+    json: flags.Json = False,
+) -> int:
+    """Run every mission of a suite, and commit what happened. Exit 1 unless each one was verified as done.
+
+    Interrupted or killed, it can be gone on with by `suite resume`.
+
+    For example:
+      proofbox suite run suite.toml --out out
+      proofbox suite run suite.toml --strategies codex_app_server --provider bubblewrap -n 8 --replicates 5 --json
+    """
+    for name, value in (("-n", concurrency), ("--replicates", replicates)):
+        if value is not None and value < 1:
+            raise UsageError(f"{name} is at least 1", op="suite")
+    suite = reading.read_suite(spec)
+    settings = load(Path().resolve())
+    chain = decide_chain(flag=strategies, spec=suite.fields.strategies or None, config=settings.strategies)
+    plan = Plan(
+        run_id=IdSource().new_id("run"),
+        suite_name=str(spec),
+        suite_source=suite.source,
+        suite_json=spec.suffix == ".json",
+        base=str(suite.base.resolve()),
+        chain=str(chain),
+        chain_origin=chain.origin,
+        concurrency=concurrency,
+        isolation=isolation or suite.fields.isolation,
+        provider=provider,
+        replicates=replicates,
+        retries=max(0, retries),
+        runtimes=dict(settings.runtimes),
+    )
+    plan.runtime_settings().check(chain, installed())
+    create_run(plan, out)
+    return _conduct(out, plan.run_id, json=json, jsonl=jsonl)
+
+
+def resume(run: RunPath = Path("out"), *, jsonl: Jsonl = False, json: flags.Json = False) -> int:
+    """Go on with a run that was interrupted or killed: what is committed stays, what is missing is run.
+
+    For example:
+      proofbox suite resume out
+    """
+    out, run_id = find_run(run)
+    return _conduct(out, run_id, json=json, jsonl=jsonl)
+
+
+def report(run: RunPath = Path("out"), *, json: flags.Json = False) -> int:
+    """Show what came of a run, or how far it is. Exit 1 unless each mission was verified as done.
+
+    For example:
+      proofbox suite report out --json
+    """
+    out, run_id = find_run(run)
+    return _show(out, run_id, json=json)
+
+
+def _conduct(out: Path, run_id: str, *, json: bool, jsonl: bool) -> int:
+    ledger = Ledger(ledger_path(out, run_id))
+    try:
+        planned = ledger.attempts()
+    finally:
+        ledger.close()
+    with Progress(planned, shown=not json and not jsonl and sys.stderr.isatty()) as progress:
+
+        def hear(event: dict[str, Any]) -> None:
+            if jsonl:
+                write_json({"schema": "proofbox.suite_event/1", "run_id": run_id, **event})
+            progress.hear(event)
+
+        conductor = Conductor(out, run_id, on_event=hear)
+        try:
+            conductor.conduct()
+        except KeyboardInterrupt:
+            progress.close()
+            print(f"interrupted; go on with: proofbox suite resume {out / run_id}", file=sys.stderr)
+            raise
+        finally:
+            conductor.close()
+    return _show(out, run_id, json=json or jsonl)
+
+
+def _show(out: Path, run_id: str, *, json: bool) -> int:
+    ledger = Ledger(ledger_path(out, run_id))
+    try:
+        attempts = ledger.attempts()
+        plan = read_plan(ledger)
+        committed = ledger.about("committed") == "yes"
+    finally:
+        ledger.close()
+    final = final_attempts(attempts)
+    passed = all(each.result is not None and each.result.verified == "passed" for each in final)
+    counted = totals(attempts)
+    error = None
+    if not passed:
+        done = counted["passed"]
+        error = SuiteNotPassed(
+            f"{done} of {counted['results']} were verified as done",
+            op="suite",
+            fix_hints=[f"see what happened: proofbox attempt explain ATTEMPT --run {out / run_id}"],
+        )
+    document = RunDocument(
+        ok=error is None,
+        run_id=run_id,
+        suite=plan.suite().id,
+        committed=committed,
+        bundle=str(out / run_id),
+        attempts=tuple(AttemptFacts.of(each, out / run_id) for each in attempts),
+        totals=counted,
+        error=None if error is None else _body(error),
+    )
+    show(document, lambda: _text(document, attempts), as_json=json)
+    return 0 if error is None else error.exit_code
+
+
+def _text(document: RunDocument, attempts: Sequence[Attempt]) -> str:
+    rows: list[tuple[str, ...]] = [("ATTEMPT", "CLAIMED", "VERIFIED", "REASON", "INFRA", "STRATEGY")]
+    for each in document.attempts:
+        cells = (each.claimed, each.verified, each.reason or each.state, each.infra, each.strategy)
+        rows.append((each.attempt_id, *(cell or "-" for cell in cells)))
+    counted = document.totals
+    lied = sum(
+        each.result is not None and each.result.claimed == "success" and each.result.verified == "failed"
+        for each in final_attempts(attempts)
+    )
+    lines = [
+        columns(rows),
+        "",
+        f"{counted['passed']} of {counted['results']} verified as done"
+        + (f"; {lied} claimed success and failed" if lied else ""),
+        f"evidence: {document.bundle}" + ("" if document.committed else " (not committed: proofbox suite resume)"),
+    ]
+    if document.committed:
+        lines.append(f"check it:  proofbox verify {document.bundle}")
+    return "\n".join(lines)
+
+
+def _body(error: SuiteInvalid | SuiteNotPassed) -> ErrorBody:
+    return ErrorBody(error.code, error.message, error.op, error.fix_hints, error.retryable)

@@ -1,0 +1,81 @@
+"""Running suites in tests: small helpers around the same things the command line uses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from proofbox.core.ids import IdSource
+from proofbox.lab.ledger import Attempt, Ledger
+from proofbox.lab.plan import Plan, ledger_path
+from proofbox.lab.run import Conductor, OnEvent, create_run
+
+HEAD = '[suite]\nid = "test"\n'
+
+
+def mission(id: str, *steps: dict[str, Any], **fields: Any) -> str:
+    """A mission as TOML, with a script."""
+    lines = ["[[mission]]", f'id = "{id}"', 'prompt = "do it"', *(f"{name} = {toml(v)}" for name, v in fields.items())]
+    for step in steps:
+        lines += ["[[mission.script.step]]", *(f"{name} = {toml(value)}" for name, value in step.items())]
+    return "\n".join(lines) + "\n"
+
+
+def toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(name)} = {toml(each)}" for name, each in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    return json.dumps(value)
+
+
+def command(line: str) -> dict[str, Any]:
+    return {"tool": "run_command", "args": {"command": line}}
+
+
+def write(path: str, content: str) -> dict[str, Any]:
+    return {"tool": "write_file", "args": {"path": path, "content": content}}
+
+
+def say(text: str) -> dict[str, Any]:
+    return {"say": text}
+
+
+def plan(source: str, out: Path, base: Path, **options: Any) -> Plan:
+    fields: dict[str, Any] = {"concurrency": 4, "provider": "bubblewrap", "chain": "scripted", **options}
+    made = Plan(
+        run_id=IdSource().new_id("run"),
+        suite_name="suite",
+        suite_source=source,
+        base=str(base),
+        chain_origin="flag",
+        **fields,
+    )
+    create_run(made, out)
+    return made
+
+
+def conduct(made: Plan, out: Path, on_event: OnEvent | None = None) -> Path:
+    conductor = Conductor(out, made.run_id, on_event=on_event)
+    try:
+        return conductor.conduct()
+    finally:
+        conductor.close()
+
+
+def attempts(made: Plan, out: Path) -> dict[str, Attempt]:
+    ledger = Ledger(ledger_path(out, made.run_id))
+    try:
+        return {each.id: each for each in ledger.attempts()}
+    finally:
+        ledger.close()
+
+
+def document(out: Path, made: Plan, attempt: Attempt, name: str) -> Any:
+    return json.loads((out / made.run_id / attempt.path / name).read_bytes())
+
+
+def lines(out: Path, made: Plan, attempt: Attempt, name: str) -> list[dict[str, Any]]:
+    text = (out / made.run_id / attempt.path / name).read_text()
+    return [json.loads(line) for line in text.splitlines()]

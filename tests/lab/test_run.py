@@ -1,0 +1,251 @@
+"""Runs: every attempt ends by itself, nothing is lost by a kill, and what is left is what was planned."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from suites import HEAD, attempts, command, conduct, document, lines, mission, plan, say, write
+
+from proofbox.errors import RunBusy, RunUnknown
+from proofbox.evidence.promotion import emit_promotion
+from proofbox.evidence.reader import load_bundle
+from proofbox.evidence.verify import verify
+from proofbox.lab.artifacts import EXPECTED
+from proofbox.lab.ledger import Ledger
+from proofbox.lab.plan import Plan, ledger_path
+from proofbox.lab.run import Conductor, find_run
+
+pytestmark = pytest.mark.needs("bubblewrap")
+
+ANSWER = {"commands": ["grep -qx 42 answer.txt"]}
+DOES_IT = (write("answer.txt", "42\n"), say("done"))
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+def results(made: Plan, out: Path) -> dict[str, tuple[str, str, str | None, str]]:
+    found: dict[str, tuple[str, str, str | None, str]] = {}
+    for id, each in attempts(made, out).items():
+        assert each.result is not None, id
+        found[id] = (each.result.claimed, each.result.verified, each.result.infra, each.result.reason)
+    return found
+
+
+def test_the_smallest_run_leaves_everything_and_can_be_promoted(out: Path, tmp_path: Path) -> None:
+    made = plan(HEAD + mission("answer", *DOES_IT, verify=ANSWER), out, tmp_path)
+    run = conduct(made, out)
+    assert results(made, out) == {"answer.1": ("success", "passed", None, "completed")}
+    bundle = load_bundle(run)
+    (nested,) = bundle.nested.values()
+    assert set(EXPECTED) <= set(nested.artifacts)
+    assert bundle.index.status == nested.index.status == "ok"
+    assert emit_promotion(run).promotable
+    attempt = attempts(made, out)["answer.1"]
+    assert emit_promotion(run / attempt.path).promotable
+    (step,) = lines(out, made, attempt, "steps.jsonl")
+    final = document(out, made, attempt, "final_snapshot.json")
+    assert step["snapshot_before"] == final["given"]
+    assert step["snapshot_after"] == final["snapshot"]
+    assert "+42" in (run / attempt.path / "final.diff").read_text()
+    feedback = document(out, made, attempt, "feedback.json")
+    assert feedback["result"] == "done"
+    states = [each["state"] for each in document(out, made, attempt, "attempt.json")["states"]]
+    assert states == ["claimed", "preparing", "running", "stopping", "verifying", "committing"]
+
+
+def test_each_attempt_ends_for_its_own_reason_and_no_other_is_disturbed(out: Path, tmp_path: Path) -> None:
+    source = HEAD + "".join(
+        [
+            mission("good", *DOES_IT, verify=ANSWER, replicates=3),
+            mission("slow", command("sleep 600"), say("done"), verify=ANSWER, timeout=0.5),
+            mission("greedy", *[write("a", str(n)) for n in range(9)], say("done"), budget={"tool_calls": 3}),
+            mission("unset", setup=["exit 5"], verify=ANSWER),
+            mission("unverified", say("done")),
+            mission("expected", *DOES_IT, expect={"claimed": "success", "min_tool_calls": 1}),
+            mission("gives-up", say("failed: too hard"), verify=ANSWER),
+        ]
+    )
+    made = plan(source, out, tmp_path)
+    run = conduct(made, out)
+    good = ("success", "passed", None, "completed")
+    assert results(made, out) == {
+        "good.1": good,
+        "good.2": good,
+        "good.3": good,
+        "slow.1": ("none", "failed", None, "timed_out"),
+        "greedy.1": ("none", "none", None, "budget_exceeded"),
+        "unset.1": ("none", "none", "ATTEMPT_SETUP_FAILED", "setup_failed"),
+        "unverified.1": ("success", "none", None, "completed"),
+        "expected.1": good,
+        "gives-up.1": ("failure", "failed", None, "completed"),
+    }
+    assert verify(out).ok
+    assert load_bundle(run).index.status == "partial", "one attempt failed for a reason of the machinery"
+    sessions = [document(out, made, each, "runner.ref.json").get("session_id") for each in attempts(made, out).values()]
+    named = [session for session in sessions if session]
+    assert len(set(named)) == len(named) == 8
+
+
+def test_one_attempt_is_interrupted_and_its_siblings_go_on(out: Path, tmp_path: Path) -> None:
+    source = HEAD + mission("waits", command("sleep 600"), verify=ANSWER) + mission("good", *DOES_IT, verify=ANSWER)
+    made = plan(source, out, tmp_path)
+
+    def stop_it(event: dict[str, Any]) -> None:
+        if event["attempt_id"] == "waits.1" and event["event"] == "running":
+            ledger = Ledger(ledger_path(out, made.run_id))
+            ledger.interrupt("waits.1")
+            ledger.close()
+
+    conduct(made, out, stop_it)
+    assert results(made, out) == {
+        "waits.1": ("none", "failed", None, "interrupted"),
+        "good.1": ("success", "passed", None, "completed"),
+    }
+
+
+def test_an_infra_failure_is_tried_again_and_says_whose_child_it_is(out: Path, tmp_path: Path) -> None:
+    made = plan(HEAD + mission("falls", {"fault": "crash"}, verify=ANSWER), out, tmp_path, retries=1)
+    conduct(made, out)
+    found = attempts(made, out)
+    assert [(each.id, each.parent) for each in found.values()] == [("falls.1", None), ("falls.1.r1", "falls.1")]
+    assert all(each.result is not None and each.result.infra == "RUNTIME_CRASH" for each in found.values())
+    schedule = [json.loads(line) for line in (out / made.run_id / "schedule.jsonl").read_text().splitlines()]
+    assert [each.get("parent") for each in schedule if each["kind"] == "planned"] == [None, "falls.1"]
+
+
+def test_a_mission_that_failed_is_not_tried_again(out: Path, tmp_path: Path) -> None:
+    made = plan(HEAD + mission("fails", say("done"), verify=ANSWER), out, tmp_path, retries=5)
+    conduct(made, out)
+    assert list(attempts(made, out)) == ["fails.1"]
+
+
+CONDUCT = """
+import sys
+from pathlib import Path
+from proofbox.lab.run import Conductor
+Conductor(Path(sys.argv[1]), sys.argv[2], on_event=lambda e: print(e["event"], flush=True)).conduct()
+"""
+
+
+def start(made: Plan, out: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", CONDUCT, str(out), made.run_id], stdout=subprocess.PIPE, text=True, process_group=0
+    )
+
+
+def descendants(of: int) -> set[int]:
+    found, pending = set(), [of]
+    while pending:
+        parent = pending.pop()
+        for tasks in Path(f"/proc/{parent}/task").glob("*/children"):
+            try:
+                pending += (children := [int(each) for each in tasks.read_text().split()])
+            except OSError:
+                continue
+            found.update(children)
+    return found
+
+
+def gone(pids: set[int], patience: float = 20.0) -> bool:
+    end = time.monotonic() + patience
+    while any(Path(f"/proc/{pid}").exists() and _state(pid) != "Z" for pid in pids):
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"
+
+
+def test_killed_at_any_point_a_resumed_run_ends_like_an_undisturbed_one(
+    tmp_path: Path, rounds: Callable[[int, int], int]
+) -> None:
+    source = HEAD + "".join(
+        [
+            mission("good", *DOES_IT, verify=ANSWER, replicates=4),
+            mission("lies", say("done"), verify=ANSWER, replicates=2),
+            mission("works", command("sleep 0.05; echo 42 > answer.txt"), say("done"), verify=ANSWER, replicates=2),
+        ]
+    )
+    expected = {"good": ("success", "passed"), "lies": ("success", "failed"), "works": ("success", "passed")}
+    for number in range(rounds(4, 100)):
+        out = tmp_path / f"out-{number}"
+        made = plan(source, out, tmp_path)
+        seed = random.randrange(1 << 30)  # noqa: S311
+        wait = random.Random(seed).random() * 1.5  # noqa: S311
+        for _ in range(2):
+            conductor = start(made, out)
+            end = time.monotonic() + wait
+            while time.monotonic() < end and conductor.poll() is None:
+                time.sleep(0.005)
+            below = descendants(conductor.pid)
+            os.kill(conductor.pid, signal.SIGKILL)
+            conductor.communicate()
+            assert gone(below), f"seed {seed}: processes outlived their conductor"
+        conduct(made, out)
+        found = attempts(made, out)
+        parents = {each.parent for each in found.values()}
+        final = {id: each for id, each in found.items() if id not in parents}
+        assert len(final) == 8, seed
+        for id, each in final.items():
+            assert each.result is not None
+            assert (each.result.claimed, each.result.verified) == expected[each.mission], (seed, id)
+            assert each.result.infra is None, (seed, id)
+        for each in found.values():
+            assert each.id in {one.id for one in final.values()} or (
+                each.result is not None and each.result.infra == "ATTEMPT_WORKER_LOST"
+            ), seed
+        report = verify(out)
+        assert report.ok, (seed, report.findings)
+        assert not (out / ".work" / made.run_id).exists()
+
+
+def test_one_conductor_at_a_time(out: Path, tmp_path: Path) -> None:
+    made = plan(HEAD + mission("waits", command("sleep 600")), out, tmp_path)
+    conductor = start(made, out)
+    assert conductor.stdout is not None
+    assert conductor.stdout.readline()
+    try:
+        with pytest.raises(RunBusy):
+            conduct(made, out)
+    finally:
+        below = descendants(conductor.pid)
+        conductor.kill()
+        conductor.communicate()
+        assert gone(below)
+
+
+def test_conducting_a_committed_run_again_changes_nothing(out: Path, tmp_path: Path) -> None:
+    made = plan(HEAD + mission("answer", *DOES_IT, verify=ANSWER), out, tmp_path)
+    run = conduct(made, out)
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    assert conduct(made, out) == run
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+
+
+def test_a_run_is_found_by_its_output_directory_its_own_and_its_ledger(out: Path, tmp_path: Path) -> None:
+    made = plan(HEAD + mission("answer", *DOES_IT), out, tmp_path)
+    for place in (out, out / made.run_id, out / f"{made.run_id}.ledger"):
+        assert find_run(place) == (out, made.run_id)
+    with pytest.raises(RunUnknown):
+        find_run(tmp_path)
+    with pytest.raises(RunUnknown):
+        Conductor(out, "run-none")
