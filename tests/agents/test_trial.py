@@ -120,7 +120,7 @@ def test_what_changed_behind_the_last_step_is_a_step(project: Path) -> None:
     daemon = "(setsid sh -c 'while [ ! -e go ]; do sleep 0.01; done; echo late > late.txt' >/dev/null 2>&1 &)"
 
     async def until_late(_: float) -> None:
-        while not (project / "late.txt").exists():
+        while not (project / "late.txt").exists():  # noqa: ASYNC110 (a file tells nobody)
             await anyio.sleep(0.01)
 
     registry = Registry({"scripted": lambda: ScriptedRuntime(sleep=until_late)})
