@@ -115,6 +115,10 @@ def probe_cc() -> str:
         return trial(["cc", "-static", "-o", f"{scratch}/trial", str(source)]) or trial([f"{scratch}/trial"])
 
 
+def probe_ripgrep() -> str:
+    return trial(["rg", "--version"])
+
+
 def probe_strace() -> str:
     strace = shutil.which("strace")
     return trial([strace, "-f", "-o", os.devnull, "true"]) if strace else "no strace on the PATH"
@@ -158,6 +162,7 @@ CAPABILITIES = {
     "gvisor": Capability(probe_gvisor, "scripts/setup --test installs runsc", True),
     "qemu-user": Capability(probe_qemu_user, "scripts/setup --test installs it", True),
     "root": Capability(probe_root, "run the tests as root", False),
+    "ripgrep": Capability(probe_ripgrep, "scripts/setup --test installs it", True),
     "strace": Capability(probe_strace, "scripts/setup --test installs it; tracing must be allowed", True),
     "unprivileged-user": Capability(
         probe_ordinary_user, "not as root, or with checkout and interpreter readable by uid 65534", True

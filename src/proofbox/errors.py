@@ -45,7 +45,24 @@
     │   ├── WorkspacePathRefused WORKSPACE_PATH_REFUSED      exit 2
     │   ├── SnapshotUnknown      WORKSPACE_SNAPSHOT_UNKNOWN  exit 2
     │   ├── WorkspaceCorrupt     WORKSPACE_CORRUPT           exit 1
-    │   └── WorkspaceChanging    WORKSPACE_CHANGING          exit 4, retryable
+    │   ├── WorkspaceChanging    WORKSPACE_CHANGING          exit 4, retryable
+    │   ├── CapabilityDenied     WORKSPACE_CAPABILITY_DENIED exit 3
+    │   ├── CapabilitiesInvalid  WORKSPACE_CAPABILITIES_INVALID exit 2
+    │   ├── CapabilitiesRefused  WORKSPACE_CAPABILITIES_REFUSED exit 3
+    │   └── ToolError            WORKSPACE_TOOL_FAILED       exit 4
+    │       ├── ToolUnknown      WORKSPACE_TOOL_UNKNOWN      exit 2
+    │       ├── ArgumentsInvalid WORKSPACE_TOOL_ARGUMENTS_INVALID exit 2
+    │       ├── ToolPathRefused  WORKSPACE_TOOL_PATH_REFUSED exit 2
+    │       ├── FileAbsent       WORKSPACE_FILE_ABSENT       exit 2
+    │       ├── FileKindRefused  WORKSPACE_FILE_KIND_REFUSED exit 2
+    │       ├── FileTooLarge     WORKSPACE_FILE_TOO_LARGE    exit 2
+    │       ├── EditRefused      WORKSPACE_EDIT_REFUSED      exit 1
+    │       ├── PatchRefused     WORKSPACE_PATCH_REFUSED     exit 1
+    │       ├── PatternRefused   WORKSPACE_PATTERN_REFUSED   exit 2
+    │       ├── SearchTimedOut   WORKSPACE_SEARCH_TIMED_OUT  exit 4
+    │       ├── CommandsUnavailable WORKSPACE_COMMANDS_UNAVAILABLE exit 3
+    │       ├── CheckFailed      WORKSPACE_CHECK_FAILED      exit 1
+    │       └── ToolNudged       WORKSPACE_TOOL_NUDGED       exit 1
     └── AgentError               RUNTIME_FAILED              exit 1
         ├── StrategyUnsupported  RUNTIME_STRATEGY_UNSUPPORTED   exit 2
         ├── StrategyUnavailable  RUNTIME_STRATEGY_UNAVAILABLE   exit 3
@@ -430,6 +447,123 @@ class WorkspaceChanging(WorkspaceError):
 
     code = "WORKSPACE_CHANGING"
     retryable = True
+
+
+class CapabilityDenied(WorkspaceError):
+    """A capability says no. `details["rule"]` is the rule that decided, `details["kind"]` what was asked for."""
+
+    code = "WORKSPACE_CAPABILITY_DENIED"
+    exit_code = 3
+
+
+class CapabilitiesInvalid(WorkspaceError):
+    """The capabilities can't be read: no preset has that name, or a rule that means nothing."""
+
+    code = "WORKSPACE_CAPABILITIES_INVALID"
+    exit_code = 2
+
+
+class CapabilitiesRefused(WorkspaceError):
+    """The capabilities can't be enforced on commands by this box, so no command runs under them."""
+
+    code = "WORKSPACE_CAPABILITIES_REFUSED"
+    exit_code = 3
+
+
+class ToolError(WorkspaceError):
+    """Anything that keeps a tool from doing what it was called for."""
+
+    code = "WORKSPACE_TOOL_FAILED"
+
+
+class ToolUnknown(ToolError):
+    """No tool has that name."""
+
+    code = "WORKSPACE_TOOL_UNKNOWN"
+    exit_code = 2
+
+
+class ArgumentsInvalid(ToolError):
+    """The arguments are not what the tool's schema says."""
+
+    code = "WORKSPACE_TOOL_ARGUMENTS_INVALID"
+    exit_code = 2
+
+
+class ToolPathRefused(ToolError):
+    """A path that leads outside the workspace, or can't be one."""
+
+    code = "WORKSPACE_TOOL_PATH_REFUSED"
+    exit_code = 2
+
+
+class FileAbsent(ToolError):
+    """There is no such file or directory in the workspace."""
+
+    code = "WORKSPACE_FILE_ABSENT"
+    exit_code = 2
+
+
+class FileKindRefused(ToolError):
+    """Something is there, and of another kind than the tool works on; or it can't be opened."""
+
+    code = "WORKSPACE_FILE_KIND_REFUSED"
+    exit_code = 2
+
+
+class FileTooLarge(ToolError):
+    """The file is larger than the tool works on."""
+
+    code = "WORKSPACE_FILE_TOO_LARGE"
+    exit_code = 2
+
+
+class EditRefused(ToolError):
+    """The text to replace is not there, or there more than once. Nothing was changed."""
+
+    code = "WORKSPACE_EDIT_REFUSED"
+    exit_code = 1
+
+
+class PatchRefused(ToolError):
+    """The patch can't be read, or does not fit the files. Nothing was changed."""
+
+    code = "WORKSPACE_PATCH_REFUSED"
+    exit_code = 1
+
+
+class PatternRefused(ToolError):
+    """The pattern is not in the dialect that every search understands."""
+
+    code = "WORKSPACE_PATTERN_REFUSED"
+    exit_code = 2
+
+
+class SearchTimedOut(ToolError):
+    """The search took longer than it may, and was ended."""
+
+    code = "WORKSPACE_SEARCH_TIMED_OUT"
+
+
+class CommandsUnavailable(ToolError):
+    """This environment has no commands."""
+
+    code = "WORKSPACE_COMMANDS_UNAVAILABLE"
+    exit_code = 3
+
+
+class CheckFailed(ToolError):
+    """The check command failed after a change, and the files were rolled back to the last good state."""
+
+    code = "WORKSPACE_CHECK_FAILED"
+    exit_code = 1
+
+
+class ToolNudged(ToolError):
+    """The tool was not run: the calls go in circles. The message says what to do instead."""
+
+    code = "WORKSPACE_TOOL_NUDGED"
+    exit_code = 1
 
 
 class AgentError(ProofboxError):

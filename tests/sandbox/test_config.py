@@ -42,7 +42,14 @@ def test_the_project_wins_over_the_user_and_a_flag_over_both(project: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "text", ['provider = "off"', 'network = "full"', 'mounts = ["/etc:/mnt/etc:ro"]', 'env = ["MY_TOKEN"]']
+    "text",
+    [
+        'provider = "off"',
+        'network = "full"',
+        'mounts = ["/etc:/mnt/etc:ro"]',
+        'env = ["MY_TOKEN"]',
+        '[runtimes.process]\ncommand = ["sh"]',
+    ],
 )
 def test_what_widens_a_box_needs_the_user_s_word(project: Path, text: str) -> None:
     say(project, text)
@@ -133,3 +140,14 @@ def test_a_command_can_not_open_its_own_next_box(project: Path) -> None:
         assert (project / config.PROJECT_FILE).read_text() == 'provider = "off"'
         with pytest.raises(ProofboxError, match="you have not agreed"):
             boxes.exec(["true"])
+
+
+def test_settings_of_runtimes_add_up_and_are_written_as_they_are_read(project: Path) -> None:
+    (config_dir() / "config.toml").write_text('[runtimes.a]\nmodel = "user"\nretries = 1\n[runtimes.b]\nx = 1\n')
+    said = Settings(
+        strategies=("a!", "b"), runtimes={"a": {"model": 'pro"ject', "extra": {"deep key": [1, {"b": True}]}}}
+    )
+    config.write(project, said)
+    found = config.load(project)
+    assert found.strategies == ("a!", "b")
+    assert found.runtimes == {"a": {**said.runtimes["a"], "retries": 1}, "b": {"x": 1}}

@@ -151,6 +151,8 @@ class AgentRuntime(Protocol):
     id: str
     title: str
     capabilities: Capabilities
+    settings: type[msgspec.Struct]
+    """What `[runtimes.ID]` may say, every member with a default. `settings.read_settings` checks against it."""
 
     async def probe(self, settings: Mapping[str, Any]) -> RuntimeProbe:
         """Whether it could run: found, version, compatible, what is missing. Raises `UsageError` for bad settings."""

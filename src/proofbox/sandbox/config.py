@@ -41,15 +41,22 @@ class Settings(msgspec.Struct, frozen=True):
     mounts: tuple[str, ...] = ()
     env: tuple[str, ...] = ()
     """Names of the caller's variables that every command gets."""
+    strategies: tuple[str, ...] = ()
+    """The agent runtimes to try, in this order."""
+    runtimes: dict[str, dict[str, Any]] = {}
+    """Of each agent runtime its own settings: which ones there are is its to say."""
 
     def over(self, other: Settings) -> Settings:
         """These, and the other's where these say nothing."""
-        own = {name: value for name, value in msgspec.structs.asdict(self).items() if value not in (None, ())}
-        return msgspec.structs.replace(other, **own)
+        own = {name: value for name, value in msgspec.structs.asdict(self).items() if value not in (None, (), {})}
+        runtimes = {id: other.runtimes.get(id, {}) | self.runtimes.get(id, {}) for id in other.runtimes | self.runtimes}
+        return msgspec.structs.replace(other, **own | {"runtimes": runtimes})
 
     def widening(self) -> list[str]:
         """What in here gives a box more than it would have by default."""
         found = [name for name in ("mounts", "env") if getattr(self, name)]
+        # They name programs to start and endpoints to send a key to.
+        found += [f"[runtimes.{id}]" for id, said in self.runtimes.items() if said]
         if self.provider == "off":
             found.append('provider = "off"')
         if self.network not in (None, "none"):
@@ -101,11 +108,20 @@ def write(project: Path, settings: Settings) -> Path:
 def render(settings: Settings) -> str:
     lines = ["# Defaults for `proofbox` in this project. A flag wins over what is here."]
     for name, value in msgspec.structs.asdict(settings).items():
-        if value not in (None, ()):
-            lines.append(
-                f"{name} = {msgspec.json.encode(value).decode()}"
-            )  # a JSON value is a TOML value, but for null
+        if value not in (None, (), {}) and name != "runtimes":
+            lines.append(f"{name} = {_toml(value)}")
+    for id, said in settings.runtimes.items():
+        lines += ["", f"[runtimes.{_toml(id)}]", *(f"{_toml(name)} = {_toml(value)}" for name, value in said.items())]
     return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    """A JSON value is a TOML value, but for objects (and null, which no setting is)."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_toml(name)} = {_toml(member)}" for name, member in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_toml(member) for member in value) + "]"
+    return msgspec.json.encode(value).decode()
 
 
 def _read(path: Path) -> bytes | None:

@@ -1,0 +1,225 @@
+"""What the runtimes share whose turns are tasks of this process: `process` and `scripted`.
+
+Such a session plays each turn as a task, and decides how it ended: by its own word (`_play` returns, or raises an
+`AgentError`), by an interrupt, by its watchdog, or because the session was closed. Whatever it was, the turn's commands
+are dead before its end is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import anyio
+
+from proofbox.agents.background import Background
+from proofbox.agents.contract import AgentRuntime, SessionOptions, TurnResult
+from proofbox.agents.events import Event, Listener, ThreadStarted, TurnStarted, TurnStatus
+from proofbox.agents.feed import Feed, Turn
+from proofbox.core.clock import Clock, SystemClock
+from proofbox.core.ids import IdSource
+from proofbox.errors import (
+    AgentError,
+    CapabilityUnsupported,
+    ProofboxError,
+    RuntimeCrashed,
+    RuntimeStalled,
+    TurnInterrupted,
+    UsageError,
+)
+
+CLOSE_PATIENCE = 20.0
+Ending = Literal["interrupt", "stall", "close"]
+
+
+class HostedSession:
+    """Subclasses play turns (`_play`), and end what a turn has started (`_kill`)."""
+
+    version = ""
+
+    def __init__(
+        self, runtime: AgentRuntime, options: SessionOptions, *, clock: Clock | None = None, ids: IdSource | None = None
+    ) -> None:
+        self._clock: Clock = clock or SystemClock()
+        self._ids = ids or IdSource(self._clock)
+        self.id = self._ids.new_id("agent")
+        self.runtime = runtime.id
+        self.options = options
+        self.feed = Feed(self.id, self._clock)
+        self._threads: set[str] = set()
+        self._background = Background()
+        self._scopes: dict[str, anyio.CancelScope] = {}
+        self._endings: dict[str, Ending] = {}
+        self._signs: dict[str, float] = {}
+        self._closed = False
+
+    async def open(self) -> None:
+        await self._background.open()
+
+    def facts(self) -> Mapping[str, Any]:
+        return {"sandboxed": self.options.sandboxed}
+
+    def add_listener(self, listener: Listener) -> int:
+        return self.feed.add_listener(listener)
+
+    def remove_listener(self, number: int) -> None:
+        self.feed.remove_listener(number)
+
+    async def start_thread(self) -> str:
+        self._check_open()
+        thread = self._ids.new_id("thread")
+        return await self._have_thread(thread, ThreadStarted(session=self.id, thread=thread))
+
+    async def resume_thread(self, thread: str) -> str:
+        raise self._lacks("supports_thread_resume", f"can't resume {thread[:80]!r}")
+
+    async def fork_thread(self, thread: str, last_turn: str | None = None) -> str:
+        raise self._lacks("supports_thread_fork", f"can't fork {thread[:80]!r} at {(last_turn or 'its end')[:80]!r}")
+
+    async def start_turn(self, thread: str, prompt: str) -> str:
+        self._check_open()
+        if thread not in self._threads:
+            raise UsageError(f"this session has no thread {thread[:80]!r}", op="turn", fix_hints=["start one"])
+        if self.feed.active_turn(thread) is not None:
+            raise UsageError(
+                "the thread has a turn under way", op="turn", fix_hints=["wait for it, interrupt it, or steer it"]
+            )
+        turn = self.feed.begin_turn(self._ids.new_id("turn"), thread)
+        self._background.spawn(self._run, turn, prompt)
+        return turn.id
+
+    async def steer_turn(self, thread: str, turn: str, text: str) -> None:
+        raise self._lacks(
+            "supports_turn_steer", f"can't take {len(text)} characters into {turn[:80]!r} of {thread[:80]!r}"
+        )
+
+    async def interrupt_turn(self, thread: str, turn: str) -> None:
+        self._turn_of(thread, turn)
+        await self._end_early(turn, "interrupt")
+        await self.feed.wait_turn(turn)
+
+    async def wait_turn(self, turn: str) -> TurnResult:
+        return await self.feed.wait_turn(turn)
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        with anyio.CancelScope(shield=True):
+            with anyio.move_on_after(CLOSE_PATIENCE):
+                for turn in self.feed.turns_under_way():
+                    await self._end_early(turn.id, "close")
+                for turn in self.feed.turns_under_way():
+                    await turn.ended.wait()
+            await self._background.close()
+            await self._release()
+
+    # For subclasses.
+
+    async def _play(self, turn: Turn, prompt: str) -> None:
+        """Do what the agent does. Returning means that it said it was done."""
+        raise NotImplementedError
+
+    async def _kill(self, turn: Turn) -> None:
+        """End everything that the turn has started; wakes what `_play` waits for."""
+
+    async def _release(self) -> None:
+        """Let go of what the session holds."""
+
+    async def tell(self, event: Event) -> None:
+        """Tell an event of a turn under way. A listener that failed ends the turn."""
+        self._signs[event.turn] = self._clock.monotonic()
+        await self.feed.tell(event)
+        if self.feed.failure is not None:
+            raise self.feed.failure
+
+    async def _have_thread(self, thread: str, event: ThreadStarted) -> str:
+        self._threads.add(thread)
+        await self.feed.tell(event)
+        return thread
+
+    def _turn_of(self, thread: str, turn: str) -> Turn:
+        found = self.feed.turn(turn)
+        if found.thread != thread:
+            raise UsageError(f"turn {turn[:80]!r} is not of thread {thread[:80]!r}", op="turn")
+        return found
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeCrashed("the session has ended", op="session", retryable=False)
+
+    def _lacks(self, capability: str, what: str) -> CapabilityUnsupported:
+        return CapabilityUnsupported(
+            f"{self.runtime} {what}: it has not {capability}",
+            op="session",
+            fix_hints=["ask for the capability when you choose: proofbox runtime list"],
+            details={"missing": [capability]},
+        )
+
+    # Inside.
+
+    async def _run(self, turn: Turn, prompt: str) -> None:
+        scope = self._scopes[turn.id] = anyio.CancelScope()
+        self._signs[turn.id] = self._clock.monotonic()
+        status: TurnStatus = "completed"
+        failure: AgentError | None = None
+        try:
+            if self.options.stall_timeout is not None:
+                self._background.spawn(self._watch, turn, self.options.stall_timeout)
+            with scope:
+                if turn.id not in self._endings:
+                    await self.tell(TurnStarted(session=self.id, thread=turn.thread, turn=turn.id))
+                    await self._play(turn, prompt)
+        except AgentError as error:
+            status, failure = "failed", error
+        except ProofboxError as error:
+            status, failure = "failed", _as_agent_error(error)
+        except Exception as error:
+            # A defect of the runtime must not leave anyone waiting for the turn.
+            status, failure = "failed", AgentError(f"{self.runtime} failed: {type(error).__name__}: {error}", op="turn")
+        finally:
+            with anyio.CancelScope(shield=True):
+                ending = self._endings.get(turn.id) or ("close" if scope.cancel_called else None)
+                if ending is not None:
+                    status, failure = _early(ending, self.options.stall_timeout)
+                    await self._kill(turn)
+                await self.feed.end_turn(turn.id, status, failure)
+                self._scopes.pop(turn.id, None)
+                self._signs.pop(turn.id, None)
+
+    async def _watch(self, turn: Turn, patience: float) -> None:
+        while turn.result is None:
+            idle = self._clock.monotonic() - self._signs.get(turn.id, turn.began)
+            if idle >= patience:
+                await self._end_early(turn.id, "stall")
+                return
+            with anyio.move_on_after(max(patience - idle, 0.01)):
+                await turn.ended.wait()
+
+    async def _end_early(self, turn: str, ending: Ending) -> None:
+        found = self.feed.turn(turn)
+        if found.result is not None or turn in self._endings:
+            return
+        self._endings[turn] = ending
+        await self._kill(found)
+        scope = self._scopes.get(turn)
+        if scope is not None:
+            scope.cancel()
+
+
+def _early(ending: Ending, patience: float | None) -> tuple[TurnStatus, AgentError]:
+    if ending == "stall":
+        return "failed", RuntimeStalled(f"the turn gave no sign of life for {patience:g} s", op="turn")
+    why = "the turn was interrupted" if ending == "interrupt" else "the session was closed under the turn"
+    return "interrupted", TurnInterrupted(why, op="turn")
+
+
+def _as_agent_error(error: ProofboxError) -> AgentError:
+    """What the box or the tools raised ends the turn as the runtime's failure, with the cause as data."""
+    return AgentError(
+        error.message,
+        op="turn",
+        fix_hints=error.fix_hints,
+        details={"cause": error.code},
+        retryable=error.retryable,
+    )

@@ -1,0 +1,267 @@
+"""Any command line as an agent: each turn is one run of it, in the box.
+
+The prompt comes on stdin or as an argument; what the program prints is its answer (`plain`) or one of the JSON dialects
+of `dialects.py`. Its exit code decides how the turn ended, unless it says itself that it failed. A program that is run
+anew each time keeps no thread, so that there is nothing to resume or fork, and nobody to steer.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import anyio
+import msgspec
+
+from proofbox.agents.contract import Capabilities, RuntimeProbe, SessionOptions
+from proofbox.agents.dialects import DialectName, dialect_named
+from proofbox.agents.events import Delta, Event, Integrity, Message, Notice
+from proofbox.agents.feed import Turn
+from proofbox.agents.hosted import HostedSession
+from proofbox.agents.settings import read_settings
+from proofbox.core.clock import Clock
+from proofbox.core.ids import IdSource
+from proofbox.errors import (
+    AgentError,
+    CommandNotExecutable,
+    CommandNotFound,
+    RuntimeCrashed,
+    RuntimeStartFailed,
+    StrategyUnavailable,
+)
+from proofbox.sandbox.aprocess import AsyncProcess, open_process
+from proofbox.sandbox.aservice import AsyncSandboxes, AsyncSession
+from proofbox.sandbox.contract import ExecResult
+from proofbox.sandbox.inside import PolicyOptions
+
+PLACE_OF_THE_PROMPT = "{prompt}"
+LINE_LIMIT = 4 << 20
+MESSAGE_LIMIT = 256 << 10
+
+
+class ProcessSettings(msgspec.Struct, frozen=True):
+    command: tuple[str, ...] = ()
+    """The program and its arguments, as they are in the box."""
+    prompt: Literal["stdin", "argument"] = "stdin"
+    """`argument`: in place of an argument that is `{prompt}`, else after the last."""
+    output: DialectName = "plain"
+    mounts: tuple[str, ...] = ()
+    """What the program needs besides the box: HOST:GUEST[:ro|rw]."""
+    on_host: bool = True
+    """The program is one of this machine's, to be found by its PATH. False: the image of the box has it."""
+
+
+class ProcessRuntime:
+    id = "process"
+    title = "Any command line, run once a turn"
+    capabilities = Capabilities(supports_interrupt=True, supports_event_stream=True, supports_parallel_sessions=True)
+    settings: type[msgspec.Struct] = ProcessSettings
+
+    async def probe(self, settings: Mapping[str, Any]) -> RuntimeProbe:
+        said = read_settings(ProcessSettings, settings, self.id)
+        if not said.command:
+            return RuntimeProbe(
+                strategy=self.id,
+                available=False,
+                code=StrategyUnavailable.code,
+                reason="no command is set for process",
+                fix_hints=("--command 'PROGRAM ARGUMENT…'", "or set command under [runtimes.process] in config.toml"),
+            )
+        found = shutil.which(said.command[0])
+        if found is None and said.on_host:
+            return RuntimeProbe(
+                strategy=self.id,
+                available=False,
+                code=StrategyUnavailable.code,
+                reason=f"{said.command[0]} is not on this machine",
+                fix_hints=("install it", "or set on_host = false, if the image of the box has it"),
+            )
+        return RuntimeProbe(strategy=self.id, available=True, details={"program": found or said.command[0]})
+
+    async def start_session(
+        self, options: SessionOptions, *, clock: Clock | None = None, ids: IdSource | None = None
+    ) -> ProcessSession:
+        said = read_settings(ProcessSettings, options.settings, self.id)
+        if not said.command:
+            raise StrategyUnavailable(
+                "no command is set for process", op="session", fix_hints=["--command 'PROGRAM …'"]
+            )
+        session = ProcessSession(self, options, said, clock=clock, ids=ids)
+        await session.open()
+        return session
+
+
+class ProcessSession(HostedSession):
+    def __init__(
+        self,
+        runtime: ProcessRuntime,
+        options: SessionOptions,
+        said: ProcessSettings,
+        *,
+        clock: Clock | None = None,
+        ids: IdSource | None = None,
+    ) -> None:
+        super().__init__(runtime, options, clock=clock, ids=ids)
+        self._said = said
+        self._boxes = AsyncSandboxes(options.workspace, clock=self._clock, ids=self._ids)
+        self._box: AsyncSession | None = None
+        self._running: dict[str, AsyncProcess] = {}
+
+    async def open(self) -> None:
+        options = self.options
+        policy: PolicyOptions = {**options.policy}
+        policy["mounts"] = [*(options.policy.get("mounts") or ()), *self._said.mounts]
+        provider = options.provider if options.sandboxed else "off"
+        self._box = await self._boxes.start_session(provider=provider, **policy)
+        await super().open()
+
+    def facts(self) -> Mapping[str, Any]:
+        assert self._box is not None  # noqa: S101 (opened before anyone has it)
+        info = self._box.info
+        return {
+            "transport": "one process a turn",
+            "provider": info.provider,
+            "isolation": info.isolation.value,
+            "sandboxed": info.isolation.value != "none",
+            "command": list(self._said.command),
+            "output": self._said.output,
+        }
+
+    async def _play(self, turn: Turn, prompt: str) -> None:
+        assert self._box is not None  # noqa: S101 (opened before anyone has it)
+        argv = _argv(self._said, prompt)
+        speech = _Speech(self._said.output)
+        try:
+            async with open_process(self._box, argv, env=self.options.env) as process:
+                self._running[turn.id] = process
+                try:
+                    result = await self._converse(turn, process, prompt, speech)
+                finally:
+                    self._running.pop(turn.id, None)
+        except (CommandNotFound, CommandNotExecutable) as error:
+            raise RuntimeStartFailed(error.message, op="turn", fix_hints=error.fix_hints) from error
+        for event in speech.end(result):
+            await self._tell_of(turn, event)
+        failure = speech.failure or _failure_of(result)
+        if failure is not None:
+            raise failure
+
+    async def _converse(self, turn: Turn, process: AsyncProcess, prompt: str, speech: _Speech) -> ExecResult:
+        async def pour() -> None:
+            try:
+                if self._said.prompt == "stdin":
+                    await process.send(prompt.encode())
+                await process.close_stdin()
+            except anyio.BrokenResourceError:
+                pass  # it ended without reading all of it, which is its own business
+
+        self._background.spawn(_quietly, pour)
+        while (piece := await process.receive()) is not None:
+            for event in speech.hear(piece.stream, piece.data):
+                await self._tell_of(turn, event)
+        return await process.wait()
+
+    async def _tell_of(self, turn: Turn, event: Event) -> None:
+        await self.tell(msgspec.structs.replace(event, session=self.id, thread=turn.thread, turn=turn.id))
+
+    async def _kill(self, turn: Turn) -> None:
+        process = self._running.get(turn.id)
+        if process is not None:
+            await process.kill()
+
+    async def _release(self) -> None:
+        await self._boxes.close()
+
+
+class _Speech:
+    """What a program prints, as events."""
+
+    def __init__(self, output: DialectName) -> None:
+        self._dialect = dialect_named(output)
+        self._lines = _Lines()
+
+    @property
+    def failure(self) -> AgentError | None:
+        return self._dialect.failure if self._dialect is not None else None
+
+    def hear(self, stream: str, data: bytes) -> Iterator[Event]:
+        if stream == "stderr" or self._dialect is None:
+            kind: Literal["message", "output"] = "output" if stream == "stderr" else "message"
+            yield Delta(session="", item=stream, kind=kind, text=data.decode("utf-8", "replace"))
+            return
+        for line, cut in self._lines.feed(data):
+            yield from self._line(line, cut)
+
+    def end(self, result: ExecResult) -> Iterator[Event]:
+        """The rest of it, and what the exit says."""
+        if self._dialect is None:
+            text = result.stdout[:MESSAGE_LIMIT]
+            if text:
+                yield Message(session="", item="stdout", text=text)
+            if result.truncated.stdout or len(result.stdout) > MESSAGE_LIMIT:
+                yield Notice(session="", kind="truncated", message="the answer is longer than what is kept of it")
+        else:
+            for line, cut in self._lines.end():
+                yield from self._line(line, cut)
+
+    def _line(self, line: bytes, cut: bool) -> Iterator[Event]:
+        assert self._dialect is not None  # noqa: S101 (plain text has no lines)
+        if cut:
+            message = f"a line is longer than {LINE_LIMIT} bytes: the rest of it was dropped"
+            yield Integrity(session="", code="line_too_long", message=message)
+        if line.strip():
+            yield from self._dialect.translate(line)
+
+
+class _Lines:
+    """Cuts a stream into lines, and holds no more than LINE_LIMIT of one."""
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+        self._cut = False
+
+    def feed(self, data: bytes) -> Iterator[tuple[bytes, bool]]:
+        *whole, rest = data.split(b"\n")
+        for line in whole:
+            self._hold(line)
+            yield from self.end()
+        self._hold(rest)
+
+    def end(self) -> Iterator[tuple[bytes, bool]]:
+        line, cut = bytes(self._held), self._cut
+        self._held, self._cut = bytearray(), False
+        if line:
+            yield line, cut
+
+    def _hold(self, data: bytes) -> None:
+        room = LINE_LIMIT - len(self._held)
+        self._held += data[:room]
+        self._cut = self._cut or len(data) > room
+
+
+async def _quietly(work: Any) -> None:
+    """The end of the box is told by whoever receives from it."""
+    try:
+        await work()
+    except Exception:
+        return
+
+
+def _argv(said: ProcessSettings, prompt: str) -> list[str]:
+    if said.prompt == "stdin":
+        return list(said.command)
+    if PLACE_OF_THE_PROMPT in said.command:
+        return [prompt if word == PLACE_OF_THE_PROMPT else word for word in said.command]
+    return [*said.command, prompt]
+
+
+def _failure_of(result: ExecResult) -> AgentError | None:
+    if result.exit_code == 0 and result.signal is None:
+        return None
+    details = {"exit_code": result.exit_code, "signal": result.signal, "oom_killed": result.usage.oom_killed}
+    words = result.stderr.strip().splitlines()[-1:]
+    tail = f": {words[0][:400]}" if words else ""
+    if result.signal is not None:
+        return RuntimeCrashed(f"signal {result.signal} ended the program{tail}", op="turn", details=details)
+    return AgentError(f"the program ended with exit code {result.exit_code}{tail}", op="turn", details=details)

@@ -1,0 +1,289 @@
+"""The scripted agent: it plays a script (`script.py`) and needs no model, no key and no network.
+
+Its tool calls are real: they go through the workspace's tools, and commands run in a box, one box a thread. Its threads
+are kept in its home, so that a later session resumes or forks them. What it reports of its own calls was seen by us
+(`observed`); what a script merely claims is marked as the claim it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any, Protocol
+
+import anyio
+import msgspec
+from anyio.to_thread import run_sync
+
+from proofbox import __version__
+from proofbox.agents.contract import Capabilities, RuntimeProbe, SessionOptions
+from proofbox.agents.events import Message, Notice, Reasoning, ThreadStarted, ToolCall, Unrecognized, Usage
+from proofbox.agents.feed import Turn
+from proofbox.agents.hosted import HostedSession
+from proofbox.agents.script import CRASH, STALL, Script, Step, filled, read_script
+from proofbox.agents.settings import read_settings
+from proofbox.agents.threads import KeptTurn, Thread, ThreadStore
+from proofbox.core.clock import Clock
+from proofbox.core.ids import IdSource
+from proofbox.errors import ProofboxError, RuntimeCrashed, SandboxError, UsageError, WorkspaceError
+from proofbox.sandbox.service import Sandboxes
+from proofbox.workspace.tools.contract import CommandResult, ToolResult
+from proofbox.workspace.tools.host import SandboxEnvironment
+from proofbox.workspace.tools.registry import create_tool_registry
+
+
+class ScriptedSettings(msgspec.Struct, frozen=True):
+    script: str | dict[str, Any] = ""
+    """The path of a TOML file, or the script itself as a table."""
+
+
+class Tools(Protocol):
+    """The tools of one thread, and the box that its commands run in."""
+
+    facts: Mapping[str, Any]
+
+    def call(self, name: str, args: Mapping[str, Any]) -> ToolResult: ...
+
+    def stop(self) -> None:
+        """End the box and everything in it, and wake whoever waits for a call. May be repeated."""
+
+
+OpenTools = Callable[[SessionOptions], Tools]
+
+
+class BoxedTools:
+    """The tool environment over a session of its own."""
+
+    def __init__(self, options: SessionOptions) -> None:
+        self._boxes = Sandboxes(options.workspace)
+        provider = options.provider if options.sandboxed else "off"
+        self._session = self._boxes.start_session(provider=provider, **options.policy)
+        self._env = dict(options.env)
+        self._environment = SandboxEnvironment(self._session)
+        self._registry = create_tool_registry(self._environment)
+        info = self._session.info
+        isolation = info.isolation.value
+        self.facts = {"provider": info.provider, "isolation": isolation, "sandboxed": isolation != "none"}
+
+    def call(self, name: str, args: Mapping[str, Any]) -> ToolResult:
+        if name == "run_command" and self._env:
+            args = {**args, "env": {**self._env, **args.get("env", {})}}
+        return self._registry.call(name, args)
+
+    def stop(self) -> None:
+        self._boxes.close()
+        self._environment.close()
+
+
+class ScriptedRuntime:
+    id = "scripted"
+    title = "A deterministic agent that plays a script"
+    capabilities = Capabilities(
+        supports_turn_steer=True,
+        supports_interrupt=True,
+        supports_event_stream=True,
+        supports_parallel_sessions=True,
+        supports_thread_resume=True,
+        supports_thread_fork=True,
+        supports_token_usage=True,
+    )
+    settings: type[msgspec.Struct] = ScriptedSettings
+
+    def __init__(
+        self, open_tools: OpenTools = BoxedTools, sleep: Callable[[float], Awaitable[None]] = anyio.sleep
+    ) -> None:
+        self._open_tools = open_tools
+        self._sleep = sleep
+
+    async def probe(self, settings: Mapping[str, Any]) -> RuntimeProbe:
+        said = read_settings(ScriptedSettings, settings, self.id)
+        read_script(said.script)
+        return RuntimeProbe(strategy=self.id, available=True, version=__version__)
+
+    async def start_session(
+        self, options: SessionOptions, *, clock: Clock | None = None, ids: IdSource | None = None
+    ) -> ScriptedSession:
+        said = read_settings(ScriptedSettings, options.settings, self.id)
+        script = read_script(said.script)
+        session = ScriptedSession(self, options, script, self._open_tools, self._sleep, clock=clock, ids=ids)
+        await session.open()
+        return session
+
+
+class ScriptedSession(HostedSession):
+    version = __version__
+
+    def __init__(
+        self,
+        runtime: ScriptedRuntime,
+        options: SessionOptions,
+        script: Script,
+        open_tools: OpenTools,
+        sleep: Callable[[float], Awaitable[None]],
+        *,
+        clock: Clock | None = None,
+        ids: IdSource | None = None,
+    ) -> None:
+        super().__init__(runtime, options, clock=clock, ids=ids)
+        self._script = script
+        self._open_tools = open_tools
+        self._sleep = sleep
+        self._store = ThreadStore(options.home or options.scratch / "home")
+        self._kept: dict[str, Thread] = {}
+        self._tools: dict[str, Tools] = {}
+        self._facts: dict[str, Any] = {}
+        self._steered: dict[str, list[str]] = {}
+        self._hearing: dict[str, anyio.Event] = {}
+        self._items = 0
+        self._crashed = False
+
+    def facts(self) -> Mapping[str, Any]:
+        return {"transport": "embedded", "sandboxed": self.options.sandboxed, **self._facts}
+
+    async def start_thread(self) -> str:
+        thread = await super().start_thread()
+        self._keep(Thread(thread))
+        return thread
+
+    async def resume_thread(self, thread: str) -> str:
+        self._check_open()
+        self._kept[thread] = self._store.load(thread)
+        return await self._have_thread(thread, ThreadStarted(session=self.id, thread=thread, origin="resume"))
+
+    async def fork_thread(self, thread: str, last_turn: str | None = None) -> str:
+        self._check_open()
+        source = self._kept.get(thread) or self._store.load(thread)
+        new = Thread(self._ids.new_id("thread"), source.until(last_turn), thread)
+        self._keep(new)
+        event = ThreadStarted(session=self.id, thread=new.id, origin="fork", forked_from=thread)
+        return await self._have_thread(new.id, event)
+
+    async def steer_turn(self, thread: str, turn: str, text: str) -> None:
+        if self._turn_of(thread, turn).result is not None:
+            raise UsageError("the turn has ended", op="turn", fix_hints=["start another turn"])
+        self._steered.setdefault(turn, []).append(text)
+        self._hearing.setdefault(turn, anyio.Event()).set()
+        await self.tell(Notice(session=self.id, thread=thread, turn=turn, kind="steered", message=text))
+
+    async def _play(self, turn: Turn, prompt: str) -> None:
+        thread = self._kept[turn.thread]
+        number = len(thread.turns) + 1
+        status = "interrupted"
+        self._keep(thread.with_turn(KeptTurn(turn.id, (prompt,))))
+        try:
+            for step in self._script.steps_of(number):
+                await self._do(turn, step, number, prompt)
+            status = "completed"
+        except ProofboxError:
+            status = "failed"
+            raise
+        finally:
+            told = (prompt, *self._steered.get(turn.id, ()))
+            self._keep(thread.with_turn(KeptTurn(turn.id, told, status)))
+
+    async def _do(self, turn: Turn, step: Step, number: int, prompt: str) -> None:
+        steered = self._steered.get(turn.id, [])
+        places = {
+            "prompt": prompt,
+            "turn": str(number),
+            "heard": steered[-1] if steered else "",
+            "history": "\n".join([*self._kept[turn.thread].told(), *steered]),
+        }
+        base = {"session": self.id, "thread": turn.thread, "turn": turn.id}
+        if step.tool is not None:
+            await self._use(turn, step.tool, filled(step.args, places))
+        elif step.say is not None:
+            await self.tell(Message(**base, item=self._item(), text=filled(step.say, places)))
+        elif step.think is not None:
+            await self.tell(Reasoning(**base, item=self._item(), text=filled(step.think, places)))
+        elif step.delay is not None:
+            await self._sleep(step.delay)
+        elif step.hear is not None:
+            await self._hearing.setdefault(turn.id, anyio.Event()).wait()
+            self._hearing[turn.id] = anyio.Event()
+        elif step.usage is not None:
+            await self.tell(Usage(**base, total=step.usage))
+        elif step.garbage is not None:
+            await self.tell(Unrecognized(**base, method="script", payload=step.garbage))
+        elif step.claim is not None:
+            said = step.claim
+            status = "completed" if said.exit_code == 0 else "failed"
+            await self.tell(
+                ToolCall(
+                    **base,
+                    item=self._item(),
+                    tool="command",
+                    command=said.command,
+                    status=status,
+                    exit_code=said.exit_code,
+                    output=said.output,
+                )
+            )
+        elif step.fault == STALL:
+            await anyio.sleep_forever()
+        else:
+            if step.fault == CRASH:
+                self._crashed = True
+                await self._stop_all()
+            raise step.error()
+
+    async def _use(self, turn: Turn, tool: str, args: dict[str, Any]) -> None:
+        """Call a tool; what it refuses or fails at is the agent's to live with, and no failure of the turn."""
+        base = {"session": self.id, "thread": turn.thread, "turn": turn.id, "item": self._item(), "source": "observed"}
+        is_command = tool == "run_command"
+        command = args.get("command", "") if is_command else args
+        text = command if isinstance(command, str) else msgspec.json.encode(command, enc_hook=str).decode()
+        began = self._clock.monotonic()
+        call = partial(ToolCall, **base, tool="command" if is_command else tool, command=text)
+        try:
+            tools = await self._tools_of(turn)
+            result = await run_sync(tools.call, tool, args)
+        except (WorkspaceError, SandboxError) as error:
+            took = round((self._clock.monotonic() - began) * 1000, 3)
+            if turn.id in self._endings:
+                await self.feed.tell(call(status="abandoned", duration_ms=took))
+                raise
+            await self.tell(call(status="failed", duration_ms=took, output=f"{error.code}: {error.message}"))
+            if isinstance(error, SandboxError):
+                raise
+            return
+        took = round((self._clock.monotonic() - began) * 1000, 3)
+        if isinstance(result, CommandResult):
+            status = "completed" if result.exit_code == 0 else "failed"
+            ended = call(status=status, exit_code=result.exit_code, duration_ms=result.duration_ms, cwd=result.cwd)
+        else:
+            ended = call(status="completed", duration_ms=took)
+        await self.tell(msgspec.structs.replace(ended, output=result.text()))
+
+    async def _tools_of(self, turn: Turn) -> Tools:
+        found = self._tools.get(turn.thread)
+        if found is None:
+            with anyio.CancelScope(shield=True):  # a box that was started must come into somebody's hands
+                found = self._tools[turn.thread] = await run_sync(self._open_tools, self.options)
+            self._facts = dict(found.facts)
+        return found
+
+    async def _kill(self, turn: Turn) -> None:
+        tools = self._tools.pop(turn.thread, None)
+        if tools is not None:
+            await run_sync(tools.stop)
+
+    async def _release(self) -> None:
+        await self._stop_all()
+
+    async def _stop_all(self) -> None:
+        for thread in list(self._tools):
+            await run_sync(self._tools.pop(thread).stop)
+
+    def _check_open(self) -> None:
+        super()._check_open()
+        if self._crashed:
+            raise RuntimeCrashed("the agent has crashed", op="session", fix_hints=["start a session, resume the thread"])
+
+    def _keep(self, thread: Thread) -> None:
+        self._kept[thread.id] = thread
+        self._store.save(thread)
+
+    def _item(self) -> str:
+        self._items += 1
+        return f"item-{self._items}"

@@ -1,0 +1,217 @@
+"""Globs over paths, exact and fast whatever the pattern: for capabilities and for choosing files to search.
+
+A pattern is compared with a path from the root, name by name. Within a name `*` stands for any characters, none
+included, and `?` for one; neither ever stands for a slash, and a leading dot is a character like any other. `**` as a
+whole name stands for any number of names, none included. `{a,b}` stands for either. A backslash takes the special
+meaning from the character after it. Case counts, and so does every code point: nothing is folded or normalised.
+
+The time is bounded by the product of the two lengths, so that a hostile pattern costs no more than a long one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+_MAX_LENGTH = 1000
+_MAX_ALTERNATIVES = 64
+
+ANY = object()
+"""`*` within a name."""
+ONE = object()
+"""`?` within a name."""
+DEEP = None
+"""`**` as a whole name."""
+
+_Token = object  # a character, ANY or ONE
+_Name = tuple[_Token, ...] | None
+
+
+class Glob:
+    """A pattern, ready to be compared. Raises ValueError, with a reason, for what is none."""
+
+    def __init__(self, pattern: str) -> None:
+        self.pattern = pattern
+        if not pattern or len(pattern) > _MAX_LENGTH or "\0" in pattern:
+            raise ValueError("it is empty, too long or holds a NUL byte")
+        self._alternatives = [_names(each) for each in _expanded(pattern)]
+
+    def matches(self, path: str) -> bool:
+        """`path` is from the root, without `.`, `..` or empty names; the root itself is ''."""
+        names = path.split("/") if path else []
+        return any(_match(pattern, names) for pattern in self._alternatives)
+
+    def may_match_below(self, path: str) -> bool:
+        """Whether anything below the directory `path` could match: what a walk may leave out otherwise."""
+        names = path.split("/") if path else []
+        return any(_match_prefix(pattern, names) for pattern in self._alternatives)
+
+    @property
+    def literal(self) -> str | None:
+        """The one path that it matches, if it is without wildcards."""
+        return _spelled(self._alternatives[0]) if len(self._alternatives) == 1 else None
+
+    @property
+    def subtree(self) -> str | None:
+        """DIR for `DIR/**` with a literal DIR ('' for `**`): the whole directory and everything below it."""
+        if len(self._alternatives) != 1 or self._alternatives[0][-1:] != [DEEP]:
+            return None
+        return _spelled(self._alternatives[0][:-1])
+
+    def __repr__(self) -> str:
+        return f"Glob({self.pattern!r})"
+
+
+def _spelled(names: Sequence[_Name]) -> str | None:
+    """The path, if there is no wildcard in it."""
+    found = []
+    for name in names:
+        if name is None or any(not isinstance(token, str) for token in name):
+            return None
+        found.append("".join(str(token) for token in name))
+    return "/".join(found)
+
+
+def _expanded(pattern: str) -> list[str]:
+    """Every reading of its braces, which do not nest."""
+    done = [""]
+    rest = pattern
+    while rest:
+        head, brace, tail = _until(rest, "{")
+        done = [each + head for each in done]
+        if not brace:
+            break
+        inside, closed, rest = _until(tail, "}")
+        if not closed or "{" in _unescaped(inside):
+            raise ValueError("a { without its }, or one inside another")
+        choices = list(_choices(inside))
+        done = [each + choice for each in done for choice in choices]
+        if len(done) > _MAX_ALTERNATIVES:
+            raise ValueError(f"it has more than {_MAX_ALTERNATIVES} readings")
+    if any("}" in _unescaped(each) for each in done):
+        raise ValueError("a } without its {")
+    return done
+
+
+def _until(text: str, sign: str) -> tuple[str, bool, str]:
+    """What is before the first unescaped `sign`, whether there is one, and what is after it."""
+    at = 0
+    while at < len(text):
+        if text[at] == "\\":
+            at += 2
+        elif text[at] == sign:
+            return text[:at], True, text[at + 1 :]
+        else:
+            at += 1
+    return text, False, ""
+
+
+def _unescaped(text: str) -> str:
+    """The characters that have their special meaning."""
+    found = []
+    at = 0
+    while at < len(text):
+        if text[at] == "\\":
+            at += 2
+        else:
+            found.append(text[at])
+            at += 1
+    return "".join(found)
+
+
+def _choices(text: str) -> Iterator[str]:
+    more = True
+    while more:
+        choice, more, text = _until(text, ",")
+        yield choice
+
+
+def _names(pattern: str) -> list[_Name]:
+    names: list[_Name] = []
+    for text in pattern.split("/"):
+        if text == "**":
+            if names[-1:] != [DEEP]:
+                names.append(DEEP)
+            continue
+        tokens = tuple(_tokens(text))
+        spelled = "".join(token if isinstance(token, str) else "*" for token in tokens)
+        if not tokens or spelled in (".", ".."):
+            raise ValueError("an empty name, . or .. in it")
+        names.append(tokens)
+    return names
+
+
+def _tokens(text: str) -> Iterator[_Token]:
+    signs = iter(text)
+    before: _Token = ""
+    for sign in signs:
+        token: _Token = sign
+        if sign == "\\":
+            token = next(signs, "")
+            if not token:
+                raise ValueError("a backslash at the end of a name")
+        elif sign == "*":
+            token = ANY
+            if before is ANY:
+                raise ValueError("** is a whole name, between slashes")
+        elif sign == "?":
+            token = ONE
+        elif sign == "[":
+            raise ValueError("[ has no meaning here; write \\[ for the character")
+        before = token
+        yield token
+
+
+def _match(pattern: Sequence[_Name], names: Sequence[str]) -> bool:
+    # Positions in the pattern that are still possible: one pass over the names, as for an automaton.
+    possible = _closed(pattern, {0})
+    for name in names:
+        after = {
+            at if pattern[at] is DEEP else at + 1 for at in possible if at < len(pattern) and _fits(pattern[at], name)
+        }
+        if not after:
+            return False
+        possible = _closed(pattern, after)
+    return len(pattern) in possible
+
+
+def _match_prefix(pattern: Sequence[_Name], names: Sequence[str]) -> bool:
+    possible = _closed(pattern, {0})
+    for name in names:
+        possible = _closed(
+            pattern,
+            {
+                at if pattern[at] is DEEP else at + 1
+                for at in possible
+                if at < len(pattern) and _fits(pattern[at], name)
+            },
+        )
+    return any(at < len(pattern) for at in possible)
+
+
+def _closed(pattern: Sequence[_Name], positions: set[int]) -> set[int]:
+    """`**` may stand for nothing."""
+    for at in sorted(positions):
+        if at < len(pattern) and pattern[at] is DEEP:
+            positions.add(at + 1)
+    return positions
+
+
+def _fits(tokens: _Name, name: str) -> bool:
+    if tokens is None:
+        return True
+    at = place = 0
+    star = -1
+    resume = 0
+    while place < len(name):
+        if at < len(tokens) and tokens[at] is ANY:
+            star, resume = at, place
+            at += 1
+        elif at < len(tokens) and (tokens[at] is ONE or tokens[at] == name[place]):
+            at += 1
+            place += 1
+        elif star >= 0:
+            resume += 1
+            at, place = star + 1, resume
+        else:
+            return False
+    return all(token is ANY for token in tokens[at:])

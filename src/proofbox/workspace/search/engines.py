@@ -1,0 +1,117 @@
+"""Who matches: ripgrep, or Python in a process of its own that can be killed.
+
+Both are given text on stdin and say which lines match. ripgrep can also be let loose on a directory to say which files
+may be worth reading: what it says is a hint, for it opens files by name, and a name may lead elsewhere a moment later.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Protocol
+
+from proofbox.errors import ToolError
+from proofbox.workspace.search.dialect import Pattern
+
+_WORKER = Path(__file__).with_name("worker.py")
+_RIPGREP = (
+    *("--no-config", "--color=never", "--no-ignore", "--hidden", "--no-messages", "--text", "--encoding=none"),
+    *("--no-mmap", "--no-heading", "--case-sensitive", "--engine=default"),
+)
+_SEARCHED = 0, 1  # found, and not found
+
+
+class Engine(Protocol):
+    name: str
+
+    def candidates(self, pattern: Pattern, directory: str, top: str, seconds: float) -> list[str] | None:
+        """Files below `top` that may match, by their paths from `directory`, in any order, or None if it can't say.
+
+        May name too many. Raises TimeoutError.
+        """
+
+    def lines(self, pattern: Pattern, text: bytes, most: int, seconds: float) -> list[int]:
+        """The first `most` lines that match, counted from 1. Raises TimeoutError."""
+
+
+class RipgrepEngine:
+    """Its own engine takes linear time, whatever the pattern."""
+
+    name = "ripgrep"
+
+    def __init__(self, program: str) -> None:
+        self._program = program
+
+    def candidates(self, pattern: Pattern, directory: str, top: str, seconds: float) -> list[str] | None:
+        git = () if ".git" in top.split("/") else ("--glob=!.git",)
+        options = ("--files-with-matches", "--null", "--max-filesize=16M", *git)
+        done = self._run(pattern, [*options, "--", f"./{top}"], seconds, directory=directory)
+        # Status 2 is also for files that could not be read: only what it says on stderr tells them from a real failure.
+        if done.returncode not in _SEARCHED and done.stderr:
+            return None
+        return [os.fsdecode(os.path.normpath(path)) for path in done.stdout.split(b"\0") if path]
+
+    def lines(self, pattern: Pattern, text: bytes, most: int, seconds: float) -> list[int]:
+        options = ["--line-number", f"--max-count={most}", "--max-columns=1", "-"]
+        done = self._run(pattern, options, seconds, text=text)
+        if done.returncode not in _SEARCHED:
+            raise ToolError(f"ripgrep failed: {done.stderr[-500:].decode(errors='replace')}", op="search_text")
+        return [int(line.partition(b":")[0]) for line in done.stdout.splitlines()]
+
+    def _run(
+        self, pattern: Pattern, options: list[str], seconds: float, *, directory: str = "/", text: bytes = b""
+    ) -> subprocess.CompletedProcess[bytes]:
+        try:
+            return subprocess.run(
+                [self._program, *_RIPGREP, f"--regexp={pattern.rust}", *options],
+                input=text,
+                capture_output=True,
+                cwd=directory,
+                env={},
+                timeout=seconds,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise TimeoutError from None
+
+
+class PythonEngine:
+    """Python's own patterns, which may take exponential time: so in a process that is killed when its time is over."""
+
+    name = "python"
+
+    def candidates(self, pattern: Pattern, directory: str, top: str, seconds: float) -> list[str] | None:  # noqa: ARG002
+        return None
+
+    def lines(self, pattern: Pattern, text: bytes, most: int, seconds: float) -> list[int]:
+        head = f"{most} {pattern.python}\n".encode("ascii")
+        try:
+            done = subprocess.run(
+                [sys.executable, "-I", "-S", "-B", str(_WORKER)],
+                input=head + text,
+                capture_output=True,
+                cwd="/",
+                env={},
+                timeout=seconds,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise TimeoutError from None
+        if done.returncode != 0:
+            raise ToolError(f"the search failed: {done.stderr[-500:].decode(errors='replace')}", op="search_text")
+        return [int(number) for number in done.stdout.split()]
+
+
+def best_engine() -> Engine:
+    """ripgrep if it is on PATH, else Python."""
+    return _engine(os.environ.get("PATH"))
+
+
+@functools.lru_cache(maxsize=8)
+def _engine(path: str | None) -> Engine:
+    found = shutil.which("rg", path=path)
+    return RipgrepEngine(found) if found else PythonEngine()

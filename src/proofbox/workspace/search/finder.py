@@ -1,0 +1,171 @@
+"""Going through files: which are searched, in which order, and what is shown of them.
+
+Searched is every regular file below the place that was named, but for what is called `.git`, what the workspace
+ignores, what `glob` does not choose, binary files (a NUL byte in the first 8 KiB), files over 16 MiB, and what can't be
+read. Links are not followed. A file that was named itself is searched whatever it is called. Nothing else is ignored:
+a `.gitignore` says what is not committed, not what is not there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Protocol
+
+from proofbox.core.clock import Clock, SystemClock
+from proofbox.errors import ArgumentsInvalid, SearchTimedOut
+from proofbox.workspace.globs import Glob
+from proofbox.workspace.search.dialect import Pattern, compile_pattern
+from proofbox.workspace.search.engines import Engine, best_engine
+
+LARGEST = 16 * 1024 * 1024
+DEADLINE = 30.0
+NEVER_SEARCHED = ".git"
+_BINARY_LOOK = 8192
+_FIRST_BATCH, _LARGEST_BATCH = 1 << 18, 1 << 23
+_SHOWN = 500
+
+
+class Search(NamedTuple):
+    pattern: str
+    glob: str | None = None
+    most: int = 200
+    context: int = 0
+    ignore_case: bool = False
+    literal: bool = False
+    deadline: float = DEADLINE
+
+
+class Source(Protocol):
+    """Where the files are. Paths are from the root."""
+
+    top: str
+    """The directory that is searched ('' is the root), or the one file."""
+    directory: str | None
+    """The root's path on the host, if it has one: a hint for engines that find candidates by themselves."""
+
+    def files(self) -> Iterator[str]:
+        """Every regular file below `top`, sorted by the bytes of its path; or the one file itself."""
+
+    def included(self, path: str) -> bool:
+        """Whether a file that an engine found is one that `files` would give."""
+
+    def read(self, path: str, limit: int) -> bytes | None:
+        """At most `limit` bytes; None for what can't be read."""
+
+
+class Line(NamedTuple):
+    path: str
+    line: int
+    text: str
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+
+
+class Found(NamedTuple):
+    lines: tuple[Line, ...]
+    truncated: bool
+
+
+def search(asked: Search, source: Source, engine: Engine | None = None, clock: Clock | None = None) -> Found:
+    """Raises PatternRefused, SearchTimedOut, and ArgumentsInvalid for a glob that is none."""
+    pattern = compile_pattern(asked.pattern, ignore_case=asked.ignore_case, literal=asked.literal)
+    chosen = _chooser(asked.glob, source.top)
+    engine = engine or best_engine()
+    clock = clock or SystemClock()
+    end = clock.monotonic() + asked.deadline
+
+    def left() -> float:
+        seconds = end - clock.monotonic()
+        if seconds <= 0:
+            raise timed_out(asked)
+        return seconds
+
+    try:
+        paths = _candidates(engine, pattern, source, left)
+        lines: list[Line] = []
+        for batch in _batches(source, (path for path in paths if chosen(path))):
+            left()
+            lines += _matching(engine, pattern, batch, asked, asked.most + 1 - len(lines), left)
+            if len(lines) > asked.most:
+                return Found(tuple(lines[: asked.most]), True)
+    except TimeoutError:
+        raise timed_out(asked) from None
+    return Found(tuple(lines), False)
+
+
+def timed_out(asked: Search) -> SearchTimedOut:
+    return SearchTimedOut(
+        f"the search took longer than {asked.deadline:g} s and was ended",
+        op="search_text",
+        fix_hints=["search a directory below, choose files by a glob, or simplify the pattern"],
+    )
+
+
+def _candidates(engine: Engine, pattern: Pattern, source: Source, left: Callable[[], float]) -> Iterator[str]:
+    if source.directory is not None:
+        found = engine.candidates(pattern, source.directory, source.top, left())
+        if found is not None:
+            return iter(sorted(filter(source.included, found), key=os.fsencode))
+    return source.files()
+
+
+def _chooser(glob: str | None, top: str) -> Callable[[str], bool]:
+    if glob is None:
+        return lambda _: True
+    try:
+        compiled = Glob(glob.removeprefix("/") if "/" in glob else f"**/{glob}")
+    except ValueError as error:
+        raise ArgumentsInvalid(f"the glob {glob[:200]!r} can't be used: {error}", op="search_text") from None
+    prefix = f"{top}/" if top else ""
+    return lambda path: compiled.matches(path.removeprefix(prefix)) or path == top
+
+
+_Batch = list[tuple[str, bytes]]
+
+
+def _batches(source: Source, paths: Iterator[str]) -> Iterator[_Batch]:
+    """Growing, so that what is found early is found soon."""
+    room = _FIRST_BATCH
+    batch: _Batch = []
+    size = 0
+    for path in paths:
+        data = source.read(path, LARGEST + 1)
+        if data is None or len(data) > LARGEST or b"\0" in data[:_BINARY_LOOK] or not data:
+            continue
+        batch.append((path, data))
+        size += len(data)
+        if size >= room:
+            yield batch
+            batch, size, room = [], 0, min(2 * room, _LARGEST_BATCH)
+    if batch:
+        yield batch
+
+
+def _matching(
+    engine: Engine, pattern: Pattern, batch: _Batch, asked: Search, most: int, left: Callable[[], float]
+) -> Iterator[Line]:
+    """All files of the batch as one text: a line's number in it tells the file."""
+    text = b"".join(data if data.endswith(b"\n") else data + b"\n" for _, data in batch)
+    numbers = engine.lines(pattern, text, most, left())
+    files = iter(batch)
+    path, lines, begin, end = "", [b""], 0, 0
+    for number in numbers:
+        while number > end:
+            path, data = next(files)
+            begin, end = end, end + data.count(b"\n") + (not data.endswith(b"\n"))
+            if number <= end:
+                lines = data.removesuffix(b"\n").split(b"\n")
+        at = number - begin - 1
+        yield Line(
+            path,
+            at + 1,
+            _shown(lines[at]),
+            tuple(map(_shown, lines[max(0, at - asked.context) : at])),
+            tuple(map(_shown, lines[at + 1 : at + 1 + asked.context])),
+        )
+
+
+def _shown(line: bytes) -> str:
+    text = line.decode("utf-8", "replace")
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"

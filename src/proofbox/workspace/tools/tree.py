@@ -1,0 +1,115 @@
+"""What the file tools need of the thing that holds the files: a small contract with two implementations.
+
+`handles.DirectoryTree` is a directory of the host, `memory.MemoryTree` a dictionary. Both check the same guard, on the
+path of what is really opened, after every symbolic link.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import BinaryIO, Literal, NamedTuple, Protocol
+
+from proofbox.core.text import printable
+from proofbox.errors import CapabilityDenied, FileAbsent, FileKindRefused, IoFailed, ToolError
+from proofbox.workspace.tools.contract import EntryType
+
+Access = Literal["read", "write", "delete"]
+
+
+class Guard(Protocol):
+    """Who decides what may be done to a path. Paths are from the root, without `.`, `..` or symbolic links."""
+
+    def check(self, access: Access, path: str) -> None:
+        """Return, or raise CapabilityDenied."""
+
+    def visible(self, path: str) -> bool:
+        """Whether a listing may name it."""
+
+
+class AllowAll:
+    """The guard of an environment that has no capabilities."""
+
+    def check(self, access: Access, path: str) -> None:
+        pass
+
+    def visible(self, path: str) -> bool:  # noqa: ARG002
+        return True
+
+
+class Opened(NamedTuple):
+    stream: BinaryIO
+    size: int
+    executable: bool
+    path: str
+    """Where it really is."""
+
+
+class Item(NamedTuple):
+    name: str
+    type: EntryType
+    size: int
+
+
+class Tree(Protocol):
+    guard: Guard
+
+    @property
+    def root(self) -> str:
+        """As paths and commands spell it."""
+
+    @property
+    def host(self) -> str | None:
+        """Its path on the host, where it has one."""
+
+    def open(self, path: str) -> AbstractContextManager[Opened]:
+        """A regular file, to be read."""
+
+    def write(self, path: str, data: bytes, executable: bool | None) -> tuple[str, bool]:
+        """Put a file there, with its directories: where it really is, and whether it is new."""
+
+    def remove(self, path: str) -> str:
+        """Remove a file or link: where it really was."""
+
+    def check(self, access: Access, path: str) -> str:
+        """Whether `write` or `remove` would be let through: where it really is."""
+
+    def directory(self, path: str) -> tuple[str, list[Item]]:
+        """A directory's real path and what is in it, sorted by the bytes of names, without what the guard hides."""
+
+    def is_file(self, path: str) -> bool:
+        """Whether a regular file is there; FileAbsent if nothing is."""
+
+
+def below(tree: Tree, folder: str, items: list[Item], depth: int) -> Iterator[tuple[str, Item]]:
+    """Everything in and below a directory that is no directory, each with its own; sorted by the bytes of the path.
+
+    A directory that is gone, or may not be read, when its turn comes is left out.
+    """
+    for item in sorted(items, key=lambda item: os.fsencode(item.name) + (b"/" if item.type == "directory" else b"")):
+        if item.type != "directory":
+            yield folder, item
+        elif depth > 1:
+            path = f"{folder}/{item.name}" if folder else item.name
+            try:
+                real, inside = tree.directory(path)
+            except (CapabilityDenied, ToolError, IoFailed):
+                continue
+            if real == path:  # it has become a link
+                yield from below(tree, path, inside, depth - 1)
+
+
+def absent(path: str) -> FileAbsent:
+    return FileAbsent(
+        f"there is no {printable(path[:200])}",
+        op="path",
+        fix_hints=["list_directory shows what is there"],
+        details={"path": printable(path)},
+    )
+
+
+def wrong_kind(path: str, reason: str) -> FileKindRefused:
+    return FileKindRefused(
+        f"{printable(path[:200])} {reason}", op="path", details={"path": printable(path), "reason": reason}
+    )

@@ -1,0 +1,231 @@
+"""ripgrep and Python find the same lines, hostile patterns included; what only one understands both refuse."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import strategies as st
+
+from proofbox.errors import PatternRefused, SearchTimedOut
+from proofbox.workspace.ignore import Ignore
+from proofbox.workspace.search import Engine, Found, PythonEngine, RipgrepEngine, Search, best_engine, search
+from proofbox.workspace.search.dialect import compile_pattern
+from proofbox.workspace.search.finder import LARGEST
+from proofbox.workspace.tools.handles import DirectoryTree
+from proofbox.workspace.tools.memory import MemoryEnvironment, MemoryTree
+from proofbox.workspace.tools.searching import TreeSource
+
+pytestmark = pytest.mark.needs("ripgrep")
+
+# Text made of few characters, so that patterns do match: words, spaces, signs, beyond ASCII, beyond UTF-8, line ends.
+ALPHABET = [b"a", b"b", b"A", b"_", b"0", b" ", b".", b"-", b"\t", b"\r", b"\n", "é".encode(), "€".encode()]
+ALPHABET += ["𝄞".encode(), b"\xff", b"\xc3", b"\xe2\x82", b"\xed\xa0\x80", b"\x0b", b"\x1b", "\u2028".encode()]
+content = st.lists(st.sampled_from(ALPHABET), max_size=30).map(b"".join)
+names = st.sampled_from(["a", "b.py", "d/a", "d/e/f.py", "d-a", ".hid", ".git/x", "d/.git", "node/x", "é"])
+trees = st.dictionaries(names, content, max_size=6).filter(
+    lambda files: not any(a != b and b.startswith(f"{a}/") for a in files for b in files)
+)
+
+letters = st.sampled_from(["a", "b", "A", "0", " ", "é", "€", "𝄞", r"\.", r"\-", r"\t", "_"])
+members = st.sampled_from(["a", "a-z", "A-Z", "0-9", r"\d", r"\w", r"\S", r"\W", "é-€", r"\]", r"\^", "_", r"\\", "."])
+classes = st.tuples(st.sampled_from(["", "^"]), st.lists(members, min_size=1, max_size=3)).map(
+    lambda parts: f"[{parts[0]}{''.join(parts[1])}]"
+)
+atoms = st.one_of(letters, classes, st.sampled_from([".", r"\d", r"\w", r"\s", r"\D", r"\W", r"\S"]))
+repeats = st.sampled_from(["", "", "", "*", "+", "?", "*?", "+?", "{2}", "{0,2}", "{1,}", "??"])
+anchors = st.sampled_from(["^", "$", r"\b"])
+
+
+def grown(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    group = st.tuples(st.sampled_from(["(", "(?:"]), inner, repeats).map(lambda p: f"{p[0]}{p[1]}){p[2]}")
+    return st.one_of(group, st.lists(inner, min_size=1, max_size=3).map("".join), st.tuples(inner, inner).map("|".join))
+
+
+patterns = st.recursive(st.one_of(st.tuples(atoms, repeats).map("".join), anchors), grown, max_leaves=6)
+
+
+def both(root: Path, asked: Search, top: str = ".") -> tuple[Found, Found]:
+    found = []
+    tree = DirectoryTree(root)
+    try:
+        for engine in (best_engine(), PythonEngine()):
+            found.append(search(asked, TreeSource(tree, top, Ignore(["node"])), engine))
+    finally:
+        tree.close()
+    return found[0], found[1]
+
+
+def fill(root: Path, files: dict[str, bytes]) -> None:
+    for name, data in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+
+def expected(files: dict[str, bytes], pattern: str) -> list[tuple[str, int]]:
+    """What is due, line by line and by the plainest of means: the oracle that neither engine shares code with."""
+    due = []
+    for name in sorted(files, key=os.fsencode):
+        if {".git", "node"} & set(name.split("/")) or b"\0" in files[name]:
+            continue
+        lines = files[name].split(b"\n")
+        for number, line in enumerate(lines[:-1] if not lines[-1] else lines, 1):
+            if re.search(pattern, line.decode("utf-8", "surrogateescape"), re.ASCII):
+                due.append((name, number))
+    return due
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], deadline=None)
+@given(files=trees, pattern=patterns, ignore_case=st.booleans(), context=st.integers(0, 2), most=st.integers(1, 9))
+@example(files={"a": b"x\n\n"}, pattern="^$", ignore_case=False, context=1, most=9)
+@example(files={"a": b"\xff\xc3\xa9"}, pattern=".", ignore_case=False, context=0, most=9)
+@example(files={"a": b"A\r\n"}, pattern="a$", ignore_case=True, context=0, most=9)
+def test_both_engines_find_the_same(
+    files: dict[str, bytes],
+    pattern: str,
+    ignore_case: bool,
+    context: int,
+    most: int,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    root = tmp_path_factory.mktemp("tree")
+    fill(root, files)
+    asked = Search(pattern, most=most, context=context, ignore_case=ignore_case)
+    try:
+        compile_pattern(pattern)
+    except PatternRefused:
+        assume(False)
+    ripgrep, python = both(root, asked)
+    assert ripgrep == python
+    assert len(ripgrep.lines) <= most
+    if not ignore_case and not re.search(r"\\[DWS]|\[\^|\.|é-", pattern):
+        # Where the oracle's classes mean the same: without complements, which for it hold undecodable bytes too.
+        due = expected(files, pattern)
+        assert [(line.path, line.line) for line in ripgrep.lines] == due[:most]
+        assert ripgrep.truncated == (len(due) > most)
+
+
+@given(st.text(max_size=12), st.booleans())
+def test_any_text_is_refused_or_means_the_same_to_both(pattern: str, ignore_case: bool) -> None:
+    text = b"abc ABC 0-9_\n(a)[b]{c}\n\n" + pattern.encode("utf-8", "replace").replace(b"\n", b" ") + b"\n"
+    try:
+        compiled = compile_pattern(pattern, ignore_case=ignore_case)
+    except PatternRefused:
+        return
+    engine = best_engine()
+    assert isinstance(engine, RipgrepEngine)
+    assert engine.lines(compiled, text, 10, 20.0) == PythonEngine().lines(compiled, text, 10, 20.0)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n\0"), min_size=1, max_size=12))
+def test_literally_every_text_finds_itself(text: str) -> None:
+    compiled = compile_pattern(text, literal=True)
+    data = f"before\n{text}\nafter\n".encode()
+    line = [n for n, each in enumerate(data.split(b"\n"), 1) if text.encode() in each]
+    for engine in (best_engine(), PythonEngine()):
+        assert engine.lines(compiled, data, 10, 20.0) == line
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        *("(?=a)", "(?!a)", "(?<=a)", "(?<n>a)", "(?P<n>a)", "(?i)a", "(?#x)", r"\1", r"\k<n>", r"\p{L}", r"\x41"),
+        *(
+            r"\u0041",
+            r"\Aa",
+            r"a\Z",
+            r"\B",
+            r"\n",
+            r"\N",
+            "a\nb",
+            "a\0",
+            "a++",
+            "a*+",
+            "a**",
+            "a{2}{3}",
+            "{2}",
+            "a{,3}",
+        ),
+        *(
+            "a{3,1}",
+            "a{1001}",
+            "(a{100}){100}",
+            "a{99999999999}",
+            "[[:alpha:]]",
+            "[a&&b]",
+            "[a--b]",
+            "[]",
+            "[^]",
+            "[b-a]",
+        ),
+        *("[a", "(a", "a)", "*a", "^*", r"\b+", "a\\", "[\\", "]", "}", "\ud800", "(" * 60 + ")" * 60, "a" * 1001, ""),
+    ],
+)
+def test_what_is_not_in_the_dialect_is_refused(pattern: str) -> None:
+    with pytest.raises(PatternRefused):
+        compile_pattern(pattern)
+
+
+def test_a_pattern_that_explodes_is_ended_and_ripgrep_just_answers(tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("a" * 40 + "!\n")
+    asked = Search("(a|a)*(a|a)*b$", deadline=1.0)
+    tree = DirectoryTree(tmp_path)
+    began = time.monotonic()
+    with pytest.raises(SearchTimedOut) as caught:
+        search(asked, TreeSource(tree, ".", Ignore(())), PythonEngine())
+    assert time.monotonic() - began < 10
+    assert caught.value.fix_hints
+    assert search(asked, TreeSource(tree, ".", Ignore(())), best_engine()).lines == ()
+    tree.close()
+
+
+@pytest.mark.parametrize("engine", [best_engine(), PythonEngine()], ids=lambda each: each.name)
+def test_what_is_skipped(tmp_path: Path, engine: Engine) -> None:
+    fill(tmp_path, {"plain": b"needle", "binary": b"needle\0", "late": b"needle" + b" " * 9000 + b"\0"})
+    fill(tmp_path, {".git/f": b"needle", "node/f": b"needle", ".gitignore": b"plain\nneedle", ".ignore": b"plain"})
+    with (tmp_path / "giant").open("wb") as file:
+        file.write(b"needle\n")
+        file.truncate(LARGEST + 1)
+    (tmp_path / "secret").write_bytes(b"needle")
+    (tmp_path / "link").symlink_to("plain")
+    if os.geteuid() != 0:
+        (tmp_path / "secret").chmod(0)
+    else:
+        (tmp_path / "secret").unlink()
+    tree = DirectoryTree(tmp_path)
+    found = search(Search("needle"), TreeSource(tree, ".", Ignore(["node"])), engine)
+    assert [line.path for line in found.lines] == [".gitignore", "late", "plain"]
+    [first] = [line for line in found.lines if line.path == "late"]
+    assert len(first.text) == 500
+    named = search(Search("needle"), TreeSource(tree, "node", Ignore(["node"])), engine)
+    assert [line.path for line in named.lines] == ["node/f"]
+    tree.close()
+
+
+def test_a_tree_in_memory_is_searched_by_either(tmp_path: Path) -> None:
+    files = {"a/b.py": b"one\ntwo\n", "c.txt": b"two"}
+    for engine in (best_engine(), PythonEngine()):
+        found = search(Search("two", glob="*.{py,txt}"), TreeSource(MemoryTree(files), ".", Ignore(())), engine)
+        assert [(line.path, line.line) for line in found.lines] == [("a/b.py", 2), ("c.txt", 1)]
+    assert MemoryEnvironment({"x": "y"}).search_text("y").matches[0].path == "x"
+
+
+def test_without_ripgrep_python_takes_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert best_engine().name == "python"
+
+
+def test_many_files_in_several_batches(tmp_path: Path, rounds: Callable[[int, int], int]) -> None:
+    count = rounds(600, 5000)
+    files = {f"d{n % 7}/f{n:04}": (b"filler\n" * 200 + b"needle %d\n" % n) for n in range(count)}
+    fill(tmp_path, files)
+    ripgrep, python = both(tmp_path, Search("needle", most=count))
+    assert ripgrep == python
+    assert [line.path for line in ripgrep.lines] == sorted(files)
+    assert all(line.line == 201 for line in ripgrep.lines)
