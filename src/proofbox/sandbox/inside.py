@@ -47,6 +47,8 @@ class PolicyOptions(TypedDict, total=False):
     mounts: Sequence[str | Mount]
     image: str | None
     runtime: str | None
+    hidden: Sequence[str]
+    frozen: Sequence[str]
 
 
 class ExecOptions(TypedDict, total=False):
@@ -191,6 +193,8 @@ def make_policy(options: PolicyOptions | RunOptions, settings: Settings) -> Poli
         mounts=tuple(parse_mount(each) if isinstance(each, str) else resolve_mount(each) for each in mounts),
         image=_first(options.get("image"), settings.image),
         runtime=_first(options.get("runtime"), settings.runtime),
+        hidden=tuple(options.get("hidden") or ()),
+        frozen=tuple(options.get("frozen") or ()),
     )
 
 
