@@ -59,9 +59,9 @@ class SandboxEnvironment(FileTools):
         stdin: str | bytes | None = None,
         max_output: int = OUTPUT_LIMIT,
     ) -> CommandResult:
-        argv = ["sh", "-c", command] if isinstance(command, str) else list(command)
+        argv = command_argv(command)
         done = self._session.exec(argv, cwd=cwd, timeout=timeout, env=env, stdin=stdin, max_output=max_output)
-        return _result(argv, cwd, done)
+        return command_result(argv, cwd, done)
 
     def __enter__(self) -> Self:
         return self
@@ -103,7 +103,7 @@ class ReadOnly:
         self._guard = guard
 
     def check(self, access: Access, path: str) -> None:
-        if access != "read":
+        if access in ("write", "delete"):
             raise CapabilityDenied(
                 "the box may only read its directory, and so may the tools",
                 op="tools",
@@ -116,7 +116,11 @@ class ReadOnly:
         return self._guard.visible(path)
 
 
-def _result(argv: Sequence[str], cwd: str, done: ExecResult) -> CommandResult:
+def command_argv(command: str | Sequence[str]) -> list[str]:
+    return ["sh", "-c", command] if isinstance(command, str) else list(command)
+
+
+def command_result(argv: Sequence[str], cwd: str, done: ExecResult) -> CommandResult:
     return CommandResult(
         command=tuple(argv),
         cwd=cwd,
