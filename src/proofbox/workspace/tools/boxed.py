@@ -81,7 +81,7 @@ class BoxedEnvironment(FileTools):
             require(self.capabilities.env_write.of(name))
         with self._box() as session:
             done = session.exec(argv, cwd=cwd, timeout=timeout, env=env, stdin=stdin, max_output=max_output)
-        return command_result(argv, cwd, done)
+        return command_result(argv, cwd, done, self._files.host)
 
     @contextmanager
     def _box(self) -> Iterator[Session]:

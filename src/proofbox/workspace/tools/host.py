@@ -9,7 +9,7 @@ from typing import Self
 
 from proofbox.core.digest import sha256_hex
 from proofbox.errors import CapabilityDenied, PolicyRefused
-from proofbox.sandbox.contract import ExecResult
+from proofbox.sandbox.contract import ExecResult, Isolation
 from proofbox.sandbox.service import Sandboxes, Session
 from proofbox.workspace.ignore import Ignore
 from proofbox.workspace.search import Engine
@@ -61,7 +61,7 @@ class SandboxEnvironment(FileTools):
     ) -> CommandResult:
         argv = command_argv(command)
         done = self._session.exec(argv, cwd=cwd, timeout=timeout, env=env, stdin=stdin, max_output=max_output)
-        return command_result(argv, cwd, done)
+        return command_result(argv, cwd, done, self._files.host)
 
     def __enter__(self) -> Self:
         return self
@@ -120,7 +120,7 @@ def command_argv(command: str | Sequence[str]) -> list[str]:
     return ["sh", "-c", command] if isinstance(command, str) else list(command)
 
 
-def command_result(argv: Sequence[str], cwd: str, done: ExecResult) -> CommandResult:
+def command_result(argv: Sequence[str], cwd: str, done: ExecResult, project: str) -> CommandResult:
     return CommandResult(
         command=tuple(argv),
         cwd=cwd,
@@ -135,4 +135,15 @@ def command_result(argv: Sequence[str], cwd: str, done: ExecResult) -> CommandRe
         stdout_sha256=sha256_hex(done.stdout_bytes),
         stderr_sha256=sha256_hex(done.stderr_bytes),
         background=done.background,
+        reach=_reach(done, project),
     )
+
+
+def _reach(done: ExecResult, project: str) -> tuple[str, ...]:
+    """What of a command's doings no rollback undoes."""
+    if done.isolation is Isolation.NONE:
+        return ("host", "network")
+    found = ["network"] if done.policy.network != "none" else []
+    if any(mount.writable and not mount.host.is_relative_to(project) for mount in done.policy.mounts):
+        found.append("mounts")
+    return tuple(found)
