@@ -160,7 +160,7 @@ def make_venv(level: str) -> None:
     # Reinstalled, so that the build hook runs: uv would take an earlier build of this very path from its cache, while
     # the binaries that build left in the tree may be gone.
     argv = [uv, "sync", "--quiet", "--locked", "--compile-bytecode", "--reinstall-package", "proofbox"]
-    groups = {"demo": ["--no-dev"], "check": [], "test": ["--group", "wheel"]}
+    groups = {"demo": ["--no-dev"], "check": [], "test": ["--group", "wheel", "--group", "codex"]}
     argv += ["--python", base_python(), *groups[level]]
     done = run(argv, env=environment)
     if done.returncode:

@@ -6,7 +6,7 @@ import anyio
 import msgspec
 
 from proofbox.agents.contract import TurnResult
-from proofbox.agents.events import Event, Listener, Message, TokenUsage, TurnEnded, TurnStatus, Usage
+from proofbox.agents.events import Event, Listener, Message, Source, TokenUsage, TurnEnded, TurnStatus, Usage
 from proofbox.core.clock import Clock
 from proofbox.errors import AgentError, InternalError, ListenerFailed, UsageError
 
@@ -21,6 +21,7 @@ class Turn:
         self.ended = anyio.Event()
         self.final_message = ""
         self.usage: TokenUsage | None = None
+        self.usage_source: Source = "runtime_reported"
         self.result: TurnResult | None = None
 
 
@@ -66,6 +67,9 @@ class Feed:
         except KeyError:
             raise UsageError(f"this session has no turn {id[:80]!r}", op="turn") from None
 
+    def knows(self, id: str) -> bool:
+        return id in self._turns
+
     async def wait_turn(self, id: str) -> TurnResult:
         turn = self.turn(id)
         await turn.ended.wait()
@@ -82,8 +86,8 @@ class Feed:
             turn = self._turns.get(event.turn)
             if turn is not None and isinstance(event, Message):
                 turn.final_message = event.text
-            elif turn is not None and isinstance(event, Usage):
-                turn.usage = event.total
+            elif turn is not None and isinstance(event, Usage) and event.source in (turn.usage_source, "gateway"):
+                turn.usage, turn.usage_source = event.total, event.source  # what we saw goes before what we were told
             for number, listener in list(self._listeners.items()):
                 try:
                     await listener(event)

@@ -60,11 +60,16 @@ COMMANDS = (
     Command("attempt show", "attempt:show_", "Show what is recorded of one attempt."),
     Command("attempt explain", "attempt:explain_", "Say in plain words what happened."),
     Command("attempt interrupt", "attempt:interrupt", "Stop one attempt, and no other."),
+    Command("runtime list", "runtime:list_", "List the agent runtimes: what each can do, and whether it could run."),
+    Command("runtime check", "runtime:check", "Check a runtime by driving it."),
+    Command("runtime try", "runtime:try_", "Give one prompt to an agent in a box, and tell every step."),
+    Command("runtime fork", "runtime:fork", "Go on from a step of a recorded trial: files and thread."),
     Command("contract", "contract:contract", "List every command, schema and code, for programs."),
     Command("completion", "completion:completion", "Print a tab completion script for a shell."),
 )
 
 GROUPS = {
+    "runtime": "Agents: which there are, and one prompt to one of them.",
     "workspace": "Directories with history.",
     "session": "Boxes that stay between commands.",
     "suite": "Missions for agents, run and verified.",
@@ -96,6 +101,7 @@ def root_help() -> str:
         "  proofbox exec -- ls -l                 run a command in the best sandbox there is",
         "  proofbox exec --json --timeout 60 -- pytest -q",
         "  proofbox session start                 a box that stays; then: session exec ID -- COMMAND",
+        "  proofbox runtime try --prompt TEXT --workspace DIR --out RECORD",
         "  proofbox verify out                    check the evidence of the last run",
     ]
     return "\n".join(lines)

@@ -10,6 +10,7 @@ passes when it is refused with `RUNTIME_CAPABILITY_UNSUPPORTED`; a scene that a 
 
 from __future__ import annotations
 
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Collection
@@ -20,10 +21,11 @@ import msgspec
 
 from proofbox.agents.conformance import control, leaving, threads, turns
 from proofbox.agents.conformance.context import Check, Context
+from proofbox.agents.conformance.rig import Say
 from proofbox.agents.conformance.rigs import rig_for
 from proofbox.agents.contract import AgentRuntime, Capabilities
 from proofbox.agents.registry import Registry, installed
-from proofbox.errors import UsageError
+from proofbox.errors import StrategyUnavailable, UsageError
 from proofbox.sandbox.conformance.check import Failed, NotApplicable, NotChecked, Outcome, Result
 
 __all__ = ["CHECKS", "Check", "RuntimeReport", "run_conformance"]
@@ -61,7 +63,8 @@ def run_conformance(
 ) -> RuntimeReport:
     """Check a runtime in boxes of a provider. Whatever goes wrong in a check is in its result.
 
-    Raises `UsageError` for a check that does not exist, `StrategyUnsupported` for such a runtime.
+    Raises `UsageError` for a check that does not exist, `StrategyUnsupported` for such a runtime, and
+    `StrategyUnavailable` where it is known and not there.
     """
     known = {name for check in CHECKS for name in (check.name, check.subject)}
     unknown = sorted(set(only or ()) - known)
@@ -70,6 +73,7 @@ def run_conformance(
             f"there is no check {unknown[0]!r}", op="runtime check", fix_hints=[f"known: {', '.join(sorted(known))}"]
         )
     runtime = (registry or installed()).runtime(strategy)
+    anyio.run(_find, runtime)
     results = []
     version = ""
     for check in CHECKS:
@@ -81,13 +85,32 @@ def run_conformance(
     return RuntimeReport(runtime.id, version, runtime.capabilities, tuple(results))
 
 
+async def _find(runtime: AgentRuntime) -> None:
+    with tempfile.TemporaryDirectory(prefix="proofbox-runtime-") as scratch:
+        async with rig_for(runtime).stage([[Say("here")]], Path(scratch)) as settings:
+            probe = await runtime.probe(settings)
+    if not probe.available or not probe.compatible:
+        raise StrategyUnavailable(
+            f"{runtime.id} can't be checked: {probe.reason}",
+            op="runtime check",
+            fix_hints=probe.fix_hints,
+            details={"because": probe.code},
+        )
+
+
 def _run(check: Check, runtime: AgentRuntime, provider: str | None) -> tuple[Result, str]:
     began = time.monotonic()
     context = Context(runtime, rig_for(runtime), provider)
 
     async def bounded() -> None:
-        with anyio.fail_after(check.seconds):
-            await check.run(context)
+        try:
+            with anyio.fail_after(check.seconds):
+                await check.run(context)
+        except BaseExceptionGroup as group:
+            error: BaseException = group
+            while isinstance(error, BaseExceptionGroup):
+                error = error.exceptions[0]
+            raise error from None
 
     outcome: Outcome = "passed"
     detail = ""

@@ -102,13 +102,13 @@ class Context:
         self.base = Path(tempfile.mkdtemp(prefix="proofbox-runtime-")).resolve()
         self.base.chmod(0o755)
         self.workspace = self.base / "workspace"
-        self.home = self.base / "home"
         self._sessions = 0
-        for directory in (self.workspace, self.home):
-            directory.mkdir()
+        self.workspace.mkdir()
 
     @contextlib.asynccontextmanager
-    async def playing(self, *scenes: Scene, stall_timeout: float | None = None) -> AsyncIterator[Play]:
+    async def playing(
+        self, *scenes: Scene, stall_timeout: float | None = None, home: str = "home"
+    ) -> AsyncIterator[Play]:
         """A session whose threads play these scenes. It is closed at the end, and must then have left nothing."""
         self._sessions += 1
         scratch = self.base / f"s{self._sessions}"
@@ -117,7 +117,7 @@ class Context:
             options = SessionOptions(
                 workspace=self.workspace,
                 scratch=scratch,
-                home=self.home,
+                home=self.base / home,
                 provider=self.provider,
                 settings=settings,
                 stall_timeout=stall_timeout,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 
 from proofbox.agents.conformance.context import Context, Play, Subject
-from proofbox.agents.conformance.rig import Hang, Hear, Recall, Run, Say
+from proofbox.agents.conformance.rig import Hang, Hear, Recall, Run, Say, Scene
 from proofbox.agents.contract import TurnResult
 from proofbox.agents.events import Message, ToolCall
 from proofbox.errors import RuntimeStalled, TurnInterrupted
@@ -69,7 +69,8 @@ async def parallel_sessions_do_not_mix(context: Context) -> None:
 
     async def one(number: int) -> None:
         words = f"word-{number}"
-        async with context.playing([Run(f"echo {words} > file-{number}"), Say(f"{words} is said")]) as play:
+        scene: Scene = [Run(f"echo {words} > file-{number}"), Say(f"{words} is said")]
+        async with context.playing(scene, home=f"home-{number}") as play:
             results[number] = (await play.turn(await play.session.start_thread(), f"say {words}"), play)
 
     async with anyio.create_task_group() as tasks:

@@ -28,6 +28,10 @@ from proofbox.errors import UsageError
 
 
 def rig_for(runtime: AgentRuntime) -> Rig:
+    if runtime.id == "codex_app_server":
+        from proofbox.agents.conformance.codexrig import CodexRig  # costs an HTTP client, for who checks Codex
+
+        return CodexRig()
     if runtime.id in RIGS:
         return RIGS[runtime.id]()
     own = getattr(runtime, "conformance_rig", None)

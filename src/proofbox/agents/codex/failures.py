@@ -1,0 +1,127 @@
+"""What went wrong, from Codex's own structured account of it, and from what the gateway saw.
+
+`codexErrorInfo` decides wherever it says anything. Where it says `other`, what passed through the gateway does; prose
+is the last resort, and its pieces are listed here, all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from proofbox.agents.traffic import Exchange
+from proofbox.core.text import preview, printable
+from proofbox.errors import (
+    AgentError,
+    AuthFailed,
+    ContextExceeded,
+    ModelFailed,
+    Overloaded,
+    RateLimited,
+    RuntimeProtocolError,
+    StreamDisconnected,
+    TurnInterrupted,
+    UsageLimited,
+)
+
+_BY_NAME: dict[str, type[AgentError]] = {
+    "contextWindowExceeded": ContextExceeded,
+    "sessionBudgetExceeded": UsageLimited,
+    "usageLimitExceeded": UsageLimited,
+    "rateLimitExceeded": RateLimited,
+    "flexUnavailable": Overloaded,
+    "serverOverloaded": Overloaded,
+    "policyCapacityUnavailable": Overloaded,
+    "modelNotFound": ModelFailed,
+    "cyberPolicy": ModelFailed,
+    "misalignmentPolicyViolation": ModelFailed,
+    "internalServerError": ModelFailed,
+    "badRequest": ModelFailed,
+    "unauthorized": AuthFailed,
+    "tooManyDenials": TurnInterrupted,
+    "activeTurnNotSteerable": RuntimeProtocolError,
+    "httpConnectionFailed": StreamDisconnected,
+    "responseStreamConnectionFailed": StreamDisconnected,
+    "responseStreamDisconnected": StreamDisconnected,
+    "responseTooManyFailedAttempts": ModelFailed,
+}
+_TRANSIENT = ("internalServerError",)
+_BY_CODE: dict[str, type[AgentError]] = {
+    "context_length_exceeded": ContextExceeded,
+    "usage_limit_reached": UsageLimited,
+    "insufficient_quota": UsageLimited,
+    "rate_limit_exceeded": RateLimited,
+    "slow_down": RateLimited,
+    "server_is_overloaded": Overloaded,
+    "invalid_api_key": AuthFailed,
+}
+_BY_PROSE: dict[str, type[AgentError]] = {
+    "stream disconnected before completion": StreamDisconnected,
+    "error sending request": StreamDisconnected,
+    "Missing environment variable": AuthFailed,
+}
+_HINTS: dict[type[AgentError], tuple[str, ...]] = {
+    AuthFailed: ("check the key: the variable that api_key_env names, and what it may be used for",),
+    UsageLimited: ("wait for the reset, or use another credential",),
+    RateLimited: ("wait, or run fewer at a time",),
+    ContextExceeded: ("start a new thread",),
+    StreamDisconnected: ("try again; if it lasts, look at the way to base_url",),
+}
+
+
+def classify(error: Mapping[str, Any], seen: Exchange | None = None) -> AgentError:
+    """The typed failure for an `error` of Codex's. `seen` is the turn's last exchange that failed, if any did."""
+    info = error.get("codexErrorInfo")
+    name, status = _named(info)
+    said = printable(preview(str(error.get("message") or ""), 1000)[0])
+    kind = _by_status(status) or _BY_NAME.get(name)
+    if kind is None:
+        kind = _by_exchange(seen) or _by_prose(said) or ModelFailed
+    if status is None and seen is not None and seen.status >= 400:
+        status = seen.status
+    details: dict[str, Any] = {"codex_error_info": info if isinstance(info, str | dict) else None}
+    if status is not None:
+        details["status"] = status
+    if seen is not None and kind in (RateLimited, UsageLimited, Overloaded, ModelFailed):
+        details |= {name: getattr(seen, name) for name in ("retry_after", "resets_at") if getattr(seen, name)}
+    transient = name in _TRANSIENT or (kind is ModelFailed and status is not None and status >= 500)
+    return kind(
+        said or f"the turn failed ({name or 'no reason given'})",
+        op="turn",
+        fix_hints=_HINTS.get(kind, ()),
+        details=details,
+        retryable=True if transient else None,
+    )
+
+
+def _named(info: Any) -> tuple[str, int | None]:
+    if isinstance(info, str):
+        return info, None
+    if isinstance(info, dict) and len(info) == 1:
+        ((name, inner),) = info.items()
+        status = inner.get("httpStatusCode") if isinstance(inner, dict) else None
+        return str(name), status if isinstance(status, int) else None
+    return "", None
+
+
+def _by_status(status: int | None) -> type[AgentError] | None:
+    if status is None:
+        return None
+    if status in (401, 403):
+        return AuthFailed
+    return RateLimited if status == 429 else ModelFailed
+
+
+def _by_exchange(seen: Exchange | None) -> type[AgentError] | None:
+    if seen is None:
+        return None
+    known = _BY_CODE.get(seen.error_code) or _BY_CODE.get(seen.error_type)
+    if known is not None:
+        return known
+    if seen.outcome in ("cut", "unreachable", "abandoned"):
+        return StreamDisconnected
+    return _by_status(seen.status) if seen.outcome == "http_error" else None
+
+
+def _by_prose(said: str) -> type[AgentError] | None:
+    return next((kind for piece, kind in _BY_PROSE.items() if piece in said), None)

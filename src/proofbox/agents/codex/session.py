@@ -1,0 +1,613 @@
+"""A session with Codex: one program over one workspace, any number of threads, and what is promised about them.
+
+The program and the gateway live in the background, from `open` to `close`. When the program ends under us, its turns
+end as crashed, everything it had started is dead, and another takes its place; threads are resumed there when they are
+next used. A turn is never played again by us: it may have acted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import anyio
+import msgspec
+
+from proofbox.agents.background import Background
+from proofbox.agents.codex.approvals import answer
+from proofbox.agents.codex.binary import Binary
+from proofbox.agents.codex.decoder import Decoder, TurnOver, last_usage
+from proofbox.agents.codex.failures import classify
+from proofbox.agents.codex.ledger import UsageLedger
+from proofbox.agents.codex.program import Handlers, Launch, Program, running
+from proofbox.agents.codex.settings import CodexSettings, config_toml
+from proofbox.agents.contract import SessionOptions, TurnResult
+from proofbox.agents.events import (
+    Decision,
+    Integrity,
+    Listener,
+    Notice,
+    RateWindows,
+    ThreadStarted,
+    TurnStarted,
+    TurnStatus,
+    Usage,
+)
+from proofbox.agents.feed import Feed, Turn
+from proofbox.agents.gateway import PREFIX, Endpoint, ModelGateway
+from proofbox.agents.jsonl import Garbage, Id
+from proofbox.agents.traffic import Exchange
+from proofbox.core.clock import Clock, SystemClock
+from proofbox.core.ids import IdSource
+from proofbox.errors import (
+    AgentError,
+    InternalError,
+    Overloaded,
+    ProofboxError,
+    RuntimeProtocolError,
+    RuntimeStalled,
+    RuntimeStartFailed,
+    RuntimeTimedOut,
+    TransportBroken,
+    TurnInterrupted,
+    UsageError,
+)
+from proofbox.sandbox.aservice import AsyncSandboxes
+from proofbox.sandbox.contract import Door, Mount
+
+GATEWAY_PORT = 4011
+INSIDE = "/run/codex"
+MOST_RECOVERIES = 3
+OVERLOAD_TRIES = 4
+OVERLOAD_SECONDS = 0.2
+STOP_SECONDS = 5.0
+CLOSE_SECONDS = 3.0
+TOLD_GARBAGE = 16
+
+
+class CodexSession:
+    runtime = "codex_app_server"
+
+    def __init__(
+        self,
+        options: SessionOptions,
+        settings: CodexSettings,
+        binary: Binary,
+        endpoint: Endpoint,
+        *,
+        clock: Clock | None = None,
+        ids: IdSource | None = None,
+    ) -> None:
+        self._clock: Clock = clock or SystemClock()
+        self._ids = ids or IdSource(self._clock)
+        self.id = self._ids.new_id("agent")
+        self.version = ""
+        self._options = options
+        self._settings = settings
+        self._binary = binary
+        self._endpoint = endpoint
+        self._home = options.home or options.scratch / f"{self.id}-home"
+        self.feed = Feed(self.id, self._clock)
+        self._decoder = Decoder()
+        self._ledger = UsageLedger()
+        self._gateway = ModelGateway(endpoint, on_exchange=self._saw, clock=self._clock)
+        self._background = Background()
+        self._program: Program | None = None
+        self._opened = False
+        self._lives = 0
+        self._threads: dict[str, int] = {}  # thread → the life of the program in which it was loaded last
+        self._starting: set[str] = set()
+        self._signs: dict[str, float] = {}
+        self._verdicts: dict[str, AgentError] = {}
+        self._failed_exchanges: dict[str, Exchange] = {}
+        self._recoveries: list[dict[str, Any]] = []
+        self._garbage = 0
+        self._changed = anyio.Event()
+        self._over: ProofboxError | None = None
+        self._closing = anyio.Event()
+        self._gone = anyio.Event()
+        self._facts: dict[str, Any] = {}
+
+    # ---- the contract
+
+    def facts(self) -> Mapping[str, Any]:
+        return {
+            "transport": "stdio",
+            "version": self.version,
+            "binary": str(self._binary.path),
+            "found_by": self._binary.found_by,
+            "sandboxed": self._options.sandboxed,
+            "approval_policy": self._settings.approval_policy,
+            "model": self._settings.model,
+            "endpoint": self._endpoint.base_url,
+            "key": "added by the gateway" if self._endpoint.has_key else "none",
+            "requests": len(self._gateway.exchanges),
+            "refused_requests": self._gateway.refused,
+            "garbage_lines": self._garbage,
+            "recoveries": list(self._recoveries),
+            **self._facts,
+        }
+
+    def add_listener(self, listener: Listener) -> int:
+        return self.feed.add_listener(listener)
+
+    def remove_listener(self, number: int) -> None:
+        self.feed.remove_listener(number)
+
+    @property
+    def exchanges(self) -> list[Exchange]:
+        """What passed through the gateway."""
+        return self._gateway.exchanges
+
+    async def open(self) -> None:
+        """Start the program, or raise why it did not come up."""
+        await self._background.open()
+        self._opened = True
+        self._background.spawn(self._live)
+        try:
+            await self._wait(lambda: self._program is not None or self._over is not None)
+        except BaseException:
+            await self.close()
+            raise
+        if self._over is not None:
+            await self.close()
+            raise self._over
+        if self._options.stall_timeout is not None:
+            self._background.spawn(self._watch, self._options.stall_timeout)
+
+    async def start_thread(self) -> str:
+        result = await self._ask("thread/start", lambda program: self._place(program))
+        return await self._have_thread(result, "start")
+
+    async def resume_thread(self, thread: str) -> str:
+        result = await self._ask("thread/resume", lambda program: self._resuming(program, thread))
+        return await self._have_thread(result, "resume")
+
+    async def fork_thread(self, thread: str, last_turn: str | None = None) -> str:
+        def params(program: Program) -> dict[str, Any]:
+            return self._resuming(program, thread) | ({"lastTurnId": last_turn} if last_turn is not None else {})
+
+        return await self._have_thread(await self._ask("thread/fork", params), "fork", thread)
+
+    async def start_turn(self, thread: str, prompt: str) -> str:
+        if thread not in self._threads:
+            raise UsageError(f"this session has no thread {thread[:80]!r}", op="turn", fix_hints=["start one"])
+        # Codex would take a second start for a steer, without a word.
+        if thread in self._starting or self.feed.active_turn(thread) is not None:
+            raise UsageError(
+                "the thread has a turn under way", op="turn", fix_hints=["wait for it, interrupt it, or steer it"]
+            )
+        self._starting.add(thread)
+        begun: list[str] = []
+
+        def begin(result: Any) -> None:
+            turn = _member(result, "turn", "id", method="turn/start")
+            if self.feed.knows(turn):
+                raise RuntimeProtocolError(f"codex gave the id of another turn, {turn[:80]}", op="turn")
+            self._begin(turn, thread)
+            begun.append(turn)
+
+        try:
+            await self._load(thread)
+            asked = {"threadId": thread, "input": [{"type": "text", "text": prompt}]}
+            await self._ask("turn/start", lambda _: asked, on_result=begin)
+        finally:
+            self._starting.discard(thread)
+        return begun[0]
+
+    async def steer_turn(self, thread: str, turn: str, text: str) -> None:
+        if self._turn_of(thread, turn).result is not None:
+            raise UsageError("the turn has ended", op="steer", fix_hints=["start another"])
+        asked = {"threadId": thread, "expectedTurnId": turn, "input": [{"type": "text", "text": text}]}
+        await self._ask("turn/steer", lambda _: asked)
+
+    async def interrupt_turn(self, thread: str, turn: str) -> None:
+        if self._turn_of(thread, turn).result is None:
+            await self._stop(self.feed.turn(turn), TurnInterrupted("the turn was interrupted", op="interrupt"))
+
+    async def wait_turn(self, turn: str) -> TurnResult:
+        return await self.feed.wait_turn(turn)
+
+    async def close(self) -> None:
+        with anyio.CancelScope(shield=True):
+            self._closing.set()
+            if self._opened:
+                await self._gone.wait()
+                await self._background.close()
+            if self._options.home is None:
+                shutil.rmtree(self._home, ignore_errors=True)
+
+    # ---- the program's lives
+
+    async def _live(self) -> None:
+        """From the first start to the end of the session. Never raises: what went wrong is in `_over`."""
+        try:
+            async with self._gateway_for_box() as (base_url, doors):
+                launch = self._prepare(base_url, doors)
+                async with AsyncSandboxes(self._options.workspace, clock=self._clock, ids=self._ids) as boxes:
+                    while not self._closing.is_set() and len(self._recoveries) <= MOST_RECOVERIES:
+                        await self._one_life(boxes, launch)
+        except Exception as error:  # nobody else would hear of it
+            self._over = _innermost(error)
+        finally:
+            with anyio.CancelScope(shield=True):
+                self._program = None
+                closed = TurnInterrupted("the session was closed", op="close")
+                self._over = self._over or closed
+                await self._end_all("interrupted" if self._over is closed else "failed", _as_agent(self._over))
+            self._gone.set()
+            self._wake()
+
+    async def _one_life(self, boxes: AsyncSandboxes, launch: Launch) -> None:
+        handlers = Handlers(on_notification=self._notified, on_request=self._asked, on_garbage=self._told_garbage)
+        async with running(boxes, launch, handlers) as program:
+            self._lives += 1
+            self.version = program.version
+            info = program.box.info
+            self._facts |= {"user_agent": program.user_agent, "provider": info.provider}
+            self._facts |= {"isolation": info.isolation.value, "policy": msgspec.to_builtins(program.box._inside.policy, enc_hook=str)}
+            self._program = program
+            self._wake()
+            if self._recoveries:
+                message = f"codex was started again ({len(self._recoveries)} of {MOST_RECOVERIES} times)"
+                await self.feed.tell(Notice(session=self.id, kind="recovered", message=message))
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_when, program.ended, tasks.cancel_scope)
+                await self._closing.wait()
+                await program.hang_up()
+                with anyio.move_on_after(CLOSE_SECONDS):
+                    await program.ended.wait()
+                tasks.cancel_scope.cancel()
+            self._program = None
+            crash = None if self._closing.is_set() else await program.last_words()
+        # Here the box is gone, and everything in it.
+        if crash is not None:
+            self._recoveries.append({"reason": crash.message, "at_turns": len(self.feed.turns_under_way())})
+            again = len(self._recoveries) <= MOST_RECOVERIES
+            crash.details |= {"recovered": again, "replayed": False}
+            crash.fix_hints = (
+                "the turn may have acted, and is not played again; the thread can go on from here"
+                if again
+                else "it ended too often; start another session",
+            )
+            self._ledger.forget()
+            await self._end_all("failed", crash)
+            if not again:
+                self._over = crash
+
+    @contextlib.asynccontextmanager
+    async def _gateway_for_box(self) -> AsyncIterator[tuple[str, tuple[Door, ...]]]:
+        if not self._options.sandboxed or self._options.policy.get("network") == "full":
+            self._facts["gateway"] = "loopback of the host"
+            async with self._gateway.listening_on_loopback() as base_url:
+                yield base_url, ()
+            return
+        directory = self._options.scratch / f"{self.id}-gateway"
+        directory.mkdir(mode=0o700)
+        try:
+            self._facts["gateway"] = "a socket of its own"
+            async with self._gateway.listening_at(directory) as path:
+                yield f"http://127.0.0.1:{GATEWAY_PORT}{PREFIX}", (Door(GATEWAY_PORT, path),)
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def _prepare(self, base_url: str, doors: tuple[Door, ...]) -> Launch:
+        options, binary = self._options, self._binary
+        self._home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        config = self._home / "config.toml"
+        config.write_text(config_toml(self._settings, base_url))
+        config.chmod(0o600)
+        if os.geteuid() == 0:  # the box's commands have the ids of the workspace's owner
+            owner = options.workspace.stat()
+            for path in (self._home, *self._home.rglob("*")):
+                os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
+        mounts: tuple[Mount, ...] = ()
+        program, home = str(binary.path), str(self._home)
+        if options.sandboxed:
+            home = f"{INSIDE}/home"
+            if binary.package is not None:
+                mounts = (Mount(binary.package, f"{INSIDE}/package"),)
+                program = f"{INSIDE}/package/{binary.path.relative_to(binary.package)}"
+            else:
+                mounts = (Mount(binary.path, f"{INSIDE}/codex"),)
+                program = f"{INSIDE}/codex"
+            mounts += (Mount(self._home, home, writable=True),)
+        policy = dict(options.policy)
+        if options.sandboxed and policy.get("network") is None:
+            policy["network"] = "none"
+        return Launch(
+            argv=[program, "app-server"],
+            env={**options.env, "CODEX_HOME": home},
+            provider=options.provider if options.sandboxed else "off",
+            policy=policy,  # type: ignore[arg-type]
+            mounts=mounts,
+            doors=doors,
+            seconds=options.request_timeout,
+        )
+
+    # ---- asking
+
+    async def _ask(
+        self,
+        method: str,
+        params: Callable[[Program], Any],
+        on_result: Callable[[Any], None] | None = None,
+    ) -> Any:
+        """One request; tried again only where Codex said that it was too busy to take it."""
+        for attempt in range(OVERLOAD_TRIES):
+            program = await self._up()
+            try:
+                return await program.peer.request(method, params(program), on_result=on_result)
+            except Overloaded:
+                if attempt + 1 == OVERLOAD_TRIES:
+                    raise
+                await anyio.sleep(OVERLOAD_SECONDS * 2**attempt)
+            except TransportBroken as error:
+                raise TransportBroken(
+                    f"{method}: codex ended before it answered",
+                    op=method,
+                    fix_hints=["try again: another is started"],
+                    details=error.details,
+                ) from None
+        raise RuntimeProtocolError(f"{method} was not asked", op=method)
+
+    async def _up(self) -> Program:
+        """The program, when there is one: while another is being started, wait for it."""
+        try:
+            with anyio.fail_after(self._options.request_timeout):
+                await self._wait(lambda: self._program is not None or self._over is not None)
+        except TimeoutError:
+            raise RuntimeTimedOut("codex did not come up again in time", op="session") from None
+        if self._program is None or self._closing.is_set():
+            raise _as_agent(self._over or TurnInterrupted("the session was closed", op="session"))
+        return self._program
+
+    async def _load(self, thread: str) -> None:
+        """A thread of an earlier life is resumed before it is used."""
+        if self._threads[thread] != self._lives or self._program is None:
+            await self._up()
+            if self._threads[thread] != self._lives:
+                await self._ask("thread/resume", lambda program: self._resuming(program, thread))
+                self._threads[thread] = self._lives
+
+    def _place(self, program: Program) -> dict[str, Any]:
+        policy = self._settings.approval_policy
+        return {"cwd": program.workspace, "approvalPolicy": policy, "sandbox": "danger-full-access"}
+
+    def _resuming(self, program: Program, thread: str) -> dict[str, Any]:
+        return {"threadId": thread, "excludeTurns": True, **self._place(program)}
+
+    async def _have_thread(self, result: Any, origin: str, forked_from: str = "") -> str:
+        thread = _member(result, "thread", "id", method=f"thread/{origin}")
+        self._threads[thread] = self._lives
+        await self.feed.tell(
+            ThreadStarted(session=self.id, thread=thread, origin=origin, forked_from=forked_from)  # type: ignore[arg-type]
+        )
+        return thread
+
+    def _turn_of(self, thread: str, turn: str) -> Turn:
+        found = self.feed.turn(turn)
+        if found.thread != thread:
+            raise UsageError(f"the turn {turn[:80]!r} is not one of that thread", op="turn")
+        return found
+
+    # ---- hearing
+
+    async def _notified(self, method: str, params: Any) -> None:
+        for event in self._decoder.decode(method, params):
+            thread, turn = event.thread, event.turn
+            self._signs[thread] = self._clock.monotonic()
+            if isinstance(event, TurnStarted) and turn and not self.feed.knows(turn):
+                self._begin(turn, thread)  # one that we did not ask for, or no longer waited for
+            if isinstance(event, TurnOver):
+                await self._turn_over(event)
+            else:
+                if isinstance(event, Usage):
+                    self._ledger.reported(thread, event.total, last_usage(params))
+                await self.feed.tell(event)
+        self._wake()
+        self._check_listeners()
+
+    async def _turn_over(self, over: TurnOver) -> None:
+        if not self.feed.knows(over.turn):
+            return
+        verdict = self._verdicts.pop(over.turn, None)
+        error: AgentError | None = None
+        status: TurnStatus = over.status
+        if verdict is not None and status != "completed":
+            error, status = verdict, "interrupted" if isinstance(verdict, TurnInterrupted) else "failed"
+        elif status == "interrupted":
+            error = TurnInterrupted("codex ended the turn before its end", op="turn")
+        elif status == "failed":
+            error = classify(over.error or {}, self._failed_exchanges.get(over.turn))
+        self._failed_exchanges.pop(over.turn, None)
+        difference = self._ledger.settle(over.thread, complete=status == "completed")
+        if difference is not None:
+            await self.feed.tell(
+                Integrity(
+                    session=self.id,
+                    thread=over.thread,
+                    turn=over.turn,
+                    code="USAGE_DISAGREES",
+                    message="the tokens that codex reports are not those that passed through the gateway",
+                    details=difference,
+                )
+            )
+        await self.feed.end_turn(over.turn, status, error)
+
+    async def _asked(self, id: Id, method: str, params: Any) -> Any:
+        del id
+        said = params if isinstance(params, dict) else {}
+        thread, turn, item = (str(said.get(name) or "") for name in ("threadId", "turnId", "itemId"))
+        self._signs[thread] = self._clock.monotonic()
+        given = answer(method, params, self._options.approvals, self._decoder.paths(thread, item))
+        await self.feed.tell(
+            Decision(
+                session=self.id,
+                thread=thread,
+                turn=turn,
+                item=item,
+                method=method[:200],
+                subject=given.subject,
+                answer=given.answer,
+                rule=given.rule,
+            )
+        )
+        return given.give()
+
+    async def _told_garbage(self, garbage: Garbage, count: int) -> None:
+        del count
+        self._garbage += 1
+        number = self._garbage
+        if number <= TOLD_GARBAGE or number & (number - 1) == 0:
+            await self.feed.tell(
+                Integrity(
+                    session=self.id,
+                    code="GARBAGE_ON_STREAM",
+                    message=f"codex wrote something that is no message ({garbage.reason})",
+                    details={"number": number, "size": garbage.size, "beginning": garbage.beginning},
+                )
+            )
+
+    async def _saw(self, exchange: Exchange) -> None:
+        """Of the gateway: one request to the model is over."""
+        thread = exchange.thread if exchange.thread in self._threads else ""
+        turn = exchange.turn if self.feed.knows(exchange.turn) else ""
+        self._signs[thread] = self._clock.monotonic()
+        if exchange.outcome == "completed":
+            self._failed_exchanges.pop(turn, None)
+        elif turn:
+            self._failed_exchanges[turn] = exchange
+        if exchange.outcome == "refused":
+            message = f"a request for something else than the model was refused: {exchange.method}"
+            await self.feed.tell(Integrity(session=self.id, code="GATEWAY_REFUSED", message=message))
+        if exchange.usage is not None:
+            total = self._ledger.passed(exchange.thread, exchange.usage, complete=exchange.outcome == "completed")
+            await self.feed.tell(Usage(session=self.id, thread=thread, turn=turn, total=total, source="gateway"))
+        if exchange.windows:
+            windows = RateWindows(session=self.id, thread=thread, turn=turn, windows=exchange.windows, source="gateway")
+            await self.feed.tell(windows)
+
+    # ---- ending turns
+
+    def _begin(self, turn: str, thread: str) -> None:
+        self._threads.setdefault(thread, self._lives)
+        self._signs[thread] = self._clock.monotonic()
+        self.feed.begin_turn(turn, thread)
+
+    async def _stop(self, turn: Turn, verdict: AgentError) -> None:
+        """End a turn early, and the commands it runs. When Codex does not do it, the program is killed for it."""
+        self._verdicts.setdefault(turn.id, verdict)
+        with anyio.move_on_after(self._options.request_timeout):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._interrupt, turn)
+                await turn.ended.wait()
+                tasks.cancel_scope.cancel()
+        if not turn.ended.is_set():
+            await self._kill_program()
+            await turn.ended.wait()
+            return
+        await self._end_commands(turn)
+
+    async def _interrupt(self, turn: Turn) -> None:
+        """Ask for the end. No answer comes for a turn that is ending already: its end is what is waited for."""
+        try:
+            await self._ask("turn/interrupt", lambda _: {"threadId": turn.thread, "turnId": turn.id})
+        except AgentError:
+            pass
+
+    async def _end_commands(self, turn: Turn) -> None:
+        """An interrupted turn's command goes on in Codex, as a terminal in the background: clear those."""
+        if not self._decoder.running(turn.id) or self._program is None:
+            return
+        with contextlib.suppress(AgentError), anyio.move_on_after(STOP_SECONDS):
+            await self._ask("thread/backgroundTerminals/clean", lambda _: {"threadId": turn.thread})
+            await self._wait(lambda: not self._decoder.running(turn.id))
+        if self._decoder.running(turn.id) and not self.feed.turns_under_way():
+            await self._kill_program()
+            await self._wait(lambda: self._program is not None or self._over is not None)
+        for event in self._decoder.abandon(turn.id):
+            await self.feed.tell(event)
+
+    async def _kill_program(self) -> None:
+        if self._program is not None:
+            await self._program.kill()
+
+    async def _end_all(self, status: TurnStatus, error: AgentError) -> None:
+        for event in self._decoder.abandon():
+            await self.feed.tell(event)
+        for turn in self.feed.turns_under_way():
+            verdict = self._verdicts.pop(turn.id, None)
+            if verdict is None:
+                await self.feed.end_turn(turn.id, status, error)
+            else:
+                ended: TurnStatus = "interrupted" if isinstance(verdict, TurnInterrupted) else "failed"
+                await self.feed.end_turn(turn.id, ended, verdict)
+
+    async def _watch(self, seconds: float) -> None:
+        """The watchdog: a turn without any sign of life for this long is stopped."""
+        while not self._gone.is_set():
+            await anyio.sleep(min(seconds / 4, 1.0))
+            for turn in self.feed.turns_under_way():
+                silent = self._clock.monotonic() - max(self._signs.get(turn.thread, 0.0), turn.began)
+                if silent > seconds and turn.id not in self._verdicts:
+                    stalled = RuntimeStalled(
+                        f"the turn gave no sign of life for {seconds:g} s", op="turn", details={"seconds": seconds}
+                    )
+                    self._verdicts[turn.id] = stalled
+                    self._background.spawn(self._stop, turn, stalled)
+
+    def _check_listeners(self) -> None:
+        """A record that is not whole can't become whole: what is under way is stopped."""
+        if self.feed.failure is not None:
+            for turn in self.feed.turns_under_way():
+                if turn.id not in self._verdicts:
+                    self._verdicts[turn.id] = self.feed.failure
+                    self._background.spawn(self._stop, turn, self.feed.failure)
+
+    # ---- waiting
+
+    async def _wait(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            await self._changed.wait()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+
+async def _when(event: anyio.Event, scope: anyio.CancelScope) -> None:
+    await event.wait()
+    scope.cancel()
+
+
+def _innermost(error: BaseException) -> ProofboxError:
+    """Task groups wrap what is raised in them."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, ProofboxError):
+        return error
+    return InternalError(f"the session broke: {type(error).__name__}: {error}", op="session")
+
+
+def _as_agent(error: ProofboxError) -> AgentError:
+    """What ended the session, as an error of a turn."""
+    if isinstance(error, AgentError):
+        return error
+    return RuntimeStartFailed(
+        f"the session has no box: {error.message}",
+        op=error.op or "session",
+        fix_hints=error.fix_hints,
+        details={**error.details, "cause": error.code},
+    )
+
+
+def _member(result: Any, outer: str, inner: str, *, method: str) -> str:
+    value = result.get(outer) if isinstance(result, dict) else None
+    text = value.get(inner) if isinstance(value, dict) else None
+    if not isinstance(text, str) or not text:
+        raise RuntimeProtocolError(f"{method} was answered without {outer}.{inner}", op=method)
+    return text

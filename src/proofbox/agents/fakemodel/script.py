@@ -1,0 +1,133 @@
+"""What the fake model does, written where it is needed: as directives in the prompt, or in a file of rules.
+
+A directive is `[[verb …]]`. Each of these is one answer of the model, in the order written; the model goes on to the
+next when the agent comes back with the outcome of the one before, and says "done" after the last:
+
+    [[say TEXT]]          a message, which ends the turn
+    [[run COMMAND]]       a command for the agent to run
+    [[patch PATCH]]       a patch for the agent's own patch tool, where it has one
+    [[call NAME JSON]]    any other tool
+
+These change the next answer; with `times=N` a fault happens N times for it, and then no more (default: always):
+
+    [[wait SECONDS]]      think first             [[usage input=N output=N cached=N reasoning=N]]
+    [[think TEXT]]        a piece of reasoning    [[limits primary=PERCENT secondary=PERCENT resets=SECONDS]]
+    [[http STATUS type=T message=M retry_after=S resets=S times=N]]     answer with this status
+    [[fail CODE message=M times=N]]               the stream says that the response has failed
+    [[drop before|mid times=N]]                   the connection breaks, before the answer or in its middle
+    [[idle SECONDS times=N]]                      the stream begins and then says nothing for so long
+    [[garbage times=N]]                           the stream is no stream of events
+
+A prompt without a directive is answered with a sentence. A rule stands for directives: `when` is a piece of the prompt.
+
+    [[rule]]
+    when = "add a test"
+    do = "[[run pytest -q]] [[say all green]]"
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from proofbox.errors import UsageError
+
+_DIRECTIVE = re.compile(r"\[\[\s*([a-z]+)(?:\s+(.*?))?\s*\]\]", re.DOTALL)
+_ANSWERS = ("say", "run", "patch", "call")
+_FAULTS = ("http", "fail", "drop", "idle", "garbage")
+_MODIFIERS = ("wait", "usage", "limits", "think", *_FAULTS)
+ALWAYS = 10**9
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
+    kind: Literal["http", "fail", "drop", "idle", "garbage"]
+    value: str = ""
+    """The HTTP status, the error's code, `before` or `mid`, or seconds."""
+    times: int = ALWAYS
+    type: str = ""
+    message: str = ""
+    retry_after: float | None = None
+    resets: float | None = None
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """One response of the model, and what goes wrong before it."""
+
+    kind: Literal["say", "run", "patch", "call"] = "say"
+    text: str = "done"
+    tool: str = ""
+    wait: float = 0.0
+    think: str = ""
+    usage: dict[str, int] = {}
+    limits: dict[str, float] = {}
+    faults: tuple[Fault, ...] = ()
+
+
+class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    when: str
+    do: str
+
+
+class _Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    rule: list[Rule] = []
+
+
+def load_rules(path: Path) -> list[Rule]:
+    try:
+        return msgspec.convert(tomllib.loads(path.read_text("utf-8")), _Rules).rule
+    except (OSError, ValueError, msgspec.ValidationError) as error:
+        raise UsageError(f"{path}: no rules for a fake model: {error}", op="fakemodel") from None
+
+
+class Script:
+    def __init__(self, rules: Sequence[Rule] = ()) -> None:
+        self._rules = tuple(rules)
+
+    def directives(self, prompt: str) -> str:
+        """The text that decides: the prompt itself, or what the first rule that fits it stands for."""
+        return next((rule.do for rule in self._rules if rule.when in prompt), prompt)
+
+    def answers(self, prompt: str) -> list[Answer]:
+        """Every answer that this prompt asks for. Raises `UsageError` for a directive that means nothing."""
+        found: list[Answer] = []
+        coming = Answer()
+        pending = False
+        for verb, rest in _DIRECTIVE.findall(self.directives(prompt)):
+            if verb in _ANSWERS:
+                tool, text = rest.split(maxsplit=1) if verb == "call" and " " in rest else ("", rest)
+                found.append(msgspec.structs.replace(coming, kind=verb, text=text, tool=tool))
+                coming, pending = Answer(), False
+            elif verb in _MODIFIERS:
+                coming, pending = _modified(coming, verb, rest), True
+            else:
+                raise UsageError(f"the fake model knows no {verb!r}", op="fakemodel", fix_hints=[", ".join(_ANSWERS)])
+        if pending or not found:
+            text = "done" if found or pending else f"I heard {len(prompt)} characters."
+            found.append(msgspec.structs.replace(coming, text=text))
+        return found
+
+
+def _modified(answer: Answer, verb: str, rest: str) -> Answer:
+    words = shlex.split(rest) if verb != "think" else []
+    named = dict(word.split("=", 1) for word in words if "=" in word)
+    plain = [word for word in words if "=" not in word]
+    try:
+        if verb == "think":
+            return msgspec.structs.replace(answer, think=rest)
+        if verb == "wait":
+            return msgspec.structs.replace(answer, wait=float(plain[0]))
+        if verb == "usage":
+            return msgspec.structs.replace(answer, usage={name: int(value) for name, value in named.items()})
+        if verb == "limits":
+            return msgspec.structs.replace(answer, limits={name: float(value) for name, value in named.items()})
+        value = plain[0] if plain else ""
+        fault = msgspec.convert({"kind": verb, "value": value, **named}, Fault, strict=False)
+    except (ValueError, IndexError, msgspec.ValidationError) as error:
+        raise UsageError(f"[[{verb} {rest[:80]}]] makes no sense: {error}", op="fakemodel") from None
+    return msgspec.structs.replace(answer, faults=(*answer.faults, fault))

@@ -1,0 +1,212 @@
+"""As much of an HTTP/1.1 server as the model gateway and the fake model need: strict, bounded, on any anyio listener.
+
+One request at a time on a connection, which is kept for the next. A client that leaves cancels its handler. What is no
+HTTP is answered with 400 and the end of the connection; nothing a client sends can make it hold more than a head and a
+body of the sizes below.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
+
+import anyio
+import anyio.abc
+import msgspec
+
+MAX_HEAD = 64 << 10
+MAX_BODY = 128 << 20  # a conversation with images in it
+HEAD_SECONDS = 60.0
+_METHOD_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+
+
+class BadRequest(Exception):
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+class Request(msgspec.Struct, frozen=True):
+    method: str
+    target: str
+    headers: tuple[tuple[str, str], ...]
+    """Names in lower case, in the order they came."""
+    body: bytes
+
+    def header(self, name: str) -> str:
+        return next((value for key, value in self.headers if key == name), "")
+
+
+class Responder:
+    """How a handler answers, once: `send` for a whole answer, or `start`, `write` and `finish` for a stream."""
+
+    def __init__(self, stream: anyio.abc.SocketStream) -> None:
+        self._stream = stream
+        self.started = False
+        self.finished = False
+        self._chunked = False
+
+    async def send(self, status: int, body: bytes = b"", headers: Mapping[str, str] | None = None) -> None:
+        lines = {**(headers or {}), "content-length": str(len(body))}
+        self.started = True
+        await self._stream.send(_head(status, lines) + body)
+        self.finished = True
+
+    async def start(self, status: int, headers: Mapping[str, str]) -> None:
+        self.started = self._chunked = True
+        await self._stream.send(_head(status, {**headers, "transfer-encoding": "chunked"}))
+
+    async def write(self, data: bytes) -> None:
+        if data:
+            await self._stream.send(b"%x\r\n%b\r\n" % (len(data), data))
+
+    async def finish(self) -> None:
+        await self._stream.send(b"0\r\n\r\n")
+        self.finished = True
+
+    async def abort(self) -> None:
+        """End the connection in the middle, as a broken network does."""
+        raw = self._stream.extra(anyio.abc.SocketAttribute.raw_socket)  # noqa: S610 (no Django here)
+        with contextlib.suppress(OSError):
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        await self._stream.aclose()
+
+
+Handler = Callable[[Request, Responder], Awaitable[None]]
+
+
+def connection_handler(handler: Handler) -> Callable[[anyio.abc.SocketStream], Awaitable[None]]:
+    """What `listener.serve` takes: answers the requests of one connection until either side ends it."""
+
+    async def serve(stream: anyio.abc.SocketStream) -> None:
+        reader = _Reader(stream)
+        async with stream:
+            with contextlib.suppress(anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+                while True:
+                    responder = Responder(stream)
+                    try:
+                        request = await reader.request()
+                    except BadRequest as problem:
+                        await responder.send(problem.status, f"{problem}\n".encode(), {"connection": "close"})
+                        return
+                    async with anyio.create_task_group() as tasks:
+                        tasks.start_soon(reader.watch, tasks.cancel_scope)
+                        await handler(request, responder)
+                        tasks.cancel_scope.cancel()
+                    if not responder.finished or request.header("connection").lower() == "close":
+                        return
+
+    return serve
+
+
+class _Reader:
+    def __init__(self, stream: anyio.abc.SocketStream) -> None:
+        self._stream = stream
+        self._held = b""
+
+    async def request(self) -> Request:
+        head = await self._head()
+        line, *fields = head.split("\r\n")
+        words = line.split(" ")
+        if len(words) != 3 or words[2] not in ("HTTP/1.1", "HTTP/1.0") or not set(words[0]) <= _METHOD_CHARACTERS:
+            raise BadRequest(400, "that is no HTTP request")
+        headers = tuple(_field(field) for field in fields)
+        lengths = {value for name, value in headers if name == "content-length"}
+        encodings = [value.lower() for name, value in headers if name == "transfer-encoding"]
+        if encodings:
+            if encodings != ["chunked"] or lengths:
+                raise BadRequest(400, "a body's length must be said once, and in one way")
+            body = await self._chunks()
+        else:
+            body = await self._exactly(_length(lengths))
+        return Request(words[0], words[1], headers, body)
+
+    async def watch(self, answering: anyio.CancelScope) -> None:
+        """While a request is answered: a client that leaves ends the work for it. What it sends on is kept."""
+        with contextlib.suppress(anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            while len(self._held) <= MAX_HEAD:
+                self._held += await self._stream.receive()
+            return
+        answering.cancel()
+
+    async def _head(self) -> str:
+        with anyio.move_on_after(None) as patience:
+            while b"\r\n\r\n" not in self._held:
+                if len(self._held) > MAX_HEAD:
+                    raise BadRequest(431, "the request's head has no end")
+                if self._held:
+                    patience.deadline = min(patience.deadline, anyio.current_time() + HEAD_SECONDS)
+                self._held += await self._stream.receive()
+        if patience.cancelled_caught:
+            raise BadRequest(408, "the request did not come to an end")
+        head, _, self._held = self._held.partition(b"\r\n\r\n")
+        return head.decode("latin-1")
+
+    async def _exactly(self, size: int) -> bytes:
+        if size > MAX_BODY:
+            raise BadRequest(413, "the body is too large")
+        pieces, have = [self._held], len(self._held)
+        while have < size:
+            piece = await self._stream.receive()
+            pieces.append(piece)
+            have += len(piece)
+        whole = b"".join(pieces)
+        self._held = whole[size:]
+        return whole[:size]
+
+    async def _chunks(self) -> bytes:
+        pieces: list[bytes] = []
+        total = 0
+        while size := _hexadecimal(await self._line()):
+            total += size
+            if total > MAX_BODY:
+                raise BadRequest(413, "the body is too large")
+            pieces.append(await self._exactly(size))
+            if await self._exactly(2) != b"\r\n":
+                raise BadRequest(400, "a chunk does not end where it said")
+        while await self._line():
+            pass  # trailers
+        return b"".join(pieces)
+
+    async def _line(self) -> str:
+        while b"\r\n" not in self._held:
+            if len(self._held) > MAX_HEAD:
+                raise BadRequest(400, "a chunk's head has no end")
+            self._held += await self._stream.receive()
+        line, _, self._held = self._held.partition(b"\r\n")
+        return line.decode("latin-1")
+
+
+def _field(line: str) -> tuple[str, str]:
+    name, colon, value = line.partition(":")
+    if not colon or not name or name != name.strip() or any(ord(c) < 33 or ord(c) > 126 for c in name):
+        raise BadRequest(400, "a header that is none")
+    return name.lower(), value.strip(" \t")
+
+
+def _length(values: set[str]) -> int:
+    if not values:
+        return 0
+    (value, *more) = values
+    if more or not value.isascii() or not value.isdigit() or len(value) > 15:
+        raise BadRequest(400, "a body's length must be one number")
+    return int(value)
+
+
+def _hexadecimal(text: str) -> int:
+    digits = text.partition(";")[0].strip()
+    if not digits or len(digits) > 12 or not set(digits) <= set("0123456789abcdefABCDEF"):
+        raise BadRequest(400, "a chunk without a size")
+    return int(digits, 16)
+
+
+def _head(status: int, headers: Mapping[str, str]) -> bytes:
+    try:
+        phrase = HTTPStatus(status).phrase
+    except ValueError:
+        phrase = "Unknown"
+    lines = [f"HTTP/1.1 {status} {phrase}", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
+    return "\r\n".join(lines).encode("latin-1")

@@ -1,0 +1,432 @@
+"""The model gateway alone: it adds the key, holds to the endpoint, streams without delay, and records what passed.
+
+The fake model is the endpoint, so that these tests are also the fake's own.
+"""
+
+# ruff: noqa: ASYNC110, ASYNC240, S610 (looking is how a test waits; blocking for a moment is fine here)
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.abc
+import httpx2
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proofbox.agents.events import TokenUsage
+from proofbox.agents.fakemodel import FakeModel, Rule, Script, load_rules
+from proofbox.agents.gateway import Endpoint, ModelGateway
+from proofbox.agents.http import Request, Responder, connection_handler
+from proofbox.agents.traffic import Exchange, StreamReader, read_body, read_duration, read_headers
+from proofbox.errors import AuthFailed, UsageError
+
+pytestmark = pytest.mark.timeout(60)
+KEY = "sk-proj-Zq81kfjs93Hs8dkf93jf02"
+
+
+class Lab:
+    def __init__(self, model: FakeModel, gateway: ModelGateway, client: httpx2.AsyncClient) -> None:
+        self.model = model
+        self.gateway = gateway
+        self.client = client
+
+    async def ask(self, prompt: str, path: str = "/model/responses", **options: Any) -> httpx2.Response:
+        message = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": prompt}]}
+        headers = {"thread-id": "t1", "x-codex-turn-metadata": '{"turn_id":"u1"}'}
+        body = {"model": "m", "input": [message]}
+        return await self.client.post(path, json=body, headers={**headers, **options.get("headers", {})})
+
+    @property
+    def last(self) -> Exchange:
+        return self.gateway.exchanges[-1]
+
+
+@contextlib.asynccontextmanager
+async def laboratory(
+    directory: Path, model_url: str | None = None, rules: list[Rule] | None = None
+) -> AsyncIterator[Lab]:
+    directory.mkdir(mode=0o700, exist_ok=True)
+    model = FakeModel(rules or [])
+    async with model.listening() as url:
+        gateway = ModelGateway(Endpoint(model_url or url, KEY))
+        async with gateway.listening_at(directory) as path:
+            transport = httpx2.AsyncHTTPTransport(uds=str(path))
+            async with httpx2.AsyncClient(transport=transport, base_url="http://inside", timeout=20) as client:
+                yield Lab(model, gateway, client)
+    assert not list(directory.iterdir())
+
+
+def run(directory: Path, work: Callable[[Lab], Awaitable[None]], **options: Any) -> None:
+    async def main() -> None:
+        with anyio.fail_after(30):
+            async with laboratory(directory / "gw", **options) as lab:
+                await work(lab)
+
+    anyio.run(main)
+
+
+def events(answer: httpx2.Response) -> list[dict[str, Any]]:
+    return [json.loads(line[5:]) for line in answer.text.splitlines() if line.startswith("data:")]
+
+
+def test_the_key_is_added_outside_and_what_passed_is_recorded(tmp_path: Path) -> None:
+    async def work(lab: Lab) -> None:
+        prompt = "[[limits primary=43 secondary=7]] [[usage input=7 output=3 cached=2 reasoning=1]] [[say hello there]]"
+        own = {
+            "authorization": "Bearer the-box-made-this-up",
+            "cookie": "a=b",
+            "x-evil": "1",
+            "openai-organization": "o",
+        }
+        answer = await lab.ask(prompt, headers=own)
+        assert answer.status_code == 200
+        assert [e["delta"] for e in events(answer) if "delta" in e] == ["hello ", "there"]
+        [seen] = lab.model.seen
+        headers = dict(seen.headers)
+        assert headers["authorization"] == f"Bearer {KEY}"
+        assert not {"cookie", "x-evil", "openai-organization"} & set(headers)
+        assert (seen.target, headers["thread-id"]) == ("/v1/responses", "t1")
+        last = lab.last
+        assert (last.outcome, last.status, last.thread, last.turn) == ("completed", 200, "t1", "u1")
+        assert last.usage == TokenUsage(input_tokens=7, output_tokens=3, cached_input_tokens=2, reasoning_tokens=1)
+        assert [(w.name, w.used_percent, w.window_minutes) for w in last.windows] == [
+            ("primary", 43.0, 300.0),
+            ("secondary", 7.0, 10080.0),
+        ]
+        assert all(w.resets_at and w.resets_at > 1e9 for w in last.windows)
+        assert last.response_bytes > 100
+        for text in (repr(lab.gateway), repr(lab.gateway._endpoint), repr(last)):
+            assert KEY not in text
+
+    run(tmp_path, work)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "status", "outcome", "more"),
+    [
+        ("[[http 429 retry_after=2]]", 429, "http_error", {"retry_after": 2.0}),
+        ("[[http 429 type=usage_limit_reached resets=60]]", 429, "http_error", {"error_type": "usage_limit_reached"}),
+        ("[[http 401 message=no]]", 401, "http_error", {"error_message": "no"}),
+        ("[[http 503 type=server_is_overloaded]]", 503, "http_error", {"error_code": "server_is_overloaded"}),
+        ("[[fail rate_limit_exceeded message=slow]]", 200, "failed", {"error_code": "rate_limit_exceeded"}),
+        ("[[garbage]]", 200, "cut", {}),
+        ("[[bogus]]", 400, "http_error", {}),
+    ],
+)
+def test_failures_pass_through_and_are_recorded(
+    tmp_path: Path, prompt: str, status: int, outcome: str, more: dict[str, Any]
+) -> None:
+    async def work(lab: Lab) -> None:
+        answer = await lab.ask(prompt)
+        assert answer.status_code == status
+        assert (lab.last.outcome, lab.last.status) == (outcome, status)
+        assert {name: getattr(lab.last, name) for name in more} == more
+        if "resets" in prompt:
+            assert lab.last.resets_at is not None
+        if "retry_after" in prompt:
+            assert answer.headers["retry-after"] == "2"
+
+    run(tmp_path, work)
+
+
+@pytest.mark.parametrize(("where", "outcome"), [("before", "unreachable"), ("mid", "cut")])
+def test_a_connection_that_breaks_upstream_breaks_here(tmp_path: Path, where: str, outcome: str) -> None:
+    async def work(lab: Lab) -> None:
+        with pytest.raises(httpx2.TransportError):
+            await lab.ask(f"[[drop {where} times=1]] [[say fine]]")
+        assert lab.last.outcome == outcome
+        answer = await lab.ask(f"[[drop {where} times=1]] [[say fine]]")
+        assert "fine" in answer.text
+
+    run(tmp_path, work)
+
+
+def test_an_endpoint_that_is_not_there(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound and not listening: refused
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
+
+        async def work(lab: Lab) -> None:
+            with pytest.raises(httpx2.TransportError):
+                await lab.ask("hello")
+            assert lab.last.outcome == "unreachable"
+
+        run(tmp_path, work, model_url=url)
+
+
+def test_pieces_come_through_while_the_model_still_thinks(tmp_path: Path) -> None:
+    """The stream begins and then is silent for an hour: what came before must be here at once, and a client that
+    leaves ends the request at the model."""
+
+    async def work(lab: Lab) -> None:
+        body = {"input": [{"role": "user", "content": "[[idle 3600]] [[say x]]"}]}
+        async with lab.client.stream("POST", "/model/responses", json=body) as answer:
+            async for line in answer.aiter_lines():
+                if line.startswith("data:"):
+                    break
+        while lab.model.open or lab.last.duration_ms == 0:
+            await anyio.sleep(0.005)
+        assert lab.last.outcome == "abandoned"
+
+    run(tmp_path, work)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/model",
+        "/model/",
+        "/v1/responses",
+        "/other/responses",
+        "/modelx/responses",
+        "/model/../admin",
+        "/model/./responses",
+        "/model/%2e%2e/admin",
+        "/model//responses",
+        "/model/a\\b",
+        "/model/.hidden",
+        "http://other.example/model/responses",
+        "//other.example/model/responses",
+        "/model/responses?a=\x7f",
+    ],
+)
+def test_no_other_target_is_reached(tmp_path: Path, target: str) -> None:
+    async def work(lab: Lab) -> None:
+        async with await anyio.connect_unix(str(tmp_path / "gw" / "sock")) as stream:
+            await stream.send(f"POST {target} HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n".encode("latin-1"))
+            assert (await stream.receive()).startswith((b"HTTP/1.1 403", b"HTTP/1.1 400"))
+        for method in ("PUT", "DELETE", "CONNECT", "PATCH"):
+            assert (await lab.client.request(method, "/model/responses")).status_code == 403
+        assert not lab.model.seen
+
+    run(tmp_path, work)
+
+
+def test_a_redirect_is_not_followed_and_an_echo_of_the_key_is_cut_out(tmp_path: Path) -> None:
+    async def endpoint(request: Request, responder: Responder) -> None:
+        if request.target.endswith("/go"):
+            await responder.send(307, b"", {"location": "http://127.0.0.1:9/steal"})
+        elif request.target.endswith("/echo"):
+            await responder.send(401, request.header("authorization").encode(), {"x-request-id": KEY})
+        else:
+            await responder.start(200, {"content-type": "text/event-stream", "set-cookie": "a=b"})
+            for piece in (b"data: you sent ", KEY[:10].encode(), KEY[10:].encode(), b" to me\n\n"):
+                await responder.write(piece)
+                await anyio.sleep(0.01)
+            await responder.finish()
+
+    async def main() -> None:
+        listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+        port = listener.extra(anyio.abc.SocketAttribute.local_port)
+        async with listener, anyio.create_task_group() as tasks:
+            tasks.start_soon(listener.serve, connection_handler(endpoint))
+            async with laboratory(tmp_path / "gw", f"http://127.0.0.1:{port}/v1") as lab:
+                moved = await lab.client.get("/model/go")
+                assert moved.status_code == 502
+                assert "location" not in moved.headers
+                assert lab.last.outcome == "redirected"
+                echoed = await lab.client.get("/model/echo")
+                assert echoed.text == "Bearer [redacted]"
+                assert "x-request-id" not in echoed.headers
+                streamed = await lab.client.get("/model/stream")
+                assert streamed.text == "data: you sent [redacted] to me\n\n"
+                assert "set-cookie" not in streamed.headers
+            tasks.cancel_scope.cancel()
+
+    anyio.run(main)
+
+
+def test_on_loopback_only_who_knows_the_address_gets_through() -> None:
+    async def main() -> None:
+        model = FakeModel()
+        async with (
+            model.listening() as url,
+            ModelGateway(Endpoint(url, KEY)).listening_on_loopback() as base,
+            httpx2.AsyncClient() as client,
+        ):
+            assert (await client.post(f"{base}/responses", json={})).status_code == 200
+            port = base.split("/")[2]
+            assert (await client.post(f"http://{port}/model/responses", json={})).status_code == 403
+        assert len(model.seen) == 1
+
+    anyio.run(main)
+
+
+@pytest.mark.parametrize(
+    ("url", "key"),
+    [
+        ("ftp://example.org/v1", None),
+        ("https:///v1", None),
+        ("https://user:pw@example.org/v1", None),
+        ("https://example.org/v1?x=1", None),
+        ("http://example.org/v1", KEY),
+        ("https://example.org:0/v1", None),
+        ("https://example.org:port/v1", None),
+    ],
+)
+def test_endpoints_that_are_none(url: str, key: str | None) -> None:
+    with pytest.raises(UsageError) as caught:
+        Endpoint(url, key)
+    assert KEY not in str(caught.value)
+
+
+def test_a_key_that_was_named_must_be_there() -> None:
+    with pytest.raises(AuthFailed, match="MY_KEY"):
+        Endpoint.of("https://example.org/v1", "MY_KEY", {})
+    with pytest.raises(AuthFailed):
+        Endpoint.of("https://example.org/v1", "MY_KEY", {"MY_KEY": "a\nb"})
+    assert Endpoint.of("https://example.org/v1", None, {}).authorization() == {}
+    assert Endpoint.of("https://example.org/v1", "MY_KEY", {"MY_KEY": KEY}).has_key
+
+
+# ---- what is read on the way
+
+
+@given(st.lists(st.binary(max_size=80) | st.sampled_from([b'data: {"type":"response.completed"}', b"data: [1]"])))
+def test_nothing_in_a_stream_raises(lines: list[bytes]) -> None:
+    exchange = Exchange(number=1, method="POST", path="/")
+    reader = StreamReader(exchange)
+    for line in lines:
+        reader.line(line)
+        read_body(exchange, line)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["type", "error", "response", "usage", "input_tokens", "code"]), inner)
+    ),
+    max_leaves=8,
+)
+
+
+@given(JSON)
+def test_no_shape_of_an_event_raises(value: Any) -> None:
+    exchange = Exchange(number=1, method="POST", path="/", status=200)
+    line = b"data: " + json.dumps({"type": "response.completed", "response": value, "error": value}).encode()
+    StreamReader(exchange).line(line)
+    read_body(exchange, json.dumps(value).encode())
+    read_headers(exchange, {"retry-after": str(value), "x-codex-primary-used-percent": str(value)}, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("6m0s", 360.0), ("250ms", 0.25), ("1h2m", 3720.0), ("1.5s", 1.5), ("", None), ("soon", None), ("2d", 172800.0)],
+)
+def test_durations(text: str, seconds: float | None) -> None:
+    assert read_duration(text) == seconds
+
+
+def test_windows_of_the_plain_api() -> None:
+    exchange = Exchange(number=1, method="POST", path="/")
+    headers = {
+        "x-ratelimit-limit-requests": "100",
+        "x-ratelimit-remaining-requests": "25",
+        "x-ratelimit-reset-requests": "1m",
+    }
+    read_headers(exchange, headers, 1000.0)
+    [window] = exchange.windows
+    assert (window.name, window.used_percent, window.resets_at) == ("requests", 75.0, 1060.0)
+
+
+# ---- HTTP
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"nonsense\r\n\r\n",
+        b"GET / HTTP/2\r\n\r\n",
+        b"POST /model/x HTTP/1.1\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nhello",
+        b"POST /model/x HTTP/1.1\r\ncontent-length: -1\r\n\r\n",
+        b"POST /model/x HTTP/1.1\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /model/x HTTP/1.1\r\ntransfer-encoding: gzip, chunked\r\n\r\n",
+        b"POST /model/x HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+        b"POST /model/x HTTP/1.1\r\n bad: header\r\n\r\n",
+        b"POST /model/x HTTP/1.1\r\ncontent-length: 999999999999\r\n\r\n",
+        b"GET / HTTP/1.1\r\nx: " + b"y" * 70_000,
+    ],
+)
+def test_what_is_no_http_is_answered_and_ended(tmp_path: Path, data: bytes) -> None:
+    async def work(lab: Lab) -> None:
+        async with await anyio.connect_unix(str(tmp_path / "gw" / "sock")) as stream:
+            await stream.send(data)
+            heard = b""
+            with contextlib.suppress(anyio.EndOfStream, anyio.BrokenResourceError):
+                while True:
+                    heard += await stream.receive()
+            assert heard.startswith(b"HTTP/1.1 4"), heard
+        assert not lab.model.seen
+
+    run(tmp_path, work)
+
+
+def test_chunked_bodies_and_kept_connections(tmp_path: Path) -> None:
+    async def work(lab: Lab) -> None:
+        body = json.dumps({"input": [{"role": "user", "content": "[[say x]]"}]}).encode()
+        head = b"POST /model/responses HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n"
+        chunks = b"".join(b"%x\r\n%b\r\n" % (1, body[at : at + 1]) for at in range(len(body))) + b"0\r\n\r\n"
+        async with await anyio.connect_unix(str(tmp_path / "gw" / "sock")) as stream:
+            await stream.send((head + chunks) * 3)  # sent at once, answered one after the other
+            heard = b""
+            while heard.count(b"response.completed") < 6:
+                heard += await stream.receive()
+        assert [seen.body["input"][0]["content"] for seen in lab.model.seen] == ["[[say x]]"] * 3
+
+    run(tmp_path, work)
+
+
+# ---- the script of the fake
+
+
+def test_directives_make_answers_in_order(tmp_path: Path) -> None:
+    answers = Script().answers(
+        'please [[wait 0.5]] [[run ls -l [a] ]] then [[call view_image {"path": 1}]] [[say a  b]]'
+    )
+    assert [(a.kind, a.text, a.tool, a.wait) for a in answers] == [
+        ("run", "ls -l [a]", "", 0.5),
+        ("call", '{"path": 1}', "view_image", 0.0),
+        ("say", "a  b", "", 0.0),
+    ]
+    [only] = Script().answers("[[http 429 times=1 retry_after=0.5 message='a b']]")
+    assert (only.kind, only.faults[0].value, only.faults[0].times, only.faults[0].message) == ("say", "429", 1, "a b")
+    assert Script().answers("hello")[0].text.startswith("I heard")
+    for bad in ("[[sing]]", "[[wait soon]]", "[[http 1 times=x]]", "[[wait]]"):
+        with pytest.raises(UsageError):
+            Script().answers(bad)
+    path = tmp_path / "rules.toml"
+    path.write_text('[[rule]]\nwhen = "add"\ndo = "[[run make]] [[say made]]"\n')
+    assert [a.kind for a in Script(load_rules(path)).answers("please add it")] == ["run", "say"]
+    path.write_text("[[rule]]\nwhen = 1\n")
+    with pytest.raises(UsageError):
+        load_rules(path)
+
+
+def test_the_fake_goes_on_where_the_tools_left_off(tmp_path: Path) -> None:
+    async def work(lab: Lab) -> None:
+        user = {"role": "user", "content": [{"text": "[[run a]] [[run b]] [[say end]]"}]}
+        output = {"type": "function_call_output", "call_id": "c", "output": "x"}
+        context = {"role": "user", "content": "<environment_context>"}
+        said = {"role": "assistant", "content": "end"}
+        again = {"role": "user", "content": "hello again"}
+        for items, expected in (
+            ([context, user], '"cmd\\":\\"a'),
+            ([user, output], '"cmd\\":\\"b'),
+            ([user, output, output], "end"),
+            ([user, output, output, output], "done"),
+            ([user, output, output, said, context, again], "I heard"),
+        ):
+            answer = await lab.client.post("/model/responses", json={"input": items})
+            done = next(e for e in events(answer) if e["type"] == "response.output_item.done")
+            assert expected in json.dumps(done).replace("\\\\", "\\"), (items, done)
+
+    run(tmp_path, work)

@@ -1,0 +1,393 @@
+"""The JSON-RPC peer: whatever the other side writes, it is contained; whatever happens, who waits is told."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import tracemalloc
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+import anyio.abc
+import anyio.lowlevel
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proofbox.agents import rpc as module
+from proofbox.agents.jsonl import Garbage, Id, Lines, Notification, Request, Response, encode
+from proofbox.agents.rpc import OVERLOADED, Peer, Refusal
+from proofbox.errors import AgentError, Overloaded, RuntimeProtocolError, RuntimeTimedOut, TransportBroken
+
+pytestmark = pytest.mark.timeout(60)
+
+# ---- lines
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=20),
+    lambda children: st.lists(children, max_size=4) | st.dictionaries(st.text(max_size=8), children, max_size=4),
+    max_leaves=10,
+)
+IDS = st.text(max_size=10) | st.integers(-(2**53), 2**53)
+METHODS = st.text(max_size=20)
+MESSAGES = (
+    st.builds(Request, IDS, METHODS, JSON)
+    | st.builds(Notification, METHODS, JSON)
+    | st.builds(Response, IDS, JSON)
+    | st.builds(lambda id, code: Response(id, None, {"code": code, "message": "no"}), IDS, st.integers(-40000, 0))
+)
+
+
+def written(message: Request | Notification | Response, strict: bool) -> bytes:
+    if isinstance(message, Response):
+        return encode(strict=strict, id=message.id, result=message.result, error=message.error)
+    id = message.id if isinstance(message, Request) else None
+    return encode(strict=strict, id=id, method=message.method, params=message.params)
+
+
+def cut(data: bytes, points: list[int]) -> list[bytes]:
+    edges = [0, *sorted(point % (len(data) + 1) for point in points), len(data)]
+    return [data[a:b] for a, b in itertools.pairwise(edges)]
+
+
+def all_of(lines: Lines, pieces: list[bytes]) -> list[Any]:
+    found = [message for piece in pieces for message in lines.feed(piece)]
+    return [*found, *lines.close()]
+
+
+@given(st.lists(MESSAGES, max_size=8), st.lists(st.integers(0, 10**6), max_size=10), st.booleans())
+def test_what_is_written_is_read_however_it_is_cut(
+    messages: list[Request | Notification | Response], points: list[int], strict: bool
+) -> None:
+    data = b"".join(written(message, strict) for message in messages)
+    assert data.count(b"\n") == len(messages)
+    assert all_of(Lines(strict=strict), cut(data, points)) == messages
+
+
+@given(st.lists(st.binary(max_size=60) | MESSAGES.map(lambda m: written(m, False)), max_size=20), st.integers(1, 200))
+def test_no_bytes_break_it_and_messages_between_garbage_survive(pieces: list[bytes], limit: int) -> None:
+    lines = Lines(max_line=limit)
+    for piece in pieces:
+        for found in lines.feed(piece):
+            assert isinstance(found, Request | Notification | Response | Garbage)
+        assert len(lines._held) <= max(limit, 400)
+    assert not [found for found in lines.close() if not isinstance(found, Garbage)]
+    assert list(lines.feed(b'{"method":"alive"}\n')) == (
+        [Notification("alive", None)] if limit >= 18 else [Garbage("oversized", 18, '{"method":"alive"}')]
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b"\xff\xfe", "not_json"),
+        (b'{"method": "x"', "not_json"),
+        (b'{"method":"\\ud800"}', "not_json"),
+        (b"[" * 100_000, "not_json"),
+        (b"[]", "not_a_message"),
+        (b"7", "not_a_message"),
+        (b"{}", "not_a_message"),
+        (b'{"id": true, "method": "x"}', "not_a_message"),
+        (b'{"id": 1.5, "result": 1}', "not_a_message"),
+        (b'{"id": 1, "result": 1, "error": {}}', "not_a_message"),
+        (b'{"id": 1}', "not_a_message"),
+        (b'{"id": 1, "error": "no"}', "not_a_message"),
+        (b'{"result": 1}', "not_a_message"),
+        (b'{"method": 5}', "not_a_message"),
+        (b"2026 WARN something on stdout \x1b[31m", "not_json"),
+    ],
+)
+def test_garbage_has_a_reason_and_is_safe_to_show(line: bytes, reason: str) -> None:
+    [found] = Lines().feed(line + b"\n")
+    assert isinstance(found, Garbage)
+    assert (found.reason, found.size) == (reason, len(line))
+    assert len(found.beginning) <= 1700
+    assert "\x1b" not in found.beginning
+
+
+def test_strict_asks_for_the_version_and_loose_does_not() -> None:
+    plain, versioned = b'{"method":"m"}\n', b'{"jsonrpc":"2.0","method":"m"}\n'
+    assert list(Lines().feed(plain + versioned)) == [Notification("m", None)] * 2
+    first, second = Lines(strict=True).feed(plain + versioned)
+    assert isinstance(first, Garbage)
+    assert second == Notification("m", None)
+
+
+def test_a_line_of_a_gigabyte_takes_no_memory() -> None:
+    lines = Lines(max_line=1 << 20)
+    block = b"x" * (1 << 20)
+    tracemalloc.start()
+    try:
+        for _ in range(1024):
+            assert not list(lines.feed(block))
+        held = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert held < 8 << 20
+    found, after = lines.feed(b'\n{"method":"next"}\n')
+    assert isinstance(found, Garbage)
+    assert (found.reason, found.size) == ("oversized", 1 << 30)
+    assert after == Notification("next", None)
+
+
+# ---- the peer
+
+
+class Pipe:
+    """One end of two in-memory streams, as a `Transport`; `far` is the other side."""
+
+    def __init__(self, room: float = 100) -> None:
+        self._to_far, self.far_in = anyio.create_memory_object_stream[bytes](room)
+        self.far_out, self._from_far = anyio.create_memory_object_stream[bytes](room)
+
+    async def send(self, data: bytes) -> None:
+        try:
+            await self._to_far.send(data)
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            raise TransportBroken("the pipe is broken", op="send") from None
+
+    async def receive(self) -> bytes:
+        try:
+            return await self._from_far.receive()
+        except anyio.EndOfStream:
+            return b""
+
+    async def heard(self) -> dict[str, Any]:
+        message: dict[str, Any] = json.loads(await self.far_in.receive())
+        return message
+
+    async def say(self, **message: Any) -> None:
+        await self.far_out.send(json.dumps(message).encode() + b"\n")
+
+    def close(self) -> None:
+        for stream in (self._to_far, self.far_in, self.far_out, self._from_far):
+            stream.close()
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.notifications: list[tuple[str, Any]] = []
+        self.garbage: list[Garbage] = []
+        self.gate: anyio.Event | None = None
+
+    async def notification(self, method: str, params: Any) -> None:
+        if self.gate is not None:
+            await self.gate.wait()
+        self.notifications.append((method, params))
+
+    async def request(self, id: Id, method: str, params: Any) -> Any:
+        if method == "refuse":
+            raise Refusal(-32601, "unknown")
+        return {"echo": params}
+
+    async def junk(self, garbage: Garbage, count: int) -> None:
+        self.garbage.append(garbage)
+
+
+def run(work: Callable[[Pipe, Peer, Heard], Awaitable[None]], room: float = 100, **options: Any) -> None:
+    async def main() -> None:
+        pipe, heard = Pipe(room), Heard()
+        peer = Peer(
+            pipe, on_notification=heard.notification, on_request=heard.request, on_garbage=heard.junk, **options
+        )
+        try:
+            with anyio.fail_after(20):
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(peer.serve)
+                    await work(pipe, peer, heard)
+                    tasks.cancel_scope.cancel()
+        finally:
+            pipe.close()
+
+    anyio.run(main)
+
+
+def test_answers_find_their_questions_in_any_order() -> None:
+    async def work(pipe: Pipe, peer: Peer, heard: Heard) -> None:
+        answers: dict[int, Any] = {}
+
+        async def ask(number: int) -> None:
+            answers[number] = await peer.request("m", {"n": number})
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(50):
+                tasks.start_soon(ask, number)
+            asked = [await pipe.heard() for _ in range(50)]
+            assert len({each["id"] for each in asked}) == 50
+            assert all("jsonrpc" not in each and isinstance(each["id"], str) for each in asked)
+            for each in reversed(asked):
+                await pipe.say(id=each["id"], result=each["params"]["n"] * 2)
+        assert answers == {number: number * 2 for number in range(50)}
+
+    run(work)
+
+
+def test_ids_of_the_two_sides_do_not_meet() -> None:
+    async def work(pipe: Pipe, peer: Peer, heard: Heard) -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(peer.request, "ours")
+            ours = await pipe.heard()
+            await pipe.say(id=ours["id"], method="theirs", params=[1])  # a question that bears our own id
+            assert await pipe.heard() == {"id": ours["id"], "result": {"echo": [1]}}
+            await pipe.say(id=1, result="for nobody")
+            await pipe.say(id=ours["id"], result="x")
+        await pipe.say(id=ours["id"], result="twice")
+        await pipe.say(id=9, method="refuse")
+        assert await pipe.heard() == {"id": 9, "error": {"code": -32601, "message": "unknown"}}
+        assert peer.stats.strays == 2
+
+    run(work)
+
+
+def test_a_request_without_an_answer_ends_at_its_deadline_and_the_late_answer_is_a_stray() -> None:
+    async def work(pipe: Pipe, peer: Peer, heard: Heard) -> None:
+        with pytest.raises(RuntimeTimedOut) as caught:
+            await peer.request("slow", seconds=0.05)
+        assert caught.value.details["method"] == "slow"
+        late = await pipe.heard()
+        await pipe.say(id=late["id"], result=1)
+        await pipe.say(method="after")
+        while not heard.notifications:
+            await anyio.lowlevel.checkpoint()
+        assert peer.stats.strays == 1
+        assert not peer._waiting
+
+    run(work)
+
+
+def test_refusals_are_typed() -> None:
+    async def work(pipe: Pipe, peer: Peer, heard: Heard) -> None:
+        async def answer(error: dict[str, Any]) -> None:
+            await pipe.say(id=(await pipe.heard())["id"], error=error)
+
+        for error, kind in (
+            ({"code": OVERLOADED, "message": "later"}, Overloaded),
+            ({"code": -32600, "message": "no \x1b[31m such thread"}, RuntimeProtocolError),
+            ({}, RuntimeProtocolError),
+        ):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(answer, error)
+                with pytest.raises(AgentError) as caught:
+                    await peer.request("m")
+            assert type(caught.value) is kind
+            assert "\x1b" not in caught.value.message
+
+    run(work)
+
+
+@pytest.mark.parametrize("how", ["eof", "broken", "cancelled"])
+def test_the_end_reaches_everyone_who_waits_and_who_comes_later(how: str) -> None:
+    async def work(pipe: Pipe, peer: Peer, heard: Heard) -> None:
+        ended: list[AgentError] = []
+
+        async def ask() -> None:
+            with pytest.raises(TransportBroken) as caught:
+                await peer.request("m")
+            ended.append(caught.value)
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(5):
+                tasks.start_soon(ask)
+            for _ in range(5):
+                await pipe.heard()
+            if how == "eof":
+                await pipe.far_out.send(b'{"method":"last"}\n{"half')
+                pipe.far_out.close()
+            elif how == "broken":
+                pipe.far_in.close()
+                with pytest.raises(TransportBroken):
+                    await peer.notify("x")
+            else:
+                peer._break(TransportBroken("gone", op="x"))
+        assert len(ended) == 5
+        with pytest.raises(TransportBroken):
+            await peer.request("later")
+        if how == "eof":
+            while not heard.garbage:
+                await anyio.lowlevel.checkpoint()
+            assert heard.notifications == [("last", None)]
+            assert heard.garbage[0].reason == "unfinished"
+
+    run(work)
+
+
+def test_a_slow_handler_stops_the_reading_and_answers_still_come_through() -> None:
+    async def work(pipe: Pipe, peer: Peer, heard: Heard) -> None:
+        heard.gate = anyio.Event()
+        for number in range(6):
+            await pipe.say(method="n", params=number)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(peer.request, "m")
+            await pipe.say(id=(await pipe.heard())["id"], result=1)
+        sent = 0
+        with anyio.move_on_after(0.2):
+            while True:
+                await pipe.say(method="more", params=sent)
+                sent += 1
+        assert sent < 20  # the queue, the pipe and one in each hand
+        heard.gate.set()
+        while len(heard.notifications) < 6 + sent:
+            await anyio.lowlevel.checkpoint()
+        assert [params for _, params in heard.notifications] == [*range(6), *range(sent)]
+
+    run(work, room=2, queue=8)
+
+
+def test_what_rests_on_an_answer_is_in_place_before_what_comes_after_it() -> None:
+    async def work(pipe: Pipe, peer: Peer, heard: Heard) -> None:
+        order: list[str] = []
+
+        async def note(method: str, params: Any) -> None:
+            order.append(method)
+
+        peer._on_notification = note
+
+        async def ask() -> None:
+            await peer.request("start", on_result=lambda _: order.append("answer"))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask)
+            id = (await pipe.heard())["id"]
+            await pipe.far_out.send(encode(strict=False, id=id, result={}) + encode(strict=False, method="started"))
+        while len(order) < 2:
+            await anyio.lowlevel.checkpoint()
+        assert order == ["answer", "started"]
+
+    run(work)
+
+
+def test_a_program_that_reads_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SEND_SECONDS", 0.1)
+
+    async def work(pipe: Pipe, peer: Peer, heard: Heard) -> None:
+        with pytest.raises(TransportBroken, match="no input"):
+            await peer.request("m", seconds=5)
+        assert peer.broken is not None
+
+    run(work, room=0)
+
+
+def test_a_flood_of_garbage_is_counted_and_the_talk_goes_on(rounds: Callable[[int, int], int]) -> None:
+    async def work(pipe: Pipe, peer: Peer, heard: Heard) -> None:
+        times = rounds(200, 5000)
+        for _ in range(times):
+            await pipe.far_out.send(os.urandom(200).replace(b"\n", b"x").replace(b"\r", b"x") + b"\n")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(peer.request, "m")
+            await pipe.say(id=(await pipe.heard())["id"], result=1)
+        while peer.stats.garbage < times:
+            await anyio.lowlevel.checkpoint()
+
+    run(work)
+
+
+def test_strict_says_the_version_in_everything_it_sends() -> None:
+    async def work(pipe: Pipe, peer: Peer, heard: Heard) -> None:
+        await peer.notify("n", {"a": 1})
+        assert await pipe.heard() == {"jsonrpc": "2.0", "method": "n", "params": {"a": 1}}
+        await pipe.say(jsonrpc="2.0", id=1, method="q")
+        assert await pipe.heard() == {"jsonrpc": "2.0", "id": 1, "result": {"echo": None}}
+
+    run(work, strict=True)
