@@ -55,7 +55,8 @@ def test_the_smallest_run_leaves_everything_and_can_be_promoted(out: Path, tmp_p
     assert emit_promotion(run).promotable
     attempt = attempts(made, out)["answer.1"]
     assert emit_promotion(run / attempt.path).promotable
-    (step,) = lines(out, made, attempt, "steps.jsonl")
+    step, end = (each.get("step") or each["turn_end"] for each in lines(out, made, attempt, "steps.jsonl"))
+    assert end["last_step"] == step["n"] == 1
     final = document(out, made, attempt, "final_snapshot.json")
     assert step["snapshot_before"] == final["given"]
     assert step["snapshot_after"] == final["snapshot"]

@@ -206,14 +206,11 @@ class _Trial:
     # The agent
 
     async def _work(self, bundle: BundleWriter, workspace: Workspace, given: str, prompt: str) -> None:
-        async def snapshot(message: str) -> str:
-            return (await run_sync(workspace.snapshot, message)).id
-
         trace = self._trace = Trace(
             bundle,
             self._around.redactor,
             self._attempt.id,
-            snapshot,
+            workspace,
             given,
             self._mission.budget,
             on_budget=lambda what: self._watch.stop("budget_exceeded", what),

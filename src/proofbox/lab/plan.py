@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from proofbox.agents.environment import is_blocked
 from proofbox.agents.registry import installed
 from proofbox.agents.settings import RuntimeSettings
 from proofbox.agents.strategies import Chain, parse_chain
@@ -23,6 +24,8 @@ from proofbox.lab.spec import Isolation
 PLAN = "plan"
 WORK = ".work"
 LEDGER_SUFFIX = ".ledger"
+SHORTEST_SECRET = 8
+"""A shorter value of a variable with a secret's name is more likely a word that texts are full of."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +85,7 @@ def surroundings(
     env: Mapping[str, str] | None = None,
 ) -> Surroundings:
     clock = clock or SystemClock()
+    out = out.absolute()
     return Surroundings(
         run_id=plan.run_id,
         run_dir=out / plan.run_id,
@@ -112,6 +116,7 @@ def credential_of(plan: Plan) -> str | None:
 
 
 def redactor_of(plan: Plan, env: Mapping[str, str]) -> Redactor:
-    """Knows the exact keys that this process could leak: those that the runtimes' settings name."""
-    names = [said.get("api_key_env") for said in (*plan.runtimes.values(), plan.flags)]
-    return Redactor([env[name] for name in names if isinstance(name, str) and env.get(name)])
+    """Knows the exact secrets that this process could leak: the keys its settings name, and what no box may have."""
+    named = {said.get("api_key_env") for said in (*plan.runtimes.values(), plan.flags)}
+    values = {value for name, value in env.items() if name in named or is_blocked(name)}
+    return Redactor([value for value in values if len(value) >= SHORTEST_SECRET])

@@ -1,19 +1,18 @@
 """What an attempt's events become: the trace of its tool calls, its steps, and the figures of its report.
 
-One listener, first in line: what it can't record fails the turn. It writes what the runtime says, bounded and redacted,
-and beside each thing done the workspace's own word, a snapshot before and after.
+One listener: what it can't record fails the turn. It writes what the runtime says, bounded and redacted, and beside
+each thing done the workspace's own word, a snapshot before and after (`agents/steps.py`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
 from proofbox.agents.events import (
-    Decision,
     Delta,
     Event,
     FileChange,
@@ -27,6 +26,7 @@ from proofbox.agents.events import (
     TurnStarted,
     Usage,
 )
+from proofbox.agents.steps import StepRecorder
 from proofbox.core.digest import sha256_hex
 from proofbox.core.redaction import Redactor
 from proofbox.core.text import preview
@@ -34,14 +34,12 @@ from proofbox.evidence.log import BundleLog
 from proofbox.evidence.writer import BundleWriter
 from proofbox.lab.expectations import Did
 from proofbox.lab.spec import Budget
+from proofbox.workspace.workspace import Workspace
 
 PREVIEW = 2048
 CALLS, STEPS, EVENTS = "tool.calls.jsonl", "steps.jsonl", "events.jsonl"
 SAME_CALLS = 3
 """This many identical calls in a row are a sign that nothing is gained any more."""
-
-Snapshot = Callable[[str], Awaitable[str]]
-"""Make a snapshot of the workspace with a message; its id."""
 
 
 class Trace:
@@ -52,7 +50,7 @@ class Trace:
         bundle: BundleWriter,
         redactor: Redactor,
         attempt: str,
-        snapshot: Snapshot,
+        workspace: Workspace,
         first_snapshot: str,
         budget: Budget,
         on_budget: Callable[[str], None],
@@ -61,8 +59,7 @@ class Trace:
         self._bundle = bundle
         self._redactor = redactor
         self._attempt = attempt
-        self._snapshot = snapshot
-        self._last = first_snapshot
+        self._recorder = StepRecorder(workspace, first_snapshot, self._keep_step)
         self._budget = budget
         self._on_budget: Callable[[str], None] | None = on_budget
         self._on_activity = on_activity
@@ -70,7 +67,6 @@ class Trace:
         self._steps: BundleLog = bundle.open_log(STEPS)
         self._events: BundleLog = bundle.open_log(EVENTS)
         self._kept: set[str] = set()
-        self._decisions: dict[str, Decision] = {}
         self._open: set[str] = set()
         self._previous: tuple[str, str] | None = None
         self._same = 0
@@ -81,7 +77,6 @@ class Trace:
         self.integrity: list[Integrity] = []
         self.usage: dict[str, Usage] = {}
         self.windows: RateWindows | None = None
-        self.steps = 0
         self.output_bytes = 0
         self.longest_repeat = 0
 
@@ -96,12 +91,9 @@ class Trace:
                 self._open.add(event.item)
                 self._on_activity(event.kind)
             case ToolCall():
-                await self._tool_call(event)
+                self._tool_call(event)
             case FileChange():
                 self._open.discard(event.item)
-                await self._step(event, "file_change", ", ".join(event.paths))
-            case Decision():
-                self._decisions[event.item] = event
             case Message():
                 self._open.discard(event.item)
                 self.messages += 1
@@ -118,6 +110,11 @@ class Trace:
                 self._missing(event)
             case _:
                 pass
+        await self._recorder(event)
+
+    @property
+    def steps(self) -> int:
+        return len(self._recorder.steps)
 
     def did(self) -> list[Did]:
         """The tool calls as far as a mission's conditions ask."""
@@ -143,7 +140,7 @@ class Trace:
     def tokens(self) -> dict[str, Any]:
         return {source: msgspec.to_builtins(event.total) for source, event in sorted(self.usage.items())}
 
-    async def _tool_call(self, event: ToolCall) -> None:
+    def _tool_call(self, event: ToolCall) -> None:
         self._open.discard(event.item)
         self.calls.append(event)
         output = self._redactor.redact(event.output).encode("utf-8", "replace")
@@ -174,30 +171,10 @@ class Trace:
         self._previous = same
         self.longest_repeat = max(self.longest_repeat, self._same)
         self._on_activity(preview(event.command or event.tool, 80)[0])
-        await self._step(event, "tool_call", event.command or event.tool)
         self._check("tool_calls", len(self.calls), self._budget.tool_calls)
 
-    async def _step(self, event: ToolCall | FileChange, kind: str, what: str) -> None:
-        """Bind what was done to what the files were before and after."""
-        before, self._last = self._last, await self._snapshot(f"after {kind} {event.item}"[:200])
-        decision = self._decisions.pop(event.item, None)
-        self.steps += 1
-        self._steps.append(
-            {
-                "schema_version": "proofbox.step/1",
-                "n": self.steps,
-                "attempt": self._attempt,
-                "thread": event.thread,
-                "turn": event.turn,
-                "item": event.item,
-                "kind": kind,
-                "what": preview(what, PREVIEW)[0],
-                "status": event.status,
-                "decision": None if decision is None else {"answer": decision.answer, "rule": decision.rule},
-                "snapshot_before": before,
-                "snapshot_after": self._last,
-            }
-        )
+    def _keep_step(self, entry: Mapping[str, Any]) -> None:
+        self._steps.append({"schema_version": "proofbox.step/1", "attempt": self._attempt, **entry})
 
     def _keep(self, output: bytes) -> str:
         """The whole of an output that its preview cuts, once, under the digest of what is stored."""

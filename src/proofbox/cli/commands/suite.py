@@ -131,6 +131,13 @@ def run(
     retries: Annotated[
         int, Parameter(name="--retries", help="More tries where the machinery failed; a failed mission has none.")
     ] = 1,
+    model: Annotated[str | None, Parameter(name="--model", help="The model, where the agent has one.")] = None,
+    base_url: Annotated[
+        str | None, Parameter(name="--base-url", help="The model's endpoint. It is reached from outside the box.")
+    ] = None,
+    api_key_env: Annotated[
+        str | None, Parameter(name="--api-key-env", help="The variable with its key, which stays outside the box.")
+    ] = None,
     jsonl: Jsonl = False,
     json: flags.Json = False,
 ) -> int:
@@ -147,6 +154,8 @@ def run(
             raise UsageError(f"{name} is at least 1", op="suite")
     suite = reading.read_suite(spec)
     settings = load(Path().resolve())
+    said = {"model": model, "base_url": base_url, "api_key_env": api_key_env}
+    said = {name: value for name, value in said.items() if value is not None}
     chain = decide_chain(flag=strategies, spec=suite.fields.strategies or None, config=settings.strategies)
     plan = Plan(
         run_id=IdSource().new_id("run"),
@@ -162,6 +171,7 @@ def run(
         replicates=replicates,
         retries=max(0, retries),
         runtimes=dict(settings.runtimes),
+        flags=said,
     )
     plan.runtime_settings().check(chain, installed())
     create_run(plan, out)
