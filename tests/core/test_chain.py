@@ -272,9 +272,16 @@ def test_threads_share_a_writer(tmp_path: Path) -> None:
 
 def test_the_name_of_a_new_chain_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[int] = []
-    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.fstat(fd).st_ino))
-    ChainWriter(tmp_path / "log", NAME).close()
+    for module, name in ((os, "fsync"), (chain, "_datasync")):
+        monkeypatch.setattr(module, name, lambda fd: synced.append(os.fstat(fd).st_ino))
+    writer = ChainWriter(tmp_path / "log", NAME)
+    writer.append({})
+    assert synced == []
+    writer.flush()
     assert synced == [(tmp_path / "log").stat().st_ino, tmp_path.stat().st_ino]
+    writer.append({})
+    writer.close()
+    assert synced[2:] == [(tmp_path / "log").stat().st_ino], "its name is there for good"
 
 
 def test_syncs_come_in_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,14 +22,16 @@ TEMPORARY_PREFIX = ".proofbox-tmp-"
 _Path = str | os.PathLike[str]
 
 
-def write_document(path: _Path, data: bytes, *, mode: int = 0o644) -> None:
+def write_document(path: _Path, data: bytes, *, mode: int = 0o644, sync: bool = True) -> None:
     """Put `data` at `path`, replacing what was there. `mode` is subject to the umask, as for any new file.
 
     A symbolic link at `path` is replaced, not followed. Raises OSError and leaves the old document when it can't.
+    Without `sync` it is whole after a kill, and need not be after a power cut: for what is synced later anyway.
     """
-    with _directory_of(path) as (directory, name), _temporary(directory, data, mode) as temporary:
+    with _directory_of(path) as (directory, name), _temporary(directory, data, mode, sync) as temporary:
         os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
-        os.fsync(directory)
+        if sync:
+            os.fsync(directory)
 
 
 def create_only(path: _Path, data: bytes, *, mode: int = 0o644) -> None:
@@ -88,14 +90,15 @@ def _directory_of(path: _Path) -> Iterator[tuple[int, str]]:
 
 
 @contextmanager
-def _temporary(directory: int, data: bytes, mode: int) -> Iterator[str]:
+def _temporary(directory: int, data: bytes, mode: int, sync: bool = True) -> Iterator[str]:
     """A finished, synced and locked temporary file; removed again if the body fails."""
     fd, name = _locked_temporary(directory, mode)
     try:
         view = memoryview(data)
         while view:
             view = view[os.write(fd, view) :]
-        os.fsync(fd)
+        if sync:
+            os.fsync(fd)
         yield name
     except BaseException:
         try:

@@ -97,6 +97,8 @@ class ChainWriter:
         self.repaired: TornTail | None = None
         self._sync_every = sync_every
         self._unsynced = 0
+        self._named = False
+        """Whether the file's name, and a repair of its end, would survive a power cut: seen to with the first sync."""
         self._lock = threading.Lock()
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         self._fd = os.open(self.path, flags, 0o644)
@@ -104,8 +106,6 @@ class ChainWriter:
             self._claim()
             # Count, head and size change together in one assignment, so that no interrupt can see them disagree.
             self._end = self._resume(name)
-            os.fsync(self._fd)
-            _sync_directory_of(self.path)
         except BaseException:
             self._abandon()
             raise
@@ -160,11 +160,12 @@ class ChainWriter:
         with self._lock:
             self._sync()
 
-    def close(self) -> None:
-        """Flush and let go of the file. Closing twice is harmless."""
+    def close(self, *, sync: bool = True) -> None:
+        """Flush and let go of the file. Closing twice is harmless. Without `sync`, somebody else sees to that."""
         with self._lock:
             try:
-                self._sync()
+                if sync:
+                    self._sync()
             finally:
                 self._abandon()
 
@@ -229,9 +230,12 @@ class ChainWriter:
             raise
 
     def _sync(self) -> None:
-        if self._unsynced and self._fd >= 0:
+        if (self._unsynced or not self._named) and self._fd >= 0:
             try:
                 _datasync(self._fd)
+                if not self._named:
+                    _sync_directory_of(self.path)
+                    self._named = True
             except OSError:
                 # After a failed sync the kernel may have dropped the pages: a later success would prove nothing.
                 self._abandon()

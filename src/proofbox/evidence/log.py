@@ -49,9 +49,9 @@ class BundleLog:
         self._chain.flush()
 
     def close(self) -> None:
-        """Closing twice is harmless."""
+        """Closing twice is harmless. The commit of the bundle is what puts the rest of it on the disk."""
         if self._open:
-            self._chain.close()
+            self._chain.close(sync=False)
             self._open = False
             self._closed(Anchor(self._chain.count, self._chain.head))
 

@@ -17,12 +17,18 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def in_threads(work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-    """`[work(item) for item in items]`, in order. The first exception ends it, and is raised."""
+def in_threads(
+    work: Callable[[Item], Result], items: Iterable[Item], *, threads: int | None = None, batch: int = _BATCH
+) -> list[Result]:
+    """`[work(item) for item in items]`, in order. The first exception ends it, and is raised.
+
+    As many threads as cores, unless it is something else than a core that they wait for.
+    """
     todo: Sequence[Item] = list(items)
-    if len(todo) < 2 or cores() < 2:
+    most = threads or cores()
+    if len(todo) < 2 or most < 2:
         return [work(item) for item in todo]
-    done: list[list[Result]] = [[] for _ in range(0, len(todo), _BATCH)]
+    done: list[list[Result]] = [[] for _ in range(0, len(todo), batch)]
     batches = iter(range(len(done)))
     errors: list[BaseException] = []
     mutex = threading.Lock()
@@ -34,11 +40,11 @@ def in_threads(work: Callable[[Item], Result], items: Iterable[Item]) -> list[Re
             if number < 0:
                 return
             try:
-                done[number] = [work(item) for item in todo[number * _BATCH : (number + 1) * _BATCH]]
+                done[number] = [work(item) for item in todo[number * batch : (number + 1) * batch]]
             except BaseException as error:
                 errors.append(error)
 
-    others = [threading.Thread(target=run, daemon=True) for _ in range(min(cores(), len(done)) - 1)]
+    others = [threading.Thread(target=run, daemon=True) for _ in range(min(most, len(done)) - 1)]
     for thread in others:
         thread.start()
     try:

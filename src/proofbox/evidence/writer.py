@@ -70,6 +70,7 @@ from proofbox.evidence.status import SCHEMA as STATUS_SCHEMA
 from proofbox.evidence.status import RunStatus, parse_status
 
 _CHUNK = 1 << 20
+_SYNCING = 16
 _Path = str | os.PathLike[str]
 _IDS = IdSource()
 
@@ -239,7 +240,7 @@ class BundleWriter:
             self.path.mkdir()
         except FileExistsError:
             raise self._taken() from None
-        write_document(self.path / STATUS, self._status.to_bytes())
+        write_document(self.path / STATUS, self._status.to_bytes(), sync=False)  # the commit writes and syncs it anew
 
     def _taken(self) -> BundleExists:
         return BundleExists(
@@ -459,7 +460,8 @@ class BundleWriter:
     def _sync(self, paths: Iterable[str]) -> None:
         """Every artifact and every directory onto the disk, before anything says that they are there."""
         files = list(paths)
-        in_threads(lambda path: _sync_file(self.path / path), files)
+        # The disk, not a core, is what is waited for; and syncs that wait together share a commit of its journal.
+        in_threads(lambda path: _sync_file(self.path / path), files, threads=_SYNCING, batch=1)
         directories = {os.path.dirname(path) for path in files}
         for directory in sorted({"", *directories, *(place for each in directories for place in above(each))}):
             _sync_directory(self.path / directory)
