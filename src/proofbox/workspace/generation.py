@@ -59,8 +59,17 @@ class Generation:
         offset, length = self._place(digest)
         yield from self._checked(digest, offset, length)
 
-    def events(self, *, newest_first: bool = False) -> Iterator[bytes]:
-        for digest, place in self._events[::-1] if newest_first else self._events[:]:
+    @property
+    def event_count(self) -> int:
+        return len(self._events)
+
+    @property
+    def index_end(self) -> int:
+        return self._index_end
+
+    def events(self, *, newest_first: bool = False, since: int = 0) -> Iterator[bytes]:
+        found = self._events[since:]
+        for digest, place in found[::-1] if newest_first else found:
             yield b"".join(self._checked(digest, place >> _LENGTH_BITS, place & _LENGTH))
 
     def _checked(self, digest: bytes, offset: int, length: int) -> Iterator[bytes]:

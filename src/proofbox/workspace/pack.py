@@ -20,6 +20,7 @@ not what its digest says is corruption, which is reported and never repaired by 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import struct
@@ -50,6 +51,7 @@ class Batch(NamedTuple):
     entries: list[Entry]
 
 
+@functools.cache
 def this_boot() -> int:
     """A number for the time since the machine started; 0, which equals no boot, where the kernel doesn't tell."""
     try:

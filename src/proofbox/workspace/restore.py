@@ -16,8 +16,8 @@ from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-from proofbox.workspace.diff import entries_of
 from proofbox.workspace.store import LARGE, Store
+from proofbox.workspace.stored import entries_of
 from proofbox.workspace.tree import UNSETTLED, Directory, Entry, Known
 
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -51,7 +51,8 @@ class Restorer:
     def _directory(self, fd: int, current: Directory, tree: bytes, path: str) -> None:
         target = entries_of(self._store, tree)
         _make_writable(fd)
-        current.tree_id, current.ctime_ns = b"", UNSETTLED
+        current.distrust()
+        current.ctime_ns = UNSETTLED
         for name in [*current.files, *current.dirs]:
             entry = target.get(name)
             if entry is None or (entry.kind == "directory") != (name in current.dirs):

@@ -29,7 +29,8 @@ from typing import Protocol
 from proofbox.workspace import pack
 from proofbox.workspace.ignore import Ignore
 from proofbox.workspace.store import LARGE, Store
-from proofbox.workspace.tree import UNSETTLED, Directory, Known, encode_tree
+from proofbox.workspace.suspects import suspects
+from proofbox.workspace.tree import PAGED, UNSETTLED, Directory, Known
 
 DEEPEST = 200
 LARGEST = 16 << 30
@@ -55,37 +56,54 @@ class Scanner:
         self._store = store
         self._ignore = ignore
         self._watcher = watcher
-        self._thorough = False
         self._began = 0
         self.skipped: dict[str, str] = {}
         self.unstable: dict[str, str] = {}
 
     def all(self, directory: Directory, *, thorough: bool = False) -> None:
         """Look at everything. `thorough` lists directories even when their times say that no name has changed."""
-        self._begin(thorough)
+        self._begin()
         self.skipped.clear()
-        with _opened(self._root, None) as fd:
-            self._directory(fd, directory, "", 0)
-        self._name_trees(directory)
-
-    def some(self, directory: Directory, dirty: Mapping[str, set[str]]) -> None:
-        """Look at these names of these directories, and at everything below those that are directories."""
-        self._begin(False)
         with _opened(self._root, None) as root:
-            for path in sorted(dirty):
-                self._dirty_directory(root, directory, path, dirty[path])
+            if self._watcher:
+                self._watch_known(root, directory)
+            self._look_again(root, directory, suspects(root, directory, thorough=thorough))
+        self._name_trees(directory)
+        for _, each in directory.walk():
+            if each.weight <= PAGED:
+                each.pack()
+
+    def some(self, directory: Directory, dirty: Mapping[str, set[str] | None]) -> None:
+        """Look at these names of these directories, and at everything below those that are directories."""
+        self._begin()
+        with _opened(self._root, None) as root:
+            self._look_again(root, directory, dirty)
         self._name_trees(directory)
 
-    def _begin(self, thorough: bool) -> None:
-        self._thorough = thorough
+    def _begin(self) -> None:
         self._began = _file_clock()
         self.unstable.clear()
 
-    def _dirty_directory(self, root: int, directory: Directory, path: str, names: set[str]) -> None:
+    def _watch_known(self, root: int, directory: Directory) -> None:
+        """Before anything is looked at: what changes after the look is then reported."""
+        assert self._watcher is not None  # noqa: S101
+        for path, _ in directory.walk():
+            try:
+                with _opened(path or ".", root) as fd:
+                    self._watcher.watch(path, fd)
+            except OSError:
+                pass  # gone, or not ours to read: the scan finds out
+
+    def _look_again(self, root: int, directory: Directory, dirty: Mapping[str, set[str] | None]) -> None:
+        for path in sorted(dirty):
+            self._dirty_directory(root, directory, path, dirty[path])
+
+    def _dirty_directory(self, root: int, directory: Directory, path: str, names: set[str] | None) -> None:
+        parts = path.split("/") if path else []
         line = [directory]
         fd = os.dup(root)
         try:
-            for part in path.split("/") if path else ():
+            for part in parts:
                 child = line[-1].dirs.get(part)
                 if child is None:
                     return  # gone or new: its parent is dirty too, and takes care of it
@@ -96,45 +114,47 @@ class Scanner:
                     return
                 os.close(fd)
                 fd = below
+            info = os.fstat(fd)
+            mode = stat.S_IFDIR | stat.S_IMODE(info.st_mode)
+            if parts and line[-1].mode != mode:
+                line[-1].mode = mode
+                line[-2].touch(parts[-1])
+            if names is None:
+                names = self._listed_anew(fd, line[-1], path, info)
             for name in names:
                 self._entry(fd, line[-1], path, name, len(line))
         finally:
             os.close(fd)
-        if not line[-1].tree_id:
-            for each in line:
-                each.tree_id = b""
+        for parent, part, child in zip(line[-2::-1], reversed(parts), line[:0:-1], strict=True):
+            if not child.tree_id:
+                parent.touch(part)
+
+    def _listed_anew(self, fd: int, directory: Directory, path: str, info: os.stat_result) -> set[str]:
+        """Names that came, and files that have changed. Those that went are gone from `directory`."""
+        listed = set(os.listdir(fd))
+        look = {name for name in listed if name not in directory.files and name not in directory.dirs}
+        for name in [name for name in (*directory.files, *directory.dirs) if name not in listed]:
+            self._remove(directory, path, name)
+        for name, known in directory.files.items():
+            try:
+                found = os.stat(name, dir_fd=fd, follow_symlinks=False)
+            except OSError:
+                look.add(name)
+                continue
+            if (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino) != known[2:]:
+                look.add(name)
+        directory.ctime_ns, directory.ino = self._settled(info.st_ctime_ns), info.st_ino
+        return look
 
     def _directory(self, fd: int, directory: Directory, path: str, depth: int) -> None:
+        """Look at everything in and below a directory."""
         if self._watcher:
             self._watcher.watch(path, fd)
-        info = os.fstat(fd)
-        files, dirs = directory.files, directory.dirs
-        look: list[str] = []
-        if self._thorough or directory.ctime_ns != info.st_ctime_ns or directory.ino != info.st_ino:
-            listed = set(os.listdir(fd))
-            look = [name for name in listed if name not in files and name not in dirs]
-            for name in [name for name in files if name not in listed] + [name for name in dirs if name not in listed]:
-                self._remove(directory, path, name)
-        status = os.stat
-        for name, known in files.items():
-            try:
-                found = status(name, dir_fd=fd, follow_symlinks=False)
-            except OSError:
-                look.append(name)
-                continue
-            if (
-                found.st_ctime_ns != known[4]
-                or found.st_mtime_ns != known[3]
-                or found.st_ino != known[5]
-                or found.st_size != known[2]
-            ):
-                look.append(name)
-        directory.ctime_ns, directory.ino = self._settled(info.st_ctime_ns), info.st_ino
-        seen = set(look)
+        look = self._listed_anew(fd, directory, path, os.fstat(fd))
         for name in look:
             self._entry(fd, directory, path, name, depth + 1)
-        for name, child in list(dirs.items()):
-            if name not in seen:
+        for name, child in list(directory.dirs.items()):
+            if name not in look:
                 self._descend(fd, directory, path, name, child, depth + 1)
 
     def _entry(self, fd: int, parent: Directory, folder: str, name: str, depth: int) -> None:
@@ -168,7 +188,7 @@ class Scanner:
             return self._skip(parent, folder, name, error.strerror or "unreadable")
         before = parent.files.get(name)
         if before is None or before.digest != known.digest or before.mode != known.mode:
-            parent.tree_id = b""
+            parent.touch(name)
         parent.files[name] = known
         return None
 
@@ -183,7 +203,7 @@ class Scanner:
                     child = parent.dirs[name] = Directory()
                 if child.mode != mode:
                     child.mode = mode
-                    parent.tree_id = b""
+                    parent.touch(name)
                 self._directory(below, child, path, depth)
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
@@ -191,7 +211,7 @@ class Scanner:
                 return self._remove(parent, folder, name)
             return self._skip(parent, folder, name, error.strerror or "unreadable")
         if not child.tree_id:
-            parent.tree_id = b""
+            parent.touch(name)
         return None
 
     def _link(self, fd: int, name: str, info: os.stat_result) -> Known:
@@ -243,10 +263,10 @@ class Scanner:
     def _remove(self, parent: Directory, folder: str, name: str) -> None:
         path = f"{folder}/{name}" if folder else name
         if parent.files.pop(name, None) is not None:
-            parent.tree_id = b""
+            parent.touch(name)
         child = parent.dirs.pop(name, None)
         if child is not None:
-            parent.tree_id = b""
+            parent.touch(name)
             self._forget(child, path)
         for below in [each for each in self.skipped if each.startswith(path + "/")]:
             del self.skipped[below]
@@ -259,21 +279,25 @@ class Scanner:
 
     def _name_trees(self, directory: Directory) -> None:
         if not directory.tree_id:
-            for child in directory.dirs.values():
-                self._name_trees(child)
-            directory.tree_id = self._store.put(pack.TREE, encode_tree(directory))
+            for name, child in directory.dirs.items():
+                if not child.tree_id:
+                    self._name_trees(child)
+                    directory.touch(name)
+            directory.tree_id = self._store.put(
+                pack.TREE, directory.encode(lambda page: self._store.put(pack.TREE, page))
+            )
 
 
 def distrust_missing(directory: Directory, store: Store) -> bool:
     """Forget what the store no longer has, so that it is read again. Whether all of it is there."""
-    missing = [name for name, known in directory.files.items() if known.digest not in store]
+    missing = [name for name, record in directory.records() if record[1] not in store]
     for name in missing:
         del directory.files[name]
     below = [distrust_missing(child, store) for child in directory.dirs.values()]
     if missing:
         directory.ctime_ns = UNSETTLED
-    if missing or not all(below) or directory.tree_id not in store:
-        directory.tree_id = b""
+    if missing or not all(below) or directory.weight > PAGED or directory.tree_id not in store:
+        directory.distrust()
     return bool(directory.tree_id)
 
 
@@ -303,8 +327,9 @@ def _file_clock() -> int:
 def settle(directory: Directory) -> None:
     """Of a directory that only we knew until now: note what may still change within its tick as UNSETTLED."""
     now = _file_clock()
-    for name, known in directory.files.items():
-        if known.ctime_ns >= now:
-            directory.files[name] = known._replace(ctime_ns=UNSETTLED)
+    for name, record in list(directory.records()):
+        if record[4] >= now:
+            directory.files[name] = Known._make(record)._replace(ctime_ns=UNSETTLED)
+    directory.pack()
     for child in directory.dirs.values():
         settle(child)

@@ -64,9 +64,24 @@ class Store:
         """The object piece by piece; raises at the end when the pieces are not what the digest says."""
         return self._files.chunks(digest)
 
-    def events(self, *, newest_first: bool = False) -> Iterator[bytes]:
-        """The events of all workspaces that share this store."""
-        return self._files.events(newest_first=newest_first)
+    def events(self, *, newest_first: bool = False, since: int = 0) -> Iterator[bytes]:
+        """The events of all workspaces that share this store, but for the first `since`."""
+        return self._files.events(newest_first=newest_first, since=since)
+
+    @property
+    def events_position(self) -> tuple[int, int]:
+        """The generation, and how many events it has."""
+        return self._files.number, self._files.event_count
+
+    @property
+    def position(self) -> tuple[int, int, int]:
+        """What `still_has` understands: everything that was in the store when this was said."""
+        return self._files.number, pack.this_boot(), self._files.index_end
+
+    def still_has(self, position: tuple[int, int, int]) -> bool:
+        """Whether all that was there is there. A collection takes objects, and a power cut may."""
+        number, boot, end = position
+        return number == self._files.number and boot == pack.this_boot() != 0 and end <= self._files.index_end
 
     @property
     def generation(self) -> int:

@@ -114,7 +114,7 @@ class Workspace:
     def close(self) -> None:
         """Stop tracking, and put what is known of the files and all history on the disk."""
         if self._directory is not None:
-            cache.save(self._home / "cache", self._directory)
+            cache.save(self._home / "cache", self._directory, self._store.position)
         self._release()
 
     def _release(self) -> None:
@@ -139,7 +139,6 @@ class Workspace:
         """What the files have that the latest snapshot has not."""
         with self._working():
             self._refresh()
-            self._store.flush()
             head = self._history.head()
             return Status(
                 workspace=self.id,
@@ -162,7 +161,6 @@ class Workspace:
             if b is not None:
                 return how(self._store, old, bytes.fromhex(self._resolve(b).id))
             self._refresh()
-            self._store.flush()
             return how(self._store, old, self._tree_id)
 
     def resolve(self, name: str) -> Snapshot:
@@ -256,7 +254,7 @@ class Workspace:
                 raise
             # Last: killed before this, there is an ordinary directory, and never a workspace without one.
             registry.register(new)
-            cache.save(registry.home_of(new.id) / "cache", directory)
+            cache.save(registry.home_of(new.id) / "cache", directory, self._store.position)
         return Workspace(new, track=self._tracker is not None, clock=self._clock)
 
     def refs(self) -> dict[str, str]:
@@ -323,6 +321,7 @@ class Workspace:
         with locked(self._home / "lock"), self._store.use():
             try:
                 yield
+                self._store.flush()  # what is known of the files must not outlive what it refers to
             except BaseException:
                 # What was read may not have reached the store: nothing of it can be relied on.
                 self._directory = None
@@ -337,8 +336,9 @@ class Workspace:
         """Bring what is known of the files up to date, and say how."""
         dirty: dict[str, set[str]] | None = None
         if self._directory is None:
-            self._directory = cache.load(self._home / "cache")
-            distrust_missing(self._directory, self._store)
+            self._directory, position = cache.load(self._home / "cache")
+            if not self._store.still_has(position):
+                distrust_missing(self._directory, self._store)
             if self._tracker:
                 self._tracker.drain()
         elif self._generation != self._store.generation:
