@@ -1,7 +1,7 @@
 """Content by its digest, and the events of every workspace that shares it. The files' format is in `pack`.
 
-A store is a directory: `current` names the generation, `pack-N` and `index-N` are its files. `gc` writes a new
-generation and moves `current`; a process that has the old one open notices at its next use. `append.lock` is held
+A store is a directory: `current` names the generation, `pack-N`, `index-N` and `lookup.N` are its files. `gc` writes a
+new generation and moves `current`; a process that has the old one open notices at its next use. `append.lock` is held
 while writing; `use.lock` is shared by whoever is between writing objects and the event that needs them, so that `gc`,
 which takes it alone, never sees objects whose event is still to come.
 
@@ -45,7 +45,9 @@ class Store:
 
     def close(self) -> None:
         if not self._files.synced:
-            self.sync()
+            with self._appending():
+                self._files.sync()
+                self._files.sort()
         self._files.close()
 
     def __contains__(self, digest: bytes) -> bool:
@@ -146,7 +148,7 @@ class Store:
         """Write a new generation with these objects and events alone. How many objects and bytes are gone."""
         old = self._files
         for path in Generation(self.directory, old.number + 1).paths:
-            path.unlink()  # of a collection that was killed
+            path.unlink(missing_ok=True)  # of a collection that was killed
         fresh = Generation(self.directory, old.number + 1)
         batch: list[Record] = []
         size = 0
@@ -163,10 +165,11 @@ class Store:
                 batch, size = [], 0
         fresh.append([*batch, *((pack.EVENT, hashlib.sha256(event).digest(), event) for event in events)])
         fresh.sync()
+        fresh.sort()
         write_document(self.directory / "current", b"%d\n" % fresh.number, mode=0o600)
         gone = (len(old) - len(fresh), old.bytes_used - fresh.bytes_used)
         for path in old.paths:
-            path.unlink()
+            path.unlink(missing_ok=True)
         old.close()
         self._files = fresh
         return gone
