@@ -81,7 +81,8 @@ class Restorer:
         with _opened(name, fd) as below:
             if child.tree_id != entry.digest:
                 self._directory(below, child, entry.digest, path)
-            os.fchmod(below, stat.S_IMODE(entry.mode))
+            if stat.S_IMODE(os.fstat(below).st_mode) != stat.S_IMODE(entry.mode):
+                os.fchmod(below, stat.S_IMODE(entry.mode))
             child.mode = entry.mode
 
     def _file(self, fd: int, name: str, entry: Entry, path: str) -> None:

@@ -47,6 +47,8 @@ class Watcher(Protocol):
 
     def watch(self, path: str, fd: int) -> None: ...
 
+    def watches(self, path: str) -> bool: ...
+
     def forget(self, path: str) -> None: ...
 
 
@@ -59,6 +61,10 @@ class Scanner:
         self._began = 0
         self.skipped: dict[str, str] = {}
         self.unstable: dict[str, str] = {}
+        self._went: dict[int, Directory] = {}
+        self._came: list[tuple[str, str]] | None = None
+        self.changed = 0
+        """How many paths the last look found to differ: as many as `diff.differences` of the tree before and after."""
 
     def all(self, directory: Directory, *, thorough: bool = False) -> None:
         """Look at everything. `thorough` lists directories even when their times say that no name has changed."""
@@ -83,6 +89,7 @@ class Scanner:
     def _begin(self) -> None:
         self._began = _file_clock()
         self.unstable.clear()
+        self.changed = 0
 
     def _watch_known(self, root: int, directory: Directory) -> None:
         """Before anything is looked at: what changes after the look is then reported."""
@@ -95,8 +102,14 @@ class Scanner:
                 pass  # gone, or not ours to read: the scan finds out
 
     def _look_again(self, root: int, directory: Directory, dirty: Mapping[str, set[str] | None]) -> None:
+        # Directories that came are looked at after those that went: one may be the other, moved.
+        self._went, self._came = {}, []
         for path in sorted(dirty):
             self._dirty_directory(root, directory, path, dirty[path])
+        came, self._came = self._came, None
+        for path, name in came:
+            self._dirty_directory(root, directory, path, {name})
+        self._went = {}
 
     def _dirty_directory(self, root: int, directory: Directory, path: str, names: set[str] | None) -> None:
         parts = path.split("/") if path else []
@@ -118,7 +131,7 @@ class Scanner:
             mode = stat.S_IFDIR | stat.S_IMODE(info.st_mode)
             if parts and line[-1].mode != mode:
                 line[-1].mode = mode
-                line[-2].touch(parts[-1])
+                self._touch(line[-2], parts[-1])
             if names is None:
                 names = self._listed_anew(fd, line[-1], path, info)
             for name in names:
@@ -172,7 +185,13 @@ class Scanner:
         if stat.S_ISDIR(info.st_mode):
             if name in parent.files:
                 self._remove(parent, folder, name)
-            return self._descend(fd, parent, folder, name, parent.dirs.get(name), depth)
+            child = parent.dirs.get(name)
+            if child is None and self._came is not None:
+                self._came.append((folder, name))
+                return None
+            # The same directory as before, and watched: what changed in it was reported by its own name.
+            reported = child is not None and child.ino == info.st_ino and self._watched(path)
+            return self._descend(fd, parent, folder, name, child, depth, whole=not reported)
         if name in parent.dirs:
             self._remove(parent, folder, name)
         if stat.S_ISREG(info.st_mode) and info.st_size > LARGEST:
@@ -188,23 +207,48 @@ class Scanner:
             return self._skip(parent, folder, name, error.strerror or "unreadable")
         before = parent.files.get(name)
         if before is None or before.digest != known.digest or before.mode != known.mode:
-            parent.touch(name)
+            self._touch(parent, name)
         parent.files[name] = known
         return None
 
-    def _descend(self, fd: int, parent: Directory, folder: str, name: str, child: Directory | None, depth: int) -> None:
+    def _watched(self, path: str) -> bool:
+        return self._watcher is not None and self._watcher.watches(path)
+
+    def _touch(self, parent: Directory, name: str) -> None:
+        parent.touch(name)
+        self.changed += 1
+
+    def _descend(
+        self,
+        fd: int,
+        parent: Directory,
+        folder: str,
+        name: str,
+        child: Directory | None,
+        depth: int,
+        *,
+        whole: bool = True,
+    ) -> None:
         path = f"{folder}/{name}" if folder else name
         if depth > DEEPEST:
             return self._skip(parent, folder, name, f"deeper than {DEEPEST} levels")
         try:
             with _opened(name, fd) as below:
-                mode = stat.S_IFDIR | stat.S_IMODE(os.fstat(below).st_mode)
+                info = os.fstat(below)
+                mode = stat.S_IFDIR | stat.S_IMODE(info.st_mode)
                 if child is None:
-                    child = parent.dirs[name] = Directory()
+                    # What is known of one that was moved here saves reading it again.
+                    child = parent.dirs[name] = self._went.pop(info.st_ino, Directory())
+                    self._touch(parent, name)
+                    before, child.mode = self.changed, mode
+                    self._directory(below, child, path, depth)
+                    self.changed = before + _paths_below(child)
+                    return None
                 if child.mode != mode:
                     child.mode = mode
-                    parent.touch(name)
-                self._directory(below, child, path, depth)
+                    self._touch(parent, name)
+                if whole:
+                    self._directory(below, child, path, depth)
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
                 parent.ctime_ns = UNSETTLED
@@ -263,10 +307,12 @@ class Scanner:
     def _remove(self, parent: Directory, folder: str, name: str) -> None:
         path = f"{folder}/{name}" if folder else name
         if parent.files.pop(name, None) is not None:
-            parent.touch(name)
+            self._touch(parent, name)
         child = parent.dirs.pop(name, None)
         if child is not None:
-            parent.touch(name)
+            self._touch(parent, name)
+            self.changed += _paths_below(child)
+            self._went[child.ino] = child
             self._forget(child, path)
         for below in [each for each in self.skipped if each.startswith(path + "/")]:
             del self.skipped[below]
@@ -299,6 +345,10 @@ def distrust_missing(directory: Directory, store: Store) -> bool:
     if missing or not all(below) or directory.weight > PAGED or directory.tree_id not in store:
         directory.distrust()
     return bool(directory.tree_id)
+
+
+def _paths_below(directory: Directory) -> int:
+    return sum(each.weight + len(each.dirs) for _, each in directory.walk())
 
 
 @contextmanager

@@ -72,6 +72,8 @@ class Workspace:
         self._scanner = Scanner(str(self.path), self._store, Ignore(registration.ignore), self._tracker)
         self._directory: Directory | None = None
         self._generation = self._store.generation
+        self._looked_from = b""
+        """The tree before the last look."""
         try:
             self._finish_rollback()
             if track:
@@ -348,6 +350,7 @@ class Workspace:
         elif self._tracker:
             dirty = self._tracker.drain()
         self._generation = self._store.generation
+        self._looked_from = self._directory.tree_id
         if dirty is None or sealed:
             self._scanner.all(self._directory, thorough=sealed)
             return "sealed" if sealed else "scan"
@@ -364,12 +367,16 @@ class Workspace:
         effects_position: int = 0,
     ) -> Snapshot:
         head = self._history.head()
+        if _tree_of(head) == self._looked_from and not self._scanner.skipped:
+            changed = self._scanner.changed
+        else:
+            changed = sum(1 for _ in differences(self._store, _tree_of(head), self._tree_id))
         made = Snapshot(
             id=self._tree_id.hex(),
             parent=head.id if head else None,
             message=message,
             created_at=isoformat(self._clock.now()),
-            changed=sum(1 for _ in differences(self._store, _tree_of(head), self._tree_id)),
+            changed=changed,
             kind=kind,
             method=method,
             workspace=self.id,
