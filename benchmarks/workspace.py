@@ -150,21 +150,27 @@ class Bench:
         yield self.faster("a box by overlay, used and gone", times["box"], "cp -a", times["cp -a"], 50.0)
 
     def memory(self) -> bool:
-        """Of a process that opens the workspace, tracks it, and takes a snapshot."""
+        """The most that a process takes which reads everything for a first snapshot, then tracks changes."""
         code = """if True:
-            import resource, sys
+            import sys
+            from pathlib import Path
             from proofbox import Workspace
-            with Workspace.open(sys.argv[1]) as live:
+            with Workspace.init(sys.argv[1]) as live:
                 live.snapshot("one")
-                open(sys.argv[1] + "/more", "w").write("more")
+                Path(sys.argv[1], "more").write_text("more")
                 live.snapshot("two")
-            print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)"""
+            status = Path("/proc/self/status").read_text()
+            print(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")))"""
         done = subprocess.run(
-            [sys.executable, "-c", code, str(self.root)], stdout=subprocess.PIPE, text=True, check=True
+            [sys.executable, "-c", code, str(self.root)],
+            env={**os.environ, "XDG_STATE_HOME": f"{self.place}/another"},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
         )
-        used = int(done.stdout)
+        used = int(done.stdout) // 1024
         verdict = "ok" if used < MEMORY_MB else "MISSED"
-        print(f"  memory with the workspace open: {used} MB (under {MEMORY_MB}) {verdict}")
+        print(f"  memory, the first snapshot and another: {used} MB (under {MEMORY_MB}) {verdict}")
         return used < MEMORY_MB
 
     def change(self, count: int) -> None:

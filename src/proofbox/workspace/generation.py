@@ -10,9 +10,9 @@ from pathlib import Path
 
 from proofbox.errors import WorkspaceCorrupt
 from proofbox.workspace import pack
+from proofbox.workspace.large import LargeObjects
 from proofbox.workspace.lookup import Lookup
 
-_CHUNK = 1 << 20
 _LENGTH_BITS = 44
 _UNSORTED = 4096
 _LENGTH = (1 << _LENGTH_BITS) - 1
@@ -28,6 +28,7 @@ class Generation:
     def __init__(self, directory: Path, number: int) -> None:
         self.number = number
         self.paths = (directory / f"pack-{number}", directory / f"index-{number}", directory / f"lookup.{number}")
+        self._large = LargeObjects(directory)
         self._lookup = Lookup.read(self.paths[2])
         # What came after it. Offset and length in one integer: 100,000 pairs would cost ten times their content.
         self._places: dict[bytes, int] = {}
@@ -80,8 +81,7 @@ class Generation:
 
     def _checked(self, digest: bytes, offset: int, length: int) -> Iterator[bytes]:
         found = hashlib.sha256()
-        for start in range(offset, offset + length, _CHUNK):
-            chunk = os.pread(self._pack, min(_CHUNK, offset + length - start), start)
+        for chunk in pack.read(self._pack, self._large, (pack.BLOB, digest, offset, length)):
             found.update(chunk)
             yield chunk
         if found.digest() != digest:
@@ -119,19 +119,10 @@ class Generation:
         _write_all(self._pack, b"".join(pieces), self._end)
         self._add_batch(pack.Batch(0, pack.this_boot(), position, entries))
 
-    def append_stream(self, chunks: Iterable[bytes]) -> bytes:
-        """Write one blob that is too large for memory; its digest. Written or not, as it was there already."""
-        start = position = self._end + pack.RECORD_HEADER_SIZE
-        found = hashlib.sha256()
-        for chunk in chunks:
-            found.update(chunk)
-            _write_all(self._pack, chunk, position)
-            position += len(chunk)
-        digest, length = found.digest(), position - start
+    def append_large(self, digest: bytes, length: int) -> None:
+        """Let a large object count whose file is in its place."""
         if digest not in self:
-            _write_all(self._pack, pack.record_header(pack.BLOB, digest, length), self._end)
-            self._add_batch(pack.Batch(0, pack.this_boot(), position, [(pack.BLOB, digest, start, length)]))
-        return digest
+            self._add_batch(pack.Batch(0, pack.this_boot(), self._end, [(pack.BLOB, digest, 0, length)]))
 
     def sync(self) -> None:
         os.fdatasync(self._pack)
@@ -160,12 +151,13 @@ class Generation:
         found = []
         expected = 0
         for entry in self.entries():
-            if entry[2] - pack.RECORD_HEADER_SIZE != expected:
-                found.append(f"the index points to byte {entry[2]}, where no record begins")
-            expected = entry[2] + entry[3]
+            if entry[2]:
+                if entry[2] - pack.RECORD_HEADER_SIZE != expected:
+                    found.append(f"the index points to byte {entry[2]}, where no record begins")
+                expected = entry[2] + entry[3]
             if entry[0] != pack.EVENT and entry[1] not in self:
                 found.append(f"record {entry[1].hex()} is not found by its digest")
-            if problem := pack.check_record(self._pack, entry):
+            if problem := pack.check_record(self._pack, self._large, entry):
                 found.append(f"record {entry[1].hex()} at byte {entry[2]}: {problem}")
         return found
 
@@ -190,7 +182,9 @@ class Generation:
         synced = max((place for place, (batch, _) in enumerate(batches) if batch.flags & pack.SYNCED), default=-1)
         for place in range(synced + 1, len(batches)):
             batch = batches[place][0]
-            if (batch.boot != boot or not boot) and any(pack.check_record(self._pack, each) for each in batch.entries):
+            if (batch.boot != boot or not boot) and any(
+                pack.check_record(self._pack, self._large, each) for each in batch.entries
+            ):
                 return place
         return len(batches)
 

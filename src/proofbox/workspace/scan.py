@@ -28,7 +28,8 @@ from typing import Protocol
 
 from proofbox.workspace import pack
 from proofbox.workspace.ignore import Ignore
-from proofbox.workspace.store import LARGE, Store
+from proofbox.workspace.large import LARGE
+from proofbox.workspace.store import Store
 from proofbox.workspace.suspects import suspects
 from proofbox.workspace.tree import PAGED, UNSETTLED, Directory, Known
 

@@ -129,8 +129,9 @@ class Workspace:
 
     @property
     def head(self) -> Snapshot | None:
-        """The latest entry of the history: what the files were when it was made."""
-        return self._history.head()
+        """The latest entry of the history, whoever made it: what the files were then."""
+        with self._store.use():
+            return self._history.head()
 
     def history(self) -> list[Snapshot]:
         """Every snapshot, rollback and fork of this workspace, oldest first."""
@@ -203,7 +204,9 @@ class Workspace:
                 self._record("snapshot", f"before a rollback to {target.id[:12]}", method)
             temporary = TEMPORARY_PREFIX + secrets.token_hex(8)
             journal = Rollback(target.id, before.hex(), temporary)
-            registry.write(self._home / "rollback.json", journal, sync=False)
+            # On the disk before the first file is touched: what is left behind, and that we are about to leave it.
+            self._store.make_durable()
+            registry.write(self._home / "rollback.json", journal)
             left = self._carry_out(journal)
             restored = tuple(changes(self._store, before, bytes.fromhex(target.id)))
         return RollbackResult(
@@ -418,7 +421,7 @@ class Workspace:
             except (FileNotFoundError, NotADirectoryError, FileExistsError):
                 pass  # swapped under our hands; look again
             method = self._refresh()
-            if self._tree_id == tree or restorer.left:
+            if self._only_left(tree, restorer.left):
                 break
         else:
             raise WorkspaceChanging(
@@ -431,8 +434,16 @@ class Workspace:
             self._record(
                 "rollback", f"rollback to {target.id[:12]}", method, target.cwd, target.env, target.effects_position
             )
-        (self._home / "rollback.json").unlink()
+        registry.remove(self._home / "rollback.json")
         return _left(restorer.left)
+
+    def _only_left(self, tree: bytes, left: Mapping[str, str]) -> bool:
+        """Whether the files are that tree, but for what could not be put back and the directories on the way to it."""
+        for each in differences(self._store, tree, self._tree_id):
+            path = each.path + "/"
+            if not any((other + "/").startswith(path) or path.startswith(other + "/") for other in left):
+                return False
+        return True
 
 
 def _tree_of(snapshot: Snapshot | None) -> bytes:
