@@ -43,6 +43,17 @@ class Mount(msgspec.Struct, frozen=True):
     writable: bool = False
 
 
+class Layers(msgspec.Struct, frozen=True):
+    """Host directories that a box sees laid over one another in place of its project; the first is on top."""
+
+    lower: tuple[Path, ...]
+    """Never written."""
+    upper: Path
+    """Where every change goes: files, whiteouts for what was deleted."""
+    work: Path
+    """An empty directory beside `upper`, for the kernel."""
+
+
 class Policy(msgspec.Struct, frozen=True):
     """What the caller asks of a box. None means the provider's own default, which `Box.policy` then states."""
 
@@ -59,6 +70,8 @@ class Policy(msgspec.Struct, frozen=True):
     """With network `allow`: the hosts that can be reached, as rules of `allowlist.py`."""
     runtime: str | None = None
     """The engine's runtime for the container, such as `runsc` for gVisor."""
+    layers: Layers | None = None
+    """With access `overlay`: what the project is made of in this box, instead of its own directory."""
 
 
 class Diagnostic(msgspec.Struct, frozen=True):
@@ -81,6 +94,7 @@ class Enforcement(msgspec.Struct, frozen=True):
     filesystem: bool = False
     access_ro: bool = False
     access_overlay: bool = False
+    layers: bool = False
     disk: bool = False
     mounts: bool = False
     images: bool = False

@@ -23,6 +23,7 @@ from proofbox.sandbox.contract import (
     Diagnostic,
     ExecResult,
     Isolation,
+    Layers,
     Mount,
     OnOutput,
     Policy,
@@ -47,6 +48,7 @@ class PolicyOptions(TypedDict, total=False):
     mounts: Sequence[str | Mount]
     image: str | None
     runtime: str | None
+    layers: Layers | None
 
 
 class ExecOptions(TypedDict, total=False):
@@ -191,6 +193,7 @@ def make_policy(options: PolicyOptions | RunOptions, settings: Settings) -> Poli
         mounts=tuple(parse_mount(each) if isinstance(each, str) else resolve_mount(each) for each in mounts),
         image=_first(options.get("image"), settings.image),
         runtime=_first(options.get("runtime"), settings.runtime),
+        layers=options.get("layers"),
     )
 
 

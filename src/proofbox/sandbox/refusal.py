@@ -15,6 +15,7 @@ def refuse_unenforceable(provider: str, policy: Policy, enforced: Enforcement) -
         "network allow": (policy.network == "allow", enforced.network_allow),
         "access ro": (policy.access == "ro", enforced.access_ro),
         "access overlay": (policy.access == "overlay", enforced.access_overlay),
+        "layers": (policy.layers is not None, enforced.layers),
         "disk": (policy.disk_mb is not None, enforced.disk),
         "mounts": (bool(policy.mounts), enforced.mounts),
         "image": (policy.image is not None, enforced.images),
@@ -55,6 +56,12 @@ def check_values(policy: Policy) -> None:
             raise RequestInvalid(
                 f"a {name} limit of {value} makes no sense", op="start", fix_hints=[f"give {least} or more"]
             )
+    if policy.layers is not None and (policy.access != "overlay" or policy.disk_mb is not None):
+        raise RequestInvalid(
+            "layers are an overlay, and have no disk limit of their own",
+            op="start",
+            fix_hints=["ask for access overlay, without disk_mb"],
+        )
     if policy.disk_mb is not None and policy.access != "overlay":
         raise RequestInvalid(
             "a disk limit needs a throw-away overlay: the project's own directory has no quota",

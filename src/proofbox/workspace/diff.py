@@ -15,7 +15,7 @@ from proofbox.core.text import path_fields
 from proofbox.workspace.model import Change, Kind
 from proofbox.workspace.store import Store
 from proofbox.workspace.stored import differing_rows
-from proofbox.workspace.tree import EMPTY_TREE, Entry, Row
+from proofbox.workspace.tree import EMPTY_FILE, EMPTY_TREE, Entry, Row
 
 
 class Difference(NamedTuple):
@@ -58,15 +58,18 @@ def _entry(row: Row | None) -> Entry | None:
 
 def changes(store: Store, old: bytes, new: bytes) -> list[Change]:
     """The differences as a person would tell them, sorted by path."""
-    found = list(differences(store, old, new))
+    return tell(list(differences(store, old, new)))
+
+
+def tell(found: list[Difference]) -> list[Change]:
     came: dict[bytes, list[Difference]] = {}
     for each in found:
-        if each.old is None and each.new is not None and _can_be_renamed(store, each.new):
+        if each.old is None and each.new is not None and _can_be_renamed(each.new):
             came.setdefault(each.new.digest, []).append(each)
     told: list[Change] = []
     renamed: set[str] = set()
     for each in found:
-        if each.new is None and each.old is not None and _can_be_renamed(store, each.old) and came.get(each.old.digest):
+        if each.new is None and each.old is not None and _can_be_renamed(each.old) and came.get(each.old.digest):
             arrival = came[each.old.digest].pop(0)
             renamed.add(arrival.path)
             told.append(_change(arrival.path, "renamed", cast(Entry, arrival.new), each.path))
@@ -83,9 +86,9 @@ def changes(store: Store, old: bytes, new: bytes) -> list[Change]:
     return sorted(told, key=lambda change: (change.path, change.kind))
 
 
-def _can_be_renamed(store: Store, entry: Entry) -> bool:
+def _can_be_renamed(entry: Entry) -> bool:
     """Empty files are too much alike for one to be another."""
-    return entry.kind == "file" and store.size(entry.digest) > 0
+    return entry.kind == "file" and entry.digest != EMPTY_FILE
 
 
 def _change(path: str, kind: Kind, entry: Entry, old_path: str | None = None) -> Change:

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 DIGEST_SIZE = 32
-EMPTY_TREE = hashlib.sha256(b"").digest()
+EMPTY_TREE = EMPTY_FILE = hashlib.sha256(b"").digest()
 PAGED = 1024
 PAGES = 256
 PAGE_MODE = b"1"

@@ -36,6 +36,7 @@ from proofbox.workspace.diff import changes, differences
 from proofbox.workspace.history import History, reachable
 from proofbox.workspace.ignore import Ignore
 from proofbox.workspace.locks import locked
+from proofbox.workspace.lower import LowerTrees
 from proofbox.workspace.model import (
     Change,
     Collected,
@@ -46,6 +47,7 @@ from proofbox.workspace.model import (
     Status,
     Verification,
 )
+from proofbox.workspace.overlay import Overlay
 from proofbox.workspace.registry import Registration, Rollback
 from proofbox.workspace.restore import Restorer, write_new
 from proofbox.workspace.scan import Scanner, distrust_missing, settle
@@ -262,6 +264,12 @@ class Workspace:
             cache.save(registry.home_of(new.id) / "cache", directory, self._store.position)
         return Workspace(new, track=self._tracker is not None, clock=self._clock)
 
+    def overlay(self, name: str) -> Overlay:
+        """That snapshot as the project of a box, whose changes are kept apart and thrown away; see `overlay.py`."""
+        with self._store.use():
+            tree = bytes.fromhex(self._resolve(name).id)
+            return Overlay(self._store, tree, self.path.stat().st_mode)
+
     def refs(self) -> dict[str, str]:
         """Names for snapshots, and what they name."""
         return registry.read(self._home / "refs.json", dict[str, str]) or {}
@@ -317,6 +325,7 @@ class Workspace:
             for event in events:
                 reachable(self._store, bytes.fromhex(msgspec.json.decode(event, type=Snapshot).id), live)
             objects, freed = self._store.keep_only(live, events)
+            LowerTrees(self._store).evict(0)
         return Collected(snapshots_dropped=len(dropped), objects_dropped=objects, bytes_freed=freed)
 
     # Inside.
