@@ -20,7 +20,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -31,6 +31,7 @@ from proofbox.core.clock import Clock, SystemClock, isoformat
 from proofbox.core.ids import IdSource
 from proofbox.core.text import path_fields
 from proofbox.errors import UsageError, WorkspaceChanging, WorkspaceCorrupt, WorkspacePathRefused
+from proofbox.sandbox.service import Session
 from proofbox.workspace import cache, registry
 from proofbox.workspace.diff import changes, differences
 from proofbox.workspace.history import History, reachable
@@ -40,6 +41,8 @@ from proofbox.workspace.lower import LowerTrees
 from proofbox.workspace.model import (
     Change,
     Collected,
+    Context,
+    EffectsHead,
     Left,
     Method,
     RollbackResult,
@@ -56,6 +59,7 @@ from proofbox.workspace.tracking import Tracker
 from proofbox.workspace.tree import EMPTY_TREE, Directory
 
 _TRIES = 3
+NOTHING = Context()
 T = TypeVar("T")
 
 
@@ -182,15 +186,24 @@ class Workspace:
         sealed: bool = False,
         cwd: str = "",
         env: Mapping[str, str] | None = None,
-        effects_position: int = 0,
+        effects_head: EffectsHead | None = None,
+        freeze: Session | None = None,
+        beside: Session | None = None,
     ) -> Snapshot:
         """Record the files as they are. `sealed` scans everything and returns when it is on the disk.
 
-        `cwd`, `env` and `effects_position` are kept for whoever goes on from here.
+        `cwd`, `env` overrides and `effects_head` are kept for whoever goes on from here. A box that works on the files
+        is held still meanwhile if it is named by `freeze`; named by `beside` it runs on, and the snapshot says whether
+        any command of it was alive. Raises `PolicyRefused` or `NotFrozen` where freezing fails, and takes no snapshot.
         """
+        context = Context(cwd=cwd, env=dict(env or {}), effects_head=effects_head)
         with self._working():
-            method = self._refresh(sealed=sealed)
-            return self._record("snapshot", message, method, cwd, dict(env or {}), effects_position)
+            with freeze.frozen() if freeze is not None else nullcontext():
+                alive = beside.commands_alive() if beside is not None else None
+                method = self._refresh(sealed=sealed)
+            if beside is not None and alive is not None:
+                alive = max(alive, beside.commands_alive())
+            return self._record("snapshot", message, method, context, frozen=freeze is not None, overlap=alive)
 
     def rollback(self, name: str) -> RollbackResult:
         """Make the files what they were. The state that is left is recorded first, if it is not yet.
@@ -374,9 +387,10 @@ class Workspace:
         kind: Literal["snapshot", "rollback"],
         message: str,
         method: Method,
-        cwd: str = "",
-        env: dict[str, str] | None = None,
-        effects_position: int = 0,
+        context: Context = NOTHING,
+        *,
+        frozen: bool = False,
+        overlap: int | None = None,
     ) -> Snapshot:
         head = self._history.head()
         if _tree_of(head) == self._looked_from and not self._scanner.skipped:
@@ -395,9 +409,11 @@ class Workspace:
             ignored=self._registration.ignore,
             skipped=_left(self._scanner.skipped),
             unstable=_left(self._scanner.unstable),
-            cwd=cwd,
-            env=env or {},
-            effects_position=effects_position,
+            cwd=context.cwd,
+            env=context.env,
+            effects_head=context.effects_head,
+            frozen=frozen,
+            overlap=0 if frozen else overlap,
         )
         self._store.commit(msgspec.json.encode(made), sync=method == "sealed")
         return made
@@ -440,9 +456,8 @@ class Workspace:
             )
         head = self._history.head()
         if head is None or head.kind != "rollback" or head.id != self._tree_id.hex():
-            self._record(
-                "rollback", f"rollback to {target.id[:12]}", method, target.cwd, target.env, target.effects_position
-            )
+            context = Context(cwd=target.cwd, env=target.env, effects_head=target.effects_head)
+            self._record("rollback", f"rollback to {target.id[:12]}", method, context)
         registry.remove(self._home / "rollback.json")
         return _left(restorer.left)
 
