@@ -17,6 +17,7 @@
     │   ├── StartFailed          SANDBOX_START_FAILED        exit 3
     │   ├── EngineRefused        SANDBOX_ENGINE_REFUSED      exit 3
     │   ├── SandboxLost          SANDBOX_LOST                exit 4, retryable
+    │   ├── NotFrozen            SANDBOX_NOT_FROZEN          exit 4, retryable
     │   ├── ProtocolError        SANDBOX_PROTOCOL            exit 4
     │   └── SessionUnknown       SANDBOX_SESSION_UNKNOWN     exit 2
     ├── BundleError              BUNDLE_FAILED               exit 4
@@ -252,6 +253,13 @@ class SandboxLost(SandboxError):
     """The box died under the command. Not the command's failure: its exit code is not known."""
 
     code = "SANDBOX_LOST"
+    retryable = True
+
+
+class NotFrozen(SandboxError):
+    """The box did not come to a halt in time. It runs on."""
+
+    code = "SANDBOX_NOT_FROZEN"
     retryable = True
 
 

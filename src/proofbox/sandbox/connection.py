@@ -77,6 +77,11 @@ class Connection:
                 self._calls.end(call)
         return call
 
+    @property
+    def running(self) -> int:
+        """How many commands this client waits for."""
+        return len(self._calls)
+
     def signal(self, call: Call, number: int) -> None:
         self._send(wire.frame(Send.SIGNAL, call.id, bytes([number])))
 

@@ -54,6 +54,17 @@ class Door(msgspec.Struct, frozen=True):
     socket: Path
 
 
+class Layers(msgspec.Struct, frozen=True):
+    """Host directories that a box sees laid over one another in place of its project; the first is on top."""
+
+    lower: tuple[Path, ...]
+    """Never written."""
+    upper: Path
+    """Where every change goes: files, whiteouts for what was deleted."""
+    work: Path
+    """An empty directory beside `upper`, for the kernel."""
+
+
 class Policy(msgspec.Struct, frozen=True):
     """What the caller asks of a box. None means the provider's own default, which `Box.policy` then states."""
 
@@ -75,6 +86,8 @@ class Policy(msgspec.Struct, frozen=True):
     """Paths of the project, from its root, that can't be opened in the box. They must exist when it starts."""
     frozen: tuple[str, ...] = ()
     """Paths of the project that can't be changed in the box, with all below. They must exist when it starts."""
+    layers: Layers | None = None
+    """With access `overlay`: what the project is made of in this box, instead of its own directory."""
 
 
 class Diagnostic(msgspec.Struct, frozen=True):
@@ -97,6 +110,7 @@ class Enforcement(msgspec.Struct, frozen=True):
     filesystem: bool = False
     access_ro: bool = False
     access_overlay: bool = False
+    layers: bool = False
     disk: bool = False
     mounts: bool = False
     hidden: bool = False

@@ -24,6 +24,7 @@ from proofbox.sandbox.contract import (
     Door,
     ExecResult,
     Isolation,
+    Layers,
     Mount,
     OnOutput,
     Policy,
@@ -51,6 +52,7 @@ class PolicyOptions(TypedDict, total=False):
     doors: Sequence[Door]
     hidden: Sequence[str]
     frozen: Sequence[str]
+    layers: Layers | None
 
 
 class ExecOptions(TypedDict, total=False):
@@ -198,6 +200,7 @@ def make_policy(options: PolicyOptions | RunOptions, settings: Settings) -> Poli
         doors=tuple(options.get("doors") or ()),
         hidden=tuple(options.get("hidden") or ()),
         frozen=tuple(options.get("frozen") or ()),
+        layers=options.get("layers"),
     )
 
 

@@ -17,6 +17,7 @@ def refuse_unenforceable(provider: str, policy: Policy, enforced: Enforcement) -
         "network allow": (policy.network == "allow", enforced.network_allow),
         "access ro": (policy.access == "ro", enforced.access_ro),
         "access overlay": (policy.access == "overlay", enforced.access_overlay),
+        "layers": (policy.layers is not None, enforced.layers),
         "disk": (policy.disk_mb is not None, enforced.disk),
         "mounts": (bool(policy.mounts), enforced.mounts),
         "doors": (bool(policy.doors), enforced.network_none),
@@ -71,6 +72,12 @@ def check_values(policy: Policy) -> None:
             f"doors at {', '.join(map(str, ports))}: each needs a port of its own",
             op="start",
             fix_hints=[f"choose different ports from {LEAST_DOOR} on"],
+        )
+    if policy.layers is not None and (policy.access != "overlay" or policy.disk_mb is not None):
+        raise RequestInvalid(
+            "layers are an overlay, and have no disk limit of their own",
+            op="start",
+            fix_hints=["ask for access overlay, without disk_mb"],
         )
     if policy.disk_mb is not None and policy.access != "overlay":
         raise RequestInvalid(

@@ -17,6 +17,7 @@ from typing import Self, Unpack
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
 from proofbox.errors import ProofboxError, SandboxLost, UsageError
+from proofbox.sandbox import freezing
 from proofbox.sandbox.call import Call
 from proofbox.sandbox.config import Settings
 from proofbox.sandbox.connection import Connection
@@ -95,6 +96,15 @@ class Session:
                 stack.enter_context(following_size(lambda rows, cols: self._connection.resize(call, rows, cols)))
 
             return inside.result(self._connection.run(request, pass_on, follow), before)
+
+    def frozen(self) -> contextlib.AbstractContextManager[None]:
+        """Nothing in the box runs within the block; see `freezing.py`."""
+        return freezing.frozen(self.id)
+
+    def commands_alive(self) -> int:
+        """How many commands have processes in the box now. Without control groups, those of this client alone."""
+        known = freezing.commands_alive(self.id)
+        return self._connection.running if known is None else known
 
     def detach(self) -> None:
         """Let go of a detached session: it goes on without this client, and its idle time begins."""

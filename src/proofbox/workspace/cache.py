@@ -3,20 +3,46 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 import msgspec
 
-from proofbox.workspace.tree import UNSETTLED, Directory
+from proofbox.workspace.tree import Directory
 
-_VERSION = b"proofbox-scan-1\n"
+_VERSION = b"proofbox-scan-2\n"
 
 
-def save(path: Path, directory: Directory) -> None:
-    try:
-        body = msgspec.msgpack.encode(directory)
-    except UnicodeEncodeError:
-        body = msgspec.msgpack.encode(_textual(directory))
+class _Row(msgspec.Struct, array_like=True):
+    """A directory: how deep it lies, its name, and what is known of it. Parents come before their children."""
+
+    depth: int
+    name: bytes
+    mode: int
+    tree_id: bytes
+    ctime_ns: int
+    ino: int
+    names: bytes
+    records: bytes
+
+
+class _Cache(msgspec.Struct, array_like=True):
+    position: tuple[int, int, int]
+    rows: list[_Row]
+
+
+def save(path: Path, directory: Directory, position: tuple[int, int, int]) -> None:
+    """`position` is the store's: what the directory refers to is in the store up to there."""
+    rows: list[_Row] = []
+
+    def add(each: Directory, depth: int, name: str) -> None:
+        row = (each.mode, each.tree_id, each.ctime_ns, each.ino, *each.pack())
+        rows.append(_Row(depth, os.fsencode(name), *row))
+        for below, child in each.dirs.items():
+            add(child, depth + 1, below)
+
+    add(directory, 0, "")
+    body = msgspec.msgpack.encode(_Cache(position, rows))
     temporary = path.with_name(path.name + ".new")
     with temporary.open("wb") as file:
         file.write(_VERSION + hashlib.sha256(body).digest())
@@ -24,34 +50,26 @@ def save(path: Path, directory: Directory) -> None:
     temporary.replace(path)
 
 
-def load(path: Path) -> Directory:
-    """The directory as it was known, or an empty one of which nothing is known."""
+def load(path: Path) -> tuple[Directory, tuple[int, int, int]]:
+    """The directory as it was known, with the store's position then; or an empty one of which nothing is known."""
+    unknown = Directory(), (0, 0, 0)
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        return Directory()
+        return unknown
     start = len(_VERSION) + 32
     body = memoryview(data)[start:]
     if data[:start] != _VERSION + hashlib.sha256(body).digest():
-        return Directory()
+        return unknown
     try:
-        return msgspec.msgpack.decode(body, type=Directory)
+        found = msgspec.msgpack.decode(body, type=_Cache)
     except msgspec.MsgspecError:
-        return Directory()
-
-
-def _textual(directory: Directory) -> Directory:
-    """Without the names that are not UTF-8, which the format can't hold: those files are read again."""
-    files = {name: known for name, known in directory.files.items() if _is_text(name)}
-    dirs = {name: _textual(child) for name, child in directory.dirs.items() if _is_text(name)}
-    if len(files) == len(directory.files) and len(dirs) == len(directory.dirs):
-        return Directory(directory.mode, files, dirs, directory.tree_id, directory.ctime_ns, directory.ino)
-    return Directory(directory.mode, files, dirs, b"", UNSETTLED, directory.ino)
-
-
-def _is_text(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+        return unknown
+    line: list[Directory] = []
+    for row in found.rows:
+        each = Directory(row.mode, row.tree_id, row.ctime_ns, row.ino, (row.names, row.records))
+        del line[row.depth :]
+        if line:
+            line[-1].dirs[os.fsdecode(row.name)] = each
+        line.append(each)
+    return (line[0], found.position) if line else unknown

@@ -6,6 +6,7 @@ the same content in another is one renamed file; where several could be meant, p
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Iterator
 from typing import Literal, NamedTuple, cast
@@ -13,7 +14,8 @@ from typing import Literal, NamedTuple, cast
 from proofbox.core.text import path_fields
 from proofbox.workspace.model import Change, Kind
 from proofbox.workspace.store import Store
-from proofbox.workspace.tree import EMPTY_TREE, Entry, decode_tree
+from proofbox.workspace.stored import differing_rows
+from proofbox.workspace.tree import EMPTY_FILE, EMPTY_TREE, Entry, Row
 
 
 class Difference(NamedTuple):
@@ -26,12 +28,10 @@ def differences(store: Store, old: bytes, new: bytes, folder: str = "") -> Itera
     """Every path that differs, parents first, without a guess at renames."""
     if old == new:
         return
-    before = entries_of(store, old)
-    after = entries_of(store, new)
-    for name in sorted(before.keys() | after.keys()):
-        was, now = before.get(name), after.get(name)
-        if was == now:
-            continue
+    before, after = differing_rows(store, old, new)
+    for raw in sorted(before.keys() | after.keys()):
+        name = os.fsdecode(raw)
+        was, now = _entry(before.get(raw)), _entry(after.get(raw))
         path = f"{folder}/{name}" if folder else name
         was_dir, now_dir = (entry is not None and stat.S_ISDIR(entry.mode) for entry in (was, now))
         if was_dir and now_dir:
@@ -52,21 +52,24 @@ def differences(store: Store, old: bytes, new: bytes, folder: str = "") -> Itera
             yield Difference(path, was, now)
 
 
-def entries_of(store: Store, tree: bytes) -> dict[str, Entry]:
-    return {} if tree == EMPTY_TREE else decode_tree(store.get(tree))
+def _entry(row: Row | None) -> Entry | None:
+    return Entry(int(row[1], 8), row[2]) if row else None
 
 
 def changes(store: Store, old: bytes, new: bytes) -> list[Change]:
     """The differences as a person would tell them, sorted by path."""
-    found = list(differences(store, old, new))
+    return tell(list(differences(store, old, new)))
+
+
+def tell(found: list[Difference]) -> list[Change]:
     came: dict[bytes, list[Difference]] = {}
     for each in found:
-        if each.old is None and each.new is not None and _can_be_renamed(store, each.new):
+        if each.old is None and each.new is not None and _can_be_renamed(each.new):
             came.setdefault(each.new.digest, []).append(each)
     told: list[Change] = []
     renamed: set[str] = set()
     for each in found:
-        if each.new is None and each.old is not None and _can_be_renamed(store, each.old) and came.get(each.old.digest):
+        if each.new is None and each.old is not None and _can_be_renamed(each.old) and came.get(each.old.digest):
             arrival = came[each.old.digest].pop(0)
             renamed.add(arrival.path)
             told.append(_change(arrival.path, "renamed", cast(Entry, arrival.new), each.path))
@@ -83,9 +86,9 @@ def changes(store: Store, old: bytes, new: bytes) -> list[Change]:
     return sorted(told, key=lambda change: (change.path, change.kind))
 
 
-def _can_be_renamed(store: Store, entry: Entry) -> bool:
+def _can_be_renamed(entry: Entry) -> bool:
     """Empty files are too much alike for one to be another."""
-    return entry.kind == "file" and store.size(entry.digest) > 0
+    return entry.kind == "file" and entry.digest != EMPTY_FILE
 
 
 def _change(path: str, kind: Kind, entry: Entry, old_path: str | None = None) -> Change:

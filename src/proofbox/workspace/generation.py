@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from proofbox.errors import WorkspaceCorrupt
 from proofbox.workspace import pack
+from proofbox.workspace.large import LargeObjects
+from proofbox.workspace.lookup import Lookup
 
-_CHUNK = 1 << 20
 _LENGTH_BITS = 44
+_UNSORTED = 4096
 _LENGTH = (1 << _LENGTH_BITS) - 1
 _HINTS = ("proofbox workspace verify DIR lists what is damaged",)
 
@@ -24,24 +27,28 @@ class Generation:
 
     def __init__(self, directory: Path, number: int) -> None:
         self.number = number
-        self.paths = (directory / f"pack-{number}", directory / f"index-{number}")
-        # Offset and length in one integer: 100,000 pairs would cost ten times their content.
+        self.paths = (directory / f"pack-{number}", directory / f"index-{number}", directory / f"lookup.{number}")
+        self._large = LargeObjects(directory)
+        self._lookup = Lookup.read(self.paths[2])
+        # What came after it. Offset and length in one integer: 100,000 pairs would cost ten times their content.
         self._places: dict[bytes, int] = {}
-        self._events: list[tuple[bytes, int]] = []
-        self._end = self._index_end = 0
+        self._events = [(digest, _packed(offset, length)) for digest, offset, length in self._lookup.events()]
+        self._end, self._index_end = self._lookup.pack_end, self._lookup.index_end
         self.synced = True
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        self._pack, self._index = (os.open(path, flags, 0o600) for path in self.paths)
+        self._pack, self._index = (os.open(path, flags, 0o600) for path in self.paths[:2])
+        if os.fstat(self._index).st_size < self._index_end:  # not of this index: it never shrinks below what is synced
+            self._lookup, self._events, self._end, self._index_end = Lookup(), [], 0, 0
 
     def close(self) -> None:
         os.close(self._pack)
         os.close(self._index)
 
     def __contains__(self, digest: bytes) -> bool:
-        return digest in self._places
+        return digest in self._places or self._lookup.find(digest) is not None
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._places) + len(self._lookup)
 
     @property
     def bytes_used(self) -> int:
@@ -59,14 +66,22 @@ class Generation:
         offset, length = self._place(digest)
         yield from self._checked(digest, offset, length)
 
-    def events(self, *, newest_first: bool = False) -> Iterator[bytes]:
-        for digest, place in self._events[::-1] if newest_first else self._events[:]:
+    @property
+    def event_count(self) -> int:
+        return len(self._events)
+
+    @property
+    def index_end(self) -> int:
+        return self._index_end
+
+    def events(self, *, newest_first: bool = False, since: int = 0) -> Iterator[bytes]:
+        found = self._events[since:]
+        for digest, place in found[::-1] if newest_first else found:
             yield b"".join(self._checked(digest, place >> _LENGTH_BITS, place & _LENGTH))
 
     def _checked(self, digest: bytes, offset: int, length: int) -> Iterator[bytes]:
         found = hashlib.sha256()
-        for start in range(offset, offset + length, _CHUNK):
-            chunk = os.pread(self._pack, min(_CHUNK, offset + length - start), start)
+        for chunk in pack.read(self._pack, self._large, (pack.BLOB, digest, offset, length)):
             found.update(chunk)
             yield chunk
         if found.digest() != digest:
@@ -74,9 +89,10 @@ class Generation:
 
     def _place(self, digest: bytes) -> tuple[int, int]:
         place = self._places.get(digest)
-        if place is None:
+        found = self._lookup.find(digest) if place is None else (place >> _LENGTH_BITS, place & _LENGTH)
+        if found is None:
             raise WorkspaceCorrupt(f"object {digest.hex()} is missing", op="store", fix_hints=_HINTS)
-        return place >> _LENGTH_BITS, place & _LENGTH
+        return found
 
     # Writing.
 
@@ -103,25 +119,27 @@ class Generation:
         _write_all(self._pack, b"".join(pieces), self._end)
         self._add_batch(pack.Batch(0, pack.this_boot(), position, entries))
 
-    def append_stream(self, chunks: Iterable[bytes]) -> bytes:
-        """Write one blob that is too large for memory; its digest. Written or not, as it was there already."""
-        start = position = self._end + pack.RECORD_HEADER_SIZE
-        found = hashlib.sha256()
-        for chunk in chunks:
-            found.update(chunk)
-            _write_all(self._pack, chunk, position)
-            position += len(chunk)
-        digest, length = found.digest(), position - start
-        if digest not in self._places:
-            _write_all(self._pack, pack.record_header(pack.BLOB, digest, length), self._end)
-            self._add_batch(pack.Batch(0, pack.this_boot(), position, [(pack.BLOB, digest, start, length)]))
-        return digest
+    def append_large(self, digest: bytes, length: int) -> None:
+        """Let a large object count whose file is in its place."""
+        if digest not in self:
+            self._add_batch(pack.Batch(0, pack.this_boot(), self._end, [(pack.BLOB, digest, 0, length)]))
 
     def sync(self) -> None:
         os.fdatasync(self._pack)
         self._add_batch(pack.Batch(pack.SYNCED, pack.this_boot(), self._end, []))
         os.fdatasync(self._index)
         self.synced = True
+
+    def sort(self) -> None:
+        """Of what has reached the disk, make a new table when the old one lacks much."""
+        if not self.synced or len(self._places) < max(_UNSORTED, len(self._lookup) // 4):
+            return
+        fresh = [(digest, place >> _LENGTH_BITS, place & _LENGTH) for digest, place in self._places.items()]
+        events = [(digest, place >> _LENGTH_BITS, place & _LENGTH) for digest, place in self._events]
+        objects = itertools.chain(self._lookup.items(), fresh)
+        self._lookup = Lookup.of(self._index_end, self._end, objects, events)
+        self._places.clear()
+        self._lookup.write(self.paths[2])
 
     def entries(self) -> Iterator[pack.Entry]:
         """Every record that counts, as the index on disk has it."""
@@ -133,10 +151,13 @@ class Generation:
         found = []
         expected = 0
         for entry in self.entries():
-            if entry[2] - pack.RECORD_HEADER_SIZE != expected:
-                found.append(f"the index points to byte {entry[2]}, where no record begins")
-            expected = entry[2] + entry[3]
-            if problem := pack.check_record(self._pack, entry):
+            if entry[2]:
+                if entry[2] - pack.RECORD_HEADER_SIZE != expected:
+                    found.append(f"the index points to byte {entry[2]}, where no record begins")
+                expected = entry[2] + entry[3]
+            if entry[0] != pack.EVENT and entry[1] not in self:
+                found.append(f"record {entry[1].hex()} is not found by its digest")
+            if problem := pack.check_record(self._pack, self._large, entry):
                 found.append(f"record {entry[1].hex()} at byte {entry[2]}: {problem}")
         return found
 
@@ -147,11 +168,10 @@ class Generation:
 
     def _take_in(self, batch: pack.Batch, index_end: int) -> None:
         for kind, digest, offset, length in batch.entries:
-            place = offset << _LENGTH_BITS | length
             if kind == pack.EVENT:
-                self._events.append((digest, place))
-            else:
-                self._places.setdefault(digest, place)
+                self._events.append((digest, _packed(offset, length)))
+            elif digest not in self:
+                self._places[digest] = _packed(offset, length)
         self._end = batch.pack_end
         self._index_end = index_end
         self.synced = bool(batch.flags & pack.SYNCED)
@@ -162,9 +182,15 @@ class Generation:
         synced = max((place for place, (batch, _) in enumerate(batches) if batch.flags & pack.SYNCED), default=-1)
         for place in range(synced + 1, len(batches)):
             batch = batches[place][0]
-            if (batch.boot != boot or not boot) and any(pack.check_record(self._pack, each) for each in batch.entries):
+            if (batch.boot != boot or not boot) and any(
+                pack.check_record(self._pack, self._large, each) for each in batch.entries
+            ):
                 return place
         return len(batches)
+
+
+def _packed(offset: int, length: int) -> int:
+    return offset << _LENGTH_BITS | length
 
 
 def _write_all(fd: int, data: bytes, offset: int) -> None:

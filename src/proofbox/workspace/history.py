@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import msgspec
 
 from proofbox.errors import SnapshotUnknown, WorkspaceCorrupt
-from proofbox.workspace.diff import entries_of
 from proofbox.workspace.model import Snapshot
 from proofbox.workspace.store import Store
+from proofbox.workspace.stored import entries_of, pages_of
 
 _SHORTEST = 4
 
@@ -21,6 +21,7 @@ class History:
         self._store = store
         self._workspace = workspace_id
         self._decode = msgspec.json.Decoder(Snapshot).decode
+        self._head: tuple[tuple[int, int], Snapshot | None] = ((0, 0), None)
 
     def __iter__(self) -> Iterator[Snapshot]:
         return self._own(self._store.events())
@@ -29,7 +30,16 @@ class History:
         return self._own(self._store.events(newest_first=True))
 
     def head(self) -> Snapshot | None:
-        return next(self.newest_first(), None)
+        """The latest. Only the events that came since the last call are looked at."""
+        place, head = self._head
+        now = self._store.events_position
+        if place[0] != now[0]:
+            place, head = (now[0], 0), None
+        for snapshot in self._own(self._store.events(newest_first=True, since=place[1])):
+            head = snapshot
+            break
+        self._head = now, head
+        return head
 
     def find(self, name: str) -> Snapshot:
         """By id, the beginning of one, or HEAD. Of several with the same id the latest."""
@@ -71,4 +81,4 @@ def reachable(store: Store, tree: bytes, seen: set[bytes]) -> None:
                 store.size(entry.digest)
                 seen.add(entry.digest)
         if each in store:
-            seen.add(each)
+            seen.update((each, *pages_of(store, each)))

@@ -19,10 +19,18 @@ class Left(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class EffectsHead(msgspec.Struct, frozen=True):
-    """How many entries the effect log had, and the digest that commits to them."""
+    """A position in a chained log: how many entries, and the digest that the last of them has in the chain."""
 
     count: int
     digest: str
+
+
+class Context(msgspec.Struct, frozen=True, kw_only=True):
+    """What a snapshot keeps besides files, for whoever goes on from there."""
+
+    cwd: str = ""
+    env: dict[str, str] = {}
+    effects_head: EffectsHead | None = None
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,10 +56,12 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Files that changed while they were read, each time: some moment's content, or a mix."""
     cwd: str = ""
     env: dict[str, str] = {}
-    effects_position: int = 0
-    """How many effects were logged before it."""
     effects_head: EffectsHead | None = None
     """The effect log's end at that moment: what is before it can't be changed unnoticed."""
+    frozen: bool = False
+    """Whether the box that works here was held still meanwhile."""
+    overlap: int | None = None
+    """How many commands of that box were alive while the files were looked at; None if no box was named."""
 
 
 class Change(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -6,8 +6,9 @@ r"""The store's two files: a pack of records, and the index that says which of t
 
 Numbers are little-endian. A record's kind is `b` (a file's or link's bytes), `t` (a tree) or `e` (an event of some
 workspace, JSON); its digest is the SHA-256 of the payload, its crc32 that of the 41 bytes before it. An entry's offset
-is that of the payload. A batch's crc32 covers the 25 bytes before it; with it right, a batch that ends past the end of
-the index is an unfinished write and not a damaged count.
+is that of the payload; an entry at offset 0 is of a large object, which is a file of its own (`large`). A batch's crc32
+covers the 25 bytes before it; with it right, a batch that ends past the end of the index is an unfinished write and not
+a damaged count.
 
 A writer, holding the append lock, writes records, then one batch. What the index doesn't cover doesn't exist: the next
 writer cuts it off. So killed at any instant, a writer leaves the old state or the new one.
@@ -20,6 +21,7 @@ not what its digest says is corruption, which is reported and never repaired by 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import struct
@@ -29,6 +31,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from proofbox.errors import WorkspaceCorrupt
+from proofbox.workspace.large import LargeObjects
 
 BLOB, TREE, EVENT = b"b", b"t", b"e"
 SYNCED = 1
@@ -50,6 +53,7 @@ class Batch(NamedTuple):
     entries: list[Entry]
 
 
+@functools.cache
 def this_boot() -> int:
     """A number for the time since the machine started; 0, which equals no boot, where the kernel doesn't tell."""
     try:
@@ -91,17 +95,28 @@ def decode_batches(data: bytes) -> Iterator[tuple[Batch, int]]:
         position = end
 
 
-def check_record(pack: int, entry: Entry) -> str:
+def check_record(pack: int, large: LargeObjects, entry: Entry) -> str:
     """Read one record again: empty if it is what the index and its digest say, else what is wrong."""
     kind, digest, offset, length = entry
-    if os.pread(pack, _RECORD.size, offset - _RECORD.size) != record_header(kind, digest, length):
+    if offset and os.pread(pack, _RECORD.size, offset - _RECORD.size) != record_header(kind, digest, length):
         return "its header is damaged"
-    found = hashlib.sha256()
-    position, end = offset, offset + length
-    while position < end:
-        chunk = os.pread(pack, min(_CHUNK, end - position), position)
-        if not chunk:
-            return "it is cut short"
+    found, position = hashlib.sha256(), 0
+    for chunk in read(pack, large, entry):
         found.update(chunk)
         position += len(chunk)
+    if position != length:
+        return "it is cut short" if position < length else "it is too long"
     return "" if found.digest() == digest else "its content is not what its digest says"
+
+
+def read(pack: int, large: LargeObjects, entry: Entry) -> Iterator[bytes]:
+    """A record's payload, piece by piece, as it is; less than it should be where something is missing."""
+    _, digest, offset, length = entry
+    if not offset:
+        yield from large.chunks(digest)
+        return
+    for start in range(offset, offset + length, _CHUNK):
+        chunk = os.pread(pack, min(_CHUNK, offset + length - start), start)
+        if not chunk:
+            return
+        yield chunk

@@ -119,16 +119,20 @@ def _place(path: bytes) -> Path:
     return base() / "paths" / hashlib.sha256(path).hexdigest()
 
 
-def write(path: Path, body: Any, *, sync: bool = True) -> None:
-    """Put a document in its place. Without `sync` it survives a killed process, not a power cut."""
+def write(path: Path, body: Any) -> None:
+    """Put a document in its place."""
     plain = msgspec.to_builtins(body)
-    data = canonical_bytes({"body": plain, "sha256": digest_of(plain)}) + b"\n"
-    if sync:
-        write_document(path, data, mode=0o600)
-        return
-    temporary = path.with_name(path.name + ".new")
-    temporary.write_bytes(data)
-    temporary.replace(path)
+    write_document(path, canonical_bytes({"body": plain, "sha256": digest_of(plain)}) + b"\n", mode=0o600)
+
+
+def remove(path: Path) -> None:
+    """Take a document away, also for what comes after a power cut."""
+    path.unlink()
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
 
 
 def read(path: Path, kind: type[T]) -> T | None:

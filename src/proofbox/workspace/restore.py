@@ -9,20 +9,27 @@ Runs of zeros in large files become holes.
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import fcntl
 import os
 import stat
+import sys
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
-from proofbox.workspace.diff import entries_of
-from proofbox.workspace.store import LARGE, Store
+from proofbox.workspace.large import write_sparse
+from proofbox.workspace.store import Store
+from proofbox.workspace.stored import entries_of
 from proofbox.workspace.tree import UNSETTLED, Directory, Entry, Known
 
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _THREADS = 4
+_FICLONE = 0x40049409
+_FEW = 16
 
 
 class Restorer:
@@ -34,12 +41,18 @@ class Restorer:
         self._temporary = temporary
         self._keep = frozenset(keep)
         self.left: dict[str, str] = {}
+        self._written = 0
+        self._devices: set[int] = set()
 
     def restore(self, current: Directory, tree: bytes) -> None:
-        """`current` is what the directory holds now, and is kept up to date."""
+        """`current` is what the directory holds now, and is kept up to date. When it returns, all is on the disk."""
         with _opened(self._root, None) as self._root_fd:
             self.remove_temporary()
             self._directory(self._root_fd, current, tree, "")
+            if len(self._devices) > 1:
+                os.sync()
+            elif self._written > _FEW:
+                _sync_file_system(self._root_fd)
 
     def remove_temporary(self) -> None:
         """Of a restore that was killed."""
@@ -51,7 +64,8 @@ class Restorer:
     def _directory(self, fd: int, current: Directory, tree: bytes, path: str) -> None:
         target = entries_of(self._store, tree)
         _make_writable(fd)
-        current.tree_id, current.ctime_ns = b"", UNSETTLED
+        current.distrust()
+        current.ctime_ns = UNSETTLED
         for name in [*current.files, *current.dirs]:
             entry = target.get(name)
             if entry is None or (entry.kind == "directory") != (name in current.dirs):
@@ -64,6 +78,8 @@ class Restorer:
             if known is None or known.digest != entry.digest or known.mode != entry.mode:
                 self._file(fd, name, entry, _join(path, name))
                 current.files[name] = Known(entry.mode, entry.digest, 0, 0, UNSETTLED, 0)
+        if self._written <= _FEW:
+            os.fsync(fd)
 
     def _subdirectory(self, fd: int, current: Directory, name: str, entry: Entry, path: str) -> None:
         child = current.dirs.get(name)
@@ -80,18 +96,27 @@ class Restorer:
         with _opened(name, fd) as below:
             if child.tree_id != entry.digest:
                 self._directory(below, child, entry.digest, path)
-            os.fchmod(below, stat.S_IMODE(entry.mode))
+            if stat.S_IMODE(os.fstat(below).st_mode) != stat.S_IMODE(entry.mode):
+                os.fchmod(below, stat.S_IMODE(entry.mode))
             child.mode = entry.mode
 
     def _file(self, fd: int, name: str, entry: Entry, path: str) -> None:
-        write_file(self._store, self._root_fd, self._temporary, entry)
+        self._written += 1
+        # In the root, where a dead process's leftover is found; across a mount point nothing can be moved.
+        place = self._root_fd if self._same_device(fd) else fd
+        write_file(self._store, place, self._temporary, entry, sync=self._written <= _FEW)
         try:
-            os.rename(self._temporary, name, src_dir_fd=self._root_fd, dst_dir_fd=fd)
+            os.rename(self._temporary, name, src_dir_fd=place, dst_dir_fd=fd)
         except OSError as error:
-            os.unlink(self._temporary, dir_fd=self._root_fd)
+            os.unlink(self._temporary, dir_fd=place)
             if error.errno not in (errno.EISDIR, errno.ENOTEMPTY, errno.EEXIST):
                 raise
             self.left[path] = "a directory with something that no snapshot holds is in its place"
+
+    def _same_device(self, fd: int) -> bool:
+        device = os.fstat(fd).st_dev
+        self._devices.add(device)
+        return device == os.fstat(self._root_fd).st_dev
 
     def _remove(self, fd: int, current: Directory, name: str, path: str) -> None:
         if path in self._keep:
@@ -109,25 +134,30 @@ class Restorer:
         try:
             os.rmdir(name, dir_fd=fd)
         except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY):
                 raise
-            self.left[path] = "it holds something that no snapshot holds"
+            mounted = error.errno == errno.EBUSY
+            self.left[path] = "something is mounted there" if mounted else "it holds something that no snapshot holds"
 
 
-def write_file(store: Store, fd: int, name: str, entry: Entry) -> os.stat_result:
+def write_file(store: Store, fd: int, name: str, entry: Entry, *, sync: bool = False) -> os.stat_result:
     """A new file or link of that name; what the file system says of it."""
     if entry.kind == "symlink":
         os.symlink(store.get(entry.digest), os.fsencode(name), dir_fd=fd)
         return os.stat(name, dir_fd=fd, follow_symlinks=False)
     out = os.open(name, _CREATE, 0o600, dir_fd=fd)
     try:
-        if store.size(entry.digest) > LARGE:
-            _write_large(store, out, entry.digest)
+        large = store.large_file(entry.digest)
+        if large is not None:
+            if not _cloned(large, out):
+                write_sparse(out, store.chunks(entry.digest))
         else:
             view = memoryview(store.get(entry.digest))
             while view:
                 view = view[os.write(out, view) :]
         os.fchmod(out, stat.S_IMODE(entry.mode))
+        if sync:
+            os.fsync(out)
         return os.fstat(out)
     finally:
         os.close(out)
@@ -164,15 +194,20 @@ def write_new(store: Store, root: str, tree: bytes) -> Directory:
     return top
 
 
-def _write_large(store: Store, out: int, digest: bytes) -> None:
-    for chunk in store.chunks(digest):
-        if not any(chunk):
-            os.lseek(out, len(chunk), os.SEEK_CUR)
-            continue
-        view = memoryview(chunk)
-        while view:
-            view = view[os.write(out, view) :]
-    os.ftruncate(out, os.lseek(out, 0, os.SEEK_CUR))
+def _cloned(source: Path, out: int) -> bool:
+    """Share the blocks of a file, where the file system can (btrfs, XFS). What isn't read isn't checked: `verify` is
+    for that."""
+    with source.open("rb") as file:
+        try:
+            fcntl.ioctl(out, _FICLONE, file.fileno())
+        except OSError:
+            return False
+    return True
+
+
+def _sync_file_system(fd: int) -> None:
+    if sys.platform != "linux" or ctypes.CDLL(None).syncfs(fd) != 0:
+        os.sync()
 
 
 def _make_writable(fd: int) -> None:

@@ -28,8 +28,10 @@ from typing import Protocol
 
 from proofbox.workspace import pack
 from proofbox.workspace.ignore import Ignore
-from proofbox.workspace.store import LARGE, Store
-from proofbox.workspace.tree import UNSETTLED, Directory, Known, encode_tree
+from proofbox.workspace.large import LARGE
+from proofbox.workspace.store import Store
+from proofbox.workspace.suspects import suspects
+from proofbox.workspace.tree import PAGED, UNSETTLED, Directory, Known
 
 DEEPEST = 200
 LARGEST = 16 << 30
@@ -46,6 +48,8 @@ class Watcher(Protocol):
 
     def watch(self, path: str, fd: int) -> None: ...
 
+    def watches(self, path: str) -> bool: ...
+
     def forget(self, path: str) -> None: ...
 
 
@@ -55,37 +59,65 @@ class Scanner:
         self._store = store
         self._ignore = ignore
         self._watcher = watcher
-        self._thorough = False
         self._began = 0
         self.skipped: dict[str, str] = {}
         self.unstable: dict[str, str] = {}
+        self._went: dict[int, Directory] = {}
+        self._came: list[tuple[str, str]] | None = None
+        self.changed = 0
+        """How many paths the last look found to differ: as many as `diff.differences` of the tree before and after."""
 
     def all(self, directory: Directory, *, thorough: bool = False) -> None:
         """Look at everything. `thorough` lists directories even when their times say that no name has changed."""
-        self._begin(thorough)
+        self._begin()
         self.skipped.clear()
-        with _opened(self._root, None) as fd:
-            self._directory(fd, directory, "", 0)
-        self._name_trees(directory)
-
-    def some(self, directory: Directory, dirty: Mapping[str, set[str]]) -> None:
-        """Look at these names of these directories, and at everything below those that are directories."""
-        self._begin(False)
         with _opened(self._root, None) as root:
-            for path in sorted(dirty):
-                self._dirty_directory(root, directory, path, dirty[path])
+            if self._watcher:
+                self._watch_known(root, directory)
+            self._look_again(root, directory, suspects(root, directory, thorough=thorough))
+        self._name_trees(directory)
+        for _, each in directory.walk():
+            if each.weight <= PAGED:
+                each.pack()
+
+    def some(self, directory: Directory, dirty: Mapping[str, set[str] | None]) -> None:
+        """Look at these names of these directories, and at everything below those that are directories."""
+        self._begin()
+        with _opened(self._root, None) as root:
+            self._look_again(root, directory, dirty)
         self._name_trees(directory)
 
-    def _begin(self, thorough: bool) -> None:
-        self._thorough = thorough
+    def _begin(self) -> None:
         self._began = _file_clock()
         self.unstable.clear()
+        self.changed = 0
 
-    def _dirty_directory(self, root: int, directory: Directory, path: str, names: set[str]) -> None:
+    def _watch_known(self, root: int, directory: Directory) -> None:
+        """Before anything is looked at: what changes after the look is then reported."""
+        assert self._watcher is not None  # noqa: S101
+        for path, _ in directory.walk():
+            try:
+                with _opened(path or ".", root) as fd:
+                    self._watcher.watch(path, fd)
+            except OSError:
+                pass  # gone, or not ours to read: the scan finds out
+
+    def _look_again(self, root: int, directory: Directory, dirty: Mapping[str, set[str] | None]) -> None:
+        # Directories that came are looked at after those that went: one may be the other, moved.
+        self._went, self._came = {}, []
+        for path in sorted(dirty):
+            self._dirty_directory(root, directory, path, dirty[path])
+        came, self._came = self._came, None
+        for path, name in came:
+            self._dirty_directory(root, directory, path, {name})
+        self._went = {}
+
+    def _dirty_directory(self, root: int, directory: Directory, path: str, names: set[str] | None) -> None:
+        parts = path.split("/") if path else []
         line = [directory]
         fd = os.dup(root)
         try:
-            for part in path.split("/") if path else ():
+            for part in parts:
                 child = line[-1].dirs.get(part)
                 if child is None:
                     return  # gone or new: its parent is dirty too, and takes care of it
@@ -96,45 +128,47 @@ class Scanner:
                     return
                 os.close(fd)
                 fd = below
+            info = os.fstat(fd)
+            mode = stat.S_IFDIR | stat.S_IMODE(info.st_mode)
+            if parts and line[-1].mode != mode:
+                line[-1].mode = mode
+                self._touch(line[-2], parts[-1])
+            if names is None:
+                names = self._listed_anew(fd, line[-1], path, info)
             for name in names:
                 self._entry(fd, line[-1], path, name, len(line))
         finally:
             os.close(fd)
-        if not line[-1].tree_id:
-            for each in line:
-                each.tree_id = b""
+        for parent, part, child in zip(line[-2::-1], reversed(parts), line[:0:-1], strict=True):
+            if not child.tree_id:
+                parent.touch(part)
+
+    def _listed_anew(self, fd: int, directory: Directory, path: str, info: os.stat_result) -> set[str]:
+        """Names that came, and files that have changed. Those that went are gone from `directory`."""
+        listed = set(os.listdir(fd))
+        look = {name for name in listed if name not in directory.files and name not in directory.dirs}
+        for name in [name for name in (*directory.files, *directory.dirs) if name not in listed]:
+            self._remove(directory, path, name)
+        for name, known in directory.files.items():
+            try:
+                found = os.stat(name, dir_fd=fd, follow_symlinks=False)
+            except OSError:
+                look.add(name)
+                continue
+            if (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino) != known[2:]:
+                look.add(name)
+        directory.ctime_ns, directory.ino = self._settled(info.st_ctime_ns), info.st_ino
+        return look
 
     def _directory(self, fd: int, directory: Directory, path: str, depth: int) -> None:
+        """Look at everything in and below a directory."""
         if self._watcher:
             self._watcher.watch(path, fd)
-        info = os.fstat(fd)
-        files, dirs = directory.files, directory.dirs
-        look: list[str] = []
-        if self._thorough or directory.ctime_ns != info.st_ctime_ns or directory.ino != info.st_ino:
-            listed = set(os.listdir(fd))
-            look = [name for name in listed if name not in files and name not in dirs]
-            for name in [name for name in files if name not in listed] + [name for name in dirs if name not in listed]:
-                self._remove(directory, path, name)
-        status = os.stat
-        for name, known in files.items():
-            try:
-                found = status(name, dir_fd=fd, follow_symlinks=False)
-            except OSError:
-                look.append(name)
-                continue
-            if (
-                found.st_ctime_ns != known[4]
-                or found.st_mtime_ns != known[3]
-                or found.st_ino != known[5]
-                or found.st_size != known[2]
-            ):
-                look.append(name)
-        directory.ctime_ns, directory.ino = self._settled(info.st_ctime_ns), info.st_ino
-        seen = set(look)
+        look = self._listed_anew(fd, directory, path, os.fstat(fd))
         for name in look:
             self._entry(fd, directory, path, name, depth + 1)
-        for name, child in list(dirs.items()):
-            if name not in seen:
+        for name, child in list(directory.dirs.items()):
+            if name not in look:
                 self._descend(fd, directory, path, name, child, depth + 1)
 
     def _entry(self, fd: int, parent: Directory, folder: str, name: str, depth: int) -> None:
@@ -152,7 +186,13 @@ class Scanner:
         if stat.S_ISDIR(info.st_mode):
             if name in parent.files:
                 self._remove(parent, folder, name)
-            return self._descend(fd, parent, folder, name, parent.dirs.get(name), depth)
+            child = parent.dirs.get(name)
+            if child is None and self._came is not None:
+                self._came.append((folder, name))
+                return None
+            # The same directory as before, and watched: what changed in it was reported by its own name.
+            reported = child is not None and child.ino == info.st_ino and self._watched(path)
+            return self._descend(fd, parent, folder, name, child, depth, whole=not reported)
         if name in parent.dirs:
             self._remove(parent, folder, name)
         if stat.S_ISREG(info.st_mode) and info.st_size > LARGEST:
@@ -168,30 +208,55 @@ class Scanner:
             return self._skip(parent, folder, name, error.strerror or "unreadable")
         before = parent.files.get(name)
         if before is None or before.digest != known.digest or before.mode != known.mode:
-            parent.tree_id = b""
+            self._touch(parent, name)
         parent.files[name] = known
         return None
 
-    def _descend(self, fd: int, parent: Directory, folder: str, name: str, child: Directory | None, depth: int) -> None:
+    def _watched(self, path: str) -> bool:
+        return self._watcher is not None and self._watcher.watches(path)
+
+    def _touch(self, parent: Directory, name: str) -> None:
+        parent.touch(name)
+        self.changed += 1
+
+    def _descend(
+        self,
+        fd: int,
+        parent: Directory,
+        folder: str,
+        name: str,
+        child: Directory | None,
+        depth: int,
+        *,
+        whole: bool = True,
+    ) -> None:
         path = f"{folder}/{name}" if folder else name
         if depth > DEEPEST:
             return self._skip(parent, folder, name, f"deeper than {DEEPEST} levels")
         try:
             with _opened(name, fd) as below:
-                mode = stat.S_IFDIR | stat.S_IMODE(os.fstat(below).st_mode)
+                info = os.fstat(below)
+                mode = stat.S_IFDIR | stat.S_IMODE(info.st_mode)
                 if child is None:
-                    child = parent.dirs[name] = Directory()
+                    # What is known of one that was moved here saves reading it again.
+                    child = parent.dirs[name] = self._went.pop(info.st_ino, Directory())
+                    self._touch(parent, name)
+                    before, child.mode = self.changed, mode
+                    self._directory(below, child, path, depth)
+                    self.changed = before + _paths_below(child)
+                    return None
                 if child.mode != mode:
                     child.mode = mode
-                    parent.tree_id = b""
-                self._directory(below, child, path, depth)
+                    self._touch(parent, name)
+                if whole:
+                    self._directory(below, child, path, depth)
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
                 parent.ctime_ns = UNSETTLED
                 return self._remove(parent, folder, name)
             return self._skip(parent, folder, name, error.strerror or "unreadable")
         if not child.tree_id:
-            parent.tree_id = b""
+            parent.touch(name)
         return None
 
     def _link(self, fd: int, name: str, info: os.stat_result) -> Known:
@@ -243,10 +308,12 @@ class Scanner:
     def _remove(self, parent: Directory, folder: str, name: str) -> None:
         path = f"{folder}/{name}" if folder else name
         if parent.files.pop(name, None) is not None:
-            parent.tree_id = b""
+            self._touch(parent, name)
         child = parent.dirs.pop(name, None)
         if child is not None:
-            parent.tree_id = b""
+            self._touch(parent, name)
+            self.changed += _paths_below(child)
+            self._went[child.ino] = child
             self._forget(child, path)
         for below in [each for each in self.skipped if each.startswith(path + "/")]:
             del self.skipped[below]
@@ -259,22 +326,30 @@ class Scanner:
 
     def _name_trees(self, directory: Directory) -> None:
         if not directory.tree_id:
-            for child in directory.dirs.values():
-                self._name_trees(child)
-            directory.tree_id = self._store.put(pack.TREE, encode_tree(directory))
+            for name, child in directory.dirs.items():
+                if not child.tree_id:
+                    self._name_trees(child)
+                    directory.touch(name)
+            directory.tree_id = self._store.put(
+                pack.TREE, directory.encode(lambda page: self._store.put(pack.TREE, page))
+            )
 
 
 def distrust_missing(directory: Directory, store: Store) -> bool:
     """Forget what the store no longer has, so that it is read again. Whether all of it is there."""
-    missing = [name for name, known in directory.files.items() if known.digest not in store]
+    missing = [name for name, record in directory.records() if record[1] not in store]
     for name in missing:
         del directory.files[name]
     below = [distrust_missing(child, store) for child in directory.dirs.values()]
     if missing:
         directory.ctime_ns = UNSETTLED
-    if missing or not all(below) or directory.tree_id not in store:
-        directory.tree_id = b""
+    if missing or not all(below) or directory.weight > PAGED or directory.tree_id not in store:
+        directory.distrust()
     return bool(directory.tree_id)
+
+
+def _paths_below(directory: Directory) -> int:
+    return sum(each.weight + len(each.dirs) for _, each in directory.walk())
 
 
 @contextmanager
@@ -303,8 +378,9 @@ def _file_clock() -> int:
 def settle(directory: Directory) -> None:
     """Of a directory that only we knew until now: note what may still change within its tick as UNSETTLED."""
     now = _file_clock()
-    for name, known in directory.files.items():
-        if known.ctime_ns >= now:
-            directory.files[name] = known._replace(ctime_ns=UNSETTLED)
+    for name, record in list(directory.records()):
+        if record[4] >= now:
+            directory.files[name] = Known._make(record)._replace(ctime_ns=UNSETTLED)
+    directory.pack()
     for child in directory.dirs.values():
         settle(child)

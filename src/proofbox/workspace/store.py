@@ -1,9 +1,9 @@
 """Content by its digest, and the events of every workspace that shares it. The files' format is in `pack`.
 
-A store is a directory: `current` names the generation, `pack-N` and `index-N` are its files. `gc` writes a new
-generation and moves `current`; a process that has the old one open notices at its next use. `append.lock` is held
-while writing; `use.lock` is shared by whoever is between writing objects and the event that needs them, so that `gc`,
-which takes it alone, never sees objects whose event is still to come.
+A store is a directory: `current` names the generation, `pack-N`, `index-N` and `lookup.N` are its files, and `large/`
+has what is too large for a pack. `gc` writes a new generation and moves `current`; a process that has the old one open
+notices at its next use. `append.lock` is held while writing; `use.lock` is shared by whoever is between writing objects
+and the event that needs them, so that `gc`, which takes it alone, never sees objects whose event is still to come.
 
 Nothing is synced unless asked: a process that is killed loses nothing, and after a power cut the store is in the last
 synced state or a later one. Sealed snapshots, named references and closing sync.
@@ -20,10 +20,8 @@ from proofbox.core.atomic import write_document
 from proofbox.errors import WorkspaceCorrupt
 from proofbox.workspace import pack
 from proofbox.workspace.generation import Generation, Record
+from proofbox.workspace.large import LARGE, LargeObjects
 from proofbox.workspace.locks import locked
-
-LARGE = 8 << 20
-"""Objects beyond this are streamed, and so much is collected before it is written."""
 
 
 class Store:
@@ -33,6 +31,7 @@ class Store:
         self.directory = directory
         self._pending: dict[bytes, Record] = {}
         self._pending_size = 0
+        self._large = LargeObjects(directory)
         self._files = Generation(directory, self._current())
         with self._appending():
             pass
@@ -45,7 +44,9 @@ class Store:
 
     def close(self) -> None:
         if not self._files.synced:
-            self.sync()
+            with self._appending():
+                self._files.sync()
+                self._files.sort()
         self._files.close()
 
     def __contains__(self, digest: bytes) -> bool:
@@ -64,9 +65,24 @@ class Store:
         """The object piece by piece; raises at the end when the pieces are not what the digest says."""
         return self._files.chunks(digest)
 
-    def events(self, *, newest_first: bool = False) -> Iterator[bytes]:
-        """The events of all workspaces that share this store."""
-        return self._files.events(newest_first=newest_first)
+    def events(self, *, newest_first: bool = False, since: int = 0) -> Iterator[bytes]:
+        """The events of all workspaces that share this store, but for the first `since`."""
+        return self._files.events(newest_first=newest_first, since=since)
+
+    @property
+    def events_position(self) -> tuple[int, int]:
+        """The generation, and how many events it has."""
+        return self._files.number, self._files.event_count
+
+    @property
+    def position(self) -> tuple[int, int, int]:
+        """What `still_has` understands: everything that was in the store when this was said."""
+        return self._files.number, pack.this_boot(), self._files.index_end
+
+    def still_has(self, position: tuple[int, int, int]) -> bool:
+        """Whether all that was there is there. A collection takes objects, and a power cut may."""
+        number, boot, end = position
+        return number == self._files.number and boot == pack.this_boot() != 0 and end <= self._files.index_end
 
     @property
     def generation(self) -> int:
@@ -92,9 +108,16 @@ class Store:
         return digest
 
     def put_stream(self, chunks: Iterable[bytes]) -> bytes:
-        """Keep an object that is too large for memory."""
+        """Keep an object that is too large for memory. Others may write meanwhile."""
+        digest, length = self._large.write(chunks)
         with self._appending():
-            return self._files.append_stream(chunks)
+            self._files.append_large(digest, length)
+        return digest
+
+    def large_file(self, digest: bytes) -> Path | None:
+        """The file that holds an object, if it has one of its own."""
+        path = self._large.path(digest)
+        return path if digest not in self._pending and path.exists() else None
 
     def commit(self, event: bytes, *, sync: bool = False) -> None:
         """Write what was put, and the event that needs it, in one step."""
@@ -110,6 +133,11 @@ class Store:
     def sync(self) -> None:
         with self._appending():
             self._files.sync()
+
+    def make_durable(self) -> None:
+        """Put on the disk what is not there yet."""
+        if not self._files.synced:
+            self.sync()
 
     def forget_pending(self) -> None:
         """Drop what was put for an event that is not going to come."""
@@ -131,15 +159,15 @@ class Store:
         """Write a new generation with these objects and events alone. How many objects and bytes are gone."""
         old = self._files
         for path in Generation(self.directory, old.number + 1).paths:
-            path.unlink()  # of a collection that was killed
+            path.unlink(missing_ok=True)  # of a collection that was killed
         fresh = Generation(self.directory, old.number + 1)
         batch: list[Record] = []
         size = 0
-        for kind, digest, _, length in old.entries():
+        for kind, digest, offset, length in old.entries():
             if kind == pack.EVENT or digest not in live or digest in fresh:
                 continue
-            if length > LARGE:
-                fresh.append_stream(old.chunks(digest))
+            if not offset:
+                fresh.append_large(digest, length)
                 continue
             batch.append((kind, digest, old.get(digest)))
             size += length
@@ -148,10 +176,12 @@ class Store:
                 batch, size = [], 0
         fresh.append([*batch, *((pack.EVENT, hashlib.sha256(event).digest(), event) for event in events)])
         fresh.sync()
+        fresh.sort()
         write_document(self.directory / "current", b"%d\n" % fresh.number, mode=0o600)
-        gone = (len(old) - len(fresh), old.bytes_used - fresh.bytes_used)
+        freed = old.bytes_used - fresh.bytes_used + self._large.keep_only(live)
+        gone = (len(old) - len(fresh), freed)
         for path in old.paths:
-            path.unlink()
+            path.unlink(missing_ok=True)
         old.close()
         self._files = fresh
         return gone

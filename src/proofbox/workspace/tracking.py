@@ -52,6 +52,9 @@ class Tracker:
         self._watches[path] = watch
         self._paths[watch] = path
 
+    def watches(self, path: str) -> bool:
+        return not self.lost and path in self._watches
+
     def forget(self, path: str) -> None:
         """The directory is gone from there. If it was moved and is watched under its new path, that stays."""
         watch = self._watches.pop(path, None)
@@ -83,6 +86,8 @@ class Tracker:
                     whole = False
                 elif mask & _IGNORED:
                     del self._paths[watch]
+                    if self._watches.get(path) == watch:
+                        del self._watches[path]
                 elif name:
                     dirty.setdefault(path, set()).add(os.fsdecode(name))
         return dirty if whole and not self.lost else None

@@ -8,6 +8,10 @@ and its id is the SHA-256 of that. The digest of an entry is the tree id of a di
 (so `sha256sum` agrees), or that of a symbolic link's target. Names are bytes, in byte order. The mode holds the type
 and all twelve permission bits, but for a symbolic link, whose bits mean nothing. An empty directory is the empty tree.
 
+A directory of more than PAGED entries is cut in pages, so that one change in it costs a page and not all of it. A page
+has the entries whose names have the same CRC-32 modulo PAGES, written as above. The tree is then the list of the pages
+that have any, each as an entry of the mode 1 with the page's number, two hexadecimal digits, for a name.
+
 Not part of a tree: owners, times, extended attributes, which names are hard links of each other, and the mode of the
 workspace's own root. In memory names are `str` as Python gives file names, undecodable bytes as surrogate escapes.
 """
@@ -16,15 +20,28 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import stat
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-import msgspec
-
 DIGEST_SIZE = 32
-EMPTY_TREE = hashlib.sha256(b"").digest()
+EMPTY_TREE = EMPTY_FILE = hashlib.sha256(b"").digest()
+PAGED = 1024
+PAGES = 256
+PAGE_MODE = b"1"
 UNSETTLED = -1
 """In place of a ctime: what is on disk may change without its times changing, so look again."""
+
+_RECORD = struct.Struct("<I32sQqqQ")
+_ROW = re.compile(rb"([1-7][0-7]{0,6}) ([^\0/]+)\0([\0-\xff]{32})")
+
+Record = tuple[int, bytes, int, int, int, int]
+"""The members of a `Known`, as a plain tuple."""
+Row = tuple[bytes, bytes, bytes]
+"""An entry as it is stored: name, mode in octal, digest."""
 
 
 class Known(NamedTuple):
@@ -38,15 +55,111 @@ class Known(NamedTuple):
     ino: int
 
 
-class Directory(msgspec.Struct):
-    """A directory in memory. `tree_id` is empty while something below is not accounted for."""
+class Directory:
+    """A directory in memory. `tree_id` is empty while something below is not accounted for.
 
-    mode: int = 0
-    files: dict[str, Known] = {}
-    dirs: dict[str, Directory] = {}
-    tree_id: bytes = b""
-    ctime_ns: int = UNSETTLED
-    ino: int = 0
+    `files` are kept packed until someone asks for them: of 100,000 files a snapshot touches a few, and as Python
+    objects they would take 50 MB.
+    """
+
+    __slots__ = ("_files", "_names", "_pages", "_records", "_touched", "ctime_ns", "dirs", "ino", "mode", "tree_id")
+
+    def __init__(
+        self,
+        mode: int = 0,
+        tree_id: bytes = b"",
+        ctime_ns: int = UNSETTLED,
+        ino: int = 0,
+        packed: tuple[bytes, bytes] = (b"", b""),
+    ) -> None:
+        self.mode = mode
+        self.dirs: dict[str, Directory] = {}
+        self.tree_id = tree_id
+        self.ctime_ns = ctime_ns
+        self.ino = ino
+        self._names, self._records = packed
+        self._files: dict[str, Known] | None = None
+        self._touched: set[str] = set()
+        self._pages: list[tuple[bytes, set[str]]] = []
+
+    def touch(self, name: str) -> None:
+        """Something is to be said anew of this name: call it for every change of an entry."""
+        self.tree_id = b""
+        self._touched.add(name)
+
+    def distrust(self) -> None:
+        """Everything is to be said anew."""
+        self.tree_id = b""
+        self._pages = []
+
+    @property
+    def files(self) -> dict[str, Known]:
+        if self._files is None:
+            self._files = {name: Known._make(record) for name, record in self.records()}
+            self._names = self._records = b""
+        return self._files
+
+    def records(self) -> Iterator[tuple[str, Record]]:
+        """The same as `files`, to look through without unpacking it."""
+        if self._files is not None:
+            return iter(self._files.items())
+        names = os.fsdecode(self._names).split("\0") if self._names else []
+        return zip(names, _RECORD.iter_unpack(self._records), strict=True)
+
+    def pack(self) -> tuple[bytes, bytes]:
+        """Pack `files` again: their names, and the rest of them."""
+        if self._files is not None:
+            self._names = os.fsencode("\0".join(self._files))
+            self._records = b"".join([_RECORD.pack(*known) for known in self._files.values()])
+            self._files = None
+        return self._names, self._records
+
+    @property
+    def weight(self) -> int:
+        """How many files there are."""
+        return len(self._records) // _RECORD.size if self._files is None else len(self._files)
+
+    def encode(self, keep: Callable[[bytes], bytes]) -> bytes:
+        """The tree of a directory whose children all have theirs. `keep` stores a page and says its digest."""
+        if self.weight + len(self.dirs) <= PAGED:
+            self._pages = []
+            rows = [(os.fsencode(name), b"%o" % record[0], record[1]) for name, record in self.records()]
+            rows += [(os.fsencode(name), b"%o" % child.mode, child.tree_id) for name, child in self.dirs.items()]
+            data = _encode(rows)
+        else:
+            data = self._encode_pages(keep)
+        self._touched.clear()
+        return data
+
+    def _encode_pages(self, keep: Callable[[bytes], bytes]) -> bytes:
+        stale = {_page(name) for name in self._touched}
+        if not self._pages:
+            self._pages = [(b"", set()) for _ in range(PAGES)]
+            self._touched = {*self.files, *self.dirs}
+            stale = set(range(PAGES))
+        for name in self._touched:
+            names = self._pages[_page(name)][1]
+            names.add(name) if name in self.files or name in self.dirs else names.discard(name)
+        for number in stale:
+            names = self._pages[number][1]
+            self._pages[number] = (keep(_encode(self._rows(names))) if names else b"", names)
+        pages = [(b"%02x" % number, PAGE_MODE, digest) for number, (digest, _) in enumerate(self._pages) if digest]
+        return _encode(pages)
+
+    def _rows(self, names: Iterable[str]) -> list[Row]:
+        files, dirs = self.files, self.dirs
+        rows = []
+        for name in names:
+            known = files.get(name)
+            mode, digest = known[:2] if known is not None else (dirs[name].mode, dirs[name].tree_id)
+            rows.append((os.fsencode(name), b"%o" % mode, digest))
+        return rows
+
+    def walk(self, path: str = "") -> Iterator[tuple[str, Directory]]:
+        """This directory and all below, parents first."""
+        yield path, self
+        for name, child in self.dirs.items():
+            yield from child.walk(f"{path}/{name}" if path else name)
 
 
 class Entry(NamedTuple):
@@ -60,27 +173,27 @@ class Entry(NamedTuple):
         return {stat.S_IFDIR: "directory", stat.S_IFLNK: "symlink"}.get(stat.S_IFMT(self.mode), "file")
 
 
-def encode_tree(directory: Directory) -> bytes:
-    """The bytes of a directory whose children all have their ids."""
-    rows = [(os.fsencode(name), b"%o" % known.mode, known.digest) for name, known in directory.files.items()]
-    rows += [(os.fsencode(name), b"%o" % child.mode, child.tree_id) for name, child in directory.dirs.items()]
+def _page(name: str) -> int:
+    return zlib.crc32(os.fsencode(name)) % PAGES
+
+
+def _encode(rows: list[tuple[bytes, bytes, bytes]]) -> bytes:
+    """Of (name, mode, digest)."""
     rows.sort()
     return b"".join([b"%b %b\0%b" % (mode, name, digest) for name, mode, digest in rows])
 
 
-def decode_tree(data: bytes) -> dict[str, Entry]:
-    """The entries of a stored tree. Raises ValueError for bytes that `encode_tree` would not write."""
-    entries: dict[str, Entry] = {}
-    start, end = 0, len(data)
+def decode_rows(data: bytes) -> list[Row]:
+    """The entries of a stored tree or page. Raises ValueError for bytes that no directory is written as."""
+    rows = [(name, mode, digest) for mode, name, digest in _ROW.findall(data)]
     before = b""
-    while start < end:
-        space = data.index(b" ", start)
-        nul = data.index(b"\0", space)
-        after = nul + 1 + DIGEST_SIZE
-        name = data[space + 1 : nul]
+    length = 0
+    for name, mode, _ in rows:
         # A stored tree names files to be written: one that leaves its directory must not get that far.
-        if after > end or name <= before or b"/" in name or name in (b".", b".."):
+        if name <= before or name in (b".", b".."):
             raise ValueError("not a tree")
-        entries[os.fsdecode(name)] = Entry(int(data[start:space], 8), data[nul + 1 : after])
-        start, before = after, name
-    return entries
+        before = name
+        length += len(mode) + len(name)
+    if length + len(rows) * (2 + DIGEST_SIZE) != len(data):
+        raise ValueError("not a tree")
+    return rows

@@ -20,7 +20,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -31,14 +31,18 @@ from proofbox.core.clock import Clock, SystemClock, isoformat
 from proofbox.core.ids import IdSource
 from proofbox.core.text import path_fields
 from proofbox.errors import UsageError, WorkspaceChanging, WorkspaceCorrupt, WorkspacePathRefused
+from proofbox.sandbox.service import Session
 from proofbox.workspace import cache, effects, registry
 from proofbox.workspace.diff import changes, differences
 from proofbox.workspace.history import History, reachable
 from proofbox.workspace.ignore import Ignore
 from proofbox.workspace.locks import locked
+from proofbox.workspace.lower import LowerTrees
 from proofbox.workspace.model import (
     Change,
     Collected,
+    Context,
+    EffectsHead,
     Left,
     Method,
     RollbackResult,
@@ -46,6 +50,7 @@ from proofbox.workspace.model import (
     Status,
     Verification,
 )
+from proofbox.workspace.overlay import Overlay
 from proofbox.workspace.registry import Registration, Rollback
 from proofbox.workspace.restore import Restorer, write_new
 from proofbox.workspace.scan import Scanner, distrust_missing, settle
@@ -54,6 +59,7 @@ from proofbox.workspace.tracking import Tracker
 from proofbox.workspace.tree import EMPTY_TREE, Directory
 
 _TRIES = 3
+NOTHING = Context()
 T = TypeVar("T")
 
 
@@ -72,6 +78,8 @@ class Workspace:
         self._scanner = Scanner(str(self.path), self._store, Ignore(registration.ignore), self._tracker)
         self._directory: Directory | None = None
         self._generation = self._store.generation
+        self._looked_from = b""
+        """The tree before the last look."""
         try:
             self._finish_rollback()
             if track:
@@ -114,7 +122,7 @@ class Workspace:
     def close(self) -> None:
         """Stop tracking, and put what is known of the files and all history on the disk."""
         if self._directory is not None:
-            cache.save(self._home / "cache", self._directory)
+            cache.save(self._home / "cache", self._directory, self._store.position)
         self._release()
 
     def _release(self) -> None:
@@ -132,8 +140,9 @@ class Workspace:
 
     @property
     def head(self) -> Snapshot | None:
-        """The latest entry of the history: what the files were when it was made."""
-        return self._history.head()
+        """The latest entry of the history, whoever made it: what the files were then."""
+        with self._store.use():
+            return self._history.head()
 
     def history(self) -> list[Snapshot]:
         """Every snapshot, rollback and fork of this workspace, oldest first."""
@@ -144,7 +153,6 @@ class Workspace:
         """What the files have that the latest snapshot has not."""
         with self._working():
             self._refresh()
-            self._store.flush()
             head = self._history.head()
             return Status(
                 workspace=self.id,
@@ -167,7 +175,6 @@ class Workspace:
             if b is not None:
                 return how(self._store, old, bytes.fromhex(self._resolve(b).id))
             self._refresh()
-            self._store.flush()
             return how(self._store, old, self._tree_id)
 
     def resolve(self, name: str) -> Snapshot:
@@ -184,15 +191,24 @@ class Workspace:
         sealed: bool = False,
         cwd: str = "",
         env: Mapping[str, str] | None = None,
-        effects_position: int = 0,
+        effects_head: EffectsHead | None = None,
+        freeze: Session | None = None,
+        beside: Session | None = None,
     ) -> Snapshot:
         """Record the files as they are. `sealed` scans everything and returns when it is on the disk.
 
-        `cwd`, `env` and `effects_position` are kept for whoever goes on from here.
+        `cwd`, `env` overrides and `effects_head` are kept for whoever goes on from here. A box that works on the files
+        is held still meanwhile if it is named by `freeze`; named by `beside` it runs on, and the snapshot says whether
+        any command of it was alive. Raises `PolicyRefused` or `NotFrozen` where freezing fails, and takes no snapshot.
         """
+        context = Context(cwd=cwd, env=dict(env or {}), effects_head=effects_head)
         with self._working():
-            method = self._refresh(sealed=sealed)
-            return self._record("snapshot", message, method, cwd, dict(env or {}), effects_position)
+            with freeze.frozen() if freeze is not None else nullcontext():
+                alive = beside.commands_alive() if beside is not None else None
+                method = self._refresh(sealed=sealed)
+            if beside is not None and alive is not None:
+                alive = max(alive, beside.commands_alive())
+            return self._record("snapshot", message, method, context, frozen=freeze is not None, overlap=alive)
 
     def rollback(self, name: str) -> RollbackResult:
         """Make the files what they were. The state that is left is recorded first, if it is not yet.
@@ -208,7 +224,9 @@ class Workspace:
                 self._record("snapshot", f"before a rollback to {target.id[:12]}", method)
             temporary = TEMPORARY_PREFIX + secrets.token_hex(8)
             journal = Rollback(target.id, before.hex(), temporary)
-            registry.write(self._home / "rollback.json", journal, sync=False)
+            # On the disk before the first file is touched: what is left behind, and that we are about to leave it.
+            self._store.make_durable()
+            registry.write(self._home / "rollback.json", journal)
             left = self._carry_out(journal)
             restored = tuple(changes(self._store, before, bytes.fromhex(target.id)))
         return RollbackResult(
@@ -253,7 +271,6 @@ class Workspace:
                     created_at=created_at,
                     changed=0,
                     workspace=new.id,
-                    effects_position=0,
                     effects_head=None,
                 )
                 self._store.commit(msgspec.json.encode(event))
@@ -263,7 +280,7 @@ class Workspace:
                 raise
             # Last: killed before this, there is an ordinary directory, and never a workspace without one.
             registry.register(new)
-            cache.save(registry.home_of(new.id) / "cache", directory)
+            cache.save(registry.home_of(new.id) / "cache", directory, self._store.position)
         return Workspace(new, track=self._tracker is not None, clock=self._clock)
 
     def export(self, name: str, dest: str | os.PathLike[str]) -> None:
@@ -280,6 +297,12 @@ class Workspace:
     def effects(self) -> effects.EffectLog:
         """The log of what was done here: `effects.py`."""
         return effects.EffectLog(self._home, self.id, clock=self._clock)
+
+    def overlay(self, name: str) -> Overlay:
+        """That snapshot as the project of a box, whose changes are kept apart and thrown away; see `overlay.py`."""
+        with self._store.use():
+            tree = bytes.fromhex(self._resolve(name).id)
+            return Overlay(self._store, tree, self.path.stat().st_mode)
 
     def refs(self) -> dict[str, str]:
         """Names for snapshots, and what they name."""
@@ -337,6 +360,7 @@ class Workspace:
             for event in events:
                 reachable(self._store, bytes.fromhex(msgspec.json.decode(event, type=Snapshot).id), live)
             objects, freed = self._store.keep_only(live, events)
+            LowerTrees(self._store).evict(0)
         return Collected(snapshots_dropped=len(dropped), objects_dropped=objects, bytes_freed=freed)
 
     # Inside.
@@ -346,6 +370,7 @@ class Workspace:
         with locked(self._home / "lock"), self._store.use():
             try:
                 yield
+                self._store.flush()  # what is known of the files must not outlive what it refers to
             except BaseException:
                 # What was read may not have reached the store: nothing of it can be relied on.
                 self._directory = None
@@ -360,8 +385,9 @@ class Workspace:
         """Bring what is known of the files up to date, and say how."""
         dirty: dict[str, set[str]] | None = None
         if self._directory is None:
-            self._directory = cache.load(self._home / "cache")
-            distrust_missing(self._directory, self._store)
+            self._directory, position = cache.load(self._home / "cache")
+            if not self._store.still_has(position):
+                distrust_missing(self._directory, self._store)
             if self._tracker:
                 self._tracker.drain()
         elif self._generation != self._store.generation:
@@ -371,6 +397,7 @@ class Workspace:
         elif self._tracker:
             dirty = self._tracker.drain()
         self._generation = self._store.generation
+        self._looked_from = self._directory.tree_id
         if dirty is None or sealed:
             self._scanner.all(self._directory, thorough=sealed)
             return "sealed" if sealed else "scan"
@@ -382,27 +409,33 @@ class Workspace:
         kind: Literal["snapshot", "rollback"],
         message: str,
         method: Method,
-        cwd: str = "",
-        env: dict[str, str] | None = None,
-        effects_position: int = 0,
+        context: Context = NOTHING,
+        *,
+        frozen: bool = False,
+        overlap: int | None = None,
     ) -> Snapshot:
         head = self._history.head()
+        if _tree_of(head) == self._looked_from and not self._scanner.skipped:
+            changed = self._scanner.changed
+        else:
+            changed = sum(1 for _ in differences(self._store, _tree_of(head), self._tree_id))
         made = Snapshot(
             id=self._tree_id.hex(),
             parent=head.id if head else None,
             message=message,
             created_at=isoformat(self._clock.now()),
-            changed=sum(1 for _ in differences(self._store, _tree_of(head), self._tree_id)),
+            changed=changed,
             kind=kind,
             method=method,
             workspace=self.id,
             ignored=self._registration.ignore,
             skipped=_left(self._scanner.skipped),
             unstable=_left(self._scanner.unstable),
-            cwd=cwd,
-            env=env or {},
-            effects_position=effects_position,
-            effects_head=effects.current_head(self._home, self.id),
+            cwd=context.cwd,
+            env=context.env,
+            effects_head=context.effects_head or effects.current_head(self._home, self.id),
+            frozen=frozen,
+            overlap=0 if frozen else overlap,
         )
         self._store.commit(msgspec.json.encode(made), sync=method == "sealed")
         return made
@@ -435,7 +468,7 @@ class Workspace:
             except (FileNotFoundError, NotADirectoryError, FileExistsError):
                 pass  # swapped under our hands; look again
             method = self._refresh()
-            if self._tree_id == tree or restorer.left:
+            if self._only_left(tree, restorer.left):
                 break
         else:
             raise WorkspaceChanging(
@@ -445,11 +478,18 @@ class Workspace:
             )
         head = self._history.head()
         if head is None or head.kind != "rollback" or head.id != self._tree_id.hex():
-            self._record(
-                "rollback", f"rollback to {target.id[:12]}", method, target.cwd, target.env, target.effects_position
-            )
-        (self._home / "rollback.json").unlink()
+            context = Context(cwd=target.cwd, env=target.env, effects_head=target.effects_head)
+            self._record("rollback", f"rollback to {target.id[:12]}", method, context)
+        registry.remove(self._home / "rollback.json")
         return _left(restorer.left)
+
+    def _only_left(self, tree: bytes, left: Mapping[str, str]) -> bool:
+        """Whether the files are that tree, but for what could not be put back and the directories on the way to it."""
+        for each in differences(self._store, tree, self._tree_id):
+            path = each.path + "/"
+            if not any((other + "/").startswith(path) or path.startswith(other + "/") for other in left):
+                return False
+        return True
 
 
 def _tree_of(snapshot: Snapshot | None) -> bytes:

@@ -10,11 +10,13 @@
  *                              what UID and GID own beneath PATH is TOUID's and TOGID's from here on, both ways, so that
  *                              an unprivileged box can work in root's project, and what it writes is root's outside
  *     --overlay PATH BYTES     cover PATH by a throw-away copy-on-write layer in memory (BYTES: its size limit, 0 none)
+ *     --layers PATH COUNT LOWER... UPPER WORK
+ *                              cover PATH by COUNT directories, the first on top, with what is changed kept in UPPER
  *     --version
  *
  * The mounts are laid over PATH itself, in a mount namespace of our own: nothing shows outside it, there is no staging
- * directory, and nothing is left when the box ends. Options act in the order given. As an ordinary user --overlay works in
- * a user namespace of our own; --userns and --idmap are for root.
+ * directory, and nothing is left when the box ends. Options act in the order given. As an ordinary user --overlay and
+ * --layers work in a user namespace of our own; --userns and --idmap are for root.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -157,6 +159,29 @@ static void overlay(const char *path, const char *bytes) {
     if (chdir("/")) die("chdir", "/");
 }
 
+/* Options are separated by commas and layers by colons: the layers are named by their descriptors. */
+static void add_layer(char *options, size_t size, const char *before, const char *path) {
+    int fd = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) die("opening", path);
+    size_t used = strlen(options);
+    if ((size_t)snprintf(options + used, size - used, "%s/proc/self/fd/%d", before, fd) >= size - used) errno = E2BIG, die("layer", path);
+}
+
+static void layers(const char *path, char **lower, unsigned count, const char *upper, const char *work) {
+    char options[4096 + 16] = "redirect_dir=off,metacopy=off,index=off";
+    struct stat owner;
+    own_mounts();
+    /* What is kept in UPPER is the workload's, as LOWER is through an idmapped mount. UPPER has none: the kernel works there
+     * as root, which such a mount would not know. */
+    if (stat(lower[0], &owner)) die("stat", lower[0]);
+    if (geteuid() == 0 && chown(upper, owner.st_uid, owner.st_gid)) die("chown", upper);
+    for (unsigned n = 0; n < count; n++) add_layer(options, 4096, n ? ":" : ",lowerdir=", lower[n]);
+    add_layer(options, 4096, ",upperdir=", upper);
+    add_layer(options, 4096, ",workdir=", work);
+    strcat(options, geteuid() ? ",userxattr" : ",volatile");
+    if (mount("proofbox", path, "overlay", MS_NOSUID | MS_NODEV, options)) die("layers on", path);
+}
+
 static unsigned number(const char *text) {
     char *end;
     unsigned long value = strtoul(text, &end, 10);
@@ -186,6 +211,10 @@ int main(int argc, char **argv) {
         } else if (!strcmp(a[0], "--overlay") && left >= 2) {
             overlay(a[1], a[2]);
             i += 2;
+        } else if (!strcmp(a[0], "--layers") && left >= 5 && number(a[2]) && left >= 4 + (int)number(a[2])) {
+            unsigned count = number(a[2]);
+            layers(a[1], a + 3, count, a[3 + count], a[4 + count]);
+            i += 4 + (int)count;
         } else {
             errno = EINVAL;
             die("option", a[0]);

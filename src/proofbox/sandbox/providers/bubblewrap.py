@@ -63,7 +63,7 @@ class Bubblewrap:
         }
         overlay = _has_overlay()
         if not overlay:
-            gaps["access overlay"] = gaps["disk"] = "the kernel has no overlayfs"
+            gaps["access overlay"] = gaps["layers"] = gaps["disk"] = "the kernel has no overlayfs"
         if not tree.can_kill:
             gaps["kill tree"] = f"{tree.reason}; a tree that can't be ended takes its box with it"
         return Enforcement(
@@ -72,6 +72,7 @@ class Bubblewrap:
             filesystem=True,
             access_ro=True,
             access_overlay=overlay,
+            layers=overlay,
             disk=overlay,
             mounts=True,
             hidden=True,
@@ -93,7 +94,11 @@ class Bubblewrap:
 
         def argv(with_: Plumbing) -> list[str]:
             before = [*with_.enter, *ids.launch_options(spec.project, policy, with_.spare_fd)]
-            if policy.access == "overlay":
+            if policy.layers is not None:
+                lower = [str(path) for path in policy.layers.lower]
+                before += ["--layers", str(spec.project), str(len(lower)), *lower]
+                before += [str(policy.layers.upper), str(policy.layers.work)]
+            elif policy.access == "overlay":
                 before += ["--overlay", str(spec.project), str((policy.disk_mb or 0) << 20)]
             agent = [_AGENT_INSIDE, *with_.agent, *ids.agent_options(with_.spare_fd)]
             agent += ["--home", BOX_HOME, "--seccomp", *_writable(spec.project, policy)]
@@ -157,7 +162,8 @@ class _Ids(msgspec.Struct, frozen=True):
             return ["--userns", str(userns_fd), "0 0 1", "0 0 1"]
         options = ["--userns", str(userns_fd), *(f"0 {self.agent} 1,{INSIDE_ID} {id} 1" for id in self.command)]
         outside = [mount.host for mount in policy.mounts if not mount.host.is_relative_to(project)]
-        for path in [project, *(mount.host for mount in policy.mounts if mount.writable and mount.host in outside)]:
+        seen = [project] if policy.layers is None else policy.layers.lower
+        for path in [*seen, *(mount.host for mount in policy.mounts if mount.writable and mount.host in outside)]:
             st = path.stat()
             if (st.st_uid, st.st_gid) != self.command:
                 options += ["--idmap", str(path), str(st.st_uid), str(st.st_gid), *map(str, self.command)]

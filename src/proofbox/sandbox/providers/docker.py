@@ -73,7 +73,7 @@ class Docker:
             cpus=True,
             pids=True,
             kill_tree="fail-closed",
-            gaps={"access overlay": overlay, "disk": overlay},
+            gaps={"access overlay": overlay, "layers": overlay, "disk": overlay},
         )
 
     def start(self, spec: BoxSpec) -> Box:

@@ -1,0 +1,272 @@
+"""What history costs, against git and `cp -a` on the same files, side by side in one run.
+
+    scripts/bench workspace [--sizes N,N] [--rounds N] [--snapshots N] [--check]
+
+- a snapshot after one changed file and after a thousand, tracked by the kernel and by scan, against
+  `git add -A && git write-tree`;
+- a rollback of one file, against `git checkout -- .`;
+- a fork, and a box over a snapshot, against `cp -a`;
+- the memory of a process that has the workspace open;
+- the cost of the ten-thousandth snapshot, against that of the first ones.
+
+Files are about 4 KiB, twenty a directory. Git has its data outside, so that both see the same directory. Each ratio is
+of medians over interleaved rounds. With --check the run fails when a figure is past its threshold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+from proofbox import Sandboxes, Workspace
+
+IN_DIRECTORY = 20
+LIVE = {10_000: 10.0, 100_000: 20.0}
+MEMORY_MB = 150
+WORDS = [f"word{number}" for number in range(1000)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", default="1000,10000,100000", help="numbers of files", metavar="N,N")
+    parser.add_argument("--rounds", type=int, default=9, help="interleaved rounds", metavar="N")
+    parser.add_argument("--snapshots", type=int, default=10_000, help="snapshots of one workspace", metavar="N")
+    parser.add_argument("--check", action="store_true", help="exit 1 when a figure is past its threshold")
+    options = parser.parse_args()
+    held: list[bool] = []
+    with tempfile.TemporaryDirectory(prefix="proofbox-bench-") as place:
+        os.environ["XDG_STATE_HOME"] = f"{place}/state"
+        os.environ["XDG_CACHE_HOME"] = f"{place}/cache"
+        for size in [int(each) for each in options.sizes.split(",")]:
+            held += Bench(Path(place), size, options.rounds).all()
+        if options.snapshots:
+            held.append(flat(Path(place), options.snapshots))
+    return 1 if options.check and not all(held) else 0
+
+
+class Bench:
+    """All comparisons on a tree of one size."""
+
+    def __init__(self, place: Path, size: int, rounds: int) -> None:
+        self.size = size
+        self.rounds = rounds
+        self.chance = random.Random(size)  # noqa: S311
+        self.root = place / f"files-{size}"
+        self.place = place
+        self.files = make_files(self.root, size, self.chance)
+        self.git = ["git", f"--git-dir={place}/git-{size}", f"--work-tree={self.root}"]
+        subprocess.run([*self.git, "init", "-q"], check=True)
+        self.git_snapshot()
+        identity = ["-c", "user.name=bench", "-c", "user.email=bench@localhost", "-c", "gc.auto=0"]
+        subprocess.run([*self.git, *identity, "commit", "-q", "-m", "first"], check=True)
+
+    def all(self) -> list[bool]:
+        print(f"{self.size} files, {self.rounds} rounds")
+        began = time.perf_counter()
+        with Workspace.init(self.root) as live:
+            live.snapshot("first")
+            print(f"  the first snapshot, everything read: {(time.perf_counter() - began) * 1000:.0f} ms")
+            held = [*self.snapshots(live), self.rollback(live)]
+            if self.size >= 100_000:
+                held += [self.forks(live), self.boxes(live)]
+        if self.size >= 100_000:
+            held.append(self.memory())
+        shutil.rmtree(self.root)
+        return held
+
+    def snapshots(self, live: Workspace) -> list[bool]:
+        held = []
+        scanned = self.opened_and_scanned
+        scanned()  # its cache is of now, as git's index is
+        ways: dict[str, Callable[[], object]] = {"git": self.git_snapshot, "live": live.snapshot, "scan": scanned}
+        one = self.interleaved(ways, lambda: self.change(1))
+        held.append(self.faster("one changed, live", one["live"], "git", one["git"], LIVE.get(self.size, 1.0)))
+        held.append(self.faster("one changed, open + scan + close", one["scan"], "git", one["git"], 1.0))
+        del ways["scan"]
+        thousand = self.interleaved(ways, lambda: self.change(min(1000, self.size)))
+        least = 5.0 if self.size >= 10_000 else 1.0
+        held.append(self.faster("1,000 changed, live", thousand["live"], "git", thousand["git"], least))
+        return held
+
+    def rollback(self, live: Workspace) -> bool:
+        self.git_snapshot()
+        identity = ["-c", "user.name=bench", "-c", "user.email=bench@localhost", "-c", "gc.auto=0"]
+        subprocess.run([*self.git, *identity, "commit", "-q", "-m", "next"], check=True)
+        good = live.snapshot("good")
+        ways: dict[str, Callable[[], object]] = {
+            "git": lambda: subprocess.run([*self.git, "-C", str(self.root), "checkout", "-q", "--", "."], check=True),
+            "rollback": lambda: live.rollback(good.id),
+        }
+
+        def spoil() -> None:
+            self.change(1)
+            live.snapshot("spoilt")
+
+        times = self.interleaved(ways, spoil, each=True)
+        least = 20.0 if self.size >= 100_000 else 1.0
+        return self.faster("rollback of one file", times["rollback"], "git checkout", times["git"], least)
+
+    def forks(self, live: Workspace) -> bool:
+        head = live.snapshot("to be forked")
+        copies, number = self.place / "copy", itertools.count()
+        forks = self.place / "forks"
+        forks.mkdir()
+        ways: dict[str, Callable[[], object]] = {
+            "cp -a": lambda: copy(self.root, copies),
+            "fork": lambda: live.fork(head.id, forks / str(next(number))).close(),
+        }
+        times = self.interleaved(ways, lambda: remove(copies, *forks.iterdir()), rounds=3)
+        remove(copies, forks)
+        return self.faster("fork", times["fork"], "cp -a", times["cp -a"], 1.0)
+
+    def boxes(self, live: Workspace) -> bool:
+        head = live.snapshot("to be boxed")
+        copies = self.place / "copy"
+
+        def box() -> None:
+            with live.overlay(head.id) as layers, Sandboxes(self.root) as boxes:
+                with boxes.start_session(provider="bubblewrap", **layers.options()) as session:
+                    session.exec(["sh", "-c", "echo changed > new && rm d000/00/file00.txt"])
+                assert [change.kind for change in layers.changes()] == ["deleted", "added"]  # noqa: S101
+
+        began = time.perf_counter()
+        box()
+        print(f"  the first box over a snapshot, its files written once: {(time.perf_counter() - began) * 1000:.0f} ms")
+        ways: dict[str, Callable[[], object]] = {"cp -a": lambda: copy(self.root, copies), "box": box}
+        times = self.interleaved(ways, lambda: remove(copies), rounds=3)
+        remove(copies)
+        return self.faster("a box by overlay, used and gone", times["box"], "cp -a", times["cp -a"], 50.0)
+
+    def memory(self) -> bool:
+        """The most that a process takes which reads everything for a first snapshot, then tracks changes."""
+        code = """if True:
+            import sys
+            from pathlib import Path
+            from proofbox import Workspace
+            with Workspace.init(sys.argv[1]) as live:
+                live.snapshot("one")
+                Path(sys.argv[1], "more").write_text("more")
+                live.snapshot("two")
+            status = Path("/proc/self/status").read_text()
+            print(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")))"""
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(self.root)],
+            env={**os.environ, "XDG_STATE_HOME": f"{self.place}/another"},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        used = int(done.stdout) // 1024
+        verdict = "ok" if used < MEMORY_MB else "MISSED"
+        print(f"  memory, the first snapshot and another: {used} MB (under {MEMORY_MB}) {verdict}")
+        return used < MEMORY_MB
+
+    def change(self, count: int) -> None:
+        for path in self.chance.sample(self.files, count):
+            path.write_text(f"{self.chance.random()}\n{text(self.chance)}")
+
+    def git_snapshot(self) -> None:
+        subprocess.run([*self.git, "add", "-A"], check=True, cwd=self.root)
+        subprocess.run([*self.git, "write-tree"], check=True, stdout=subprocess.DEVNULL)
+
+    def opened_and_scanned(self) -> None:
+        with Workspace.open(self.root, track=False) as workspace:
+            workspace.snapshot("scanned")
+
+    def interleaved(
+        self,
+        ways: dict[str, Callable[[], object]],
+        before: Callable[[], None],
+        *,
+        rounds: int = 0,
+        each: bool = False,
+    ) -> dict[str, float]:
+        """Medians in ms. `before` comes before every round, or with `each` before every way."""
+        times: dict[str, list[float]] = {name: [] for name in ways}
+        for number in range((rounds or self.rounds) + 1):
+            if not each:
+                before()
+            for name, way in ways.items():
+                if each:
+                    before()
+                began = time.perf_counter()
+                way()
+                if number:  # the first warms up
+                    times[name].append((time.perf_counter() - began) * 1000)
+        return {name: median(values) for name, values in times.items()}
+
+    def faster(self, name: str, ours: float, other: str, theirs: float, least: float) -> bool:
+        ratio = theirs / ours
+        verdict = "ok" if ratio >= least else "MISSED"
+        print(
+            f"  {name:<34} {ours:8.1f} ms   {other:<12} {theirs:8.1f} ms   {ratio:7.1f} x (at least {least:g}) "
+            f"{verdict}",
+            flush=True,
+        )
+        return ratio >= least
+
+
+def flat(place: Path, count: int) -> bool:
+    """The cost of a snapshot doesn't grow with their number."""
+    chance = random.Random(1)  # noqa: S311
+    root = place / "flat"
+    files = make_files(root, 1000, chance)
+    times = []
+    with Workspace.init(root) as live:
+        for number in range(count):
+            chance.choice(files).write_text(str(chance.random()))
+            began = time.perf_counter()
+            live.snapshot(str(number))
+            times.append((time.perf_counter() - began) * 1000)
+    part = max(1, count // 10)
+    first, last = median(times[1 : part + 1]), median(times[-part:])
+    began = time.perf_counter()
+    with Workspace.open(root, track=False) as again:
+        again.snapshot("reopened")
+    reopened = (time.perf_counter() - began) * 1000
+    ok = last <= first * 1.5
+    print(
+        f"{count} snapshots of 1000 files: the first tenth {first:.2f} ms each, the last {last:.2f} ms, "
+        f"ratio {last / first:.2f} (at most 1.5) {'ok' if ok else 'MISSED'}; then open + scan + close {reopened:.0f} ms"
+    )
+    return ok
+
+
+def make_files(root: Path, count: int, chance: random.Random) -> list[Path]:
+    files = []
+    for number in range(count):
+        directory = root / f"d{number // IN_DIRECTORY // 100:03d}" / f"{number // IN_DIRECTORY % 100:02d}"
+        if number % IN_DIRECTORY == 0:
+            directory.mkdir(parents=True)
+        files.append(directory / f"file{number % IN_DIRECTORY:02d}.txt")
+        files[-1].write_text(text(chance))
+    return files
+
+
+def text(chance: random.Random) -> str:
+    return " ".join(chance.choices(WORDS, k=chance.randint(200, 800)))
+
+
+def copy(source: Path, dest: Path) -> None:
+    subprocess.run(["cp", "-a", str(source), str(dest)], check=True)
+
+
+def remove(*paths: Path) -> None:
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""A snapshot beside a box that works: held still, or with the overlap on record."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from proofbox import Sandboxes, Session, Workspace
+from proofbox.errors import PolicyRefused
+from proofbox.sandbox import cgroups, freezing
+
+pytestmark = pytest.mark.needs("bubblewrap")
+
+# Two files that always hold the same number, but for the moment between writing them.
+TWINS = "n=0; while :; do n=$((n+1)); echo $n > one; echo $n > two; echo x; done"
+
+
+@pytest.fixture
+def ws(tmp_path: Path) -> Iterator[Workspace]:
+    with Workspace.init(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def session(ws: Workspace) -> Iterator[Session]:
+    with Sandboxes(ws.path) as boxes, boxes.start_session(provider="bubblewrap") as started:
+        yield started
+
+
+@pytest.fixture
+def busy(session: Session) -> Iterator[Session]:
+    begun = threading.Event()
+    worker = threading.Thread(
+        target=lambda: session.exec(["sh", "-c", TWINS], timeout=60, on_output=lambda _: begun.set(), max_output=100)
+    )
+    worker.start()
+    assert begun.wait(20)
+    yield session
+    session.exec(["pkill", "-f", "one; echo"])
+    worker.join(20)
+
+
+@pytest.mark.skipif(cgroups.tree().unified is None, reason="no control groups of ours here")
+def test_a_frozen_box_writes_nothing_while_the_files_are_read(ws: Workspace, busy: Session) -> None:
+    for _ in range(5):
+        taken = ws.snapshot("frozen", freeze=busy)
+        assert (taken.frozen, taken.overlap, taken.unstable) == (True, 0, ())
+    with busy.frozen():
+        before = (ws.path / "one").read_text(), (ws.path / "two").read_text()
+        assert not threading.Event().wait(0.05)
+        assert ((ws.path / "one").read_text(), (ws.path / "two").read_text()) == before
+    now = (ws.path / "one").read_text()
+    while (ws.path / "one").read_text() in (now, ""):
+        pass  # it runs again, or this never ends
+
+
+def test_overlap_with_a_running_command_is_on_record(ws: Workspace, busy: Session) -> None:
+    taken = ws.snapshot("beside", beside=busy)
+    assert (taken.frozen, taken.overlap) == (False, 1)
+
+
+def test_an_idle_box_overlaps_with_nothing(ws: Workspace, session: Session) -> None:
+    session.exec(["true"])
+    assert ws.snapshot("beside", beside=session).overlap == 0
+    assert ws.snapshot("nobody named").overlap is None
+
+
+def test_a_box_that_cant_be_frozen_is_said_to_be_one(
+    ws: Workspace, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(freezing, "_group", lambda _: None)
+    with pytest.raises(PolicyRefused, match="can't be frozen"):
+        ws.snapshot("frozen", freeze=session)
+    assert ws.history() == []
