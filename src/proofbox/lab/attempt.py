@@ -24,7 +24,7 @@ from proofbox.agents.strategies import Chain, Considered, first_usable
 from proofbox.core.clock import Clock, isoformat
 from proofbox.core.ids import IdSource
 from proofbox.core.redaction import Redactor
-from proofbox.errors import AgentError, ContextExceeded, ProofboxError, SetupFailed, TurnInterrupted
+from proofbox.errors import AgentError, ContextExceeded, InternalError, ProofboxError, SetupFailed, TurnInterrupted
 from proofbox.evidence.writer import BundleWriter
 from proofbox.lab import artifacts, pressure
 from proofbox.lab.claims import Feedback, read_feedback
@@ -138,7 +138,7 @@ class _Trial:
         try:
             self.enter("preparing")
             workspace = await run_sync(self._prepare)
-            given = workspace.history()[-1].id
+            given = await run_sync(_latest, workspace)
             await self._work(bundle, workspace, given, prompt)
             self.enter("verifying")
             await run_sync(self._verify, bundle, workspace, given)
@@ -148,7 +148,7 @@ class _Trial:
             self._reason, self._infra = "infra_failed", error
         finally:
             if workspace is not None:
-                await run_sync(workspace.close)
+                await run_sync(workspace.forget)
         self.enter("committing")
         await run_sync(self._write, bundle)
 
@@ -160,15 +160,13 @@ class _Trial:
         (self.place / "scratch").mkdir()
         template = around.work / "templates" / mission.id
         with Workspace.open(template, track=False, clock=around.clock) as origin:
-            workspace = origin.fork(around.templates[mission.id], self.place / "workspace")
+            workspace = origin.fork(around.templates[mission.id], self.place / "workspace", track=True)
         try:
-            workspace.close()
-            workspace = Workspace.open(self.place / "workspace", clock=around.clock)
             if mission.setup:
                 self._set_up()
                 workspace.snapshot("after setup")
         except BaseException:
-            workspace.close()
+            workspace.forget()
             raise
         return workspace
 
@@ -365,6 +363,13 @@ class _Trial:
             index_sha256=index_sha256,
             retry_after=_retry_after(infra, self._around.clock),
         )
+
+
+def _latest(workspace: Workspace) -> str:
+    head = workspace.head
+    if head is None:
+        raise InternalError("a fork without history", op="attempt")
+    return head.id
 
 
 def _approvals(mission: Mission) -> tuple[ApprovalRule, ...]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -96,6 +97,12 @@ def register(registration: Registration) -> None:
         create_only(place, registration.id.encode() + b"\n", mode=0o600)
     except FileExistsError:
         raise WorkspaceExists(f"{os.fsdecode(path)} is a workspace already", op="workspace init") from None
+
+
+def forget(registration: Registration) -> None:
+    """The name first: killed in between, there is a home that nothing leads to, and never a name without one."""
+    _place(bytes.fromhex(registration.path_hex)).unlink(missing_ok=True)
+    shutil.rmtree(home_of(registration.id), ignore_errors=True)
 
 
 def registered(real: str) -> Registration:

@@ -125,6 +125,12 @@ class Workspace:
             cache.save(self._home / "cache", self._directory, self._store.position)
         self._release()
 
+    def forget(self) -> None:
+        """Close it, and make its directory an ordinary one again. What it recorded stays in the store, for its forks
+        and for whoever knows a snapshot's id."""
+        self._release()
+        registry.forget(self._registration)
+
     def _release(self) -> None:
         self._directory = None
         if self._tracker:
@@ -238,7 +244,7 @@ class Workspace:
             left=left,
         )
 
-    def fork(self, name: str, dest: str | os.PathLike[str]) -> Workspace:
+    def fork(self, name: str, dest: str | os.PathLike[str], *, track: bool | None = None) -> Workspace:
         """A new workspace at `dest`, a directory that is not there or empty, with the files of that snapshot.
 
         Its history begins there, and its content is shared with this one's. The directory appears whole or not at all.
@@ -281,7 +287,7 @@ class Workspace:
             # Last: killed before this, there is an ordinary directory, and never a workspace without one.
             registry.register(new)
             cache.save(registry.home_of(new.id) / "cache", directory, self._store.position)
-        return Workspace(new, track=self._tracker is not None, clock=self._clock)
+        return Workspace(new, track=self._tracker is not None if track is None else track, clock=self._clock)
 
     def export(self, name: str, dest: str | os.PathLike[str]) -> None:
         """The files of a snapshot in an ordinary directory without history, which is made, or empty."""
