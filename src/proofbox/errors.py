@@ -88,6 +88,7 @@
     └── LabError                 ATTEMPT_FAILED              exit 4
         ├── SuiteInvalid         SUITE_INVALID               exit 1
         ├── SuiteNotPassed       SUITE_NOT_PASSED            exit 1
+        ├── EvidenceIncomplete   ATTEMPT_EVIDENCE_INCOMPLETE exit 1
         ├── AttemptUnknown       ATTEMPT_UNKNOWN             exit 2
         ├── RunUnknown           RUN_UNKNOWN                 exit 2
         ├── RunBusy              RUN_BUSY                    exit 3, retryable
@@ -757,6 +758,13 @@ class SuiteNotPassed(LabError):
     """The run is whole, and not every mission in it was verified as done."""
 
     code = "SUITE_NOT_PASSED"
+    exit_code = 1
+
+
+class EvidenceIncomplete(LabError):
+    """The evidence of an attempt is not whole, or contradicts itself. `details["findings"]` names each way."""
+
+    code = "ATTEMPT_EVIDENCE_INCOMPLETE"
     exit_code = 1
 
 

@@ -64,6 +64,9 @@ COMMANDS = (
     Command("runtime check", "runtime:check", "Check a runtime by driving it."),
     Command("runtime try", "runtime:try_", "Give one prompt to an agent in a box, and tell every step."),
     Command("runtime fork", "runtime:fork", "Go on from a step of a recorded trial: files and thread."),
+    Command("validate", "lab:validate", "Check that the evidence of attempts is whole and agrees with itself."),
+    Command("report", "lab:report", "Show the figures of attempts, from verified evidence."),
+    Command("gc", "lab:gc", "Free what old runs take on the disk."),
     Command("contract", "contract:contract", "List every command, schema and code, for programs."),
     Command("completion", "completion:completion", "Print a tab completion script for a shell."),
 )

@@ -34,7 +34,7 @@ from proofbox.lab import artifacts
 from proofbox.lab.ledger import Attempt, Ended, Ledger, Planned
 from proofbox.lab.plan import PLAN, WORK, Plan, attempts_of, ledger_path, read_plan, redactor_of
 from proofbox.lab.summary import SUMMARY, summarize
-from proofbox.lab.template import make_template
+from proofbox.lab.template import forget_templates, make_template
 
 CONDUCTOR = "conductor"
 MOST_LOST = 3
@@ -114,7 +114,9 @@ class Conductor:
             self._write(bundle)
             bundle.__exit__(None, None, None)
             self._ledger.set_about("committed", "yes")
-            shutil.rmtree(self._out / WORK / self._run_id, ignore_errors=True)
+            work = self._out / WORK / self._run_id
+            forget_templates(work / "templates")
+            shutil.rmtree(work, ignore_errors=True)
         return run_dir
 
     def close(self) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tarfile
 import zipfile
 from pathlib import Path
 
-from proofbox.errors import SuiteInvalid, WorkspaceExists
+from proofbox.errors import SuiteInvalid, WorkspaceError, WorkspaceExists
 from proofbox.workspace.workspace import Workspace
 
 MOST_FILES = 1_000_000
@@ -32,6 +33,13 @@ def make_template(source: Path | None, dest: Path) -> str:
         workspace = Workspace.open(dest, track=False)
     with workspace:
         return workspace.snapshot("as given").id
+
+
+def forget_templates(place: Path) -> None:
+    """They are no workspaces any more; their stores hold what attempts left, and stay."""
+    for template in place.iterdir() if place.is_dir() else ():
+        with contextlib.suppress(WorkspaceError):
+            Workspace.open(template, track=False).forget()
 
 
 def _fill(source: Path | None, dest: Path) -> None:

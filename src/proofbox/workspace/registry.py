@@ -105,6 +105,20 @@ def forget(registration: Registration) -> None:
     shutil.rmtree(home_of(registration.id), ignore_errors=True)
 
 
+def drop_store(store_id: str) -> bool:
+    """Remove a store that no workspace has any more; False: one has, or it is not there."""
+    used = any(
+        found is not None and found.store == store_id
+        for home in base().glob("ws-*")
+        for found in [read(home / "workspace.json", Registration)]
+    )
+    path = store_path(store_id)
+    if used or not path.is_dir():
+        return False
+    shutil.rmtree(path)
+    return True
+
+
 def registered(real: str) -> Registration:
     try:
         workspace_id = _place(os.fsencode(real)).read_text("ascii").removesuffix("\n")

@@ -1,0 +1,134 @@
+"""Evidence that agrees with itself is valid, evidence that does not is found out, and what is old may go."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from suites import HEAD, attempts, command, conduct, mission, plan, say, write
+
+from proofbox.cli import main
+from proofbox.core.canonical import canonical_bytes
+from proofbox.core.clock import SystemClock
+from proofbox.core.dirs import state_dir
+from proofbox.evidence.promotion import emit_promotion
+from proofbox.evidence.reader import load_bundle
+from proofbox.evidence.repair import reindex_repair
+from proofbox.lab.retention import Rules, collect, survey
+from proofbox.lab.validation import validate
+
+pytestmark = pytest.mark.needs("bubblewrap")
+
+SUITE = HEAD + mission(
+    "answer",
+    write("answer.txt", "42\n"),
+    command("seq 1 2000"),
+    say("done"),
+    verify={"commands": ["grep -qx 42 answer.txt"]},
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    base = tmp_path_factory.mktemp("upkeep")
+    return conduct(plan(SUITE, base / "out", base), base / "out")
+
+
+def test_what_happened_is_valid_and_its_figures_are_there(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", str(run), "--strict", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["attempts"] == 1
+    assert main(["report", str(run), "--strict", "--json"]) == 0
+    (report,) = json.loads(capsys.readouterr().out)["reports"]
+    assert (report["tool_calls"], report["verified"], report["steps"]) == (2, "passed", 2)
+    assert main(["report", str(run)]) == 0
+    assert "answer.1" in capsys.readouterr().out
+
+
+def edited(path: Path, change: Callable[[Any], None]) -> None:
+    document = json.loads(path.read_bytes())
+    change(document)
+    path.write_bytes(canonical_bytes(document))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "code"),
+    [
+        ("feedback.json", lambda it: it.update(result_json={}), "feedback_ambiguous"),
+        ("feedback.json", lambda it: it.update(claimed="failure"), "contradiction"),
+        ("outcome.json", lambda it: it["verified"].update(result="failed"), "contradiction"),
+        ("attempt.report.json", lambda it: it.update(tool_calls=7), "contradiction"),
+        ("attempt.report.json", lambda it: it.pop("reason"), "artifact_malformed"),
+    ],
+)
+def test_a_story_that_contradicts_itself_is_found_out_even_when_every_digest_fits(
+    run: Path, tmp_path: Path, name: str, change: Callable[[Any], None], code: str
+) -> None:
+    copy = tmp_path / run.name
+    shutil.copytree(run, copy)
+    attempt = copy / "attempts/answer.1.e1"
+    edited(attempt / name, change)
+    reindex_repair(attempt)
+    assert code in {each.code for each in validate(load_bundle(attempt), strict=True)}
+
+
+def test_what_is_lacking_is_named(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copy = tmp_path / run.name
+    shutil.copytree(run, copy)
+    attempt = copy / "attempts/answer.1.e1"
+    (output,) = (attempt / "outputs").iterdir()
+    output.unlink()
+    (attempt / "final.diff").unlink()
+    reindex_repair(attempt)
+    assert main(["validate", str(attempt), "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert {each["code"] for each in document["findings"]} == {"artifact_missing", "output_missing"}
+    assert document["error"]["code"] == "ATTEMPT_EVIDENCE_INCOMPLETE"
+
+
+def test_what_is_old_goes_and_what_is_needed_stays(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    runs = [conduct(plan(SUITE, out, tmp_path), out) for _ in range(4)]
+    (out / f"{runs[0].name}.pin").touch()
+    packet = emit_promotion(runs[1])
+    assert packet.promotable
+    (out / f"{runs[1].name}.promotion.json").touch()
+    unfinished = plan(SUITE, out, tmp_path)
+    stores = set(os.listdir(state_dir() / "workspaces/stores"))
+    later = SystemClock().now() + timedelta(days=10)
+    items = survey(out, Rules(older_than=5 * 86400.0), later)
+    assert {Path(each.path).name: each.reason for each in items if each.kind == "run"} == {
+        runs[0].name: "pinned",
+        runs[1].name: "promoted",
+        runs[2].name: "older than 432000 s",
+        runs[3].name: "the latest",
+    }
+    assert collect(items) > 0
+    assert sorted(path.name for path in out.glob("run-*") if path.is_dir()) == sorted(
+        each.name for each in (runs[0], runs[1], runs[3])
+    )
+    assert not (out / f"{runs[2].name}.ledger").exists()
+    assert len(stores - set(os.listdir(state_dir() / "workspaces/stores"))) == 1, "its files went with it"
+    conduct(unfinished, out)
+    (attempt,) = attempts(unfinished, out).values()
+    assert attempt.result is not None
+    assert attempt.result.verified == "passed"
+
+
+def test_what_a_killed_conductor_left_is_freed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    left = out / ".work" / "run-gone" / "attempts"
+    left.mkdir(parents=True)
+    (left / "file").write_bytes(b"x" * 8192)
+    assert main(["gc", str(out), "--dry-run", "--json"]) == 0
+    assert left.exists()
+    assert main(["gc", str(out), "--json"]) == 0
+    assert not left.exists()
+    for wrong in (["--older-than", "-1"], ["--pin", "nothing"], ["--pin", "../x"]):
+        assert main(["gc", str(out), *wrong]) == 2
+    capsys.readouterr()
