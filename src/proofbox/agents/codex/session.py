@@ -248,7 +248,10 @@ class CodexSession:
             self.version = program.version
             info = program.box.info
             self._facts |= {"user_agent": program.user_agent, "provider": info.provider}
-            self._facts |= {"isolation": info.isolation.value, "policy": msgspec.to_builtins(program.box._inside.policy, enc_hook=str)}
+            self._facts |= {
+                "isolation": info.isolation.value,
+                "policy": msgspec.to_builtins(program.box._inside.policy, enc_hook=str),
+            }
             self._program = program
             self._wake()
             if self._recoveries:
@@ -406,7 +409,11 @@ class CodexSession:
                 await self._turn_over(event)
             else:
                 if isinstance(event, Usage):
-                    self._ledger.reported(thread, event.total, last_usage(params))
+                    active = self.feed.active_turn(thread)
+                    if active is not None and active.id == turn:
+                        self._ledger.reported(thread, event.total, last_usage(params))
+                    else:
+                        self._ledger.restored(thread, event.total)
                 await self.feed.tell(event)
         self._wake()
         self._check_listeners()
@@ -521,7 +528,7 @@ class CodexSession:
 
     async def _end_commands(self, turn: Turn) -> None:
         """An interrupted turn's command goes on in Codex, as a terminal in the background: clear those."""
-        if not self._decoder.running(turn.id) or self._program is None:
+        if self._program is None:
             return
         with contextlib.suppress(AgentError), anyio.move_on_after(STOP_SECONDS):
             await self._ask("thread/backgroundTerminals/clean", lambda _: {"threadId": turn.thread})
