@@ -9,6 +9,7 @@ import time
 import tomllib
 import urllib.request
 
+RUN = os.urandom(4).hex()
 MODE = os.environ.get("FAKE_MODE", "")
 VERSION = os.environ.get("FAKE_VERSION", "0.166.0")
 METHODS = {
@@ -60,7 +61,7 @@ def play(thread, turn):
         say(method="brand/new", params={**place, "secret": "kept"})
         say(method="item/completed", params={**place, "item": {"type": "holograph", "id": "h1"}})
     if MODE == "flood":
-        for number in range(100_000):
+        for number in range(20_000):
             say(method="item/agentMessage/delta", params={**place, "itemId": "m", "delta": str(number)})
     if MODE in ("honest", "lie"):
         ask_model(thread, turn)
@@ -117,7 +118,7 @@ def main():
             agent = "0.1.0" if MODE == "old" else VERSION
             say(id=id, result={"userAgent": f"proofbox/{agent} (Fake)"})
         elif method in ("thread/start", "thread/resume", "thread/fork"):
-            say(id=id, result={"thread": {"id": params.get("threadId", f"thread-{os.getpid()}")}})
+            say(id=id, result={"thread": {"id": params.get("threadId", f"thread-{RUN}")}})
         elif method == "turn/start":
             if MODE in ("busy", "busy-once") and refusals < (1 if MODE == "busy-once" else 99):
                 refusals += 1
@@ -126,7 +127,7 @@ def main():
             if MODE == "unanswered":
                 continue
             turns += 1
-            turn = f"turn-{os.getpid()}-{turns}"
+            turn = f"turn-{RUN}-{turns}"
             say(id=id, result={"turn": {"id": turn}} if MODE != "shapeless" else [1])
             play(params["threadId"], turn)
         elif id is not None:

@@ -154,7 +154,7 @@ class CodexSession:
             raise
         if self._over is not None:
             await self.close()
-            raise self._over
+            raise _as_agent(self._over)
         if self._options.stall_timeout is not None:
             self._background.spawn(self._watch, self._options.stall_timeout)
 
