@@ -17,7 +17,12 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from proofbox.agents.forking import fork_trial as fork_trial
+    from proofbox.agents.outcome import Trial as Trial
+    from proofbox.agents.outcome import TrialRequest as TrialRequest
+    from proofbox.agents.trial import run_trial as run_trial
     from proofbox.core.redaction import Redactor as Redactor
+    from proofbox.errors import AgentError as AgentError
     from proofbox.errors import BundleError as BundleError
     from proofbox.errors import PromotionError as PromotionError
     from proofbox.errors import ProofboxError as ProofboxError
@@ -49,6 +54,7 @@ if TYPE_CHECKING:
     from proofbox.workspace.workspace import Workspace as Workspace
 
 _HOME = {
+    "AgentError": "errors",
     "AsyncSandboxes": "sandbox.aservice",
     "AsyncSession": "sandbox.aservice",
     "Bundle": "evidence.reader",
@@ -71,17 +77,22 @@ _HOME = {
     "Sandboxes": "sandbox.service",
     "Session": "sandbox.service",
     "SessionInfo": "sandbox.sessions",
+    "Trial": "agents.outcome",
+    "TrialRequest": "agents.outcome",
     "UnverifiedBundle": "evidence.reader",
     "Verification": "evidence.verify",
     "emit_promotion": "evidence.promotion",
+    "fork_trial": "agents.forking",
     "load_bundle": "evidence.reader",
     "open_bundle_unverified": "evidence.reader",
+    "run_trial": "agents.trial",
     "verify": "evidence.verify",
     "Snapshot": "workspace.model",
     "Workspace": "workspace.workspace",
 }
 
 __all__ = [
+    "AgentError",
     "AsyncSandboxes",
     "AsyncSession",
     "Bundle",
@@ -105,12 +116,16 @@ __all__ = [
     "Session",
     "SessionInfo",
     "Snapshot",
+    "Trial",
+    "TrialRequest",
     "UnverifiedBundle",
     "Verification",
     "Workspace",
     "emit_promotion",
+    "fork_trial",
     "load_bundle",
     "open_bundle_unverified",
+    "run_trial",
     "verify",
 ]
 
