@@ -62,6 +62,11 @@ class Record:
     def close(self) -> None:
         self.ends()
 
+    def discard(self) -> None:
+        """No agent was ever started: there is nothing to record."""
+        self.close()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
 
 CHAINS = ("events", "steps")
 

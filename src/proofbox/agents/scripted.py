@@ -161,7 +161,8 @@ class ScriptedSession(HostedSession):
         self._crashed = False
 
     def facts(self) -> Mapping[str, Any]:
-        return {"transport": "embedded", "sandboxed": self.options.sandboxed, **self._facts}
+        boxed = self.options.sandboxed and self.options.provider != "off"  # until there is a box to ask
+        return {"transport": "embedded", "sandboxed": boxed, **self._facts}
 
     async def start_thread(self) -> str:
         thread = await super().start_thread()
@@ -181,18 +182,22 @@ class ScriptedSession(HostedSession):
         event = ThreadStarted(session=self.id, thread=new.id, origin="fork", forked_from=thread)
         return await self._have_thread(new.id, event)
 
+    async def start_turn(self, thread: str, prompt: str) -> str:
+        turn = await super().start_turn(thread, prompt)
+        self._keep(self._kept[thread].with_turn(KeptTurn(turn, (prompt,))))
+        return turn
+
     async def steer_turn(self, thread: str, turn: str, text: str) -> None:
         if self._turn_of(thread, turn).result is not None:
             raise UsageError("the turn has ended", op="turn", fix_hints=["start another turn"])
         self._steered.setdefault(turn, []).append(text)
+        self._keep_told(thread, turn, text)
         self._hearing.setdefault(turn, anyio.Event()).set()
         await self.tell(Notice(session=self.id, thread=thread, turn=turn, kind="steered", message=text))
 
     async def _play(self, turn: Turn, prompt: str) -> None:
-        thread = self._kept[turn.thread]
-        number = len(thread.turns) + 1
+        number = len(self._kept[turn.thread].turns)
         status = "interrupted"
-        self._keep(thread.with_turn(KeptTurn(turn.id, (prompt,))))
         try:
             for step in self._script.steps_of(number):
                 await self._do(turn, step, number, prompt)
@@ -201,8 +206,8 @@ class ScriptedSession(HostedSession):
             status = "failed"
             raise
         finally:
-            told = (prompt, *self._steered.get(turn.id, ()))
-            self._keep(thread.with_turn(KeptTurn(turn.id, told, status)))
+            thread = self._kept[turn.thread]
+            self._keep(thread.with_turn(msgspec.structs.replace(thread.turns[-1], status=status)))
 
     async def _do(self, turn: Turn, step: Step, number: int, prompt: str) -> None:
         steered = self._steered.get(turn.id, [])
@@ -210,7 +215,7 @@ class ScriptedSession(HostedSession):
             "prompt": prompt,
             "turn": str(number),
             "heard": steered[-1] if steered else "",
-            "history": "\n".join([*self._kept[turn.thread].told(), *steered]),
+            "history": "\n".join(self._kept[turn.thread].told()),
         }
         if step.tool is not None:
             await self._use(turn, step.tool, filled(step.args, places))
@@ -323,6 +328,13 @@ class ScriptedSession(HostedSession):
     def _keep(self, thread: Thread) -> None:
         self._kept[thread.id] = thread
         self._store.save(thread)
+
+    def _keep_told(self, thread: str, turn: str, text: str) -> None:
+        """What a turn was told is its thread's, though the turn may have no step left to hear it in."""
+        kept = self._kept[thread]
+        last = kept.turns[-1]
+        if last.id == turn:
+            self._keep(kept.with_turn(msgspec.structs.replace(last, told=(*last.told, text))))
 
     def _item(self) -> str:
         self._items += 1

@@ -135,13 +135,18 @@ class Running:
                 await run_sync(copy_home, Path(self.fork.record) / "home", home)
             home.mkdir(mode=0o700, exist_ok=True)
             first = (await run_sync(workspace.snapshot, f"before {self.id}")).id
-            session, considered = await first_usable(
-                self.chain,
-                self.registry,
-                lambda runtime: self._start(runtime, scratch, home),
-                settings=self.settings,
-                required=self.request.required,
-            )
+            try:
+                session, considered = await first_usable(
+                    self.chain,
+                    self.registry,
+                    lambda runtime: self._start(runtime, scratch, home),
+                    settings=self.settings,
+                    required=self.request.required,
+                )
+            except BaseException:
+                if record is not None:
+                    record.discard()
+                raise
             heard = _Heard(record)
             steps = StepRecorder(workspace, first, lambda entry: record.append("steps", entry) if record else None)
             for listener in (heard, steps, self.on_event):
@@ -182,7 +187,7 @@ class Running:
             settings=self.settings(runtime),
             env=self.environment.values,
             approvals=request.approvals,
-            sandboxed=request.sandboxed,
+            sandboxed=request.sandboxed and request.provider != "off",
             stall_timeout=request.stall_timeout,
         )
         return await runtime.start_session(options, clock=self.clock, ids=self.ids)

@@ -248,7 +248,10 @@ class CodexSession:
             self.version = program.version
             info = program.box.info
             self._facts |= {"user_agent": program.user_agent, "provider": info.provider}
-            self._facts |= {"isolation": info.isolation.value, "policy": msgspec.to_builtins(program.box._inside.policy, enc_hook=str)}
+            self._facts |= {
+                "isolation": info.isolation.value,
+                "policy": msgspec.to_builtins(program.box._inside.policy, enc_hook=str),
+            }
             self._program = program
             self._wake()
             if self._recoveries:
