@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,9 +24,9 @@ from proofbox.workspace.effects import Effect
 from proofbox.workspace.tools.conformance import CHECKS, World, run_conformance
 from proofbox.workspace.tools.contract import ToolEnvironment, ToolResult
 from proofbox.workspace.tools.host import HostEnvironment
-from proofbox.workspace.tools.layers import Below, Call, Layered
+from proofbox.workspace.tools.layers import Below, Call, Layer, Layered
 from proofbox.workspace.tools.memory import MemoryEnvironment
-from proofbox.workspace.tools.middleware import Nudge, workspace_layers
+from proofbox.workspace.tools.middleware import Nudge, Recording, SnapshotOnWrite, workspace_layers
 from proofbox.workspace.tools.tree import Guard
 
 RULES = """
@@ -57,12 +58,19 @@ def host(workspace: Workspace) -> Iterator[HostEnvironment]:
         yield env
 
 
+def layers(
+    env: ToolEnvironment, workspace: Workspace, capabilities: Capabilities | None = None, **options: Any
+) -> list[Layer]:
+    history = SnapshotOnWrite(workspace)
+    return workspace_layers(env, history, Recording(workspace.effects, history.head), capabilities, **options)
+
+
 def log(workspace: Workspace) -> list[Effect]:
     return list(workspace.effects.entries())
 
 
 def test_a_call_goes_through_every_layer(workspace: Workspace, host: HostEnvironment) -> None:
-    env = Layered(host, workspace_layers(host, workspace, Capabilities(parse(RULES))))
+    env = Layered(host, layers(host, workspace, Capabilities(parse(RULES))))
     assert isinstance(env, ToolEnvironment)
     env.write_file("src/b", "two")
     done = env.run_command("echo hi; exit 3", env={"OK": "1"})
@@ -82,7 +90,7 @@ def test_a_call_goes_through_every_layer(workspace: Workspace, host: HostEnviron
 
 
 def test_denials_are_recorded_and_nothing_is_done(workspace: Workspace, host: HostEnvironment) -> None:
-    env = Layered(host, workspace_layers(host, workspace, Capabilities(parse(RULES))))
+    env = Layered(host, layers(host, workspace, Capabilities(parse(RULES))))
     patch = "--- /dev/null\n+++ b/top\n@@ -0,0 +1 @@\n+x\n"
     for attempt, rule in (
         (lambda: env.read_file("secret"), "fs.read: !secret"),
@@ -107,7 +115,7 @@ def test_denials_are_recorded_and_nothing_is_done(workspace: Workspace, host: Ho
 
 
 def test_what_fails_is_recorded_with_its_code(workspace: Workspace, host: HostEnvironment) -> None:
-    env = Layered(host, workspace_layers(host, workspace))
+    env = Layered(host, layers(host, workspace))
     with pytest.raises(FileAbsent):
         env.read_file("none")
     intent, outcome = log(workspace)
@@ -115,7 +123,7 @@ def test_what_fails_is_recorded_with_its_code(workspace: Workspace, host: HostEn
 
 
 def test_a_call_whose_intent_cannot_be_recorded_is_not_made(workspace: Workspace, host: HostEnvironment) -> None:
-    env = Layered(host, workspace_layers(host, workspace))
+    env = Layered(host, layers(host, workspace))
     env.write_file("src/b", "x")
     workspace.effects.path.write_bytes(workspace.effects.path.read_bytes() + b'{"not":"an entry"}\n')
     with pytest.raises(ProofboxError):
@@ -124,7 +132,7 @@ def test_a_call_whose_intent_cannot_be_recorded_is_not_made(workspace: Workspace
 
 
 def test_any_step_can_be_rolled_back_to(workspace: Workspace, host: HostEnvironment) -> None:
-    env = Layered(host, workspace_layers(host, workspace))
+    env = Layered(host, layers(host, workspace))
     env.write_file("src/a", "two\n")
     env.edit_file("src/a", "two", "three")
     env.run_command("echo four > src/a; mkdir d")
@@ -138,7 +146,7 @@ def test_any_step_can_be_rolled_back_to(workspace: Workspace, host: HostEnvironm
 
 
 def test_a_failed_check_rolls_back_to_the_last_good_state(workspace: Workspace, host: HostEnvironment) -> None:
-    env = Layered(host, workspace_layers(host, workspace, check="! grep -q bad src/*", nudge=False))
+    env = Layered(host, layers(host, workspace, check="! grep -q bad src/*", nudge=False))
     env.write_file("src/a", "good\n")
     with pytest.raises(CheckFailed) as caught:
         env.write_file("src/b", "bad\n")
@@ -155,7 +163,7 @@ def test_a_failed_check_rolls_back_to_the_last_good_state(workspace: Workspace, 
 
 
 def test_reads_take_no_snapshot(workspace: Workspace, host: HostEnvironment) -> None:
-    env = Layered(host, workspace_layers(host, workspace))
+    env = Layered(host, layers(host, workspace))
     env.read_file("src/a")
     env.list_directory()
     assert workspace.history() == []

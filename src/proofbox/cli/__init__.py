@@ -52,12 +52,17 @@ COMMANDS = (
     Command("workspace fork", "workspace:fork", "Make a new workspace at a snapshot."),
     Command("workspace verify", "workspace:verify", "Hash the whole stored history again."),
     Command("workspace gc", "workspace:gc", "Drop what no snapshot needs."),
+    Command("workspace effects", "tools:effects", "List what was done in a workspace, and what was denied."),
+    Command("workspace tools", "tools:tools", "List the tools an agent has here, with their schemas."),
+    Command("workspace call", "tools:call", "Call one tool, as an agent would."),
+    Command("mcp serve", "mcp:serve_", "Serve a workspace's tools over MCP, on stdin and stdout."),
     Command("contract", "contract:contract", "List every command, schema and code, for programs."),
     Command("completion", "completion:completion", "Print a tab completion script for a shell."),
 )
 
 GROUPS = {
     "workspace": "Directories with history.",
+    "mcp": "A workspace's tools for agents that speak MCP.",
     "session": "Boxes that stay between commands.",
     "bundle": "Bundles of evidence: look, check, reindex, copy.",
     "promotion": "Packets that say whether a bundle may be relied on.",

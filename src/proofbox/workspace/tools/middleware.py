@@ -238,28 +238,25 @@ class Nudge:
 
 def workspace_layers(
     env: ToolEnvironment,
-    workspace: Workspace | None = None,
+    history: SnapshotOnWrite | None = None,
+    recording: Recording | None = None,
     capabilities: Capabilities | None = None,
     *,
     check: str | None = None,
     nudge: bool = True,
-    clock: Clock | None = None,
 ) -> list[Layer]:
-    """The usual layers, outermost first, for `Layered(env, …)`. `check` is a command that must pass after a change."""
+    """The usual layers, outermost first, for `Layered(env, …)`; without a part, the layers that need it are left out.
+
+    `check` is a command that must pass after a change.
+    """
     layers: list[Layer] = []
-    recording = history = None
-    if workspace is not None:
-        history = SnapshotOnWrite(workspace)
-        recording = Recording(workspace.effects, history.head, clock)
     if capabilities is not None:
         layers.append(CapabilityCheck(capabilities, env.root, recording.denied if recording else None))
-    if recording is not None and history is not None:
-        if check is not None:
-            recorded = Layered(env, [recording])
-            layers.append(CheckAfterWrite(recorded, check, history, on_rollback=recording.rolled_back))
-        layers += [recording, history]
-    if nudge:
-        layers.append(Nudge())
+    if check is not None and history is not None:
+        recorded = env if recording is None else Layered(env, [recording])
+        rolled_back = None if recording is None else recording.rolled_back
+        layers.append(CheckAfterWrite(recorded, check, history, on_rollback=rolled_back))
+    layers += [layer for layer in (recording, history, Nudge() if nudge else None) if layer is not None]
     return layers
 
 

@@ -10,7 +10,7 @@ never raises what proofbox raises on purpose, and has the bounded text that a mo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -151,25 +151,29 @@ class ToolRegistry:
         return Answer(result.text(limit), result=result)
 
 
-def create_tool_registry(env: ToolEnvironment, *, only: tuple[str, ...] | None = None) -> ToolRegistry:
-    """The nine tools over an environment; `only` some of them, by name."""
+def create_tool_registry(
+    env: ToolEnvironment, *, only: Collection[str] | None = None, more: Iterable[Tool] = ()
+) -> ToolRegistry:
+    """The nine tools over an environment, or `only` some of them by name, and `more` that are not its own."""
     made = [
-        _tool(env.read_file, ReadFile, "Read a file of the workspace, whole or from a line on.", read_only=True),
-        _tool(env.write_file, WriteFile, "Create a file or replace its content; directories are made as needed."),
-        _tool(env.edit_file, EditFile, "Replace an exact text in a file."),
-        _tool(env.apply_patch, ApplyPatch, "Apply a unified diff to several files: all of it, or nothing."),
-        _tool(env.remove_file, RemoveFile, "Remove a file or a symbolic link."),
-        _tool(env.list_directory, ListDirectory, "List what is in a directory.", read_only=True),
-        _tool(env.list_files_recursive, ListFiles, "List every file below a directory.", read_only=True),
-        _tool(env.search_text, SearchText, "Find lines that match a pattern, in many files.", read_only=True),
-        _tool(env.run_command, RunCommand, "Run a command in the workspace's sandbox and give its output."),
+        make_tool(env.read_file, ReadFile, "Read a file of the workspace, whole or from a line on.", read_only=True),
+        make_tool(env.write_file, WriteFile, "Create a file or replace its content; directories are made as needed."),
+        make_tool(env.edit_file, EditFile, "Replace an exact text in a file."),
+        make_tool(env.apply_patch, ApplyPatch, "Apply a unified diff to several files: all of it, or nothing."),
+        make_tool(env.remove_file, RemoveFile, "Remove a file or a symbolic link."),
+        make_tool(env.list_directory, ListDirectory, "List what is in a directory.", read_only=True),
+        make_tool(env.list_files_recursive, ListFiles, "List every file below a directory.", read_only=True),
+        make_tool(env.search_text, SearchText, "Find lines that match a pattern, in many files.", read_only=True),
+        make_tool(env.run_command, RunCommand, "Run a command in the workspace's sandbox and give its output."),
     ]
-    return ToolRegistry({tool.name: tool for tool in made if only is None or tool.name in only})
+    kept = [tool for tool in made if only is None or tool.name in only]
+    return ToolRegistry({tool.name: tool for tool in [*kept, *more]})
 
 
-def _tool(
+def make_tool(
     run: Callable[..., ToolResult], arguments: type[Arguments], description: str, *, read_only: bool = False
 ) -> Tool:
+    """A tool called as the function is, with the parameters that `arguments` has."""
     return Tool(run.__name__, description, _schema(arguments), arguments, run, read_only)
 
 

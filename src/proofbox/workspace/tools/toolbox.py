@@ -17,8 +17,9 @@ from proofbox.workspace.capabilities.capabilities import Capabilities
 from proofbox.workspace.ignore import Ignore
 from proofbox.workspace.tools.boxed import BoxedEnvironment
 from proofbox.workspace.tools.contract import ToolEnvironment
+from proofbox.workspace.tools.history import history_tools
 from proofbox.workspace.tools.layers import Layered
-from proofbox.workspace.tools.middleware import workspace_layers
+from proofbox.workspace.tools.middleware import Recording, SnapshotOnWrite, workspace_layers
 from proofbox.workspace.tools.registry import ToolRegistry, create_tool_registry
 from proofbox.workspace.workspace import Workspace
 
@@ -51,5 +52,8 @@ def open_toolbox(
         workspace = stack.enter_context(Workspace.open(directory, track=track))
         ignore = Ignore(workspace.ignored)
         env = stack.enter_context(BoxedEnvironment(workspace.path, granted, provider=provider, ignore=ignore))
-        layered = Layered(env, workspace_layers(env, workspace, granted, check=check, nudge=nudge))
-        yield Toolbox(workspace, granted, layered, create_tool_registry(layered))
+        history = SnapshotOnWrite(workspace)
+        recording = Recording(workspace.effects, history.head)
+        layered = Layered(env, workspace_layers(env, history, recording, granted, check=check, nudge=nudge))
+        more = history_tools(history, recording, granted)
+        yield Toolbox(workspace, granted, layered, create_tool_registry(layered, more=more))
