@@ -45,7 +45,11 @@ if TYPE_CHECKING:
     from proofbox.sandbox.service import Sandboxes as Sandboxes
     from proofbox.sandbox.service import Session as Session
     from proofbox.sandbox.sessions import SessionInfo as SessionInfo
+    from proofbox.workspace.capabilities.capabilities import Capabilities as Capabilities
     from proofbox.workspace.model import Snapshot as Snapshot
+    from proofbox.workspace.tools.contract import ToolEnvironment as ToolEnvironment
+    from proofbox.workspace.tools.registry import create_tool_registry as create_tool_registry
+    from proofbox.workspace.tools.toolbox import open_toolbox as open_toolbox
     from proofbox.workspace.workspace import Workspace as Workspace
 
 _HOME = {
@@ -77,7 +81,11 @@ _HOME = {
     "load_bundle": "evidence.reader",
     "open_bundle_unverified": "evidence.reader",
     "verify": "evidence.verify",
+    "Capabilities": "workspace.capabilities.capabilities",
     "Snapshot": "workspace.model",
+    "ToolEnvironment": "workspace.tools.contract",
+    "create_tool_registry": "workspace.tools.registry",
+    "open_toolbox": "workspace.tools.toolbox",
     "Workspace": "workspace.workspace",
 }
 
@@ -87,6 +95,7 @@ __all__ = [
     "Bundle",
     "BundleError",
     "BundleWriter",
+    "Capabilities",
     "Diagnostic",
     "Event",
     "ExecResult",
@@ -105,12 +114,15 @@ __all__ = [
     "Session",
     "SessionInfo",
     "Snapshot",
+    "ToolEnvironment",
     "UnverifiedBundle",
     "Verification",
     "Workspace",
+    "create_tool_registry",
     "emit_promotion",
     "load_bundle",
     "open_bundle_unverified",
+    "open_toolbox",
     "verify",
 ]
 
