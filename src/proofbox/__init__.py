@@ -50,7 +50,11 @@ if TYPE_CHECKING:
     from proofbox.sandbox.service import Sandboxes as Sandboxes
     from proofbox.sandbox.service import Session as Session
     from proofbox.sandbox.sessions import SessionInfo as SessionInfo
+    from proofbox.workspace.capabilities.capabilities import Capabilities as Capabilities
     from proofbox.workspace.model import Snapshot as Snapshot
+    from proofbox.workspace.tools.contract import ToolEnvironment as ToolEnvironment
+    from proofbox.workspace.tools.registry import create_tool_registry as create_tool_registry
+    from proofbox.workspace.tools.toolbox import open_toolbox as open_toolbox
     from proofbox.workspace.workspace import Workspace as Workspace
 
 _HOME = {
@@ -60,6 +64,7 @@ _HOME = {
     "Bundle": "evidence.reader",
     "BundleError": "errors",
     "BundleWriter": "evidence.writer",
+    "Capabilities": "workspace.capabilities.capabilities",
     "Diagnostic": "sandbox.contract",
     "Event": "sandbox.contract",
     "ExecResult": "sandbox.contract",
@@ -77,18 +82,21 @@ _HOME = {
     "Sandboxes": "sandbox.service",
     "Session": "sandbox.service",
     "SessionInfo": "sandbox.sessions",
+    "Snapshot": "workspace.model",
+    "ToolEnvironment": "workspace.tools.contract",
     "Trial": "agents.outcome",
     "TrialRequest": "agents.outcome",
     "UnverifiedBundle": "evidence.reader",
     "Verification": "evidence.verify",
+    "Workspace": "workspace.workspace",
+    "create_tool_registry": "workspace.tools.registry",
     "emit_promotion": "evidence.promotion",
     "fork_trial": "agents.forking",
     "load_bundle": "evidence.reader",
     "open_bundle_unverified": "evidence.reader",
+    "open_toolbox": "workspace.tools.toolbox",
     "run_trial": "agents.trial",
     "verify": "evidence.verify",
-    "Snapshot": "workspace.model",
-    "Workspace": "workspace.workspace",
 }
 
 __all__ = [
@@ -98,6 +106,7 @@ __all__ = [
     "Bundle",
     "BundleError",
     "BundleWriter",
+    "Capabilities",
     "Diagnostic",
     "Event",
     "ExecResult",
@@ -116,15 +125,18 @@ __all__ = [
     "Session",
     "SessionInfo",
     "Snapshot",
+    "ToolEnvironment",
     "Trial",
     "TrialRequest",
     "UnverifiedBundle",
     "Verification",
     "Workspace",
+    "create_tool_registry",
     "emit_promotion",
     "fork_trial",
     "load_bundle",
     "open_bundle_unverified",
+    "open_toolbox",
     "run_trial",
     "verify",
 ]

@@ -262,6 +262,11 @@ class Workspace:
         return Workspace(new, track=self._tracker is not None, clock=self._clock)
 
     @property
+    def ignored(self) -> tuple[str, ...]:
+        """The patterns of what is never part of it."""
+        return self._registration.ignore
+
+    @property
     def effects(self) -> effects.EffectLog:
         """The log of what was done here: `effects.py`."""
         return effects.EffectLog(self._home, self.id, clock=self._clock)
