@@ -154,7 +154,7 @@ class CodexSession:
             raise
         if self._over is not None:
             await self.close()
-            raise self._over
+            raise _as_agent(self._over)
         if self._options.stall_timeout is not None:
             self._background.spawn(self._watch, self._options.stall_timeout)
 
@@ -409,7 +409,11 @@ class CodexSession:
                 await self._turn_over(event)
             else:
                 if isinstance(event, Usage):
-                    self._ledger.reported(thread, event.total, last_usage(params))
+                    active = self.feed.active_turn(thread)
+                    if active is not None and active.id == turn:
+                        self._ledger.reported(thread, event.total, last_usage(params))
+                    else:
+                        self._ledger.restored(thread, event.total)
                 await self.feed.tell(event)
         self._wake()
         self._check_listeners()
@@ -524,7 +528,7 @@ class CodexSession:
 
     async def _end_commands(self, turn: Turn) -> None:
         """An interrupted turn's command goes on in Codex, as a terminal in the background: clear those."""
-        if not self._decoder.running(turn.id) or self._program is None:
+        if self._program is None:
             return
         with contextlib.suppress(AgentError), anyio.move_on_after(STOP_SECONDS):
             await self._ask("thread/backgroundTerminals/clean", lambda _: {"threadId": turn.thread})
