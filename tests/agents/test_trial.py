@@ -123,16 +123,16 @@ def test_what_changed_behind_the_last_step_is_a_step(project: Path) -> None:
     daemon = "(setsid sh -c 'while [ ! -e go ]; do sleep 0.01; done; echo late > late.txt' >/dev/null 2>&1 &)"
 
     async def until_late(_: float) -> None:
+        (project / "go").touch()
         while not (project / "late.txt").exists():  # noqa: ASYNC110 (a file tells nobody)
             await anyio.sleep(0.01)
 
     registry = Registry({"scripted": lambda: ScriptedRuntime(sleep=until_late)})
     start = {"tool": "run_command", "args": {"command": daemon}}
-    release = {"tool": "write_file", "args": {"path": "go", "content": ""}}
-    trial = attempt(request(project, start, release, {"delay": 1}, {"say": "done"}), registry=registry)
-    assert [step.kind for step in trial.steps] == ["tool_call", "tool_call", "turn"]
-    assert [step.ends_turn for step in trial.steps] == [False, False, True]
-    assert trial.steps[-1].changed == 1
+    trial = attempt(request(project, start, {"delay": 1}, {"say": "done"}), registry=registry)
+    assert [step.kind for step in trial.steps] == ["tool_call", "turn"]
+    assert [step.ends_turn for step in trial.steps] == [False, True]
+    assert trial.steps[-1].changed == 2
     assert trial.steps[-1].snapshot_after == trial.snapshot_after
 
 

@@ -24,7 +24,6 @@ from proofbox.agents.threads import KeptTurn, Thread, ThreadStore
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
 from proofbox.errors import (
-    ArgumentsInvalid,
     CommandNotExecutable,
     CommandNotFound,
     PathRefused,
@@ -32,13 +31,13 @@ from proofbox.errors import (
     RequestInvalid,
     RuntimeCrashed,
     SandboxError,
-    ToolUnknown,
     UsageError,
     WorkspaceError,
 )
 from proofbox.sandbox.service import Sandboxes
 from proofbox.workspace.tools.contract import CommandResult, ToolResult
 from proofbox.workspace.tools.host import SandboxEnvironment
+from proofbox.workspace.tools.registry import create_tool_registry
 
 
 class ScriptedSettings(msgspec.Struct, frozen=True):
@@ -57,10 +56,6 @@ class Tools(Protocol):
         """End the box and everything in it, and wake whoever waits for a call. May be repeated."""
 
 
-TOOLS = (
-    *("read_file", "write_file", "remove_file", "list_directory", "list_files_recursive", "search_text"),
-    *("run_command", "edit_file", "apply_patch"),
-)
 ITS_OWN_FAULT = (CommandNotFound, CommandNotExecutable, RequestInvalid, PathRefused)
 OpenTools = Callable[[SessionOptions], Tools]
 
@@ -74,6 +69,7 @@ class BoxedTools:
         self._session = self._boxes.start_session(provider=provider, **options.policy)
         self._env = dict(options.env)
         self._environment = SandboxEnvironment(self._session)
+        self._registry = create_tool_registry(self._environment)
         info = self._session.info
         isolation = info.isolation.value
         self.facts: Mapping[str, Any] = {
@@ -85,13 +81,7 @@ class BoxedTools:
     def call(self, name: str, args: Mapping[str, Any]) -> ToolResult:
         if name == "run_command" and self._env:
             args = {**args, "env": {**self._env, **args.get("env", {})}}
-        if name not in TOOLS:
-            raise ToolUnknown(f"there is no tool {name[:60]!r}", op="tool", fix_hints=[f"known: {', '.join(TOOLS)}"])
-        try:
-            result: ToolResult = getattr(self._environment, name)(**args)
-        except TypeError as error:
-            raise ArgumentsInvalid(f"{name}: {error}", op="tool") from None
-        return result
+        return self._registry.call(name, args)
 
     def stop(self) -> None:
         self._boxes.close()
