@@ -5,7 +5,7 @@
     events.jsonl   every event that the runtime told, a hash chain
     home/          what the agent keeps for itself: its threads
 
-Everything written here is redacted and bounded. The agent's box can't see the directory, but for its own home.
+Everything but the home is redacted and bounded. The agent's box can't see the directory, but for its own home.
 """
 
 from __future__ import annotations
