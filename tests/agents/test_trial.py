@@ -185,6 +185,41 @@ def test_cancelled_it_writes_its_record_and_ends_the_agent(project: Path, tmp_pa
     assert written["steps"]
 
 
+def test_a_last_snapshot_that_fails_is_no_completed_trial(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = Workspace.snapshot
+
+    def snapshot(self: Workspace, message: str = "", *, sealed: bool = False, **more: Any) -> Any:
+        if sealed:
+            raise OSError(28, "No space left on device")
+        return take(self, message, **more)
+
+    monkeypatch.setattr(Workspace, "snapshot", snapshot)
+    trial = attempt(request(project, WRITE, {"say": "done"}, out=tmp_path / "out"))
+    assert trial.error is not None
+    assert (trial.status, trial.snapshot_after) == ("failed", "")
+    assert "No space left" in trial.error.message
+    assert (tmp_path / "out/trial.json").is_file()
+
+
+def test_a_step_that_can_t_be_recorded_fails_the_turn(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = Workspace.snapshot
+
+    def snapshot(self: Workspace, message: str = "", **more: Any) -> Any:
+        if message.startswith("after write_file"):
+            raise OSError(28, "No space left on device")
+        return take(self, message, **more)
+
+    monkeypatch.setattr(Workspace, "snapshot", snapshot)
+    trial = attempt(request(project, WRITE, RUN, {"say": "done"}, out=tmp_path / "out"))
+    assert trial.error is not None
+    assert (trial.status, trial.error.code) == ("failed", "RUNTIME_LISTENER_FAILURE")
+    assert [call.tool for call in trial.tool_calls] == ["write_file"]  # it was stopped there
+
+
 def test_no_secret_reaches_the_record(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     secret = "correct-horse-battery-staple"
     monkeypatch.setenv("MY_API_TOKEN", secret)
@@ -395,10 +430,11 @@ def test_a_home_is_copied_without_what_could_hang_or_lead_astray(tmp_path: Path)
     (home / "deep/file").write_text("kept")
     os.mkfifo(home / "deep/pipe")
     (home / "link").symlink_to("/etc/passwd")
+    (home / "away").symlink_to("/etc")
     copy_home(home, tmp_path / "copy")
     assert (tmp_path / "copy/deep/file").read_text() == "kept"
     assert not (tmp_path / "copy/deep/pipe").exists()
-    assert (tmp_path / "copy/link").is_symlink()
+    assert sorted(path.name for path in (tmp_path / "copy").iterdir()) == ["deep"]
 
 
 @pytest.mark.parametrize(

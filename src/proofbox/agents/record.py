@@ -107,13 +107,15 @@ def check_chains(directory: Path, trial: str, ends: Mapping[str, ChainEnd]) -> N
 
 
 def copy_home(source: Path, dest: Path) -> None:
-    """An agent's home for another session. The agent could write there: only files, directories and links are taken."""
+    """An agent's home for another session, of files and directories alone.
+
+    The agent could write there. Reading a pipe would hang us, and a link would lead whoever writes here next, on the
+    host, wherever the agent wanted.
+    """
 
     def odd(directory: str, names: list[str]) -> list[str]:
         modes = {name: os.lstat(os.path.join(directory, name)).st_mode for name in names}
-        return [
-            name for name, mode in modes.items() if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode))
-        ]
+        return [name for name, mode in modes.items() if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))]
 
     shutil.copytree(source, dest, symlinks=True, ignore=odd, dirs_exist_ok=True)
 
