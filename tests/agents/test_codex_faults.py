@@ -1,4 +1,4 @@
-"""A program that plays codex badly: it lies, floods, hangs, dies, is too busy; and programs that are no codex at all."""
+"""A program that plays codex badly: it lies, floods, hangs, dies, is too busy; and programs that are no codex."""
 
 from __future__ import annotations
 

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+# ruff: noqa: ASYNC110, ASYNC240 (looking is how a test waits; blocking for a moment is fine here)
+import contextlib
+import json
 import os
 import secrets
+import shutil
 import signal
 import socket
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import anyio
 import private_engine
 import pytest
+from anyio.to_thread import run_sync
+from capabilities import OrdinaryUser
 from codexlab import Lab, Seat, processes, run
 
 from proofbox.agents.codex import CodexAppServer
@@ -172,6 +182,76 @@ def test_a_killed_program_is_a_crash_and_the_thread_goes_on_in_another(tmp_path:
             assert not seat.of(Integrity)
 
     run(tmp_path, work)
+
+
+def test_a_box_that_is_lost_is_a_crash_and_another_takes_its_place(tmp_path: Path) -> None:
+    async def work(lab: Lab) -> None:
+        async with lab.session() as seat:
+            thread = await seat.session.start_thread()
+            await seat.turn("[[say remember the red gate]]", thread)
+            turn = await seat.session.start_turn(thread, "[[run sleep 1235.5]]")
+            await seat.until(lambda: list(processes("sleep 1235.5")))
+            began = time.monotonic()
+            for pid in list(processes("/run/boxagent")):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            result = await seat.session.wait_turn(turn)
+            assert result.error is not None
+            assert (result.status, result.error.code) == ("failed", "RUNTIME_CRASH")
+            assert time.monotonic() - began < 5
+            assert not list(processes("sleep 1235.5"))
+            assert (await seat.turn("[[say here]]", thread)).final_message == "here"
+            assert "red gate" in str(lab.model.seen[-1].body["input"])
+
+    run(tmp_path, work)
+
+
+def own_process(lab: Lab, prompt: str, python: str = sys.executable, **options: Any) -> subprocess.Popen[str]:
+    argv = [python, str(Path(__file__).with_name("onesession.py")), str(lab.workspace.parent), lab.url, prompt]
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, **options)
+
+
+def test_when_we_are_killed_nothing_runs_on(tmp_path: Path) -> None:
+    async def work(lab: Lab) -> None:
+        with own_process(lab, "[[run setsid sleep 6543.5]]") as process:
+            assert process.stdout is not None
+            while "commandExecution" not in await run_sync(process.stdout.readline):
+                pass
+            mark = set(processes("sleep 6543.5"))
+            assert mark
+            process.kill()
+            process.wait()
+        with anyio.fail_after(10):
+            while any(Path(f"/proc/{pid}").exists() for pid in mark):
+                await anyio.sleep(0.01)
+        shutil.rmtree(lab.scratch)  # the caller's to remove
+        lab.scratch.mkdir()
+
+    run(tmp_path, work)
+
+
+@pytest.mark.needs("unprivileged-user")
+def test_an_ordinary_user_can_do_it_too(ordinary_user: OrdinaryUser) -> None:
+    place = Path(tempfile.mkdtemp(prefix="pb-user-"))
+    try:
+        os.chown(place, ordinary_user.uid, ordinary_user.uid)
+        for name in ("workspace", "scratch"):
+            (place / name).mkdir()
+            os.chown(place / name, ordinary_user.uid, ordinary_user.uid)
+
+        async def work(lab: Lab) -> None:
+            options = {"env": dict(ordinary_user.env), **ordinary_user.identity}
+            prompt = "[[run id -u; touch made; wc -l < /proc/net/route]] [[say ok]]"
+            with own_process(lab, prompt, ordinary_user.python, **options) as process:
+                said, _ = await run_sync(process.communicate)
+            last = json.loads(said.splitlines()[-1])
+            assert (last["status"], last["message"]) == ("completed", "ok")
+            assert last["outputs"] == ["1000\n1\n"]
+            assert (lab.workspace / "made").stat().st_uid == ordinary_user.uid
+
+        run(place, work)
+    finally:
+        shutil.rmtree(place)
 
 
 def cmdline(pid: int) -> bytes:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import subprocess
 
 import msgspec
 import pytest
+from capabilities import OrdinaryUser
 
 from proofbox.agents import hosted, scripted
 from proofbox.agents.conformance import CHECKS, RuntimeReport, context, run_conformance
@@ -35,6 +38,22 @@ def verdict(report: RuntimeReport) -> None:
 @pytest.mark.parametrize("strategy", ["scripted", "process"])
 def test_in_a_box(strategy: str, check: str) -> None:
     verdict(run_conformance(strategy, provider="bubblewrap", only=[check]))
+
+
+@pytest.mark.needs("bubblewrap", "unprivileged-user")
+@pytest.mark.parametrize("strategy", ["scripted", "process"])
+def test_as_an_ordinary_user(strategy: str, ordinary_user: OrdinaryUser) -> None:
+    done = subprocess.run(
+        [ordinary_user.python, "-m", "proofbox", "runtime", "check", strategy, "--provider", "bubblewrap", "--json"],
+        capture_output=True,
+        text=True,
+        cwd="/",
+        env=dict(ordinary_user.env),
+        **ordinary_user.identity,
+    )
+    said = json.loads(done.stdout)
+    assert said["ok"], [result for result in said["results"] if result["outcome"] == "failed"]
+    assert said["passed"] >= 20
 
 
 @pytest.mark.needs("bubblewrap", "codex")

@@ -63,6 +63,7 @@ INSIDE = "/run/codex"
 MOST_RECOVERIES = 3
 OVERLOAD_TRIES = 4
 OVERLOAD_SECONDS = 0.2
+INTERRUPT_SECONDS = 10.0
 STOP_SECONDS = 5.0
 CLOSE_SECONDS = 3.0
 TOLD_GARBAGE = 16
@@ -215,8 +216,9 @@ class CodexSession:
         with anyio.CancelScope(shield=True):
             self._closing.set()
             if self._opened:
-                await self._gone.wait()
-                await self._background.close()
+                with anyio.move_on_after(CLOSE_SECONDS + STOP_SECONDS):
+                    await self._gone.wait()
+                await self._background.close()  # what has not ended by itself is cancelled, and its box ended
             if self._options.home is None:
                 shutil.rmtree(self._home, ignore_errors=True)
 
@@ -492,7 +494,7 @@ class CodexSession:
             message = f"a request for something else than the model was refused: {exchange.method}"
             await self.feed.tell(Integrity(session=self.id, code="GATEWAY_REFUSED", message=message))
         if exchange.usage is not None:
-            total = self._ledger.passed(exchange.thread, exchange.usage, complete=exchange.outcome == "completed")
+            total = self._ledger.passed(thread, exchange.usage, complete=exchange.outcome == "completed")
             await self.feed.tell(Usage(session=self.id, thread=thread, turn=turn, total=total, source="gateway"))
         if exchange.windows:
             windows = RateWindows(session=self.id, thread=thread, turn=turn, windows=exchange.windows, source="gateway")
@@ -508,7 +510,7 @@ class CodexSession:
     async def _stop(self, turn: Turn, verdict: AgentError) -> None:
         """End a turn early, and the commands it runs. When Codex does not do it, the program is killed for it."""
         self._verdicts.setdefault(turn.id, verdict)
-        with anyio.move_on_after(self._options.request_timeout):
+        with anyio.move_on_after(min(self._options.request_timeout, INTERRUPT_SECONDS)):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._interrupt, turn)
                 await turn.ended.wait()
@@ -536,8 +538,19 @@ class CodexSession:
         if self._decoder.running(turn.id) and not self.feed.turns_under_way():
             await self._kill_program()
             await self._wait(lambda: self._program is not None or self._over is not None)
-        for event in self._decoder.abandon(turn.id):
+        left = self._decoder.abandon(turn.id)
+        for event in left:
             await self.feed.tell(event)
+        if left and self.feed.turns_under_way():  # killing the program would end those too
+            await self.feed.tell(
+                Integrity(
+                    session=self.id,
+                    thread=turn.thread,
+                    turn=turn.id,
+                    code="COMMAND_NOT_ENDED",
+                    message="a command of an interrupted turn may run on until the session ends",
+                )
+            )
 
     async def _kill_program(self) -> None:
         if self._program is not None:
