@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import anyio
@@ -26,7 +26,7 @@ class Background:
         self._host = asyncio.get_running_loop().create_task(self._hold())
         await self._ready.wait()
 
-    def spawn(self, work: Callable[..., Awaitable[Any]], *args: object) -> None:
+    def spawn(self, work: Callable[..., Coroutine[Any, Any, Any]], *args: object) -> None:
         if self._group is None:
             raise RuntimeError("the background is not open")
         self._group.start_soon(work, *args)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import anyio
+import msgspec
 
 from proofbox.agents.background import Background
 from proofbox.agents.contract import AgentRuntime, SessionOptions, TurnResult
@@ -28,7 +29,7 @@ from proofbox.errors import (
     UsageError,
 )
 
-CLOSE_PATIENCE = 20.0
+CLOSE_PATIENCE = 10.0
 Ending = Literal["interrupt", "stall", "close"]
 
 
@@ -111,8 +112,8 @@ class HostedSession:
                     await self._end_early(turn.id, "close")
                 for turn in self.feed.turns_under_way():
                     await turn.ended.wait()
+            await self._release()  # first: it wakes what would not let itself be cancelled
             await self._background.close()
-            await self._release()
 
     # For subclasses.
 
@@ -132,6 +133,10 @@ class HostedSession:
         await self.feed.tell(event)
         if self.feed.failure is not None:
             raise self.feed.failure
+
+    async def tell_of(self, turn: Turn, event: Event) -> None:
+        """The same, for an event that does not yet say whose it is."""
+        await self.tell(msgspec.structs.replace(event, session=self.id, thread=turn.thread, turn=turn.id))
 
     async def _have_thread(self, thread: str, event: ThreadStarted) -> str:
         self._threads.add(thread)
@@ -166,9 +171,9 @@ class HostedSession:
         try:
             if self.options.stall_timeout is not None:
                 self._background.spawn(self._watch, turn, self.options.stall_timeout)
+            await self.tell_of(turn, TurnStarted(session=""))
             with scope:
                 if turn.id not in self._endings:
-                    await self.tell(TurnStarted(session=self.id, thread=turn.thread, turn=turn.id))
                     await self._play(turn, prompt)
         except AgentError as error:
             status, failure = "failed", error

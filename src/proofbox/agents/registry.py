@@ -18,6 +18,7 @@ from proofbox.errors import StrategyUnavailable, StrategyUnsupported
 
 GROUP = "proofbox.runtimes"
 BUILT_IN: dict[str, str] = {
+    "codex_app_server": "proofbox.agents.codex:CodexAppServer",
     "process": "proofbox.agents.process:ProcessRuntime",
     "scripted": "proofbox.agents.scripted:ScriptedRuntime",
 }

@@ -1,4 +1,4 @@
-'''A script for the scripted agent: what it does in each turn, as data.
+"""A script for the scripted agent: what it does in each turn, as data.
 
     [[step]]
     tool = "write_file"
@@ -22,7 +22,7 @@ A script with `[[turn]]` tables, each with its own `[[turn.step]]`, plays the n-
 one from then on; otherwise every turn plays the same steps. In texts and arguments `@{prompt}` is what was asked,
 `@{turn}` the number of the turn in its thread, `@{heard}` what it was last steered by, and `@{history}` everything the
 thread was told, one line each.
-'''
+"""
 
 from __future__ import annotations
 
@@ -50,6 +50,7 @@ from proofbox.errors import (
     UsageLimited,
 )
 
+FORMAT = "1"  # of the script: what the runtime calls its version
 STALL = "stall"
 CRASH = "crash"
 FAULTS: dict[str, type[AgentError]] = {

@@ -8,24 +8,32 @@ are kept in its home, so that a later session resumes or forks them. What it rep
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
 from typing import Any, Protocol
 
 import anyio
 import msgspec
 from anyio.to_thread import run_sync
 
-from proofbox import __version__
 from proofbox.agents.contract import Capabilities, RuntimeProbe, SessionOptions
-from proofbox.agents.events import Message, Notice, Reasoning, ThreadStarted, ToolCall, Unrecognized, Usage
+from proofbox.agents.events import Event, Message, Notice, Reasoning, ThreadStarted, ToolCall, Unrecognized, Usage
 from proofbox.agents.feed import Turn
 from proofbox.agents.hosted import HostedSession
-from proofbox.agents.script import CRASH, STALL, Script, Step, filled, read_script
+from proofbox.agents.script import CRASH, FORMAT, STALL, Script, Step, filled, read_script
 from proofbox.agents.settings import read_settings
 from proofbox.agents.threads import KeptTurn, Thread, ThreadStore
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
-from proofbox.errors import ProofboxError, RuntimeCrashed, SandboxError, UsageError, WorkspaceError
+from proofbox.errors import (
+    CommandNotExecutable,
+    CommandNotFound,
+    PathRefused,
+    ProofboxError,
+    RequestInvalid,
+    RuntimeCrashed,
+    SandboxError,
+    UsageError,
+    WorkspaceError,
+)
 from proofbox.sandbox.service import Sandboxes
 from proofbox.workspace.tools.contract import CommandResult, ToolResult
 from proofbox.workspace.tools.host import SandboxEnvironment
@@ -48,6 +56,7 @@ class Tools(Protocol):
         """End the box and everything in it, and wake whoever waits for a call. May be repeated."""
 
 
+ITS_OWN_FAULT = (CommandNotFound, CommandNotExecutable, RequestInvalid, PathRefused)
 OpenTools = Callable[[SessionOptions], Tools]
 
 
@@ -63,7 +72,11 @@ class BoxedTools:
         self._registry = create_tool_registry(self._environment)
         info = self._session.info
         isolation = info.isolation.value
-        self.facts = {"provider": info.provider, "isolation": isolation, "sandboxed": isolation != "none"}
+        self.facts: Mapping[str, Any] = {
+            "provider": info.provider,
+            "isolation": isolation,
+            "sandboxed": isolation != "none",
+        }
 
     def call(self, name: str, args: Mapping[str, Any]) -> ToolResult:
         if name == "run_command" and self._env:
@@ -98,7 +111,7 @@ class ScriptedRuntime:
     async def probe(self, settings: Mapping[str, Any]) -> RuntimeProbe:
         said = read_settings(ScriptedSettings, settings, self.id)
         read_script(said.script)
-        return RuntimeProbe(strategy=self.id, available=True, version=__version__)
+        return RuntimeProbe(strategy=self.id, available=True, version=FORMAT)
 
     async def start_session(
         self, options: SessionOptions, *, clock: Clock | None = None, ids: IdSource | None = None
@@ -111,7 +124,7 @@ class ScriptedRuntime:
 
 
 class ScriptedSession(HostedSession):
-    version = __version__
+    version = FORMAT
 
     def __init__(
         self,
@@ -138,7 +151,8 @@ class ScriptedSession(HostedSession):
         self._crashed = False
 
     def facts(self) -> Mapping[str, Any]:
-        return {"transport": "embedded", "sandboxed": self.options.sandboxed, **self._facts}
+        boxed = self.options.sandboxed and self.options.provider != "off"  # until there is a box to ask
+        return {"transport": "embedded", "sandboxed": boxed, **self._facts}
 
     async def start_thread(self) -> str:
         thread = await super().start_thread()
@@ -158,18 +172,22 @@ class ScriptedSession(HostedSession):
         event = ThreadStarted(session=self.id, thread=new.id, origin="fork", forked_from=thread)
         return await self._have_thread(new.id, event)
 
+    async def start_turn(self, thread: str, prompt: str) -> str:
+        turn = await super().start_turn(thread, prompt)
+        self._keep(self._kept[thread].with_turn(KeptTurn(turn, (prompt,))))
+        return turn
+
     async def steer_turn(self, thread: str, turn: str, text: str) -> None:
         if self._turn_of(thread, turn).result is not None:
             raise UsageError("the turn has ended", op="turn", fix_hints=["start another turn"])
         self._steered.setdefault(turn, []).append(text)
+        self._keep_told(thread, turn, text)
         self._hearing.setdefault(turn, anyio.Event()).set()
         await self.tell(Notice(session=self.id, thread=thread, turn=turn, kind="steered", message=text))
 
     async def _play(self, turn: Turn, prompt: str) -> None:
-        thread = self._kept[turn.thread]
-        number = len(thread.turns) + 1
+        number = len(self._kept[turn.thread].turns)
         status = "interrupted"
-        self._keep(thread.with_turn(KeptTurn(turn.id, (prompt,))))
         try:
             for step in self._script.steps_of(number):
                 await self._do(turn, step, number, prompt)
@@ -178,8 +196,8 @@ class ScriptedSession(HostedSession):
             status = "failed"
             raise
         finally:
-            told = (prompt, *self._steered.get(turn.id, ()))
-            self._keep(thread.with_turn(KeptTurn(turn.id, told, status)))
+            thread = self._kept[turn.thread]
+            self._keep(thread.with_turn(msgspec.structs.replace(thread.turns[-1], status=status)))
 
     async def _do(self, turn: Turn, step: Step, number: int, prompt: str) -> None:
         steered = self._steered.get(turn.id, [])
@@ -187,81 +205,96 @@ class ScriptedSession(HostedSession):
             "prompt": prompt,
             "turn": str(number),
             "heard": steered[-1] if steered else "",
-            "history": "\n".join([*self._kept[turn.thread].told(), *steered]),
+            "history": "\n".join(self._kept[turn.thread].told()),
         }
-        base = {"session": self.id, "thread": turn.thread, "turn": turn.id}
         if step.tool is not None:
             await self._use(turn, step.tool, filled(step.args, places))
-        elif step.say is not None:
-            await self.tell(Message(**base, item=self._item(), text=filled(step.say, places)))
-        elif step.think is not None:
-            await self.tell(Reasoning(**base, item=self._item(), text=filled(step.think, places)))
         elif step.delay is not None:
             await self._sleep(step.delay)
         elif step.hear is not None:
             await self._hearing.setdefault(turn.id, anyio.Event()).wait()
             self._hearing[turn.id] = anyio.Event()
-        elif step.usage is not None:
-            await self.tell(Usage(**base, total=step.usage))
-        elif step.garbage is not None:
-            await self.tell(Unrecognized(**base, method="script", payload=step.garbage))
-        elif step.claim is not None:
-            said = step.claim
-            status = "completed" if said.exit_code == 0 else "failed"
-            await self.tell(
-                ToolCall(
-                    **base,
-                    item=self._item(),
-                    tool="command",
-                    command=said.command,
-                    status=status,
-                    exit_code=said.exit_code,
-                    output=said.output,
-                )
-            )
         elif step.fault == STALL:
             await anyio.sleep_forever()
-        else:
+        elif step.fault is not None:
             if step.fault == CRASH:
                 self._crashed = True
                 await self._stop_all()
             raise step.error()
+        else:
+            await self.tell_of(turn, self._said(step, places))
+
+    def _said(self, step: Step, places: Mapping[str, str]) -> Event:
+        if step.think is not None:
+            return Reasoning(session="", item=self._item(), text=filled(step.think, places))
+        if step.usage is not None:
+            return Usage(session="", total=step.usage)
+        if step.garbage is not None:
+            return Unrecognized(session="", method="script", payload=step.garbage)
+        if step.claim is not None:
+            return ToolCall(
+                session="",
+                item=self._item(),
+                tool="command",
+                command=step.claim.command,
+                status="completed" if step.claim.exit_code == 0 else "failed",
+                exit_code=step.claim.exit_code,
+                output=step.claim.output,
+            )
+        return Message(session="", item=self._item(), text=filled(step.say, places))
 
     async def _use(self, turn: Turn, tool: str, args: dict[str, Any]) -> None:
         """Call a tool; what it refuses or fails at is the agent's to live with, and no failure of the turn."""
-        base = {"session": self.id, "thread": turn.thread, "turn": turn.id, "item": self._item(), "source": "observed"}
         is_command = tool == "run_command"
         command = args.get("command", "") if is_command else args
-        text = command if isinstance(command, str) else msgspec.json.encode(command, enc_hook=str).decode()
+        call = ToolCall(
+            session=self.id,
+            thread=turn.thread,
+            turn=turn.id,
+            item=self._item(),
+            tool="command" if is_command else tool,
+            command=command if isinstance(command, str) else msgspec.json.encode(command, enc_hook=str).decode(),
+            status="completed",
+            source="observed",
+        )
         began = self._clock.monotonic()
-        call = partial(ToolCall, **base, tool="command" if is_command else tool, command=text)
+
+        def took() -> float:
+            return round((self._clock.monotonic() - began) * 1000, 3)
+
+        replace = msgspec.structs.replace
         try:
             tools = await self._tools_of(turn)
             result = await run_sync(tools.call, tool, args)
         except (WorkspaceError, SandboxError) as error:
-            took = round((self._clock.monotonic() - began) * 1000, 3)
             if turn.id in self._endings:
-                await self.feed.tell(call(status="abandoned", duration_ms=took))
+                await self.feed.tell(replace(call, status="abandoned", duration_ms=took()))
                 raise
-            await self.tell(call(status="failed", duration_ms=took, output=f"{error.code}: {error.message}"))
-            if isinstance(error, SandboxError):
-                raise
+            words = f"{error.code}: {error.message}"
+            await self.tell(replace(call, status="failed", duration_ms=took(), output=words))
+            if isinstance(error, SandboxError) and not isinstance(error, ITS_OWN_FAULT):
+                await self._kill(turn)
+                raise  # without its box the agent can't go on
             return
-        took = round((self._clock.monotonic() - began) * 1000, 3)
         if isinstance(result, CommandResult):
-            status = "completed" if result.exit_code == 0 else "failed"
-            ended = call(status=status, exit_code=result.exit_code, duration_ms=result.duration_ms, cwd=result.cwd)
+            call = replace(
+                call,
+                status="completed" if result.exit_code == 0 else "failed",
+                exit_code=result.exit_code,
+                duration_ms=result.duration_ms,
+                cwd=result.cwd,
+                output=result.text(),
+            )
         else:
-            ended = call(status="completed", duration_ms=took)
-        await self.tell(msgspec.structs.replace(ended, output=result.text()))
+            call = replace(call, duration_ms=took(), output=result.text())
+        await self.tell(call)
 
     async def _tools_of(self, turn: Turn) -> Tools:
-        found = self._tools.get(turn.thread)
-        if found is None:
+        if turn.thread not in self._tools:
             with anyio.CancelScope(shield=True):  # a box that was started must come into somebody's hands
-                found = self._tools[turn.thread] = await run_sync(self._open_tools, self.options)
-            self._facts = dict(found.facts)
-        return found
+                tools = self._tools[turn.thread] = await run_sync(self._open_tools, self.options)
+            self._facts = dict(tools.facts)
+        return self._tools[turn.thread]
 
     async def _kill(self, turn: Turn) -> None:
         tools = self._tools.pop(turn.thread, None)
@@ -278,11 +311,20 @@ class ScriptedSession(HostedSession):
     def _check_open(self) -> None:
         super()._check_open()
         if self._crashed:
-            raise RuntimeCrashed("the agent has crashed", op="session", fix_hints=["start a session, resume the thread"])
+            raise RuntimeCrashed(
+                "the agent has crashed", op="session", fix_hints=["start a session, resume the thread"]
+            )
 
     def _keep(self, thread: Thread) -> None:
         self._kept[thread.id] = thread
         self._store.save(thread)
+
+    def _keep_told(self, thread: str, turn: str, text: str) -> None:
+        """What a turn was told is its thread's, though the turn may have no step left to hear it in."""
+        kept = self._kept[thread]
+        last = kept.turns[-1]
+        if last.id == turn:
+            self._keep(kept.with_turn(msgspec.structs.replace(last, told=(*last.told, text))))
 
     def _item(self) -> str:
         self._items += 1

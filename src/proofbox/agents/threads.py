@@ -1,4 +1,4 @@
-"""The threads of an agent that keeps its own: what was said in each, turn by turn, in a home that outlives a session."""
+"""Threads that outlive a session: what was said in each, turn by turn, in the agent's home."""
 
 from __future__ import annotations
 

@@ -52,12 +52,22 @@ COMMANDS = (
     Command("workspace fork", "workspace:fork", "Make a new workspace at a snapshot."),
     Command("workspace verify", "workspace:verify", "Hash the whole stored history again."),
     Command("workspace gc", "workspace:gc", "Drop what no snapshot needs."),
+    Command("runtime list", "runtime:list_", "List the agent runtimes: what each can do, and whether it could run."),
+    Command("runtime check", "runtime:check", "Check a runtime by driving it."),
+    Command("runtime try", "runtime:try_", "Give one prompt to an agent in a box, and tell every step."),
+    Command("runtime fork", "runtime:fork", "Go on from a step of a recorded trial: files and thread."),
+    Command("workspace effects", "tools:effects", "List what was done in a workspace, and what was denied."),
+    Command("workspace tools", "tools:tools", "List the tools an agent has here, with their schemas."),
+    Command("workspace call", "tools:call", "Call one tool, as an agent would."),
+    Command("mcp serve", "mcp:serve_", "Serve a workspace's tools over MCP, on stdin and stdout."),
     Command("contract", "contract:contract", "List every command, schema and code, for programs."),
     Command("completion", "completion:completion", "Print a tab completion script for a shell."),
 )
 
 GROUPS = {
+    "runtime": "Agents: which there are, and one prompt to one of them.",
     "workspace": "Directories with history.",
+    "mcp": "A workspace's tools for agents that speak MCP.",
     "session": "Boxes that stay between commands.",
     "bundle": "Bundles of evidence: look, check, reindex, copy.",
     "promotion": "Packets that say whether a bundle may be relied on.",
@@ -86,6 +96,7 @@ def root_help() -> str:
         "  proofbox exec -- ls -l                 run a command in the best sandbox there is",
         "  proofbox exec --json --timeout 60 -- pytest -q",
         "  proofbox session start                 a box that stays; then: session exec ID -- COMMAND",
+        "  proofbox runtime try --prompt TEXT --workspace DIR --out RECORD",
         "  proofbox verify out                    check the evidence of the last run",
     ]
     return "\n".join(lines)

@@ -120,7 +120,7 @@ def _toml(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_toml(name)} = {_toml(member)}" for name, member in value.items()) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(_toml(member) for member in value) + "]"
+        return "[" + ",".join(_toml(member) for member in value) + "]"
     return msgspec.json.encode(value).decode()
 
 

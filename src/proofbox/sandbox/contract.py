@@ -71,6 +71,10 @@ class Policy(msgspec.Struct, frozen=True):
     runtime: str | None = None
     """The engine's runtime for the container, such as `runsc` for gVisor."""
     doors: tuple[Door, ...] = ()
+    hidden: tuple[str, ...] = ()
+    """Paths of the project, from its root, that can't be opened in the box. They must exist when it starts."""
+    frozen: tuple[str, ...] = ()
+    """Paths of the project that can't be changed in the box, with all below. They must exist when it starts."""
 
 
 class Diagnostic(msgspec.Struct, frozen=True):
@@ -95,6 +99,8 @@ class Enforcement(msgspec.Struct, frozen=True):
     access_overlay: bool = False
     disk: bool = False
     mounts: bool = False
+    hidden: bool = False
+    """Parts of the project hidden or frozen."""
     images: bool = False
     memory: bool = False
     cpus: bool = False

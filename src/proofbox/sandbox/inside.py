@@ -49,6 +49,8 @@ class PolicyOptions(TypedDict, total=False):
     image: str | None
     runtime: str | None
     doors: Sequence[Door]
+    hidden: Sequence[str]
+    frozen: Sequence[str]
 
 
 class ExecOptions(TypedDict, total=False):
@@ -194,6 +196,8 @@ def make_policy(options: PolicyOptions | RunOptions, settings: Settings) -> Poli
         image=_first(options.get("image"), settings.image),
         runtime=_first(options.get("runtime"), settings.runtime),
         doors=tuple(options.get("doors") or ()),
+        hidden=tuple(options.get("hidden") or ()),
+        frozen=tuple(options.get("frozen") or ()),
     )
 
 

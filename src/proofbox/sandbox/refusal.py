@@ -20,6 +20,7 @@ def refuse_unenforceable(provider: str, policy: Policy, enforced: Enforcement) -
         "disk": (policy.disk_mb is not None, enforced.disk),
         "mounts": (bool(policy.mounts), enforced.mounts),
         "doors": (bool(policy.doors), enforced.network_none),
+        "hidden": (bool(policy.hidden or policy.frozen), enforced.hidden),
         "image": (policy.image is not None, enforced.images),
         "runtime": (policy.runtime is not None, enforced.images),
         "memory": (policy.memory_mb is not None, enforced.memory),

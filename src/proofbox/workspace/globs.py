@@ -33,7 +33,7 @@ class Glob:
         self.pattern = pattern
         if not pattern or len(pattern) > _MAX_LENGTH or "\0" in pattern:
             raise ValueError("it is empty, too long or holds a NUL byte")
-        self._alternatives = [_names(each) for each in _expanded(pattern)]
+        self._alternatives = [_names(each) for each in expanded(pattern)]
 
     def matches(self, path: str) -> bool:
         """`path` is from the root, without `.`, `..` or empty names; the root itself is ''."""
@@ -44,6 +44,11 @@ class Glob:
         """Whether anything below the directory `path` could match: what a walk may leave out otherwise."""
         names = path.split("/") if path else []
         return any(_match_prefix(pattern, names) for pattern in self._alternatives)
+
+    def covers(self, path: str) -> bool:
+        """Whether it matches `path` and, because it ends in `**`, everything that is or will be below it."""
+        names = path.split("/") if path else []
+        return any(pattern[-1:] == [DEEP] and _match(pattern, names) for pattern in self._alternatives)
 
     @property
     def literal(self) -> str | None:
@@ -61,6 +66,17 @@ class Glob:
         return f"Glob({self.pattern!r})"
 
 
+class Word:
+    """The same for one word that may hold slashes: an argument, the name of a variable. `*` stands for anything."""
+
+    def __init__(self, pattern: str) -> None:
+        self.pattern = pattern
+        self._tokens = tuple(_tokens(pattern))
+
+    def matches(self, word: str) -> bool:
+        return _fits(self._tokens, word)
+
+
 def _spelled(names: Sequence[_Name]) -> str | None:
     """The path, if there is no wildcard in it."""
     found = []
@@ -71,7 +87,7 @@ def _spelled(names: Sequence[_Name]) -> str | None:
     return "/".join(found)
 
 
-def _expanded(pattern: str) -> list[str]:
+def expanded(pattern: str) -> list[str]:
     """Every reading of its braces, which do not nest."""
     done = [""]
     rest = pattern

@@ -18,6 +18,13 @@ class Left(msgspec.Struct, frozen=True, omit_defaults=True):
     path_b64: str | None = None
 
 
+class EffectsHead(msgspec.Struct, frozen=True):
+    """How many entries the effect log had, and the digest that commits to them."""
+
+    count: int
+    digest: str
+
+
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """A state of the workspace. `id` names the tree; two snapshots of the same files have the same."""
 
@@ -43,6 +50,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     env: dict[str, str] = {}
     effects_position: int = 0
     """How many effects were logged before it."""
+    effects_head: EffectsHead | None = None
+    """The effect log's end at that moment: what is before it can't be changed unnoticed."""
 
 
 class Change(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -31,7 +31,7 @@ from proofbox.core.clock import Clock, SystemClock, isoformat
 from proofbox.core.ids import IdSource
 from proofbox.core.text import path_fields
 from proofbox.errors import UsageError, WorkspaceChanging, WorkspaceCorrupt, WorkspacePathRefused
-from proofbox.workspace import cache, registry
+from proofbox.workspace import cache, effects, registry
 from proofbox.workspace.diff import changes, differences
 from proofbox.workspace.history import History, reachable
 from proofbox.workspace.ignore import Ignore
@@ -210,7 +210,7 @@ class Workspace:
             id=target.id,
             before=before.hex(),
             restored=restored,
-            irreversible_effects=(),
+            irreversible_effects=effects.irreversible(self._home, target),
             warning=f"{len(left)} paths that no snapshot holds are still there" if left else "",
             left=left,
         )
@@ -248,6 +248,8 @@ class Workspace:
                     created_at=created_at,
                     changed=0,
                     workspace=new.id,
+                    effects_position=0,
+                    effects_head=None,
                 )
                 self._store.commit(msgspec.json.encode(event))
                 os.rename(making, path)
@@ -258,6 +260,16 @@ class Workspace:
             registry.register(new)
             cache.save(registry.home_of(new.id) / "cache", directory)
         return Workspace(new, track=self._tracker is not None, clock=self._clock)
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """The patterns of what is never part of it."""
+        return self._registration.ignore
+
+    @property
+    def effects(self) -> effects.EffectLog:
+        """The log of what was done here: `effects.py`."""
+        return effects.EffectLog(self._home, self.id, clock=self._clock)
 
     def refs(self) -> dict[str, str]:
         """Names for snapshots, and what they name."""
@@ -293,6 +305,7 @@ class Workspace:
                     reachable(self._store, bytes.fromhex(each.id), live)
                 except (WorkspaceCorrupt, ValueError) as error:
                     problems.append(f"snapshot {each.id}: {error}")
+            problems += effects.problems(self._home, self.id, snapshots)
             for name, meant in self.refs().items() if not problems else ():
                 if meant not in {each.id for each in snapshots}:
                     problems.append(f"{name} names {meant}, which is not in the history")
@@ -379,6 +392,7 @@ class Workspace:
             cwd=cwd,
             env=env or {},
             effects_position=effects_position,
+            effects_head=effects.current_head(self._home, self.id),
         )
         self._store.commit(msgspec.json.encode(made), sync=method == "sealed")
         return made

@@ -12,6 +12,9 @@ import msgspec
 from cyclopts import Parameter
 
 from proofbox import __version__
+from proofbox.agents.contract import Capabilities
+from proofbox.agents.registry import BUILT_IN, installed
+from proofbox.agents.strategies import DEFAULT_CHAIN
 from proofbox.cli import COMMANDS, Command
 from proofbox.cli.commands import flags
 from proofbox.cli.output import Document, columns, show
@@ -42,6 +45,13 @@ class ProviderFacts(msgspec.Struct, frozen=True):
     aliases: tuple[str, ...]
 
 
+class StrategyFacts(msgspec.Struct, frozen=True):
+    title: str
+    capabilities: Capabilities
+    settings: dict[str, Any]
+    """The JSON schema of what `[runtimes.ID]` may say."""
+
+
 class ContractDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.contract/1"
     version: str
@@ -50,6 +60,10 @@ class ContractDocument(Document, frozen=True, kw_only=True):
     codes: dict[str, CodeFacts]
     providers: dict[str, ProviderFacts]
     auto_order: tuple[str, ...]
+    strategies: dict[str, StrategyFacts]
+    default_chain: str
+    capabilities: tuple[str, ...]
+    """What a strategy may be able to do."""
 
 
 def contract(*, json: flags.Json = False) -> int:
@@ -71,9 +85,19 @@ def contract(*, json: flags.Json = False) -> int:
             for name, kind in PROVIDERS.items()
         },
         auto_order=AUTO_ORDER,
+        strategies={id: _strategy(id) for id in sorted(BUILT_IN)},
+        default_chain=DEFAULT_CHAIN,
+        capabilities=Capabilities.__struct_fields__,
     )
     show(document, lambda: _text(document), as_json=json)
     return 0
+
+
+def _strategy(id: str) -> StrategyFacts:
+    """Of the built-in ones: what else is installed is no part of the contract."""
+    runtime = installed().runtime(id)
+    schema = _tidied(msgspec.json.schema(runtime.settings))
+    return StrategyFacts(runtime.title, runtime.capabilities, schema)
 
 
 def _command(command: Command) -> CommandFacts:
@@ -137,6 +161,7 @@ def _text(document: ContractDocument) -> str:
         columns(
             [("PROVIDER", "ISOLATION"), *((name, facts.isolation.value) for name, facts in document.providers.items())]
         ),
+        columns([("STRATEGY", "WHAT IT IS"), *((id, facts.title) for id, facts in document.strategies.items())]),
         "schemas: " + ", ".join(document.schemas),
         f"{AUTO} tries: " + ", ".join(document.auto_order),
     ]

@@ -15,6 +15,7 @@ from cyclopts import Parameter
 
 from proofbox import __version__
 from proofbox.cli.commands import flags
+from proofbox.cli.commands.runtime import RuntimeFacts, runtimes
 from proofbox.cli.output import Document, columns, show
 from proofbox.core.atomic import write_document
 from proofbox.core.clock import SystemClock, isoformat
@@ -53,6 +54,7 @@ class DoctorDocument(Document, frozen=True, kw_only=True):
     measured_at: str
     quick: bool
     providers: dict[str, ProviderReport]
+    runtimes: tuple[RuntimeFacts, ...]
 
 
 def doctor(
@@ -64,6 +66,8 @@ def doctor(
     json: flags.Json = False,
 ) -> int:
     """Check every sandbox on this machine by attacking it, and say what each one holds, and what to fix.
+
+    Of the agent runtimes it says which could be used; `runtime check` drives one.
 
     Exit code 1 when a provider that works fails a check. The result is kept for others to cite.
 
@@ -84,6 +88,7 @@ def doctor(
         measured_at=isoformat(SystemClock().now()),
         quick=quick,
         providers=reports,
+        runtimes=runtimes(Path()),
     )
     if not quick:
         write_document(state_dir() / "doctor.json", msgspec.json.encode(document))
@@ -146,4 +151,18 @@ def _text(document: DoctorDocument) -> str:
         rows.append((name, "yes", found.works.isolation.value, *counts, latency, report.enforcement.kill_tree))
         notes += [f"{name}: FAILED {result.check}: {result.detail}" for result in failed]
         notes += [f"{name}: {what} is not enforced: {why}" for what, why in report.enforcement.gaps.items()]
-    return columns(rows) + "\n\n" + printable("\n".join(notes))
+    return columns(rows) + "\n\n" + printable("\n".join(notes)) + "\n\n" + _runtimes(document.runtimes)
+
+
+def _runtimes(found: tuple[RuntimeFacts, ...]) -> str:
+    rows = [("RUNTIME", "FOUND", "VERSION", "COMPATIBLE", "MISSING")]
+    for each in found:
+        missing = "; ".join([each.reason, *each.fix_hints[:1]]) if each.reason else ""
+        rows.append(
+            (each.strategy, _yes(each.available), each.version, _yes(each.available and each.compatible), missing)
+        )
+    return columns(rows)
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from proofbox.errors import SandboxError
-from proofbox.sandbox.conformance.check import FILESYSTEM, OVERLAY, READ_ONLY, NotApplicable, Subject, expect
+from proofbox.errors import PathRefused, SandboxError
+from proofbox.sandbox.conformance.check import FILESYSTEM, HIDDEN, OVERLAY, READ_ONLY, NotApplicable, Subject, expect
 from proofbox.sandbox.conformance.context import Context
-from proofbox.sandbox.contract import Isolation
+from proofbox.sandbox.contract import Access, Isolation, Mount
 
 subject = Subject("filesystem")
 check = subject.check
@@ -62,6 +62,73 @@ def access_rw(context: Context) -> None:
     script.write_text("#!/bin/sh\necho ran\n")
     script.chmod(0o755)
     expect(session.exec(["./script"], timeout=5).stdout == "ran\n", "a script of the project does not run")
+
+
+# Every way to get at what is covered, and to move what it lies in; each says its name when it succeeds.
+_UNCOVER = """
+try() { name=$1; shift; "$@" >/dev/null 2>&1 && echo "$name"; }
+try cat cat sub/deep/secret
+try list ls sub/closed/
+try cat-below cat sub/closed/secret
+try append sh -c 'echo x >> sub/deep/secret'
+try create-below sh -c 'echo x > sub/closed/new'
+try remove rm -f sub/deep/secret
+try move mv sub/deep/secret sub/deep/other
+try move-directory mv sub/closed sub/other
+try move-parent mv sub/deep sub/other
+try move-grandparent mv sub other
+try hardlink ln sub/deep/secret hard
+try chmod chmod 777 sub/deep/secret sub/closed
+try unmount umount sub/closed
+try change-frozen sh -c 'echo x >> fixed/kept'
+try create-in-frozen sh -c 'echo x > fixed/new'
+try remove-frozen rm -rf fixed/kept
+try move-frozen mv fixed other
+"""
+
+
+@check(HIDDEN)
+def hidden_and_frozen(context: Context) -> None:
+    """What is hidden can't be opened or moved, what is frozen not changed; all else is as it was."""
+    project, (_, text) = context.project, context.secret()
+    for path in ("sub/deep/secret", "sub/closed/secret", "sub/deep/open", "fixed/kept"):
+        (project / path).parent.mkdir(parents=True, exist_ok=True)
+        (project / path).write_text(text if "secret" in path else "kept")
+    access: Access
+    for access in ("rw", "ro"):
+        before = _picture(project)
+        session = context.session(access=access, hidden=["sub/deep/secret", "sub/closed"], frozen=["fixed"])
+        done = context.sh(session, _UNCOVER).stdout.split()
+        expect(not done, f"with access {access} could: {', '.join(done)}")
+        seen = context.sh(session, "cat fixed/kept sub/deep/open; grep -r kept- . 2>/dev/null")
+        expect(seen.stdout == "keptkept", f"seen was {seen.stdout!r}")
+        expect(_picture(project) == before, "the project was changed")
+        if access == "rw":
+            made = context.sh(
+                session, "echo x > sub/deep/new && rm sub/deep/new && mkdir sub/n && rmdir sub/n && echo ok"
+            )
+            expect(made.stdout == "ok\n", f"beside what is hidden nothing can be written: {made.stderr!r}")
+        session.stop()
+    for absent in ("none", "sub/none", "../outside", "."):
+        context.refused(PathRefused, absent, context.session, hidden=[absent])
+    (project / "link").symlink_to("sub")
+    context.refused(PathRefused, "a link", context.session, frozen=["link/deep"])
+    expect(not (project / "none").exists(), "what was to be hidden was made")
+
+
+@check(HIDDEN)
+def writable_parts(context: Context) -> None:
+    """A part of a read-only project can be writable, by a mount over itself."""
+    project = context.project
+    for name in ("src", "doc"):
+        (project / name).mkdir()
+        (project / name / "f").write_text("before")
+    session = context.session(access="ro", mounts=[Mount(project / "src", str(project / "src"), writable=True)])
+    done = context.sh(session, "echo x > src/f && mkdir src/new; echo x > doc/f; echo x > top; mv src other").stderr
+    expect((project / "src/f").read_text() == "x\n" and (project / "src/new").is_dir(), f"can't be written: {done!r}")
+    expect((project / "src/f").stat().st_uid == project.stat().st_uid, "what was written has another owner")
+    expect((project / "doc/f").read_text() == "before", "the read-only part was written")
+    expect(sorted(os.listdir(project)) == ["doc", "src"], "the read-only root was changed")
 
 
 @check(READ_ONLY)

@@ -8,6 +8,7 @@ from proofbox.errors import PathRefused, PolicyRefused, RequestInvalid
 from proofbox.sandbox.conformance.check import (
     CPUS,
     DISK,
+    HIDDEN,
     MEMORY,
     MOUNTS,
     NETWORK,
@@ -35,6 +36,7 @@ def refusals(context: Context) -> None:
         (OVERLAY, {"access": "overlay"}),
         (DISK, {"access": "overlay", "disk_mb": 16}),
         (MOUNTS, {"mounts": [f"{context.outside}:/mnt/outside:ro"]}),
+        (HIDDEN, {"hidden": ["some"]}),
         (MEMORY, {"memory_mb": 256}),
         (CPUS, {"cpus": 0.5}),
         (PIDS, {"pids": 64}),

@@ -23,6 +23,7 @@ from proofbox.sandbox.binaries import program
 from proofbox.sandbox.contract import Box, BoxSpec, Enforcement, Isolation, Policy
 from proofbox.sandbox.environment import BOX_HOME, boxed
 from proofbox.sandbox.localbox import Plumbing, launch
+from proofbox.sandbox.providers.covering import covers
 from proofbox.sandbox.providers.hostroot import ROOT, directory, host_parts
 from proofbox.sandbox.providers.own import frozen_within, hidden_within
 from proofbox.sandbox.providers.userns import explain
@@ -73,6 +74,7 @@ class Bubblewrap:
             access_overlay=overlay,
             disk=overlay,
             mounts=True,
+            hidden=True,
             memory=limits["memory"],
             cpus=limits["cpu"],
             pids=limits["pids"],
@@ -154,7 +156,8 @@ class _Ids(msgspec.Struct, frozen=True):
         if not self.command[0]:
             return ["--userns", str(userns_fd), "0 0 1", "0 0 1"]
         options = ["--userns", str(userns_fd), *(f"0 {self.agent} 1,{INSIDE_ID} {id} 1" for id in self.command)]
-        for path in [project, *(mount.host for mount in policy.mounts if mount.writable)]:
+        outside = [mount.host for mount in policy.mounts if not mount.host.is_relative_to(project)]
+        for path in [project, *(mount.host for mount in policy.mounts if mount.writable and mount.host in outside)]:
             st = path.stat()
             if (st.st_uid, st.st_gid) != self.command:
                 options += ["--idmap", str(path), str(st.st_uid), str(st.st_gid), *map(str, self.command)]
@@ -201,6 +204,8 @@ def _box_options(project: Path, policy: Policy, ids: _Ids) -> list[str]:
             options += ["--tmpfs", covered]
         for own, place in frozen_within(host, guest) if writable and policy.access != "overlay" else ():
             options += ["--ro-bind", str(own), place]
+    for cover in covers(project, policy):
+        options += ["--bind" if cover.writable else "--ro-bind", str(cover.source), str(cover.place)]
     return options
 
 

@@ -31,6 +31,7 @@ from proofbox.sandbox.demux import AttachedStream
 from proofbox.sandbox.engine import Engine
 from proofbox.sandbox.environment import BOX_HOME, forwarded
 from proofbox.sandbox.providers.bubblewrap import AGENT_ID
+from proofbox.sandbox.providers.covering import covers
 from proofbox.sandbox.providers.own import frozen_within, hidden_within
 from proofbox.sandbox.readiness import readable
 from proofbox.sandbox.refusal import refuse_unenforceable
@@ -66,6 +67,7 @@ class Docker:
             filesystem=True,
             access_ro=True,
             mounts=True,
+            hidden=True,
             images=True,
             memory=True,
             cpus=True,
@@ -200,6 +202,9 @@ class DockerBox:
             tmpfs |= dict.fromkeys(hidden_within(mount.host, mount.guest), "mode=700")
             if mount.writable:
                 mounts += [_bind(own, place, writable=False) for own, place in frozen_within(mount.host, mount.guest)]
+        for cover in covers(self._spec.project, policy):
+            place = Path(self.project) / cover.place.relative_to(self._spec.project)
+            mounts.append(_bind(cover.source, str(place), cover.writable))
         if self._spec.sockets is not None:
             mounts.append(_bind(self._spec.sockets, _NET, writable=False))
         mounts += [_bind(door.socket, f"{_DOORS}/{door.port}", writable=False) for door in self.policy.doors]

@@ -18,7 +18,7 @@ from proofbox.sandbox.environment import forwarded
 from proofbox.sandbox.localbox import Plumbing, launch
 from proofbox.sandbox.refusal import refuse_unenforceable
 
-_NOT_HERE = ("network none", "network allow", "filesystem", "access ro", "access overlay", "disk", "mounts")
+_NOT_HERE = ("network none", "network allow", "filesystem", "access ro", "access overlay", "disk", "mounts", "hidden")
 _NO_BOX = "the provider is off: a command runs on the host itself"
 
 

@@ -54,7 +54,7 @@ class Fence:
 
     def check(self, access: Access, path: str) -> None:
         names = path.split("/")
-        if "secret" in names or (access != "read" and names[0] == "fixed"):
+        if "secret" in names or (access in ("write", "delete") and names[0] == "fixed"):
             raise CapabilityDenied(f"{access} {path}", op="fence", details={"rule": "fence", "kind": f"fs.{access}"})
 
     def visible(self, path: str) -> bool:

@@ -173,6 +173,8 @@ class CommandResult(ToolResult, frozen=True, kw_only=True):
     stderr_sha256: str = ""
     background: bool = False
     """It left processes behind that hold its output open."""
+    reach: tuple[str, ...] = ()
+    """What it could touch besides the workspace: `host` (no isolation), `network`, `mounts` (others, writable)."""
 
     def words(self) -> str:
         parts = [part for part in (self.stdout, self.stderr and f"[stderr]\n{self.stderr}") if part]

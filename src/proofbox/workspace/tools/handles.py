@@ -102,7 +102,7 @@ class DirectoryTree:
     def directory(self, path: str) -> tuple[str, list[Item]]:
         with self._translated(path), self._place(path) as place:
             if place.path:
-                self.guard.check("read", place.path)
+                self.guard.check("list", place.path)
             if place.info is None:
                 raise absent(path)
             if not stat.S_ISDIR(place.info.st_mode):
@@ -117,7 +117,7 @@ class DirectoryTree:
     def is_file(self, path: str) -> bool:
         with self._translated(path), self._place(path) as place:
             if place.path:
-                self.guard.check("read", place.path)
+                self.guard.check("list", place.path)
             if place.info is None:
                 raise absent(path)
             return stat.S_ISREG(place.info.st_mode)

@@ -9,7 +9,7 @@ from typing import Self
 
 from proofbox.core.digest import sha256_hex
 from proofbox.errors import CapabilityDenied, PolicyRefused
-from proofbox.sandbox.contract import ExecResult
+from proofbox.sandbox.contract import ExecResult, Isolation
 from proofbox.sandbox.service import Sandboxes, Session
 from proofbox.workspace.ignore import Ignore
 from proofbox.workspace.search import Engine
@@ -59,9 +59,9 @@ class SandboxEnvironment(FileTools):
         stdin: str | bytes | None = None,
         max_output: int = OUTPUT_LIMIT,
     ) -> CommandResult:
-        argv = ["sh", "-c", command] if isinstance(command, str) else list(command)
+        argv = command_argv(command)
         done = self._session.exec(argv, cwd=cwd, timeout=timeout, env=env, stdin=stdin, max_output=max_output)
-        return _result(argv, cwd, done)
+        return command_result(argv, cwd, done, self._files.host)
 
     def __enter__(self) -> Self:
         return self
@@ -103,7 +103,7 @@ class ReadOnly:
         self._guard = guard
 
     def check(self, access: Access, path: str) -> None:
-        if access != "read":
+        if access in ("write", "delete"):
             raise CapabilityDenied(
                 "the box may only read its directory, and so may the tools",
                 op="tools",
@@ -116,7 +116,11 @@ class ReadOnly:
         return self._guard.visible(path)
 
 
-def _result(argv: Sequence[str], cwd: str, done: ExecResult) -> CommandResult:
+def command_argv(command: str | Sequence[str]) -> list[str]:
+    return ["sh", "-c", command] if isinstance(command, str) else list(command)
+
+
+def command_result(argv: Sequence[str], cwd: str, done: ExecResult, project: str) -> CommandResult:
     return CommandResult(
         command=tuple(argv),
         cwd=cwd,
@@ -131,4 +135,15 @@ def _result(argv: Sequence[str], cwd: str, done: ExecResult) -> CommandResult:
         stdout_sha256=sha256_hex(done.stdout_bytes),
         stderr_sha256=sha256_hex(done.stderr_bytes),
         background=done.background,
+        reach=_reach(done, project),
     )
+
+
+def _reach(done: ExecResult, project: str) -> tuple[str, ...]:
+    """What of a command's doings no rollback undoes."""
+    if done.isolation is Isolation.NONE:
+        return ("host", "network")
+    found = ["network"] if done.policy.network != "none" else []
+    if any(mount.writable and not mount.host.is_relative_to(project) for mount in done.policy.mounts):
+        found.append("mounts")
+    return tuple(found)

@@ -71,7 +71,7 @@ class MemoryTree:
     def directory(self, path: str) -> tuple[str, list[Item]]:
         real = self._real(path)
         if real:
-            self.guard.check("read", real)
+            self.guard.check("list", real)
         with self._lock:
             if real in self._files:
                 raise wrong_kind(path, "is not a directory")
@@ -86,7 +86,7 @@ class MemoryTree:
     def is_file(self, path: str) -> bool:
         real = self._real(path)
         if real:
-            self.guard.check("read", real)
+            self.guard.check("list", real)
         if real not in self._files and real not in self._folders:
             raise absent(path)
         return real in self._files

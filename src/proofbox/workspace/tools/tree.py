@@ -15,7 +15,8 @@ from proofbox.core.text import printable
 from proofbox.errors import CapabilityDenied, FileAbsent, FileKindRefused, IoFailed, ToolError
 from proofbox.workspace.tools.contract import EntryType
 
-Access = Literal["read", "write", "delete"]
+Access = Literal["read", "write", "delete", "list"]
+"""`list` is for the names in a directory, `read` for content."""
 
 
 class Guard(Protocol):

@@ -1,0 +1,135 @@
+"""The conformance suite of agent runtimes: whether one keeps the contract, found out by driving it.
+
+Every runtime passes the same checks. Each is made to play the same small scenes by its *rig* (`rig.py`): a script, a
+program, a fake model. A check that is about a capability the runtime does not claim asks for it all the same, and
+passes when it is refused with `RUNTIME_CAPABILITY_UNSUPPORTED`; a scene that a rig can't stage is `not_applicable`.
+
+    report = run_conformance("scripted")
+    report.ok, [result.detail for result in report.of("failed")]
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import anyio
+import msgspec
+
+from proofbox.agents.conformance import control, leaving, threads, turns
+from proofbox.agents.conformance.context import Check, Context
+from proofbox.agents.conformance.rig import Say
+from proofbox.agents.conformance.rigs import rig_for
+from proofbox.agents.contract import AgentRuntime, Capabilities
+from proofbox.agents.registry import Registry, installed
+from proofbox.errors import StrategyUnavailable, UsageError
+from proofbox.sandbox.conformance.check import Failed, NotApplicable, NotChecked, Outcome, Result
+
+__all__ = ["CHECKS", "Check", "RuntimeReport", "run_conformance"]
+
+SCHEMA = "proofbox.runtime_conformance/1"
+CHECKS: tuple[Check, ...] = tuple(
+    check for module in (turns, control, threads, leaving) for check in module.subject.checks
+)
+
+
+class RuntimeReport(msgspec.Struct, frozen=True):
+    """What was measured of one runtime on this machine. JSON-ready by `msgspec.to_builtins`."""
+
+    strategy: str
+    version: str
+    capabilities: Capabilities
+    results: tuple[Result, ...]
+    schema_version: str = SCHEMA
+
+    @property
+    def ok(self) -> bool:
+        return not self.of("failed")
+
+    def of(self, outcome: Outcome) -> list[Result]:
+        return [result for result in self.results if result.outcome == outcome]
+
+
+def run_conformance(
+    strategy: str,
+    *,
+    provider: str | None = None,
+    only: Collection[str] | None = None,
+    on_result: Callable[[Result], None] | None = None,
+    registry: Registry | None = None,
+) -> RuntimeReport:
+    """Check a runtime in boxes of a provider. Whatever goes wrong in a check is in its result.
+
+    Raises `UsageError` for a check that does not exist, `StrategyUnsupported` for such a runtime, and
+    `StrategyUnavailable` where it is known and not there.
+    """
+    known = {name for check in CHECKS for name in (check.name, check.subject)}
+    unknown = sorted(set(only or ()) - known)
+    if unknown:
+        raise UsageError(
+            f"there is no check {unknown[0]!r}", op="runtime check", fix_hints=[f"known: {', '.join(sorted(known))}"]
+        )
+    runtime = (registry or installed()).runtime(strategy)
+    anyio.run(_find, runtime)
+    results = []
+    version = ""
+    for check in CHECKS:
+        if only is None or check.name in only or check.subject in only:
+            result, version = _run(check, runtime, provider)
+            results.append(result)
+            if on_result is not None:
+                on_result(result)
+    return RuntimeReport(runtime.id, version, runtime.capabilities, tuple(results))
+
+
+async def _find(runtime: AgentRuntime) -> None:
+    with tempfile.TemporaryDirectory(prefix="proofbox-runtime-") as scratch:
+        async with rig_for(runtime).stage([[Say("here")]], Path(scratch)) as settings:
+            probe = await runtime.probe(settings)
+    if not probe.available or not probe.compatible:
+        raise StrategyUnavailable(
+            f"{runtime.id} can't be checked: {probe.reason}",
+            op="runtime check",
+            fix_hints=probe.fix_hints,
+            details={"because": probe.code},
+        )
+
+
+def _run(check: Check, runtime: AgentRuntime, provider: str | None) -> tuple[Result, str]:
+    began = time.monotonic()
+    context = Context(runtime, rig_for(runtime), provider)
+
+    async def bounded() -> None:
+        try:
+            with anyio.fail_after(check.seconds):
+                await check.run(context)
+        except BaseExceptionGroup as group:
+            error: BaseException = group
+            while isinstance(error, BaseExceptionGroup):
+                error = error.exceptions[0]
+            raise error from None
+
+    outcome: Outcome = "passed"
+    detail = ""
+    try:
+        anyio.run(bounded)
+    except Failed as error:
+        outcome, detail = "failed", str(error)
+    except NotApplicable as error:
+        outcome, detail = "not_applicable", str(error)
+    except NotChecked as error:
+        outcome, detail = "not_checked", str(error)
+    except TimeoutError:
+        outcome, detail = "failed", f"still under way after {check.seconds:g} s"
+    except Exception as error:
+        ours = [frame for frame in traceback.extract_tb(error.__traceback__) if "conformance" in frame.filename]
+        where = f" at {Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else ""
+        outcome, detail = "failed", f"{type(error).__name__}{where}: {error}"
+    left = context.close()
+    if left:
+        outcome, detail = "failed", "; ".join([*([detail] if detail else []), *left])
+    took = round((time.monotonic() - began) * 1000, 1)
+    return Result(check.name, check.subject, outcome, detail, took), context.version

@@ -1,0 +1,107 @@
+"""The rig of Codex: the real program, with a model that plays scenes.
+
+A model has no memory of its own: which turn it is, and what was said, is read from each request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from proofbox.agents.conformance.rig import Act, Babble, Fail, Hang, Hear, Recall, Run, Say, Scene, Spend
+from proofbox.agents.fakemodel.script import Answer, Fault
+from proofbox.agents.fakemodel.server import FakeModel
+from proofbox.sandbox.conformance.check import NotApplicable
+
+_ABORTED = "<turn_aborted>"
+
+
+class CodexRig:
+    @contextlib.asynccontextmanager
+    async def stage(self, scenes: Sequence[Scene], scratch: Path) -> AsyncIterator[Mapping[str, Any]]:
+        del scratch
+        if any(isinstance(act, Babble) for scene in scenes for act in scene):
+            raise NotApplicable("no model can make the real codex write garbage; its own tests do, with a false one")
+        async with ScenicModel(scenes).listening() as url:
+            yield {"base_url": url, "model": "fake-model", "max_retries": 0}
+
+
+class ScenicModel(FakeModel):
+    def __init__(self, scenes: Sequence[Scene]) -> None:
+        super().__init__()
+        self._scenes = scenes
+
+    def _choose(self, body: dict[str, Any]) -> tuple[Answer, str]:
+        items = [item for item in body.get("input") or [] if isinstance(item, dict)]
+        turns: list[_Turn] = []
+        over = True
+        for item in items:
+            text = _text(item)
+            if item.get("role") == "assistant" or text.startswith(_ABORTED):
+                over = True
+            elif item.get("role") == "user" and not text.lstrip().startswith(("<", "# ")):
+                if over:
+                    turns.append(_Turn())
+                turns[-1].told.append(text)
+                over = False
+            elif str(item.get("type", "")).endswith("_output") and turns:
+                turns[-1].outcomes += 1
+        scene = self._scenes[min(max(len(turns), 1), len(self._scenes)) - 1]
+        told = [text for turn in turns for text in turn.told]
+        answer = _due(scene, turns[-1] if turns else _Turn(), told)
+        return answer, hashlib.sha256(msgspec.json.encode(items)).hexdigest()
+
+
+class _Turn:
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.outcomes = 0
+
+
+def _due(scene: Scene, turn: _Turn, told: Sequence[str]) -> Answer:
+    """The answer to the latest request of a turn: what was run already is known by its outcomes."""
+    answer = Answer()
+    left = turn.outcomes
+    for number, act in enumerate(scene):
+        last = number + 1 == len(scene)
+        match act:
+            case Run(command):
+                if left == 0:
+                    return msgspec.structs.replace(answer, kind="run", text=command)
+                left -= 1
+            case Hear():
+                if len(turn.told) < 2:
+                    return msgspec.structs.replace(answer, kind="run", text="sleep 0.1")
+            case _:
+                answer = _with(answer, act, told, last)
+    return answer
+
+
+def _with(answer: Answer, act: Act, told: Sequence[str], last: bool) -> Answer:
+    match act:
+        case Say(text):  # a message ends the turn, so that an earlier one can only be a thought
+            return msgspec.structs.replace(answer, **({"text": text} if last else {"think": text}))
+        case Recall():
+            return msgspec.structs.replace(answer, text="; ".join(told))
+        case Spend(input_tokens, output_tokens):
+            usage = {"input": input_tokens, "output": output_tokens, "cached": 0, "reasoning": 0}
+            return msgspec.structs.replace(answer, usage=usage)
+        case Hang():
+            return msgspec.structs.replace(answer, faults=(Fault(kind="idle", value="300"),))
+        case Fail():
+            fault = Fault(kind="http", value="400", type="invalid_request_error", message="the scene says so")
+            return msgspec.structs.replace(answer, faults=(fault,))
+        case _:
+            return answer
+
+
+def _text(item: Mapping[str, Any]) -> str:
+    content = item.get("content")
+    if isinstance(content, str):
+        return content
+    return "".join(str(part.get("text", "")) for part in content or [] if isinstance(part, dict))

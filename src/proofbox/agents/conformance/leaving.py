@@ -1,0 +1,59 @@
+"""The end of a session: that nothing of it is left, whatever was under way. The context looks after each check."""
+
+from __future__ import annotations
+
+import anyio
+
+from proofbox.agents.conformance.context import Context, Subject
+from proofbox.agents.conformance.rig import Hang, Run, Say
+from proofbox.agents.events import TurnEnded
+from proofbox.errors import ProofboxError
+from proofbox.sandbox.conformance.check import Failed, expect
+
+subject = Subject("leaving")
+
+
+@subject.check()
+async def close_ends_what_is_under_way(context: Context) -> None:
+    """The turn's end is told, and whoever waits for it is not left waiting."""
+    async with context.playing([Run(f"sleep 300; : {context.marker}"), Say("never")]) as play:
+        turn = await play.session.start_turn(await play.session.start_thread(), "sleep")
+        await play.until(lambda: bool(context.alive(context.marker)), "the command")
+    with anyio.fail_after(10):
+        result = await play.session.wait_turn(turn)
+    expect(result.status != "completed", "a turn that was cut off is completed")
+    expect(len(play.of(TurnEnded, turn)) == 1, "the end was not told once")
+    await play.until(lambda: not context.alive(context.marker), "the end of its command")
+
+
+@subject.check()
+async def close_ends_a_daemon(context: Context) -> None:
+    """What left its process group and its parent is still the session's."""
+    daemon = f"(setsid sleep 300 {context.marker} >/dev/null 2>&1 &) ; (setsid sh -c 'sleep 300; : {context.marker}' &)"
+    async with context.playing([Run(f"{daemon} >/dev/null 2>&1; echo started"), Say("done")]) as play:
+        await play.turn(await play.session.start_thread(), "start it")
+    await play.until(lambda: not context.alive(context.marker), "the daemon's end")
+
+
+@subject.check()
+async def a_closed_session_refuses(context: Context) -> None:
+    async with context.playing([Say("done")]) as play:
+        thread = await play.session.start_thread()
+    for attempt in (play.session.start_thread(), play.session.start_turn(thread, "go")):
+        with anyio.fail_after(10):
+            try:
+                await attempt
+            except ProofboxError:
+                continue
+        raise Failed("a closed session took it")
+
+
+@subject.check()
+async def a_start_that_fails_leaves_nothing(context: Context) -> None:
+    """Closing right after the start, and being cancelled in a turn."""
+    async with context.playing([Hang()]):
+        pass
+    with anyio.move_on_after(0.5):
+        async with context.playing([Hang()]) as play:
+            await play.session.start_turn(await play.session.start_thread(), "hang")
+            await anyio.sleep(60)

@@ -1,0 +1,128 @@
+"""The rigs of the built-in runtimes. Another's has one of its own: its runtime gives it by `conformance_rig()`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from proofbox.agents.conformance.rig import (
+    Act,
+    Babble,
+    Fail,
+    Hang,
+    Hear,
+    Recall,
+    Rig,
+    Run,
+    Say,
+    Scene,
+    Spend,
+)
+from proofbox.agents.contract import AgentRuntime
+from proofbox.errors import UsageError
+
+
+def rig_for(runtime: AgentRuntime) -> Rig:
+    if runtime.id == "codex_app_server":
+        from proofbox.agents.conformance.codexrig import CodexRig  # costs an HTTP client, for who checks Codex
+
+        return CodexRig()
+    if runtime.id in RIGS:
+        return RIGS[runtime.id]()
+    own = getattr(runtime, "conformance_rig", None)
+    if own is None:
+        raise UsageError(
+            f"{runtime.id} can't be checked: it has no rig",
+            op="runtime check",
+            fix_hints=["give its runtime a method conformance_rig(): see docs/agents.md"],
+        )
+    rig: Rig = own()
+    return rig
+
+
+class ScriptedRig:
+    """Scenes as scripts."""
+
+    @contextlib.asynccontextmanager
+    async def stage(self, scenes: Sequence[Scene], scratch: Path) -> AsyncIterator[Mapping[str, Any]]:
+        del scratch
+        yield {"script": {"turn": [{"step": [step for act in scene for step in _steps(act)]} for scene in scenes]}}
+
+
+def _steps(act: Act) -> list[dict[str, Any]]:
+    match act:
+        case Run(command):
+            return [{"tool": "run_command", "args": {"command": command}}]
+        case Say(text):
+            return [{"say": text}]
+        case Recall():
+            return [{"say": "@{history}"}]
+        case Hear():
+            return [{"hear": True}]
+        case Hang():
+            return [{"fault": "stall"}]
+        case Fail():
+            return [{"fault": "model_error"}]
+        case Babble():
+            return [{"garbage": "\x1b]0;\ufffd no such thing \u202e"}]
+        case Spend(input_tokens, output_tokens):
+            return [{"usage": {"input_tokens": input_tokens, "output_tokens": output_tokens}}]
+
+
+# An agent in a few lines, for any sh: python is not in every box. It keeps no thread, so it counts its box's turns.
+_AGENT = """\
+prompt=$(cat)
+turns=$(cat /tmp/turns 2>/dev/null || echo 0)
+echo $((turns + 1)) > /tmp/turns
+n=0
+run() {
+  n=$((n + 1)); out=$(sh -c "$2" 2>&1); code=$?
+  printf '{"type":"tool_call","id":"call-%s","command":%s,"exit_code":%s,"output":"%s"}\\n' "$n" "$1" "$code" "$out"
+}
+"""
+
+
+class ProcessRig:
+    """Scenes as a program that prints JSON lines."""
+
+    @contextlib.asynccontextmanager
+    async def stage(self, scenes: Sequence[Scene], scratch: Path) -> AsyncIterator[Mapping[str, Any]]:
+        del scratch
+        plays = ["\n".join(_shell(act) for act in scene) for scene in scenes]
+        cases = [f"{number}) {play};;" for number, play in enumerate(plays[:-1])]
+        script = _AGENT + "\n".join(["case $turns in", *cases, f"*) {plays[-1]};;", "esac", ""])
+        yield {"command": ["sh", "-c", script], "output": "jsonl"}
+
+
+def _shell(act: Act) -> str:
+    match act:
+        case Run(command):
+            return f"run {_quoted(json.dumps(command))} {_quoted(command)}"
+        case Say(text):
+            return f"printf '%s\\n' {_quoted(json.dumps({'type': 'message', 'text': text}))}"
+        case Recall():
+            return """printf '{"type":"message","text":"%s"}\\n' "$prompt\""""
+        case Hear():
+            return ":"  # nobody can steer it; the check ends before
+        case Hang():
+            return "exec sleep 300"
+        case Fail():
+            return "echo 'it went wrong' >&2; exit 3"
+        case Babble():
+            lines = r"""\033]0;\377\n{"type":"no_such_thing"}\n[1,2\n\n{"type":"tool_call","exit_code":"x"}\n"""
+            return f"printf '{lines}'"
+        case Spend(input_tokens, output_tokens):
+            line = {"type": "usage", "input_tokens": input_tokens, "output_tokens": output_tokens}
+            return f"printf '%s\\n' {_quoted(msgspec.json.encode(line).decode())}"
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+RIGS: dict[str, type[Rig]] = {"scripted": ScriptedRig, "process": ProcessRig}

@@ -1,0 +1,63 @@
+"""Threads: what an agent remembers, and that it can be taken up again and forked."""
+
+from __future__ import annotations
+
+from proofbox.agents.conformance.context import Context, Subject
+from proofbox.agents.conformance.rig import Recall, Say
+from proofbox.agents.events import ThreadStarted
+from proofbox.errors import ProofboxError
+from proofbox.sandbox.conformance.check import Failed, expect
+
+subject = Subject("threads")
+SCENES = ([Say("one")], [Say("two")], [Recall()], [Recall()])
+
+
+@subject.check()
+async def resume_goes_on_where_it_was(context: Context) -> None:
+    """In another session of the same home, the agent remembers what it was told."""
+    async with context.playing(*SCENES) as play:
+        thread = await play.session.start_thread()
+        await play.turn(thread, "apples")
+        await play.turn(thread, "pears")
+        if await context.lacks("supports_thread_resume", lambda: play.session.resume_thread(thread)):
+            return
+    async with context.playing(*SCENES) as play:
+        resumed = await play.session.resume_thread(thread)
+        expect(resumed == thread, f"it resumed {resumed}, not {thread}")
+        expect([event.origin for event in play.of(ThreadStarted)] == ["resume"], "the resumption was not told")
+        said = (await play.turn(thread, "plums")).final_message
+        expect(all(word in said for word in ("apples", "pears", "plums")), f"it remembers {said!r}")
+
+
+@subject.check()
+async def fork_has_the_history_up_to_its_turn(context: Context) -> None:
+    """And not what came after; the thread it was forked from is as it was."""
+    async with context.playing(*SCENES) as play:
+        thread = await play.session.start_thread()
+        first = await play.turn(thread, "apples")
+        await play.turn(thread, "pears")
+        if await context.lacks("supports_thread_fork", lambda: play.session.fork_thread(thread, first.turn)):
+            return
+    # The fork's second turn is the thread's third or later scene, so that both recall.
+    async with context.playing([Say("one")], [Recall()], [Recall()]) as play:
+        forked = await play.session.fork_thread(thread, first.turn)
+        expect(forked != thread, "the fork is the thread itself")
+        said = (await play.turn(forked, "plums")).final_message
+        expect("apples" in said and "plums" in said, f"the fork remembers {said!r}")
+        expect("pears" not in said, "the fork remembers what came after it")
+        whole = await play.session.fork_thread(thread)
+        said = (await play.turn(whole, "cherries")).final_message
+        expect(all(word in said for word in ("apples", "pears", "cherries")), f"the whole fork remembers {said!r}")
+        expect("plums" not in said, "two forks share what they were told")
+
+
+@subject.check()
+async def a_thread_that_is_not_there_is_refused(context: Context) -> None:
+    async with context.playing([Say("done")]) as play:
+        for attempt in (play.session.resume_thread("no-such-thread"), play.session.fork_thread("../../etc/passwd")):
+            try:
+                await attempt
+            except ProofboxError as error:
+                expect(error.message, "the refusal says nothing")
+            else:
+                raise Failed("a thread that is not there was given")

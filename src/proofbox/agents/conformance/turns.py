@@ -1,0 +1,159 @@
+"""A turn: that it runs, what is told of it, and how it ends."""
+
+from __future__ import annotations
+
+import anyio
+
+from proofbox.agents.conformance.context import Context, Subject
+from proofbox.agents.conformance.rig import Babble, Fail, Run, Say, Spend
+from proofbox.agents.events import Event, Integrity, Notice, ToolCall, TurnStarted, Unrecognized
+from proofbox.errors import ListenerFailed, ProofboxError, UsageError
+from proofbox.sandbox.conformance.check import Failed, NotApplicable, expect
+
+subject = Subject("turns")
+
+
+@subject.check()
+async def one_turn(context: Context) -> None:
+    """The smoke test: a command really runs on the workspace, and the last word is what it said."""
+    for _ in range(2):
+        async with context.playing([Run("echo made > made.txt"), Say("it is made")]) as play:
+            result = await play.turn(await play.session.start_thread(), "make it")
+            expect(result.status == "completed", f"status {result.status}: {result.error}")
+            expect(result.error is None, "completed, with an error")
+            expect("it is made" in result.final_message, f"the last word is {result.final_message!r}")
+            expect(result.duration_ms > 0, "the turn took no time")
+            started = play.of(TurnStarted, result.turn)
+            expect(len(started) == 1, f"{len(started)} beginnings")
+        made = context.workspace / "made.txt"
+        expect(made.is_file() and made.read_text() == "made\n", "the command did not run on the workspace")
+        made.unlink()
+
+
+@subject.check()
+async def tool_calls_are_counted_once(context: Context) -> None:
+    """Each with its own exit code, its output and its time; nothing else counts as one."""
+    commands = ("echo one; exit 0", "echo two; exit 7", "echo three")
+    async with context.playing([*(Run(command) for command in commands), Say("done")]) as play:
+        result = await play.turn(await play.session.start_thread(), "run them")
+        calls = play.of(ToolCall, result.turn)
+    if not calls and not context.runtime.capabilities.supports_event_stream:
+        raise NotApplicable("the runtime does not tell its tool calls")
+    expect(len(calls) == 3, f"{len(calls)} tool calls for three commands")
+    expect([call.exit_code for call in calls] == [0, 7, 0], f"exit codes {[call.exit_code for call in calls]}")
+    expect([call.status for call in calls] == ["completed", "failed", "completed"], "statuses are not the commands'")
+    expect(len({call.item for call in calls}) == 3, "two calls are one item")
+    for call, command, word in zip(calls, commands, ("one", "two", "three"), strict=True):
+        expect(command in call.command, f"the command line is {call.command!r}")
+        expect(word in call.output, f"the output is {call.output!r}")
+    expect(result.status == "completed", "a command that failed failed the turn")
+
+
+@subject.check()
+async def a_failed_turn_is_failed(context: Context) -> None:
+    """Though it said something before, and though it ended."""
+    async with context.playing([Say("all is well"), Fail()]) as play:
+        result = await play.turn(await play.session.start_thread(), "fail")
+        expect(result.status == "failed", f"status {result.status}")
+        expect(result.error is not None and result.error.code.startswith("RUNTIME_"), f"error {result.error}")
+
+
+@subject.check()
+async def garbage_is_contained(context: Context) -> None:
+    """What can't be read is kept, is no tool call, and does not end the turn."""
+    async with context.playing([Babble(), Say("still here")]) as play:
+        result = await play.turn(await play.session.start_thread(), "babble")
+        expect(result.status == "completed", f"status {result.status}: {result.error}")
+        expect("still here" in result.final_message, f"the last word is {result.final_message!r}")
+        expect(not play.of(ToolCall), "garbage was taken for a tool call")
+        kept = [*play.of(Unrecognized), *play.of(Integrity), *play.of(Notice)]
+        expect(kept, "the garbage is nowhere to be seen")
+
+
+@subject.check()
+async def tokens_are_told(context: Context) -> None:
+    if not context.runtime.capabilities.supports_token_usage:
+        raise NotApplicable(f"{context.runtime.id} does not tell its tokens")
+    async with context.playing([Spend(120, 30), Say("done")]) as play:
+        result = await play.turn(await play.session.start_thread(), "spend")
+        used = result.usage
+        seen = (used.input_tokens, used.output_tokens) if used is not None else None
+        expect(seen == (120, 30), f"tokens {seen} instead of (120, 30)")
+
+
+@subject.check()
+async def a_listener_that_fails_fails_the_turn(context: Context) -> None:
+    """A record with a hole is not passed off as whole; other listeners go on."""
+    async with context.playing([Run("true"), Say("done")]) as play:
+
+        async def fail(event: Event) -> None:
+            if isinstance(event, TurnStarted):
+                raise OSError("the disk is full")
+
+        play.session.add_listener(fail)
+        result = await play.turn(await play.session.start_thread(), "go")
+        expect(result.status == "failed", f"status {result.status}")
+        expect(isinstance(result.error, ListenerFailed), f"error {result.error!r}")
+
+
+@subject.check()
+async def a_listener_that_was_removed_hears_nothing(context: Context) -> None:
+    heard: list[Event] = []
+
+    async def hear(event: Event) -> None:
+        heard.append(event)
+
+    async with context.playing([Say("done")]) as play:
+        number = play.session.add_listener(hear)
+        thread = await play.session.start_thread()
+        await play.turn(thread, "once")
+        before = len(heard)
+        expect(before > 0, "it heard nothing while it listened")
+        play.session.remove_listener(number)
+        play.session.remove_listener(number)
+        await play.turn(thread, "twice")
+        expect(len(heard) == before, "it went on hearing")
+
+
+@subject.check()
+async def a_second_turn_is_refused(context: Context) -> None:
+    """A thread has one turn at a time, and the first one is not disturbed."""
+    async with context.playing([Run(f"sleep 1; : {context.marker}"), Say("done")]) as play:
+        thread = await play.session.start_thread()
+        first = await play.session.start_turn(thread, "first")
+        try:
+            await play.session.start_turn(thread, "second")
+        except ProofboxError as error:
+            expect(error.message, "the refusal says nothing")
+        else:
+            raise Failed("a second turn was begun")
+        result = await play.session.wait_turn(first)
+        expect(result.status == "completed", f"the first turn is {result.status}: {result.error}")
+
+
+@subject.check()
+async def what_is_not_there_is_refused(context: Context) -> None:
+    async with context.playing([Say("done")]) as play:
+        session = play.session
+        for what, attempt in (
+            ("a turn in no thread", session.start_turn("no-such-thread", "go")),
+            ("waiting for no turn", session.wait_turn("no-such-turn")),
+            ("interrupting no turn", session.interrupt_turn("no-such-thread", "no-such-turn")),
+        ):
+            with anyio.fail_after(10):
+                try:
+                    await attempt
+                except ProofboxError as error:
+                    expect(error.message, f"{what}: the refusal says nothing")
+                else:
+                    raise Failed(f"{what} was accepted")
+
+
+@subject.check()
+async def settings_that_mean_nothing_are_refused(context: Context) -> None:
+    try:
+        await context.runtime.probe({"no_such_setting": 1})
+    except UsageError as error:
+        expect("no_such_setting" in error.message, "the refusal does not name the setting")
+    else:
+        raise Failed("a setting that there is not was taken")

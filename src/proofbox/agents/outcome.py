@@ -1,0 +1,121 @@
+"""What a trial is asked for, and what comes of it: frozen, and the same in code, in JSON and in the record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from proofbox.agents.contract import ApprovalRule
+from proofbox.agents.environment import EnvironmentRecord
+from proofbox.agents.events import TokenUsage
+from proofbox.agents.record import ChainEnd, bounded
+from proofbox.agents.steps import Step
+from proofbox.agents.strategies import Considered, Origin
+from proofbox.core.text import preview
+from proofbox.errors import AgentError
+from proofbox.sandbox.inside import PolicyOptions
+
+SCHEMA = "proofbox.trial_record/1"
+Status = Literal["completed", "failed", "interrupted"]
+
+
+class TrialRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be tried. What is left out comes from the workspace's and the user's `config.toml`."""
+
+    prompt: str
+    workspace: Path
+    strategies: str | tuple[str, ...] | None = None
+    required: tuple[str, ...] = ()
+    """Capabilities that the strategy must have."""
+    flags: dict[str, Any] = {}
+    """Settings of this call, for every runtime that has such a setting."""
+    provider: str | None = None
+    policy: PolicyOptions = {}
+    env: tuple[str, ...] = ()
+    grants: tuple[str, ...] = ()
+    approvals: tuple[ApprovalRule, ...] = ()
+    sandboxed: bool = True
+    timeout: float | None = None
+    stall_timeout: float | None = None
+    out: Path | None = None
+
+
+class CallMade(msgspec.Struct, frozen=True):
+    command: str
+    exit_code: int | None
+    duration_ms: float | None
+    tool: str
+    status: str
+    source: str
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    code: str
+    message: str
+    retryable: bool
+    fix_hints: tuple[str, ...] = ()
+    details: dict[str, Any] = {}
+
+    @classmethod
+    def of(cls, error: AgentError) -> Failure:
+        return cls(
+            code=error.code,
+            message=preview(error.message, 4096)[0],
+            retryable=error.retryable,
+            fix_hints=error.fix_hints,
+            details=bounded(error.details),
+        )
+
+
+class ForkedFrom(msgspec.Struct, frozen=True, kw_only=True):
+    trial: str
+    record: str
+    step: int
+    snapshot: str
+    exact: bool
+    """The turn ended at that step, so that files and thread are of the same moment."""
+    why: str
+    base_thread: str = ""
+    base_turn: str = ""
+    """What the thread was forked from; empty: it began anew."""
+
+
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of it. `runtime_reported` members rest on the agent's word alone."""
+
+    trial: str
+    strategy: str
+    version: str
+    chain: tuple[Considered, ...]
+    chain_origin: Origin
+    status: Status
+    error: Failure | None
+    final_message: str
+    tool_calls: tuple[CallMade, ...]
+    steps: tuple[Step, ...]
+    usage: TokenUsage | None
+    thread_id: str
+    turn_id: str
+    prompt: str
+    workspace: str
+    workspace_id: str
+    snapshot_before: str
+    snapshot_after: str
+    """Sealed: a full scan after everything the agent had started was dead."""
+    session: dict[str, Any]
+    environment: EnvironmentRecord
+    settings: dict[str, Any]
+    provider: str | None
+    policy: dict[str, Any]
+    integrity: tuple[dict[str, Any], ...] = ()
+    rate_windows: tuple[dict[str, Any], ...] = ()
+    started_at: str
+    ended_at: str
+    duration_ms: float
+    record: str | None = None
+    anchors: dict[str, ChainEnd] = {}
+    fork: ForkedFrom | None = None
+    runtime_reported: tuple[str, ...] = ("final_message", "tool_calls", "usage")
+    schema_version: str = SCHEMA

@@ -1,0 +1,133 @@
+"""Steps: what an agent did, bound to the state of its workspace before and after.
+
+Each completed tool call or change of files is a step. A turn that did nothing, or after whose last step the files
+changed again, has one more, of the kind `turn`; so the last step of a turn is always the state that it ended with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import msgspec
+from anyio.to_thread import run_sync
+
+from proofbox.agents.events import Decision, Event, FileChange, ToolCall, TurnEnded
+from proofbox.core.text import preview
+from proofbox.workspace.workspace import Workspace
+
+PREVIEW = 4096
+
+
+class Decided(msgspec.Struct, frozen=True):
+    """What the agent asked leave for, and the rule that answered."""
+
+    method: str
+    subject: str
+    answer: str
+    rule: str
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    n: int
+    kind: Literal["tool_call", "file_change", "turn"]
+    thread: str
+    turn: str
+    item: str = ""
+    tool: str = ""
+    command: str = ""
+    paths: tuple[str, ...] = ()
+    status: str
+    exit_code: int | None = None
+    duration_ms: float | None = None
+    source: str = "runtime_reported"
+    late: bool = False
+    """It ended after its turn had."""
+    decisions: tuple[Decided, ...] = ()
+    snapshot_before: str
+    snapshot_after: str
+    changed: int
+    """How many paths differ between the two."""
+    ends_turn: bool = False
+    """The turn ended here, so that a fork at this step is exact."""
+
+
+class StepRecorder:
+    """A listener that takes a snapshot at every step.
+
+    `keep` is given each entry as it is made: `{"step": …}`, and `{"turn_end": …}` when a turn has ended.
+    """
+
+    def __init__(self, workspace: Workspace, first_snapshot: str, keep: Callable[[Mapping[str, Any]], None]) -> None:
+        self._workspace = workspace
+        self._keep = keep
+        self._latest = first_snapshot
+        self._asked: dict[str, list[Decided]] = {}
+        self.steps: list[Step] = []
+
+    async def __call__(self, event: Event) -> None:
+        match event:
+            case Decision():
+                said = Decided(event.method, _short(event.subject), event.answer, event.rule)
+                self._asked.setdefault(event.item, []).append(said)
+            case ToolCall():
+                await self._add(
+                    event,
+                    kind="tool_call",
+                    item=event.item,
+                    tool=_short(event.tool),
+                    command=_short(event.command),
+                    status=event.status,
+                    exit_code=event.exit_code,
+                    duration_ms=event.duration_ms,
+                    source=event.source,
+                    late=event.late,
+                )
+            case FileChange():
+                paths = tuple(_short(path) for path in event.paths[:100])
+                await self._add(
+                    event, kind="file_change", item=event.item, paths=paths, status=event.status, late=event.late
+                )
+            case TurnEnded():
+                await self._end(event)
+
+    async def _end(self, event: TurnEnded) -> None:
+        of_this = [number for number, step in enumerate(self.steps) if step.turn == event.turn]
+        before = self._latest
+        after, changed = await self._snapshot(f"the end of turn {event.turn}")
+        if not of_this or after != before:
+            self._append(event, before, after, changed, kind="turn", status=event.status)
+            of_this.append(len(self.steps) - 1)
+        last = of_this[-1]
+        self.steps[last] = msgspec.structs.replace(self.steps[last], ends_turn=True)
+        ended = {"turn": event.turn, "thread": event.thread, "status": event.status, "code": event.code}
+        self._keep({"turn_end": {**ended, "last_step": self.steps[last].n, "snapshot": after}})
+
+    async def _add(self, event: Event, **facts: Any) -> None:
+        before = self._latest
+        after, changed = await self._snapshot(f"after {facts.get('tool') or facts['kind']}")
+        self._append(event, before, after, changed, **facts)
+
+    def _append(self, event: Event, before: str, after: str, changed: int, **facts: Any) -> None:
+        step = Step(
+            n=len(self.steps) + 1,
+            thread=event.thread,
+            turn=event.turn,
+            decisions=tuple(self._asked.pop(facts.get("item", ""), ())),
+            snapshot_before=before,
+            snapshot_after=after,
+            changed=changed,
+            **facts,
+        )
+        self.steps.append(step)
+        self._keep({"step": msgspec.to_builtins(step)})
+
+    async def _snapshot(self, message: str) -> tuple[str, int]:
+        taken = await run_sync(self._workspace.snapshot, _short(message))
+        changed = taken.changed if taken.id != self._latest else 0
+        self._latest = taken.id
+        return taken.id, changed
+
+
+def _short(text: str) -> str:
+    return preview(text, PREVIEW)[0]

@@ -1,0 +1,53 @@
+"""Which host and port a URL leads to, told strictly: what two programs could read in two ways leads nowhere."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import NamedTuple
+
+from proofbox.sandbox.allowlist import canonical_host, split_port
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,30})://([^/?#]*)")
+_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443, "ftp": 21, "ssh": 22, "git": 9418}
+_MAX_LENGTH = 8192
+
+
+class Endpoint(NamedTuple):
+    host: str
+    port: int
+
+
+def endpoint_of(url: str) -> Endpoint | str:
+    """Where it leads, or why that can't be told. The user information before an `@` is nobody's host."""
+    if len(url) > _MAX_LENGTH or any(sign <= " " or sign in "\\\x7f" or sign.isspace() for sign in url):
+        return "it is too long, or holds spaces, control characters or a backslash"
+    found = _SCHEME.match(url)
+    if found is None:
+        return "it has no scheme and host"
+    scheme, authority = found[1].lower(), found[2]
+    if authority.count("@") > 1:
+        return "it has more than one @ before its path"
+    parts = split_port(authority.rpartition("@")[2])
+    if parts is None:
+        return "its port is none"
+    name, port = parts
+    try:
+        host = canonical_host(name if name.isascii() else name.encode("idna").decode("ascii"))
+    except UnicodeError:
+        host = None
+    if host is None:
+        return "its host is none"
+    port = port if port is not None else _PORTS.get(scheme)
+    if port is None:
+        return f"no port is known for {scheme}"
+    return Endpoint(_plain_address(host), port)
+
+
+def _plain_address(host: str) -> str:
+    """An IPv4 address written as IPv6 is the same place."""
+    try:
+        mapped = ipaddress.IPv6Address(host).ipv4_mapped
+    except ValueError:
+        return host
+    return host if mapped is None else str(mapped)

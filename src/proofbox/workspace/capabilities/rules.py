@@ -1,0 +1,157 @@
+"""Lists of patterns in which a leading `!` denies. A deny always wins, wherever it stands; nothing else is an order."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, TypeVar
+
+import msgspec
+
+from proofbox.core.text import printable
+from proofbox.errors import CapabilitiesInvalid, RequestInvalid
+from proofbox.sandbox.allowlist import Rule, parse_rules
+from proofbox.workspace.globs import Glob, Word, expanded
+
+P = TypeVar("P")
+EVERYTHING = "*"
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """Whether something may be done, and the rule that says so."""
+
+    kind: str
+    """`fs.read`, `command`, `network`, `env.write`, `rollback`, …"""
+    target: str
+    allowed: bool
+    rule: str
+    advisory: bool = False
+    """It is checked here alone: a program that runs can do it all the same."""
+
+
+class Rules(Generic[P]):
+    """The patterns of one list, each with the words it was written in."""
+
+    def __init__(self, kind: str, patterns: Iterable[str], parse: Callable[[str], Sequence[P]]) -> None:
+        self.kind = kind
+        self.allow: list[tuple[str, P]] = []
+        self.deny: list[tuple[str, P]] = []
+        for text in patterns:
+            denies = text.startswith("!")
+            try:
+                parsed = parse(text.removeprefix("!"))
+            except (ValueError, RequestInvalid) as error:
+                reason = error.message if isinstance(error, RequestInvalid) else str(error)
+                raise CapabilitiesInvalid(
+                    f"{kind}: {printable(text[:200])!r} can't be used: {reason}",
+                    op="capabilities",
+                    details={"kind": kind, "rule": text[:200]},
+                ) from None
+            (self.deny if denies else self.allow).extend((text, each) for each in parsed)
+
+    def decide(self, target: str, allows: Callable[[P], bool], denies: Callable[[P], bool]) -> Decision:
+        for text, pattern in self.deny:
+            if denies(pattern):
+                return Decision(self.kind, target, False, f"{self.kind}: {text}")
+        for text, pattern in self.allow:
+            if allows(pattern):
+                return Decision(self.kind, target, True, f"{self.kind}: {text}")
+        return Decision(self.kind, target, False, f"{self.kind}: nothing allows it")
+
+
+class PathRules(Rules[Glob]):
+    """Paths from the workspace's root. What is denied is denied with everything below it."""
+
+    def __init__(self, kind: str, patterns: Iterable[str]) -> None:
+        super().__init__(kind, patterns, lambda text: [Glob(each) for each in expanded(text)])
+
+    def of(self, path: str) -> Decision:
+        return self.decide(path, lambda glob: glob.matches(path), lambda glob: matches_above(glob, path))
+
+    def denies(self, path: str) -> bool:
+        return any(matches_above(glob, path) for _, glob in self.deny)
+
+    def reaches(self, path: str) -> bool:
+        """Whether something at or below `path` may be allowed."""
+        return not self.denies(path) and any(g.matches(path) or g.may_match_below(path) for _, g in self.allow)
+
+    def covers(self, path: str) -> bool:
+        """Whether everything that is or will be at and below `path` is allowed."""
+        return any(g.covers(path) for _, g in self.allow) and not self.denies(path) and not self.denies_below(path)
+
+    def denies_below(self, path: str) -> bool:
+        return any(glob.may_match_below(path) for _, glob in self.deny)
+
+
+class WordRules(Rules[Word]):
+    """Names of variables."""
+
+    def __init__(self, kind: str, patterns: Iterable[str]) -> None:
+        super().__init__(kind, patterns, lambda text: [Word(text)])
+
+    def of(self, word: str) -> Decision:
+        return self.decide(word, lambda each: each.matches(word), lambda each: each.matches(word))
+
+
+class CommandRules(Rules["list[Word] | None"]):
+    """Commands, by their arguments: each word is a pattern of its own, and a last `**` stands for all the rest.
+
+    Advisory: what a program that is allowed starts in turn is its own business.
+    """
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        super().__init__("command", patterns, _command)
+
+    def of(self, argv: Sequence[str]) -> Decision:
+        def fits(pattern: list[Word] | None) -> bool:
+            return _fits(pattern, argv)
+
+        made = self.decide(shlex.join(argv), fits, fits)
+        return msgspec.structs.replace(made, advisory=True)
+
+
+class HostRules(Rules["Rule | None"]):
+    """Hosts and ports. An allowed host without a port is allowed on 80 and 443, a denied one denied on all."""
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        super().__init__("network", patterns, lambda text: [None] if text == EVERYTHING else list(parse_rules([text])))
+
+    def of(self, host: str, port: int) -> Decision:
+        """`host` must be canonical already."""
+
+        def denies(rule: Rule | None) -> bool:
+            if rule is None:
+                return True
+            return rule.allows(host, port) or (rule.port is None and rule.allows(host, 443))
+
+        target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return self.decide(target, lambda rule: rule is None or rule.allows(host, port), denies)
+
+
+def matches_above(glob: Glob, path: str) -> bool:
+    """Whether it matches the path or a directory that the path is in."""
+    names = path.split("/") if path else []
+    return any(glob.matches("/".join(names[:count])) for count in range(1, len(names) + 1)) or glob.matches(path)
+
+
+_REST = Word(EVERYTHING)
+
+
+def _command(text: str) -> list[list[Word] | None]:
+    words = shlex.split(text)
+    if not words:
+        raise ValueError("it has no words")
+    if words == ["**"]:
+        return [None]
+    pattern = [Word(word) for word in words[:-1]]
+    return [[*pattern, _REST] if words[-1] == "**" else [*pattern, Word(words[-1])]]
+
+
+def _fits(pattern: list[Word] | None, argv: Sequence[str]) -> bool:
+    if pattern is None:
+        return True
+    rest = pattern[-1] is _REST
+    fixed = pattern[:-1] if rest else pattern
+    if len(argv) < len(fixed) or (len(argv) > len(fixed) and not rest):
+        return False
+    return all(word.matches(given) for word, given in zip(fixed, argv, strict=False))

@@ -1,0 +1,124 @@
+"""A workspace's tools under capabilities: files by guarded handles, commands in a box that was made to keep the rules.
+
+The box is started with the first command, from the capabilities and the files as they are. Before each command the
+rules are compiled again; when that gives other mounts (a file that must be hidden has appeared), the box is ended,
+with what was left running in it, and another started. No command runs meanwhile, so that none can move things about.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from proofbox.core.clock import Clock, SystemClock
+from proofbox.sandbox.config import Settings, load
+from proofbox.sandbox.paths import resolve_project
+from proofbox.sandbox.service import Sandboxes, Session
+from proofbox.workspace.capabilities.capabilities import Capabilities, CapabilityGuard, require
+from proofbox.workspace.capabilities.compiling import BoxRules, compile_rules, needs_walk
+from proofbox.workspace.ignore import Ignore
+from proofbox.workspace.search import Engine
+from proofbox.workspace.tools.contract import COMMAND_TIMEOUT, OUTPUT_LIMIT, CommandResult
+from proofbox.workspace.tools.files import FileTools
+from proofbox.workspace.tools.handles import DirectoryTree
+from proofbox.workspace.tools.host import command_argv, command_result
+
+_SHARE = 10  # a walk over all files may take this part of the time
+
+
+class BoxedEnvironment(FileTools):
+    """Close it: it holds the box. `settings` are as for `Sandboxes`; what they forward of variables is filtered."""
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        capabilities: Capabilities,
+        *,
+        provider: str | None = None,
+        ignore: Ignore | None = None,
+        engine: Engine | None = None,
+        settings: Settings | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        project = resolve_project(root)
+        given = load(project) if settings is None else settings
+        forwarded = tuple(name for name in given.env if capabilities.env_read.of(name).allowed)
+        self.capabilities = capabilities
+        self._provider = provider
+        self._clock: Clock = clock or SystemClock()
+        self._boxes = Sandboxes(project, settings=msgspec.structs.replace(given, env=forwarded))
+        self._files = DirectoryTree(project, CapabilityGuard(capabilities))
+        super().__init__(self._files, ignore=ignore, engine=engine)
+        self._turn = threading.Condition()
+        self._running = 0
+        self._session: Session | None = None
+        self._rules: BoxRules | None = None
+        self._walk_took = self._walked_at = 0.0
+
+    def close(self) -> None:
+        self._boxes.close()
+        self._files.close()
+
+    def run_command(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str = ".",
+        timeout: float = COMMAND_TIMEOUT,
+        env: Mapping[str, str] | None = None,
+        stdin: str | bytes | None = None,
+        max_output: int = OUTPUT_LIMIT,
+    ) -> CommandResult:
+        argv = command_argv(command)
+        require(self.capabilities.command(argv))
+        for name in env or {}:
+            require(self.capabilities.env_write.of(name))
+        with self._box() as session:
+            done = session.exec(argv, cwd=cwd, timeout=timeout, env=env, stdin=stdin, max_output=max_output)
+        return command_result(argv, cwd, done, self._files.host)
+
+    @contextmanager
+    def _box(self) -> Iterator[Session]:
+        with self._turn:
+            rules = self._compiled()
+            if self._session is None or rules != self._rules or self._session.info.state != "running":
+                self._turn.wait_for(lambda: self._running == 0)
+                if self._session is not None:
+                    self._session.stop()
+                    self._session = None
+                # Once more: nothing runs now that could have changed the files since.
+                rules = compile_rules(self.capabilities, self._files.host)
+                self._session = self._boxes.start_session(provider=self._provider, **rules.options(self._files.host))
+                self._rules = rules
+            session = self._session
+            self._running += 1
+        try:
+            yield session
+        finally:
+            with self._turn:
+                self._running -= 1
+                self._turn.notify_all()
+
+    def _compiled(self) -> BoxRules:
+        now = self._clock.monotonic()
+        walks = needs_walk(self.capabilities)
+        if self._rules is not None and walks and now < self._walked_at + self._walk_took * _SHARE:
+            return self._rules
+        rules = compile_rules(self.capabilities, self._files.host)
+        self._walked_at = self._clock.monotonic()
+        self._walk_took = self._walked_at - now
+        return rules
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

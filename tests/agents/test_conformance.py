@@ -1,0 +1,147 @@
+"""Every built-in runtime passes the conformance suite, each check a test of its own; and the suite finds faults."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+
+import msgspec
+import pytest
+from capabilities import OrdinaryUser
+
+from proofbox.agents import hosted, scripted
+from proofbox.agents.conformance import CHECKS, RuntimeReport, context, run_conformance
+from proofbox.agents.contract import RuntimeProbe
+from proofbox.agents.events import Event, ToolCall
+from proofbox.agents.feed import Turn
+from proofbox.agents.registry import Registry
+from proofbox.agents.scripted import ScriptedSession
+from proofbox.errors import AgentError, StrategyUnavailable, StrategyUnsupported, UsageError
+
+NAMES = [check.name for check in CHECKS]
+pytestmark = pytest.mark.timeout(120)
+
+
+def verdict(report: RuntimeReport) -> None:
+    [result] = report.results
+    if result.outcome == "failed":
+        pytest.fail(result.detail, pytrace=False)
+    if result.outcome == "not_applicable":
+        assert result.detail, "a check that does not apply must say why"
+    if result.outcome == "not_checked":
+        pytest.skip(result.detail)
+
+
+@pytest.mark.needs("bubblewrap")
+@pytest.mark.parametrize("check", NAMES)
+@pytest.mark.parametrize("strategy", ["scripted", "process"])
+def test_in_a_box(strategy: str, check: str) -> None:
+    verdict(run_conformance(strategy, provider="bubblewrap", only=[check]))
+
+
+@pytest.mark.needs("bubblewrap", "unprivileged-user")
+@pytest.mark.parametrize("strategy", ["scripted", "process"])
+def test_as_an_ordinary_user(strategy: str, ordinary_user: OrdinaryUser) -> None:
+    done = subprocess.run(
+        [ordinary_user.python, "-m", "proofbox", "runtime", "check", strategy, "--provider", "bubblewrap", "--json"],
+        capture_output=True,
+        text=True,
+        cwd="/",
+        env=dict(ordinary_user.env),
+        **ordinary_user.identity,
+    )
+    said = json.loads(done.stdout)
+    assert said["ok"], [result for result in said["results"] if result["outcome"] == "failed"]
+    assert said["passed"] >= 20
+
+
+@pytest.mark.needs("bubblewrap", "codex")
+@pytest.mark.parametrize("check", NAMES)
+def test_codex_in_a_box(check: str) -> None:
+    verdict(run_conformance("codex_app_server", provider="bubblewrap", only=[check]))
+
+
+def test_what_there_is_not_is_refused() -> None:
+    with pytest.raises(UsageError, match="no check"):
+        run_conformance("scripted", only=["turns.flying"])
+    with pytest.raises(StrategyUnsupported):
+        run_conformance("nowhere")
+
+
+# The suite itself: each of these is a runtime with one fault, and the check that must find it.
+
+
+class Deaf(ScriptedSession):
+    async def _kill(self, turn: Turn) -> None:
+        """Leaves the command running."""
+
+
+class Optimist(ScriptedSession):
+    async def _play(self, turn: Turn, prompt: str) -> None:
+        with contextlib.suppress(AgentError):
+            await super()._play(turn, prompt)
+
+
+class Stutterer(ScriptedSession):
+    async def tell(self, event: Event) -> None:
+        await super().tell(event)
+        if isinstance(event, ToolCall):
+            await super().tell(event)
+
+
+class Forgetful(ScriptedSession):
+    async def fork_thread(self, thread: str, last_turn: str | None = None) -> str:
+        del last_turn
+        return await super().fork_thread(thread)
+
+
+class Talker(ScriptedSession):
+    async def steer_turn(self, thread: str, turn: str, text: str) -> None:
+        del text
+        await super().steer_turn(thread, turn, "nothing")
+
+
+@pytest.mark.needs("bubblewrap")
+@pytest.mark.parametrize(
+    ("fault", "check"),
+    [
+        (Deaf, "control.interrupt-ends-the-turn-and-its-command"),
+        (Optimist, "turns.a-failed-turn-is-failed"),
+        (Stutterer, "turns.tool-calls-are-counted-once"),
+        (Forgetful, "threads.fork-has-the-history-up-to-its-turn"),
+        (Talker, "control.steer-reaches-the-agent"),
+    ],
+)
+def test_the_suite_finds_a_fault(fault: type[ScriptedSession], check: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scripted, "ScriptedSession", fault)
+    monkeypatch.setattr(context.Context, "patience", 1.0)
+    monkeypatch.setattr(hosted, "CLOSE_PATIENCE", 1.0)
+    [result] = run_conformance("scripted", provider="bubblewrap", only=[check]).results
+    assert result.outcome == "failed", "the suite did not see it"
+
+
+def test_a_runtime_that_is_not_there_can_t_be_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def absent(self: object, settings: object) -> RuntimeProbe:
+        return RuntimeProbe(strategy="scripted", available=False, reason="not installed", fix_hints=("install it",))
+
+    monkeypatch.setattr(scripted.ScriptedRuntime, "probe", absent)
+    with pytest.raises(StrategyUnavailable, match="not installed"):
+        run_conformance("scripted")
+
+
+@pytest.mark.needs("bubblewrap")
+def test_a_capability_that_is_not_claimed_must_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    less = msgspec.structs.replace(scripted.ScriptedRuntime.capabilities, supports_thread_fork=False)
+    monkeypatch.setattr(scripted.ScriptedRuntime, "capabilities", less)
+    report = run_conformance("scripted", provider="bubblewrap", only=["threads.fork-has-the-history-up-to-its-turn"])
+    assert report.results[0].outcome == "failed"
+    assert "did not refuse" in report.results[0].detail
+
+
+def test_a_runtime_without_a_rig_can_t_be_checked() -> None:
+    class Other(scripted.ScriptedRuntime):
+        id = "other"
+
+    with pytest.raises(UsageError, match="no rig"):
+        run_conformance("other", registry=Registry({"other": Other}))

@@ -1,0 +1,122 @@
+"""Any command line as an agent: how it is asked, what its output means, and how its end decides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from drive import Driven, drive
+
+from proofbox.agents.contract import TurnResult
+from proofbox.agents.events import Delta, Integrity, Message, ToolCall, Unrecognized
+from proofbox.agents.process import LINE_LIMIT, ProcessRuntime
+from proofbox.errors import StrategyUnavailable
+
+pytestmark = pytest.mark.needs("bubblewrap")
+
+
+def ask(base: Path, asked: str = "the prompt", /, **settings: Any) -> tuple[TurnResult, Driven]:
+    results = []
+
+    async def work(driven: Driven) -> None:
+        results.append(await driven.turn(asked))
+
+    driven = drive(ProcessRuntime(), base, settings, work)
+    return results[0], driven
+
+
+def test_the_prompt_comes_on_stdin_and_the_answer_is_what_it_prints(tmp_path: Path) -> None:
+    prompt = "line one\nline two é \u202e" + "x" * 300_000
+    result, driven = ask(tmp_path, prompt, command=["sh", "-c", "cat | wc -c; echo aside >&2"])
+    assert (result.status, result.final_message) == ("completed", f"{len(prompt.encode())}\n")
+    assert [delta.text for delta in driven.of(Delta) if delta.kind == "output"] == ["aside\n"]
+    assert not driven.of(ToolCall)
+
+
+def test_the_prompt_is_an_argument(tmp_path: Path) -> None:
+    for command in (["echo", "you said"], ["echo", "you said", "{prompt}"]):
+        result, _ = ask(tmp_path, "hello; exit 1", command=command, prompt="argument")
+        assert result.final_message == "you said hello; exit 1\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "exit_code"),
+    [
+        (["sh", "-c", "echo fine; exit 7"], "RUNTIME_FAILED", 7),
+        (["sh", "-c", "kill -9 $$"], "RUNTIME_CRASH", 137),
+        (["no-such-program"], "RUNTIME_STARTUP", None),
+    ],
+)
+def test_its_end_decides(tmp_path: Path, command: list[str], code: str, exit_code: int | None) -> None:
+    result, _ = ask(tmp_path, command=command)
+    assert result.status == "failed"
+    assert result.error is not None
+    assert (result.error.code, result.error.details.get("exit_code")) == (code, exit_code)
+
+
+def test_one_that_does_not_read_its_prompt_is_not_waited_for(tmp_path: Path) -> None:
+    result, _ = ask(tmp_path, "x" * 3_000_000, command=["true"])
+    assert result.status == "completed"
+
+
+def test_it_says_itself_that_it_failed(tmp_path: Path) -> None:
+    line = '{"type":"error","status":429,"message":"slow down"}'
+    result, _ = ask(tmp_path, command=["echo", line], output="jsonl")
+    assert result.error is not None
+    assert (result.status, result.error.code) == ("failed", "RUNTIME_RATE_LIMIT")
+
+
+def test_a_line_without_end_is_contained(tmp_path: Path) -> None:
+    flood = (
+        f'head -c {LINE_LIMIT + 100_000} /dev/zero | tr \'\\0\' x; echo; echo \'{{"type":"message","text":"after"}}\''
+    )
+    result, driven = ask(tmp_path, command=["sh", "-c", flood], output="jsonl")
+    assert (result.status, result.final_message) == ("completed", "after")
+    assert [event.code for event in driven.of(Integrity)] == ["line_too_long"]
+    [kept] = driven.of(Unrecognized)
+    assert kept.truncated
+    assert len(kept.payload) == 64 << 10
+
+
+def test_a_last_line_without_its_end_counts(tmp_path: Path) -> None:
+    result, driven = ask(tmp_path, command=["printf", '{"type":"message","text":"no newline"}'], output="jsonl")
+    assert result.final_message == "no newline"
+    assert len(driven.of(Message)) == 1
+
+
+def test_a_slow_listener_slows_the_program_down(tmp_path: Path) -> None:
+    """Output is not gathered without bound while the record is behind: the program's pipe fills."""
+    command = 'while :; do echo \'{"type":"reasoning","text":"and so on"}\'; done'
+
+    async def work(driven: Driven) -> None:
+        async def slow(event: Any) -> None:
+            await anyio.sleep(0.01)
+
+        driven.session.add_listener(slow)
+        thread = await driven.session.start_thread()
+        turn = await driven.session.start_turn(thread, "go")
+        await anyio.sleep(1.0)
+        await driven.session.interrupt_turn(thread, turn)
+        assert len(driven.events) < 1000
+
+    drive(ProcessRuntime(), tmp_path, {"command": ["sh", "-c", command], "output": "jsonl"}, work)
+
+
+def test_without_a_program_it_is_unavailable(tmp_path: Path) -> None:
+    runtime = ProcessRuntime()
+    assert not anyio.run(runtime.probe, {}).available
+    assert not anyio.run(runtime.probe, {"command": ["no-such-program"]}).available
+    assert anyio.run(runtime.probe, {"command": ["no-such-program"], "on_host": False}).available
+    assert anyio.run(runtime.probe, {"command": ["sh"]}).available
+    with pytest.raises(StrategyUnavailable):
+        drive(runtime, tmp_path, {}, Driven.turn)  # type: ignore[arg-type]
+
+
+def test_outside_any_box_only_on_request_and_it_says_so(tmp_path: Path) -> None:
+    async def work(driven: Driven) -> None:
+        assert driven.session.facts()["sandboxed"] is False
+        assert (await driven.turn()).status == "completed"
+
+    drive(ProcessRuntime(), tmp_path, {"command": ["true"]}, work, sandboxed=False, provider=None)

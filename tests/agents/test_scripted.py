@@ -1,0 +1,152 @@
+"""The scripted agent: what a script may say, that its calls are real, and its faults and lies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import anyio.lowlevel
+import pytest
+from drive import Driven, drive
+
+from proofbox.agents.events import Message, ToolCall, Unrecognized
+from proofbox.agents.script import FAULTS, read_script
+from proofbox.agents.scripted import ScriptedRuntime
+from proofbox.errors import RuntimeCrashed, UsageError
+
+pytestmark = pytest.mark.needs("bubblewrap")
+
+
+def play(base: Path, *steps: dict[str, Any], **options: Any) -> tuple[Any, Driven]:
+    results = []
+
+    async def work(driven: Driven) -> None:
+        results.append(await driven.turn("the prompt"))
+
+    driven = drive(ScriptedRuntime(), base, {"script": {"step": list(steps)}}, work, **options)
+    return results[0], driven
+
+
+def test_its_tool_calls_are_real(tmp_path: Path) -> None:
+    result, driven = play(
+        tmp_path,
+        {"tool": "write_file", "args": {"path": "answer.txt", "content": "42\n"}},
+        {"tool": "run_command", "args": {"command": "cat answer.txt; id -un; exit 3"}},
+        {"tool": "read_file", "args": {"path": "../outside"}},
+        {"tool": "no_such_tool"},
+        {"tool": "run_command", "args": {"command": ["no-such-program"]}},
+        {"say": "done, and I was asked @{prompt}"},
+    )
+    assert result.status == "completed"
+    assert result.final_message == "done, and I was asked the prompt"
+    assert (tmp_path / "workspace/answer.txt").read_text() == "42\n"
+    calls = driven.of(ToolCall)
+    assert [call.tool for call in calls] == ["write_file", "command", "read_file", "no_such_tool", "command"]
+    assert [call.status for call in calls] == ["completed", "failed", "failed", "failed", "failed"]
+    assert calls[1].exit_code == 3
+    assert calls[1].output.startswith("42\nbox")
+    assert "WORKSPACE_TOOL_PATH_REFUSED" in calls[2].output
+    assert "WORKSPACE_TOOL_UNKNOWN" in calls[3].output
+    assert {call.source for call in calls} == {"observed"}
+    assert driven.session.facts()["sandboxed"] is True
+
+
+def test_what_it_merely_claims_is_marked(tmp_path: Path) -> None:
+    _, driven = play(tmp_path, {"claim": {"command": "pytest", "output": "all passed"}}, {"say": "I ran the tests"})
+    [call] = driven.of(ToolCall)
+    assert (call.source, call.exit_code) == ("runtime_reported", 0)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_fault_ends_the_turn_with_its_code(tmp_path: Path, fault: str) -> None:
+    result, _ = play(tmp_path, {"say": "before"}, {"fault": fault, "retry_after": 7}, {"say": "after"})
+    assert (result.status, result.error.code) == ("failed", FAULTS[fault].code)
+    assert result.error.details["retry_after"] == 7
+    assert result.final_message == "before"
+
+
+def test_after_a_crash_another_session_resumes(tmp_path: Path) -> None:
+    script = {"turn": [{"step": [{"fault": "crash"}]}, {"step": [{"say": "@{history}"}]}]}
+    threads = []
+
+    async def crash(driven: Driven) -> None:
+        threads.append(await driven.session.start_thread())
+        await driven.turn("first", threads[0])
+        with pytest.raises(RuntimeCrashed):
+            await driven.session.start_turn(threads[0], "second")
+
+    async def go_on(driven: Driven) -> None:
+        await driven.session.resume_thread(threads[0])
+        assert (await driven.turn("second", threads[0])).final_message == "first\nsecond"
+
+    drive(ScriptedRuntime(), tmp_path, {"script": script}, crash, home=tmp_path / "home")
+    drive(ScriptedRuntime(), tmp_path, {"script": script}, go_on, home=tmp_path / "home")
+
+
+def test_delays_are_the_caller_s_clock(tmp_path: Path) -> None:
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    async def work(driven: Driven) -> None:
+        assert (await driven.turn()).status == "completed"
+
+    drive(ScriptedRuntime(sleep=sleep), tmp_path, {"script": {"step": [{"delay": 3600}]}}, work)
+    assert slept == [3600]
+
+
+def test_the_environment_is_the_commands(tmp_path: Path) -> None:
+    _, driven = play(
+        tmp_path, {"tool": "run_command", "args": {"command": "echo $GREETING"}}, env={"GREETING": "hallo"}
+    )
+    assert driven.of(ToolCall)[0].output.startswith("hallo")
+
+
+def test_hostile_words_are_told_as_they_are(tmp_path: Path) -> None:
+    text = "\x1b]0;title\x07 \u202e \ud83d\ude00"
+    _, driven = play(tmp_path, {"garbage": "\x00"}, {"say": "\x1b]0;title\x07"})
+    assert driven.of(Unrecognized)[0].payload == "\x00"
+    assert driven.of(Message)[0].text.startswith(text[:3])
+
+
+@pytest.mark.parametrize(
+    ("script", "word"),
+    [
+        ({"step": [{}]}, "step 1"),
+        ({"step": [{"say": "a", "delay": 1}]}, "say, delay"),
+        ({"step": [{"sy": "a"}]}, "sy"),
+        ({"step": [{"fault": "flood"}]}, "flood"),
+        ({"step": [{"say": "a", "args": {}}, {"say": "a", "args": {"x": 1}}]}, "step 2"),
+        ({"step": [{"delay": -1}]}, "delay"),
+        ({"step": [{"say": "a"}], "turn": [{"step": []}]}, "steps and turns"),
+        ({"steps": []}, "steps"),
+        ("/no/such/file.toml", "can't be read"),
+    ],
+)
+def test_a_script_that_means_nothing_is_refused(script: Any, word: str) -> None:
+    with pytest.raises(UsageError, match=word):
+        read_script(script)
+
+
+def test_a_script_comes_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_text('[[step]]\ntool = "write_file"\nargs = { path = "a", content = "@{turn}" }\n')
+    assert read_script(str(tmp_path / "s.toml")).step[0].args == {"path": "a", "content": "@{turn}"}
+    (tmp_path / "s.toml").write_text("[[step")
+    with pytest.raises(UsageError, match="no TOML"):
+        read_script(str(tmp_path / "s.toml"))
+
+
+def test_interrupted_while_its_box_starts(tmp_path: Path) -> None:
+    """The box that comes up too late is ended all the same; the run's end would show it."""
+
+    async def work(driven: Driven) -> None:
+        for _ in range(3):
+            thread = await driven.session.start_thread()
+            turn = await driven.session.start_turn(thread, "go")
+            await anyio.lowlevel.checkpoint()
+            await driven.session.interrupt_turn(thread, turn)
+            assert (await driven.session.wait_turn(turn)).status == "interrupted"
+
+    steps = [{"tool": "run_command", "args": {"command": "sleep 300"}}]
+    drive(ScriptedRuntime(), tmp_path, {"script": {"step": steps}}, work)

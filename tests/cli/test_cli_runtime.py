@@ -1,0 +1,186 @@
+"""`runtime` as a program and a person use it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proofbox.cli import main
+
+PLAY = """
+[[step]]
+tool = "write_file"
+args = { path = "answer.txt", content = "42\\n" }
+[[step]]
+tool = "run_command"
+args = { command = "cat answer.txt; exit 3" }
+[[step]]
+usage = { input_tokens = 11, output_tokens = 7 }
+[[step]]
+say = "done \\u001b]0;title\\u0007"
+"""
+BOX = ("--provider", "bubblewrap")
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("STATE", "CACHE", "CONFIG"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
+    (tmp_path / "work").mkdir()
+    (tmp_path / "play.toml").write_text(PLAY)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def call(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> Any:
+    assert main(["runtime", *words, "--json"]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.needs("bubblewrap")
+def test_one_prompt_from_flag_to_fork(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = call(
+        capsys, "try", "--strategy", "scripted", "--script", "play.toml", "--prompt", "go", "--workspace", "work",
+        "--out", "record", *BOX,
+    )  # fmt: skip
+    assert (said["schema"], said["ok"], said["strategy"], said["status"]) == (
+        "proofbox.trial/1",
+        True,
+        "scripted",
+        "completed",
+    )
+    assert said["chain"][0] | {"fix_hints": []} == {
+        "strategy": "scripted", "used": True, "reason": "the first that could be used", "code": "", "strict": False,
+        "version": "1", "fix_hints": [],
+    }  # fmt: skip
+    assert [(each["tool"], each["exit_code"]) for each in said["tool_calls"]] == [("write_file", None), ("command", 3)]
+    assert all(each["duration_ms"] > 0 for each in said["tool_calls"])
+    assert [each["n"] for each in said["steps"]] == [1, 2]
+    assert {"snapshot_before", "snapshot_after"} <= set(said["steps"][0])
+    assert said["usage"] | {} == {
+        "input_tokens": 11, "output_tokens": 7, "cached_input_tokens": 0, "reasoning_tokens": 0,
+    }  # fmt: skip
+    assert said["thread_id"].startswith("thread-")
+    assert said["error"] is None
+    again = call(capsys, "fork", "record", "--step", "2", "--prompt", "on", "--workspace", "other", "--out", "r2")
+    assert (again["fork"]["exact"], again["snapshot_before"]) == (True, said["snapshot_after"])
+    assert (place / "other/answer.txt").read_text() == "42\n"
+    beside = call(capsys, "fork", "record", "--step", "1", "--prompt", "on", "--timeout", "30")
+    assert (beside["fork"]["exact"], Path(beside["workspace"]).name) == (False, "record-step1")
+    assert (
+        call(capsys, "fork", "record", "--step", "9", "--prompt", "on", code=2)["error"]["code"] == "PROOFBOX_NOT_FOUND"
+    )
+
+
+@pytest.mark.needs("bubblewrap")
+def test_a_turn_that_failed_exits_1_with_its_own_document(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "play.toml").write_text('[[step]]\nfault = "usage_limit"\nresets_at = 1800000000\n')
+    words = ("try", "--script", "play.toml", "--prompt", "go", "--workspace", "work", *BOX)
+    said = call(capsys, *words, code=1)
+    assert (said["ok"], said["schema"], said["status"]) == (False, "proofbox.trial/1", "failed")
+    assert said["error"]["code"] == "RUNTIME_USAGE_LIMIT"
+    assert said["error"]["retryable"] is True
+    assert said["error"]["details"]["resets_at"] == 1800000000
+    assert main(["runtime", *words]) == 1
+    assert "RUNTIME_USAGE_LIMIT" in capsys.readouterr().out
+
+
+@pytest.mark.needs("bubblewrap")
+def test_a_command_line_is_an_agent(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("try", "--strategy", "process!", "--prompt", "hello", "--workspace", "work", *BOX)
+    said = call(capsys, *words, "--command", "sh -c 'cat; echo; pwd > where'", "--set", "output=plain")
+    assert said["final_message"] == "hello\n"
+    assert (place / "work/where").exists()
+    assert said["steps"][0]["kind"] == "turn"
+    refused = call(capsys, *words, code=3)
+    assert refused["error"]["code"] == "RUNTIME_STRATEGY_UNAVAILABLE"
+
+
+@pytest.mark.parametrize(
+    ("words", "exit_code", "code"),
+    [
+        (["--strategy", "nowhere"], 2, "RUNTIME_STRATEGY_UNSUPPORTED"),
+        (["--strategy", "process!,scripted"], 3, "RUNTIME_STRATEGY_UNAVAILABLE"),
+        (
+            ["--strategy", "process", "--command", "true", "--require", "turn_steer"],
+            3,
+            "RUNTIME_CAPABILITY_UNSUPPORTED",
+        ),
+        (["--strategy", "a,,b"], 2, "PROOFBOX_USAGE"),
+        (["--model", "m"], 2, "PROOFBOX_USAGE"),
+        (["--set", "nothing"], 2, "PROOFBOX_USAGE"),
+        (["--approval", "perhaps:x"], 2, "PROOFBOX_USAGE"),
+        (["--timeout", "-1"], 2, "PROOFBOX_USAGE"),
+        (["--env", "OPENAI_API_KEY=x"], 2, "RUNTIME_ENV_POLICY"),
+        (["--script", "absent.toml"], 2, "PROOFBOX_USAGE"),
+        (["--require", "flying"], 2, "PROOFBOX_USAGE"),
+    ],
+)
+def test_what_can_t_be_done_says_why(
+    place: Path, capsys: pytest.CaptureFixture[str], words: list[str], exit_code: int, code: str
+) -> None:
+    said = call(capsys, "try", "--prompt", "x", "--workspace", "work", *words, code=exit_code)
+    assert said["error"]["code"] == code
+    assert said["error"]["fix_hints"]
+    assert call(capsys, "try", "--workspace", "work", code=2)["error"]["code"] == "PROOFBOX_USAGE"
+
+
+def test_the_list_is_the_capability_matrix(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = call(capsys, "list")
+    found = {each["strategy"]: each for each in said["runtimes"]}
+    assert {"process", "scripted"} <= set(found)
+    assert len(found["scripted"]["capabilities"]) == 9
+    assert found["scripted"]["capabilities"]["supports_thread_fork"] is True
+    assert (found["process"]["available"], found["process"]["fix_hints"] != []) == (False, True)
+    assert (said["chain"], said["chain_origin"]) == ("scripted", "default")
+    assert main(["runtime", "list"]) == 0
+    assert "thread_fork" in capsys.readouterr().out
+
+
+@pytest.mark.needs("bubblewrap")
+def test_check_drives_a_runtime(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = call(capsys, "check", "scripted", "--only", "turns.one-turn", *BOX)
+    assert (said["ok"], said["passed"], said["failed"]) == (True, 1, 0)
+    assert main(["runtime", "check", "process", "--only", "threads", *BOX]) == 0
+    assert "3 of 3 checks passed" in capsys.readouterr().out
+
+
+@pytest.mark.needs("bubblewrap")
+def test_at_a_terminal_it_shows_progress_and_no_escapes(place: Path) -> None:
+    master, slave = pty.openpty()
+    argv = [sys.executable, "-m", "proofbox", "runtime", "try", "--script", "play.toml", "--prompt", "go"]
+    child = subprocess.Popen([*argv, "--workspace", "work", *BOX], stdout=slave, stderr=slave, stdin=slave, cwd=place)
+    os.close(slave)
+    seen = b""
+    try:
+        while piece := os.read(master, 4096):
+            seen += piece
+    except OSError:  # the end of a terminal
+        pass
+    assert child.wait(30) == 0
+    os.close(master)
+    assert b"cat answer.txt; exit 3" in seen
+    assert b"exit 3" in seen
+    assert b"\x1b" not in seen
+
+
+@pytest.mark.needs("bubblewrap")
+def test_an_interrupt_at_the_keyboard_ends_the_agent_and_writes_the_record(place: Path) -> None:
+    (place / "play.toml").write_text('[[step]]\ntool = "run_command"\nargs = { command = "echo > up; sleep 304" }\n')
+    argv = [sys.executable, "-m", "proofbox", "runtime", "try", "--script", "play.toml", "--prompt", "go", "--out", "r"]
+    child = subprocess.Popen([*argv, "--workspace", "work", *BOX], cwd=place)
+    end = time.monotonic() + 30
+    while not (place / "work/up").exists() and time.monotonic() < end:
+        time.sleep(0.02)
+    child.send_signal(signal.SIGINT)
+    assert child.wait(20) == 130
+    assert json.loads((place / "r/trial.json").read_text())["status"] == "interrupted"
