@@ -47,7 +47,8 @@ class RipgrepEngine:
         self._program = program
 
     def candidates(self, pattern: Pattern, directory: str, top: str, seconds: float) -> list[str] | None:
-        git = () if ".git" in top.split("/") else ("--glob=!.git",)
+        # Only to save time, and only where it does: what is called .git is left out afterwards anyway.
+        git = ("--glob=!.git",) if os.path.isdir(os.path.join(directory, top, ".git")) else ()
         options = ("--files-with-matches", "--null", "--max-filesize=16M", *git)
         done = self._run(pattern, [*options, "--", f"./{top}"], seconds, directory=directory)
         # Status 2 is also for files that could not be read: only what it says on stderr tells them from a real failure.
