@@ -222,8 +222,9 @@ def test_a_step_that_can_t_be_recorded_fails_the_turn(
     assert [call.tool for call in trial.tool_calls] == ["write_file"]  # it was stopped there
 
 
-def test_a_command_that_could_reach_further_is_an_effect(project: Path) -> None:
-    boxed = attempt(request(project, WRITE, RUN))
+def test_a_command_that_could_reach_further_is_an_effect(project: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    boxed = attempt(request(tmp_path / "other", WRITE, RUN))
     assert [step.effect for step in boxed.steps] == ["", ""]
     trial = attempt(request(project, WRITE, RUN, provider="off"))
     assert [bool(step.effect) for step in trial.steps] == [False, True]
