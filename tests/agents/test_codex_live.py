@@ -262,17 +262,24 @@ def test_an_interrupt_ends_the_turn_and_its_command(tmp_path: Path) -> None:
     async def work(lab: Lab) -> None:
         async with lab.session() as seat:
             thread = await seat.session.start_thread()
-            turn = await seat.session.start_turn(thread, "[[run sleep 4321.5]] [[say never]]")
+            other = await seat.session.start_thread()
+            beside = await seat.session.start_turn(other, "[[run sleep 1; echo undisturbed]] [[say fine]]")
+            command = "(setsid sh -c 'trap : TERM HUP; sleep 4321.5; sleep 4321.5' &); sleep 4321.5"
+            turn = await seat.session.start_turn(thread, f"[[run {command}]] [[say never]]")
             with pytest.raises(UsageError, match="under way"):
                 await seat.session.start_turn(thread, "[[say second]]")
-            await seat.until(lambda: list(processes("sleep 4321.5")) and seat.of(ItemStarted, kind="commandExecution"))
+            await seat.until(lambda: seat.of(ItemStarted, kind="commandExecution", turn=turn))
+            await seat.until(lambda: len(list(processes("sleep 4321.5"))) >= 3)
             await seat.session.interrupt_turn(thread, turn)
             result = await seat.session.wait_turn(turn)
             assert result.error is not None
             assert (result.status, result.error.code) == ("interrupted", "RUNTIME_INTERRUPTED")
             assert not list(processes("sleep 4321.5"))
-            [call] = seat.of(ToolCall)
+            [call] = seat.of(ToolCall, turn=turn)
             assert call.late
+            assert (await seat.session.wait_turn(beside)).final_message == "fine"
+            [call] = seat.of(ToolCall, turn=beside)
+            assert call.output == "undisturbed\n"
             await seat.session.interrupt_turn(thread, turn)  # one that has ended is left alone
             assert (await seat.turn("[[say on]]", thread)).final_message == "on"
             assert seat.session.facts()["recoveries"] == []

@@ -510,6 +510,7 @@ class CodexSession:
     async def _stop(self, turn: Turn, verdict: AgentError) -> None:
         """End a turn early, and the commands it runs. When Codex does not do it, the program is killed for it."""
         self._verdicts.setdefault(turn.id, verdict)
+        calls = set(self._decoder.running(turn.id))
         with anyio.move_on_after(min(self._options.request_timeout, INTERRUPT_SECONDS)):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._interrupt, turn)
@@ -519,7 +520,7 @@ class CodexSession:
             await self._kill_program()
             await turn.ended.wait()
             return
-        await self._end_commands(turn)
+        await self._end_commands(turn, calls | set(self._decoder.running(turn.id)))
 
     async def _interrupt(self, turn: Turn) -> None:
         """Ask for the end. No answer comes for a turn that is ending already: its end is what is waited for."""
@@ -528,16 +529,21 @@ class CodexSession:
         except AgentError:
             pass
 
-    async def _end_commands(self, turn: Turn) -> None:
-        """An interrupted turn's command goes on in Codex, as a terminal in the background: clear those."""
-        if self._program is None:
+    async def _end_commands(self, turn: Turn, calls: set[str]) -> None:
+        """An interrupted turn's command goes on in Codex, as a terminal in the background: clear those, and then
+        whatever has got away from them."""
+        program = self._program
+        if program is None:
             return
         with contextlib.suppress(AgentError), anyio.move_on_after(STOP_SECONDS):
             await self._ask("thread/backgroundTerminals/clean", lambda _: {"threadId": turn.thread})
-            await self._wait(lambda: not self._decoder.running(turn.id))
+        for call in sorted(calls):
+            await program.kill_call(turn.thread, call)
+        with anyio.move_on_after(STOP_SECONDS):
+            await self._wait(lambda: not self._decoder.running(turn.id) or self._program is not program)
         if self._decoder.running(turn.id) and not self.feed.turns_under_way():
             await self._kill_program()
-            await self._wait(lambda: self._program is not None or self._over is not None)
+            await self._wait(lambda: self._program not in (None, program) or self._over is not None)
         left = self._decoder.abandon(turn.id)
         for event in left:
             await self.feed.tell(event)
