@@ -157,6 +157,19 @@ def test_a_secret_that_appears_later_is_hidden_from_the_next_command(project: Pa
         assert SECRET not in env.run_command("cat late; ps").stdout
 
 
+def test_a_secret_that_is_replaced_stays_hidden(project: Path) -> None:
+    """An editor saves by a rename, and with the file it covered goes the cover."""
+    with boxed(project, 'preset = "sandbox"\n[fs]\nread = ["!private"]') as env:
+        assert env.run_command("cat .env conf/.env private/deep/f").stdout == ""
+        for path in (".env", "conf/.env"):
+            (project / "new").write_text(SECRET)
+            (project / "new").rename(project / path)
+        (project / "private").rename(project / "kept")
+        (project / "private/deep").mkdir(parents=True)
+        (project / "private/deep/f").write_text(SECRET)
+        assert env.run_command("cat .env conf/.env private/deep/f").stdout == ""
+
+
 @pytest.mark.parametrize(
     ("rules", "kind"),
     [

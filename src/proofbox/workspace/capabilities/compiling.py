@@ -35,6 +35,11 @@ class BoxRules(NamedTuple):
     hidden: tuple[str, ...]
     frozen: tuple[str, ...]
 
+    def identities(self, root: str) -> tuple[tuple[int, int] | None, ...]:
+        """Which files these are. A mount is on a file, not on its name: one that is replaced is without its cover."""
+        paths = [path for each in (*self.writable, *self.hidden, *self.frozen) for path in _and_above(each)]
+        return tuple(_identity(os.path.join(root, path)) for path in paths)
+
     def options(self, root: str) -> PolicyOptions:
         places = [os.path.join(root, path) for path in self.writable]
         return {
@@ -200,6 +205,19 @@ def _contains(denied: Rule, allowed: Rule) -> bool:
     if denied.port is not None and denied.port != allowed.port:
         return False
     return denied.host == allowed.host or (denied.subdomains and allowed.host.endswith(f".{denied.host}"))
+
+
+def _and_above(path: str) -> list[str]:
+    names = path.split("/")
+    return ["/".join(names[: count + 1]) for count in range(len(names))]
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _kind(root: str, path: str) -> int | None:

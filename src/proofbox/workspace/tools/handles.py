@@ -259,19 +259,27 @@ def _made(place: Place) -> Iterator[int]:
     with contextlib.ExitStack() as stack:
         folder = place.folder
         for name in place.names[:-1]:
-            with contextlib.suppress(FileExistsError):
+            made = True
+            try:
                 os.mkdir(name, 0o777, dir_fd=folder)
-                _give(name, folder)
-            folder = os.open(name, _DIRECTORY, dir_fd=folder)
-            stack.callback(os.close, folder)
+            except FileExistsError:
+                made = False
+            below = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+            stack.callback(os.close, below)
+            if made and os.geteuid() == 0:
+                _give(below, folder)
+            folder = below
         yield folder
 
 
-def _give(name: str, folder: int) -> None:
-    """What root makes in another user's directory is that user's: else the commands in the box could not write it."""
-    if os.geteuid() == 0:
-        owner = os.stat(".", dir_fd=folder)
-        os.chown(name, owner.st_uid, owner.st_gid, dir_fd=folder, follow_symlinks=False)
+def _give(made: int, folder: int) -> None:
+    """What root makes in another user's directory is that user's: else the commands in the box could not write it.
+
+    Empty, so that one that was swapped in meanwhile gives nothing away.
+    """
+    owner = os.stat(".", dir_fd=folder)
+    if os.fstat(made).st_uid == 0 != owner.st_uid and not os.listdir(made):
+        os.fchown(made, owner.st_uid, owner.st_gid)
 
 
 def _replace(folder: int, name: str, data: bytes, old: os.stat_result | None, executable: bool | None) -> None:
