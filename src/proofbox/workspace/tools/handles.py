@@ -16,6 +16,7 @@ import functools
 import os
 import secrets
 import stat
+import sys
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,7 +29,8 @@ from proofbox.workspace.tools.contract import EntryType
 from proofbox.workspace.tools.paths import refusal, split
 from proofbox.workspace.tools.tree import Access, AllowAll, Guard, Item, Opened, absent, wrong_kind
 
-_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_HANDLE = getattr(os, "O_PATH", os.O_RDONLY)  # elsewhere than on Linux a handle is an ordinary descriptor
+_DIRECTORY = _HANDLE | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_LINKS = 40
@@ -54,7 +56,7 @@ class DirectoryTree:
         self.host: str = os.path.realpath(os.fspath(root))
         self.root = spelled or self.host
         self.guard: Guard = guard or AllowAll()
-        self._fd = os.open(self.host, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._fd = os.open(self.host, _HANDLE | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -308,10 +310,7 @@ class _How(ctypes.Structure):
 
 @functools.cache
 def _syscall() -> ctypes._NamedFuncPointer | None:
-    try:
-        return ctypes.CDLL(None, use_errno=True).syscall
-    except (OSError, AttributeError):
-        return None
+    return ctypes.CDLL(None).syscall if sys.platform == "linux" else None
 
 
 def _open_beneath(root: int, path: str) -> int | None:
@@ -319,5 +318,6 @@ def _open_beneath(root: int, path: str) -> int | None:
     if syscall is None:
         return None
     how = _How(_DIRECTORY, 0, _BENEATH | _NO_MAGICLINKS | _NO_SYMLINKS)
-    fd = syscall(_OPENAT2, root, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how))
+    long = ctypes.c_long
+    fd = syscall(long(_OPENAT2), long(root), os.fsencode(path), ctypes.byref(how), long(ctypes.sizeof(how)))
     return fd if fd >= 0 else None  # whatever is wrong, the walk finds it too and says it better
