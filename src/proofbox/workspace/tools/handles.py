@@ -10,13 +10,10 @@ has openat2, a path without links takes one call.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
-import functools
 import os
 import secrets
 import stat
-import sys
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,16 +23,14 @@ from proofbox.core.atomic import TEMPORARY_PREFIX
 from proofbox.core.text import printable
 from proofbox.errors import IoFailed, ProofboxError
 from proofbox.workspace.tools.contract import EntryType
+from proofbox.workspace.tools.beneath import HANDLE, open_beneath
 from proofbox.workspace.tools.paths import refusal, split
 from proofbox.workspace.tools.tree import Access, AllowAll, Guard, Item, Opened, absent, wrong_kind
 
-_HANDLE = getattr(os, "O_PATH", os.O_RDONLY)  # elsewhere than on Linux a handle is an ordinary descriptor
-_DIRECTORY = _HANDLE | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_DIRECTORY = HANDLE | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_LINKS = 40
-_OPENAT2 = 437  # the same number on every architecture
-_BENEATH, _NO_MAGICLINKS, _NO_SYMLINKS = 0x08, 0x02, 0x04
 
 
 class Place(NamedTuple):
@@ -56,7 +51,7 @@ class DirectoryTree:
         self.host: str = os.path.realpath(os.fspath(root))
         self.root = spelled or self.host
         self.guard: Guard = guard or AllowAll()
-        self._fd = os.open(self.host, _HANDLE | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._fd = os.open(self.host, HANDLE | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -160,7 +155,7 @@ class DirectoryTree:
         """One call for all directories of a path; None when that is not to be had, or there is a link on the way."""
         if len(names) < 2 or ".." in names:
             return None
-        fd = _open_beneath(self._fd, "/".join(names[:-1]))
+        fd = open_beneath(self._fd, "/".join(names[:-1]))
         if fd is None:
             return None
         held.append(fd)
@@ -302,22 +297,3 @@ def _replace(folder: int, name: str, data: bytes, old: os.stat_result | None, ex
         with contextlib.suppress(OSError):
             os.unlink(temporary, dir_fd=folder)
         raise
-
-
-class _How(ctypes.Structure):
-    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
-
-
-@functools.cache
-def _syscall() -> ctypes._NamedFuncPointer | None:
-    return ctypes.CDLL(None).syscall if sys.platform == "linux" else None
-
-
-def _open_beneath(root: int, path: str) -> int | None:
-    syscall = _syscall()
-    if syscall is None:
-        return None
-    how = _How(_DIRECTORY, 0, _BENEATH | _NO_MAGICLINKS | _NO_SYMLINKS)
-    long = ctypes.c_long
-    fd = syscall(long(_OPENAT2), long(root), os.fsencode(path), ctypes.byref(how), long(ctypes.sizeof(how)))
-    return fd if fd >= 0 else None  # whatever is wrong, the walk finds it too and says it better

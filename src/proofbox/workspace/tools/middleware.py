@@ -111,7 +111,6 @@ class Recording:
         finally:
             ended.setdefault("duration_ms", round((self._clock.monotonic() - began) * 1000, 3))
             ended["snapshot_after"] = call.snapshot_after
-            ended["note"] = "; ".join(call.notes)
             self._log.append(id=id, phase="outcome", kind=call.tool, **ended)
 
     def denied(self, call: Call, decision: Decision) -> None:
