@@ -22,8 +22,8 @@ from typing import NamedTuple
 from proofbox.core.atomic import TEMPORARY_PREFIX
 from proofbox.core.text import printable
 from proofbox.errors import IoFailed, ProofboxError
-from proofbox.workspace.tools.contract import EntryType
 from proofbox.workspace.tools.beneath import HANDLE, open_beneath
+from proofbox.workspace.tools.contract import EntryType
 from proofbox.workspace.tools.paths import refusal, split
 from proofbox.workspace.tools.tree import Access, AllowAll, Guard, Item, Opened, absent, wrong_kind
 
