@@ -214,6 +214,15 @@ def test_how_the_network_is_compiled(allow: list[str], due: str, project: Path) 
     assert compile_rules(rules, str(project)).network == due
 
 
+def test_a_command_reaches_the_listed_endpoint_and_no_other(project: Path, listener: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        rules = f'preset = "sandbox"\n[network]\nallow = ["127.0.0.1:{listener}"]'
+        with boxed(project, rules) as env:
+            done = env.run_command(REACH.format(listener))
+            assert (done.stdout, done.reach) == ("reached\n", ("network",))
+            assert "reached" not in env.run_command(REACH.format(other.getsockname()[1])).stdout
+
+
 def test_variables_that_may_not_be_set(project: Path) -> None:
     with boxed(project, 'preset = "sandbox"\n[env]\nwrite = ["!LD_*"]') as env:
         assert env.run_command("echo $A", env={"A": "1"}).stdout == "1\n"
