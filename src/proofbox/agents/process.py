@@ -123,6 +123,7 @@ class ProcessSession(HostedSession):
             "transport": "one process a turn",
             "provider": info.provider,
             "isolation": info.isolation.value,
+            "network": info.policy.network,
             "sandboxed": info.isolation.value != "none",
             "command": list(self._said.command),
             "output": self._said.output,
