@@ -33,6 +33,7 @@ from proofbox.lab.ledger import Attempt, Ended
 from proofbox.lab.reading import Suite
 from proofbox.lab.spec import Isolation, Mission
 from proofbox.lab.states import Reason, State, States
+from proofbox.lab.template import Templates
 from proofbox.lab.trace import Trace
 from proofbox.lab.verifier import Checked, argv_of, check, lay_out
 from proofbox.sandbox.inside import PolicyOptions
@@ -53,8 +54,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     run_dir: Path
     work: Path
     suite: Suite
-    templates: Mapping[str, str]
-    """Of each mission the snapshot that its attempts begin with; the workspace is `work/templates/MISSION`."""
+    templates: Templates
     chain: Chain
     registry: Registry
     settings: Callable[[AgentRuntime], dict[str, Any]]
@@ -158,9 +158,7 @@ class _Trial:
         mission, around = self._mission, self._around
         self.place.mkdir(parents=True)
         (self.place / "scratch").mkdir()
-        template = around.work / "templates" / mission.id
-        with Workspace.open(template, track=False, clock=around.clock) as origin:
-            workspace = origin.fork(around.templates[mission.id], self.place / "workspace", track=True)
+        workspace = around.templates.fork(mission.id, self.place / "workspace")
         try:
             if mission.setup:
                 self._set_up()

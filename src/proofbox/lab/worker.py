@@ -162,7 +162,7 @@ def main(argv: list[str]) -> None:
     plan = read_plan(ledger)
     credential = credential_of(plan)
     limiter = None if credential is None else Limiter(credential, plan.concurrency, clock=clock)
-    around = surroundings(plan, Path(out), clock=clock)
+    around = surroundings(plan, Path(out), name, clock=clock)
     worker = Worker(name, int(epoch), int(slots), ledger, around, limiter, clock)
     anyio.run(worker.work)
 

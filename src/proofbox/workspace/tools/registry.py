@@ -10,6 +10,7 @@ never raises what proofbox raises on purpose, and has the bounded text that a mo
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Annotated, Any
 
@@ -177,6 +178,7 @@ def make_tool(
     return Tool(run.__name__, description, _schema(arguments), arguments, run, read_only)
 
 
+@functools.cache
 def _schema(arguments: type[Arguments]) -> dict[str, Any]:
     """As APIs want it: the object itself, without references or titles."""
     (found,), _ = msgspec.json.schema_components([arguments])
