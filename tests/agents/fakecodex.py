@@ -78,6 +78,13 @@ def play(thread, turn):
         sys.stderr.write("panicked at the disco\n")
         sys.stderr.flush()
         os._exit(7)
+    if MODE == "burrow":
+        os.chdir(os.environ["CODEX_HOME"])
+        os.mkdir("closed")
+        for _ in range(3000):
+            os.mkdir("d")
+            os.chdir("d")
+        os.chmod(os.environ["CODEX_HOME"] + "/closed", 0)
     if MODE == "hang":
         time.sleep(3600)
     if MODE == "odd":

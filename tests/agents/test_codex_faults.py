@@ -133,15 +133,15 @@ def test_a_program_that_dies_again_and_again_is_given_up(tmp_path: Path) -> None
 @boxed
 def test_a_program_that_hangs_is_killed_when_it_does_not_stop(tmp_path: Path) -> None:
     async def work(lab: Lab) -> None:
-        async with lab.session(fake="hang", request_timeout=1.0) as seat:
+        async with lab.session(fake="hang", request_timeout=3.0) as seat:
             thread = await seat.session.start_thread()
             turn = await seat.session.start_turn(thread, "x")
             began = time.monotonic()
             await seat.session.interrupt_turn(thread, turn)
             result = await seat.session.wait_turn(turn)
             assert (result.status, result.error.code if result.error else "") == ("interrupted", "RUNTIME_INTERRUPTED")
-            assert time.monotonic() - began < 10
-        async with lab.session(fake="hang", request_timeout=0.5, stall_timeout=0.3) as seat:
+            assert time.monotonic() - began < 15
+        async with lab.session(fake="hang", request_timeout=3.0, stall_timeout=0.3) as seat:
             result = await seat.turn("x")
             assert (result.status, result.error.code if result.error else "") == ("failed", "RUNTIME_STALL")
 
@@ -154,7 +154,7 @@ def test_requests_that_are_not_answered_or_answered_with_nonsense(
     tmp_path: Path, mode: str, error: type[AgentError]
 ) -> None:
     async def work(lab: Lab) -> None:
-        async with lab.session(fake=mode, request_timeout=1.0) as seat:
+        async with lab.session(fake=mode, request_timeout=3.0) as seat:
             with pytest.raises(error):
                 await seat.turn("x")
 
@@ -206,6 +206,39 @@ def test_a_box_that_can_not_be_had_is_an_error_of_the_start(tmp_path: Path) -> N
                 pass
         assert caught.value.code == "RUNTIME_STARTUP"
         assert caught.value.details["cause"] == "SANDBOX_POLICY_REFUSED"
+
+    run(tmp_path, work)
+
+
+@boxed
+def test_a_home_that_an_agent_has_prepared_leads_nowhere(tmp_path: Path) -> None:
+    """An agent may write anything into its home, and the next session begins there: with our privileges."""
+    home, victim = tmp_path / "home", tmp_path / "victim"
+    home.mkdir()
+    victim.mkdir()
+    (victim / "precious").write_text("kept")
+    (home / "config.toml").symlink_to(victim / "precious")
+    (home / "sessions").symlink_to(victim)
+    before = [(path.stat().st_uid, path.stat().st_mode) for path in (victim, victim / "precious")]
+
+    async def work(lab: Lab) -> None:
+        async with lab.session(fake="", home=home) as seat:
+            assert (await seat.turn("x")).status == "completed"
+        assert not (home / "config.toml").is_symlink()
+        with pytest.raises(UsageError, match="outside a box"):
+            async with lab.session(fake="", home=home, sandboxed=False):
+                pass
+
+    run(tmp_path, work)
+    assert (victim / "precious").read_text() == "kept"
+    assert before == [(path.stat().st_uid, path.stat().st_mode) for path in (victim, victim / "precious")]
+
+
+@boxed
+def test_a_home_that_is_hard_to_remove_is_removed(tmp_path: Path) -> None:
+    async def work(lab: Lab) -> None:
+        async with lab.session(fake="burrow") as seat:
+            assert (await seat.turn("x")).status == "completed"
 
     run(tmp_path, work)
 
