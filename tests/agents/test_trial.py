@@ -20,6 +20,7 @@ from proofbox.agents.outcome import Trial, TrialRequest
 from proofbox.agents.record import bounded, copy_home
 from proofbox.agents.registry import Registry
 from proofbox.agents.scripted import ScriptedRuntime
+from proofbox.agents.steps import reach_of
 from proofbox.agents.trial import run_trial
 from proofbox.core.canonical import canonical_bytes
 from proofbox.core.chain import verify_chain
@@ -35,12 +36,13 @@ from proofbox.errors import (
 )
 from proofbox.sandbox import config
 from proofbox.sandbox.conformance.context import command_line, processes_with
+from proofbox.sandbox.contract import Mount
 from proofbox.workspace.workspace import Workspace
 
 pytestmark = [pytest.mark.needs("bubblewrap"), pytest.mark.timeout(60)]
 
-WRITE = {"tool": "write_file", "args": {"path": "a.txt", "content": "one\n"}}
-RUN = {"tool": "run_command", "args": {"command": "echo two >> a.txt; cat a.txt"}}
+WRITE: dict[str, Any] = {"tool": "write_file", "args": {"path": "a.txt", "content": "one\n"}}
+RUN: dict[str, Any] = {"tool": "run_command", "args": {"command": "echo two >> a.txt; cat a.txt"}}
 
 
 @pytest.fixture
@@ -218,6 +220,40 @@ def test_a_step_that_can_t_be_recorded_fails_the_turn(
     assert trial.error is not None
     assert (trial.status, trial.error.code) == ("failed", "RUNTIME_LISTENER_FAILURE")
     assert [call.tool for call in trial.tool_calls] == ["write_file"]  # it was stopped there
+
+
+def test_a_command_that_could_reach_further_is_an_effect(project: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    boxed = attempt(request(tmp_path / "other", WRITE, RUN))
+    assert [step.effect for step in boxed.steps] == ["", ""]
+    trial = attempt(request(project, WRITE, RUN, provider="off"))
+    assert [bool(step.effect) for step in trial.steps] == [False, True]
+    with Workspace.open(project, track=False) as workspace:
+        [entry] = list(workspace.effects.entries())
+        assert (entry.id, entry.target, entry.reach) == (
+            trial.steps[1].effect,
+            RUN["args"]["command"],
+            ("host", "network"),
+        )
+        back = workspace.rollback(trial.snapshot_before)
+        assert len(back.irreversible_effects) == 1
+        assert workspace.verify().sound
+
+
+@pytest.mark.parametrize(
+    ("facts", "mounts", "reach"),
+    [
+        ({"sandboxed": True, "network": "none"}, [], ()),
+        ({"sandboxed": True, "policy": {"network": "none"}}, ["/a:/b", "/a:/b:ro"], ()),
+        ({"sandboxed": True, "network": "none"}, ["/a:/b:rw"], ("mounts",)),
+        ({"sandboxed": True, "network": "allow"}, [Mount(Path("/a"), "/b", writable=True)], ("network", "mounts")),
+        ({"sandboxed": True}, [], ("network",)),
+        ({}, [], ("host", "network")),
+        ({"sandboxed": True, "isolation": "none"}, [], ("host", "network")),
+    ],
+)
+def test_what_is_not_known_to_be_closed_counts_as_open(facts: Any, mounts: Any, reach: tuple[str, ...]) -> None:
+    assert reach_of(facts, mounts) == reach
 
 
 def test_no_secret_reaches_the_record(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

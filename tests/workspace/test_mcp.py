@@ -95,6 +95,18 @@ async def test_calls_run_beside_each_other(project: Path) -> None:
         assert found == ["go slow\n[exit 0]"]
 
 
+@pytest.mark.anyio
+async def test_a_client_that_leaves_takes_its_commands_with_it(project: Path) -> None:
+    async with connected(project) as session, anyio.create_task_group() as group:
+        group.start_soon(session.call_tool, "run_command", {"command": "echo > begun; sleep 600"})
+        while not (project / "begun").exists():  # noqa: ASYNC110 (a file is no event)
+            await anyio.sleep(0.01)
+        group.cancel_scope.cancel()
+    with Workspace.open(project, track=False) as workspace:
+        assert next(workspace.effects.entries()).target == "echo > begun; sleep 600"
+        assert workspace.verify().sound
+
+
 def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "proofbox", "mcp", "serve", "--workspace", str(tmp_path), "--json"]
     done = subprocess.run(argv, capture_output=True, text=True, stdin=subprocess.DEVNULL)

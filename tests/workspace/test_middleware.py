@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from proofbox import Workspace
@@ -215,3 +218,30 @@ def test_a_layered_environment_conforms(tmp_path: Path) -> None:
 
     assert [result for result in run_conformance(make) if result.outcome == "failed"] == []
     assert len(CHECKS) > 15
+
+
+def test_names_and_commands_that_are_not_text_are_snapshotted_all_the_same(
+    workspace: Workspace, host: HostEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOME_API_KEY", "hunter2-hunter2-hunter2")
+    env = Layered(host, layers(host, workspace))
+    name = os.fsdecode(b"n\xff\x1b")
+    env.write_file(name, "x")
+    env.run_command(["true", os.fsdecode(b"\xff")])
+    env.run_command(["true", "hunter2-hunter2-hunter2"])
+    env.apply_patch("--- /dev/null\n+++ b/m\udcff\n@@ -0,0 +1 @@\n+x\n")
+    messages = [each.message for each in workspace.history()]
+    assert messages[1] == "write_file n\\udcff\\x1b"
+    assert not any("hunter2" in message for message in messages)
+    assert [msgspec.json.encode(each) for each in log(workspace)]
+
+
+def test_threads_may_share_it(workspace: Workspace, host: HostEnvironment) -> None:
+    env = Layered(host, layers(host, workspace, nudge=False))
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda n: env.write_file(f"src/{n}", "x") and env.run_command(f"echo {n} >> src/all"), range(12)))
+    assert len(list((workspace.path / "src").iterdir())) == 14
+    entries = log(workspace)
+    assert len({each.id for each in entries}) == 24
+    assert workspace.verify().sound
+    assert workspace.status().changes == ()

@@ -221,6 +221,22 @@ def test_without_ripgrep_python_takes_over(tmp_path: Path, monkeypatch: pytest.M
     assert best_engine().name == "python"
 
 
+def test_a_file_however_deep_is_found_by_both(tmp_path: Path) -> None:
+    here = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(500):
+        os.mkdir("d", dir_fd=here)
+        below = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    file = os.open("f", os.O_CREAT | os.O_WRONLY, dir_fd=here)
+    os.write(file, b"needle")
+    os.close(file)
+    os.close(here)
+    ripgrep, python = both(tmp_path, Search("needle"))
+    assert ripgrep == python
+    assert len(ripgrep.lines) == 1
+
+
 def test_many_files_in_several_batches(tmp_path: Path, rounds: Callable[[int, int], int]) -> None:
     count = rounds(600, 5000)
     files = {f"d{n % 7}/f{n:04}": (b"filler\n" * 200 + b"needle %d\n" % n) for n in range(count)}

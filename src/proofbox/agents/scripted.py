@@ -76,6 +76,7 @@ class BoxedTools:
             "provider": info.provider,
             "isolation": isolation,
             "sandboxed": isolation != "none",
+            "network": info.policy.network,
         }
 
     def call(self, name: str, args: Mapping[str, Any]) -> ToolResult:

@@ -27,7 +27,7 @@ from proofbox.agents.outcome import CallMade, Failure, ForkedFrom, Status, Trial
 from proofbox.agents.record import Record, bounded, copy_home
 from proofbox.agents.registry import Registry, installed
 from proofbox.agents.settings import RuntimeSettings
-from proofbox.agents.steps import StepRecorder
+from proofbox.agents.steps import StepRecorder, reach_of
 from proofbox.agents.strategies import Chain, Considered, decide_chain, first_usable
 from proofbox.core.clock import Clock, SystemClock, isoformat
 from proofbox.core.ids import IdSource
@@ -118,6 +118,7 @@ class Running:
         self.settings = RuntimeSettings(said.runtimes, request.flags)
         self.settings.check(self.chain, self.registry)
         self.environment = self._environment(said.env)
+        self.mounts = (*said.mounts, *(request.policy.get("mounts") or ()))
         self.began = 0.0
         self.started_at = ""
 
@@ -151,7 +152,12 @@ class Running:
                     record.discard()
                 raise
             heard = _Heard(record)
-            steps = StepRecorder(workspace, first, lambda entry: record.append("steps", entry) if record else None)
+            steps = StepRecorder(
+                workspace,
+                first,
+                lambda entry: record.append("steps", entry) if record else None,
+                lambda: reach_of(session.facts(), self.mounts),
+            )
             for listener in (heard, steps, self.on_event):
                 if listener is not None:
                     session.add_listener(listener)

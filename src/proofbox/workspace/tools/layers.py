@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, cast
 
 from proofbox.workspace.capabilities.rules import Decision
@@ -50,7 +50,6 @@ class Call:
     decision: Decision | None = None
     snapshot_before: str = ""
     snapshot_after: str = ""
-    notes: list[str] = field(default_factory=list)
 
     @property
     def writes(self) -> bool:

@@ -54,7 +54,10 @@ def make_server(registry: ToolRegistry, version: str, instructions: str = "") ->
 
     async def call_tool(_context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
         # In a thread: tools are synchronous, and a command may take minutes while others are asked for.
-        answer = await anyio.to_thread.run_sync(registry.answer, params.name, params.arguments or {})
+        # A client that goes away does not wait for it: the box is ended then, and the command with it.
+        answer = await anyio.to_thread.run_sync(
+            registry.answer, params.name, params.arguments or {}, abandon_on_cancel=True
+        )
         return types.CallToolResult(
             content=[types.TextContent(text=answer.text)],
             structured_content={"error": answer.error} if answer.error else msgspec.to_builtins(answer.result),

@@ -6,6 +6,7 @@ rollback when it fails). The nudge stands before the call: what goes in circles 
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping
 from posixpath import normpath
@@ -13,6 +14,8 @@ from typing import Any
 
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.core.digest import digest_of, sha256_hex
+from proofbox.core.redaction import Redactor
+from proofbox.core.text import printable
 from proofbox.errors import CapabilityDenied, CheckFailed, ProofboxError, ToolNudged, ToolPathRefused
 from proofbox.workspace.capabilities.capabilities import Capabilities, require
 from proofbox.workspace.capabilities.rules import Decision
@@ -27,6 +30,7 @@ from proofbox.workspace.workspace import Workspace
 
 SAME_CALLS = 3
 READS_WITHOUT_WRITE = 10
+_MESSAGE_LIMIT = 200
 
 _ACCESS: dict[str, Access] = {
     "read_file": "read",
@@ -107,7 +111,6 @@ class Recording:
         finally:
             ended.setdefault("duration_ms", round((self._clock.monotonic() - began) * 1000, 3))
             ended["snapshot_after"] = call.snapshot_after
-            ended["note"] = "; ".join(call.notes)
             self._log.append(id=id, phase="outcome", kind=call.tool, **ended)
 
     def denied(self, call: Call, decision: Decision) -> None:
@@ -126,6 +129,7 @@ class SnapshotOnWrite:
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
+        self._redactor = Redactor.from_environment(os.environ)
         self._lock = threading.Lock()
 
     def head(self) -> str:
@@ -141,11 +145,12 @@ class SnapshotOnWrite:
         try:
             return below(call)
         finally:  # also of a change that failed: a command may have got half way
-            call.snapshot_after = self.snapshot(f"{call.tool} {call.target}"[:200])
+            call.snapshot_after = self.snapshot(f"{call.tool} {call.target}")
 
     def snapshot(self, message: str) -> str:
+        safe = printable(self._redactor.redact(message))[:_MESSAGE_LIMIT]
         with self._lock:
-            return self._workspace.snapshot(message).id
+            return self._workspace.snapshot(safe).id
 
     def rollback(self, snapshot_id: str) -> RollbackResult:
         with self._lock:
