@@ -11,6 +11,8 @@ import contextlib
 import json
 import socket
 import ssl
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -476,6 +478,21 @@ def test_directives_make_answers_in_order(tmp_path: Path) -> None:
     path.write_text("[[rule]]\nwhen = 1\n")
     with pytest.raises(UsageError):
         load_rules(path)
+
+
+def test_the_fake_as_a_program(tmp_path: Path) -> None:
+    rules = tmp_path / "rules.toml"
+    rules.write_text('[[rule]]\nwhen = "greet"\ndo = "[[say good morning]]"\n')
+    argv = [sys.executable, "-m", "proofbox.agents.fakemodel", "--rules", str(rules)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            url = process.stdout.readline().strip()
+            answer = httpx2.post(f"{url}/responses", json={"input": [{"role": "user", "content": "please greet"}]})
+            assert "good morning" in answer.text
+            assert httpx2.get(f"{url}/models").status_code == 404
+        finally:
+            process.terminate()
 
 
 def test_the_fake_goes_on_where_the_tools_left_off(tmp_path: Path) -> None:
