@@ -121,7 +121,7 @@ def test_a_program_that_dies_again_and_again_is_given_up(tmp_path: Path) -> None
                 assert isinstance(result.error, RuntimeCrashed)
                 assert result.error.details["exit_code"] == 7
                 assert "panicked at the disco" in result.error.details["stderr"]
-                assert result.error.details["recovered"] is (number < 4)
+                assert result.error.details["restarting"] is (number < 4)
             with pytest.raises(RuntimeCrashed):
                 await seat.turn("x", thread)
             assert len(seat.session.facts()["recoveries"]) == 4

@@ -250,7 +250,7 @@ class CodexSession:
         if crash is not None:
             self._recoveries.append({"reason": crash.message, "at_turns": len(self.feed.turns_under_way())})
             again = len(self._recoveries) <= MOST_RECOVERIES
-            crash.details |= {"recovered": again, "replayed": False}
+            crash.details |= {"restarting": again, "replayed": False}
             crash.fix_hints = (
                 "the turn may have acted, and is not played again; the thread can go on from here"
                 if again
