@@ -81,7 +81,7 @@ def play(thread, turn):
     if MODE == "burrow":
         os.chdir(os.environ["CODEX_HOME"])
         os.mkdir("closed")
-        for _ in range(3000):
+        for _ in range(1200):
             os.mkdir("d")
             os.chdir("d")
         os.chmod(os.environ["CODEX_HOME"] + "/closed", 0)

@@ -146,9 +146,11 @@ def test_a_program_that_dies_instead_of_answering_is_a_broken_transport(tmp_path
 
 
 @boxed
-def test_a_program_that_hangs_is_killed_when_it_does_not_stop(tmp_path: Path) -> None:
+def test_a_program_that_hangs_is_killed_when_it_does_not_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "INTERRUPT_SECONDS", 0.3)
+
     async def work(lab: Lab) -> None:
-        async with lab.session(fake="hang", request_timeout=3.0) as seat:
+        async with lab.session(fake="hang") as seat:
             thread = await seat.session.start_thread()
             turn = await seat.session.start_turn(thread, "x")
             began = time.monotonic()
@@ -156,7 +158,7 @@ def test_a_program_that_hangs_is_killed_when_it_does_not_stop(tmp_path: Path) ->
             result = await seat.session.wait_turn(turn)
             assert (result.status, result.error.code if result.error else "") == ("interrupted", "RUNTIME_INTERRUPTED")
             assert time.monotonic() - began < 15
-        async with lab.session(fake="hang", request_timeout=3.0, stall_timeout=0.3) as seat:
+        async with lab.session(fake="hang", stall_timeout=0.3) as seat:
             result = await seat.turn("x")
             assert (result.status, result.error.code if result.error else "") == ("failed", "RUNTIME_STALL")
 
