@@ -19,9 +19,6 @@ from typing import Any, NamedTuple
 
 import private_engine
 
-from proofbox.agents.codex.binary import find_binary
-from proofbox.errors import ProofboxError
-
 ROOT = Path(__file__).resolve().parent.parent
 NOBODY = 65534
 
@@ -151,6 +148,10 @@ def probe_gvisor() -> str:
 
 
 def probe_codex() -> str:
+    # Here, not above: what every test imports must not rest on a room under test.
+    from proofbox.agents.codex.binary import find_binary
+    from proofbox.errors import ProofboxError
+
     try:
         return trial([str(find_binary(os.environ.get("PROOFBOX_TEST_CODEX")).path), "--version"])
     except ProofboxError as error:

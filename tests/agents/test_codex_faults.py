@@ -33,6 +33,7 @@ from proofbox.errors import (
     RuntimeStartFailed,
     RuntimeTimedOut,
     StrategyUnavailable,
+    TransportBroken,
     UsageError,
 )
 
@@ -126,6 +127,20 @@ def test_a_program_that_dies_again_and_again_is_given_up(tmp_path: Path) -> None
             assert len(seat.session.facts()["recoveries"]) == 4
             assert [(call.status, call.command) for call in seat.of(ToolCall)] == [("abandoned", "make it")] * 4
             assert len(seat.of(Notice, kind="recovered")) == 3
+
+    run(tmp_path, work)
+
+
+@boxed
+def test_a_program_that_dies_instead_of_answering_is_a_broken_transport(tmp_path: Path) -> None:
+    async def work(lab: Lab) -> None:
+        async with lab.session(fake="die-asked") as seat:
+            thread = await seat.session.start_thread()
+            with pytest.raises(TransportBroken) as caught:
+                await seat.turn("x", thread)
+            assert caught.value.retryable
+            assert not seat.of(TurnEnded)
+            assert (await seat.turn("x", thread)).status == "completed"
 
     run(tmp_path, work)
 

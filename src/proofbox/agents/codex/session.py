@@ -291,20 +291,23 @@ class CodexSession:
         """The program, when there is one: while another is being started, wait for it."""
         try:
             with anyio.fail_after(self._options.request_timeout):
-                await self._wait(lambda: self._program is not None or self._over is not None)
+                await self._wait(lambda: self._answers() or self._over is not None)
         except TimeoutError:
             raise RuntimeTimedOut("codex did not come up again in time", op="session") from None
         if self._program is None or self._closing.is_set():
             raise _as_agent(self._over or TurnInterrupted("the session was closed", op="session"))
         return self._program
 
+    def _answers(self) -> bool:
+        """One whose stream has broken is still there for a moment, and of no use."""
+        return self._program is not None and self._program.peer.broken is None
+
     async def _load(self, thread: str) -> None:
         """A thread of an earlier life is resumed before it is used."""
-        if self._hearing.threads[thread] != self._hearing.life or self._program is None:
-            await self._up()
-            if self._hearing.threads[thread] != self._hearing.life:
-                await self._ask("thread/resume", lambda program: self._resuming(program, thread))
-                self._hearing.threads[thread] = self._hearing.life
+        await self._up()
+        if self._hearing.threads[thread] != self._hearing.life:
+            await self._ask("thread/resume", lambda program: self._resuming(program, thread))
+            self._hearing.threads[thread] = self._hearing.life
 
     def _place(self, program: Program) -> dict[str, Any]:
         policy = self._settings.approval_policy
