@@ -39,31 +39,52 @@
     │   ├── PacketInvalid        PROMOTION_PACKET_INVALID    exit 1
     │   ├── PolicyInvalid        PROMOTION_POLICY_INVALID    exit 2
     │   └── KeyInvalid           PROMOTION_KEY_INVALID       exit 2
-    └── WorkspaceError           WORKSPACE_FAILED            exit 4
-        ├── WorkspaceUnknown     WORKSPACE_UNKNOWN           exit 2
-        ├── WorkspaceExists      WORKSPACE_EXISTS            exit 2
-        ├── WorkspacePathRefused WORKSPACE_PATH_REFUSED      exit 2
-        ├── SnapshotUnknown      WORKSPACE_SNAPSHOT_UNKNOWN  exit 2
-        ├── WorkspaceCorrupt     WORKSPACE_CORRUPT           exit 1
-        ├── WorkspaceChanging    WORKSPACE_CHANGING          exit 4, retryable
-        ├── CapabilityDenied     WORKSPACE_CAPABILITY_DENIED exit 3
-        ├── CapabilitiesInvalid  WORKSPACE_CAPABILITIES_INVALID exit 2
-        ├── CapabilitiesRefused  WORKSPACE_CAPABILITIES_REFUSED exit 3
-        └── ToolError            WORKSPACE_TOOL_FAILED       exit 4
-            ├── ToolUnknown      WORKSPACE_TOOL_UNKNOWN      exit 2
-            ├── ArgumentsInvalid WORKSPACE_TOOL_ARGUMENTS_INVALID exit 2
-            ├── ToolPathRefused  WORKSPACE_TOOL_PATH_REFUSED exit 2
-            ├── FileAbsent       WORKSPACE_FILE_ABSENT       exit 2
-            ├── FileKindRefused  WORKSPACE_FILE_KIND_REFUSED exit 2
-            ├── FileTooLarge     WORKSPACE_FILE_TOO_LARGE    exit 2
-            ├── EditRefused      WORKSPACE_EDIT_REFUSED      exit 1
-            ├── PatchRefused     WORKSPACE_PATCH_REFUSED     exit 1
-            ├── PatternRefused   WORKSPACE_PATTERN_REFUSED   exit 2
-            ├── SearchTimedOut   WORKSPACE_SEARCH_TIMED_OUT  exit 4
-            ├── CommandsUnavailable WORKSPACE_COMMANDS_UNAVAILABLE exit 3
-            ├── McpUnavailable   WORKSPACE_MCP_UNAVAILABLE   exit 3
-            ├── CheckFailed      WORKSPACE_CHECK_FAILED      exit 1
-            └── ToolNudged       WORKSPACE_TOOL_NUDGED       exit 1
+    ├── WorkspaceError           WORKSPACE_FAILED            exit 4
+    │   ├── WorkspaceUnknown     WORKSPACE_UNKNOWN           exit 2
+    │   ├── WorkspaceExists      WORKSPACE_EXISTS            exit 2
+    │   ├── WorkspacePathRefused WORKSPACE_PATH_REFUSED      exit 2
+    │   ├── SnapshotUnknown      WORKSPACE_SNAPSHOT_UNKNOWN  exit 2
+    │   ├── WorkspaceCorrupt     WORKSPACE_CORRUPT           exit 1
+    │   ├── WorkspaceChanging    WORKSPACE_CHANGING          exit 4, retryable
+    │   ├── CapabilityDenied     WORKSPACE_CAPABILITY_DENIED exit 3
+    │   ├── CapabilitiesInvalid  WORKSPACE_CAPABILITIES_INVALID exit 2
+    │   ├── CapabilitiesRefused  WORKSPACE_CAPABILITIES_REFUSED exit 3
+    │   └── ToolError            WORKSPACE_TOOL_FAILED       exit 4
+    │       ├── ToolUnknown      WORKSPACE_TOOL_UNKNOWN      exit 2
+    │       ├── ArgumentsInvalid WORKSPACE_TOOL_ARGUMENTS_INVALID exit 2
+    │       ├── ToolPathRefused  WORKSPACE_TOOL_PATH_REFUSED exit 2
+    │       ├── FileAbsent       WORKSPACE_FILE_ABSENT       exit 2
+    │       ├── FileKindRefused  WORKSPACE_FILE_KIND_REFUSED exit 2
+    │       ├── FileTooLarge     WORKSPACE_FILE_TOO_LARGE    exit 2
+    │       ├── EditRefused      WORKSPACE_EDIT_REFUSED      exit 1
+    │       ├── PatchRefused     WORKSPACE_PATCH_REFUSED     exit 1
+    │       ├── PatternRefused   WORKSPACE_PATTERN_REFUSED   exit 2
+    │       ├── SearchTimedOut   WORKSPACE_SEARCH_TIMED_OUT  exit 4
+    │       ├── CommandsUnavailable WORKSPACE_COMMANDS_UNAVAILABLE exit 3
+    │       ├── McpUnavailable   WORKSPACE_MCP_UNAVAILABLE   exit 3
+    │       ├── CheckFailed      WORKSPACE_CHECK_FAILED      exit 1
+    │       └── ToolNudged       WORKSPACE_TOOL_NUDGED       exit 1
+    └── AgentError               RUNTIME_FAILED              exit 1
+        ├── StrategyUnsupported  RUNTIME_STRATEGY_UNSUPPORTED   exit 2
+        ├── StrategyUnavailable  RUNTIME_STRATEGY_UNAVAILABLE   exit 3
+        ├── CapabilityUnsupported RUNTIME_CAPABILITY_UNSUPPORTED exit 3
+        ├── RuntimeIncompatible  RUNTIME_COMPATIBILITY       exit 3
+        ├── RuntimeStartFailed   RUNTIME_STARTUP             exit 3
+        ├── TransportBroken      RUNTIME_TRANSPORT           exit 1, retryable
+        ├── RuntimeProtocolError RUNTIME_PROTOCOL            exit 1
+        ├── RuntimeTimedOut      RUNTIME_TIMEOUT             exit 1
+        ├── RuntimeStalled       RUNTIME_STALL               exit 1, retryable
+        ├── StreamDisconnected   RUNTIME_STREAM_DISCONNECT   exit 1, retryable
+        ├── ListenerFailed       RUNTIME_LISTENER_FAILURE    exit 1
+        ├── EnvPolicyRefused     RUNTIME_ENV_POLICY          exit 2
+        ├── AuthFailed           RUNTIME_AUTH                exit 1
+        ├── RateLimited          RUNTIME_RATE_LIMIT          exit 1, retryable
+        ├── UsageLimited         RUNTIME_USAGE_LIMIT         exit 1, retryable
+        ├── Overloaded           RUNTIME_OVERLOADED          exit 1, retryable
+        ├── ContextExceeded      RUNTIME_CONTEXT_EXCEEDED    exit 1
+        ├── ModelFailed          RUNTIME_MODEL_ERROR         exit 1
+        ├── RuntimeCrashed       RUNTIME_CRASH               exit 1, retryable
+        └── TurnInterrupted      RUNTIME_INTERRUPTED         exit 1
 
 A class owns its code, its exit code and whether trying again may help. An instance says what happened (`message`),
 during what (`op`), what to do about it (`fix_hints`), and carries facts as data (`details`, JSON-ready), never inside
@@ -85,7 +106,7 @@ class ProofboxError(Exception):
 
     code: ClassVar[str] = "PROOFBOX_ERROR"
     exit_code: ClassVar[int] = 4
-    retryable: ClassVar[bool] = False
+    retryable: bool = False
 
     def __init__(
         self,
@@ -551,6 +572,163 @@ class ToolNudged(ToolError):
 
     code = "WORKSPACE_TOOL_NUDGED"
     exit_code = 1
+
+
+class AgentError(ProofboxError):
+    """Anything that goes wrong between a prompt and the end of an agent's turn.
+
+    Whether trying again may help is mostly the class's to say; a failure that knows better says so itself. `details`
+    has `retry_after` (seconds) or `resets_at` (seconds since the epoch) where they are known.
+    """
+
+    code = "RUNTIME_FAILED"
+    exit_code = 1
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        op: str = "",
+        fix_hints: Sequence[str] = (),
+        details: Mapping[str, Any] | None = None,
+        retryable: bool | None = None,
+    ) -> None:
+        super().__init__(message, op=op, fix_hints=fix_hints, details=details)
+        if retryable is not None:
+            self.retryable = retryable
+
+
+class StrategyUnsupported(AgentError):
+    """No runtime has that id."""
+
+    code = "RUNTIME_STRATEGY_UNSUPPORTED"
+    exit_code = 2
+
+
+class StrategyUnavailable(AgentError):
+    """Nothing in the chain could be used here. `details["chain"]` says of each why not."""
+
+    code = "RUNTIME_STRATEGY_UNAVAILABLE"
+    exit_code = 3
+
+
+class CapabilityUnsupported(AgentError):
+    """The runtime is there, and can't do what was asked."""
+
+    code = "RUNTIME_CAPABILITY_UNSUPPORTED"
+    exit_code = 3
+
+
+class RuntimeIncompatible(AgentError):
+    """The agent's program was found, and its version or protocol is not one we can drive."""
+
+    code = "RUNTIME_COMPATIBILITY"
+    exit_code = 3
+
+
+class RuntimeStartFailed(AgentError):
+    """The agent's program did not come up."""
+
+    code = "RUNTIME_STARTUP"
+    exit_code = 3
+
+
+class TransportBroken(AgentError):
+    """The stream to the agent's program broke."""
+
+    code = "RUNTIME_TRANSPORT"
+    retryable = True
+
+
+class RuntimeProtocolError(AgentError):
+    """The agent's program said something that its protocol does not allow, or refused a request."""
+
+    code = "RUNTIME_PROTOCOL"
+
+
+class RuntimeTimedOut(AgentError):
+    """A request or a turn was over its deadline."""
+
+    code = "RUNTIME_TIMEOUT"
+
+
+class RuntimeStalled(AgentError):
+    """A turn gave no sign of life for longer than it was allowed to."""
+
+    code = "RUNTIME_STALL"
+    retryable = True
+
+
+class StreamDisconnected(AgentError):
+    """The stream from the model ended before its answer was complete."""
+
+    code = "RUNTIME_STREAM_DISCONNECT"
+    retryable = True
+
+
+class ListenerFailed(AgentError):
+    """Whoever was to record the events failed to, so the record of the turn is not whole."""
+
+    code = "RUNTIME_LISTENER_FAILURE"
+
+
+class EnvPolicyRefused(AgentError):
+    """A variable was asked for that must not enter a box."""
+
+    code = "RUNTIME_ENV_POLICY"
+    exit_code = 2
+
+
+class AuthFailed(AgentError):
+    """The model's endpoint refused the credential, or there was none."""
+
+    code = "RUNTIME_AUTH"
+
+
+class RateLimited(AgentError):
+    """Too many requests for now."""
+
+    code = "RUNTIME_RATE_LIMIT"
+    retryable = True
+
+
+class UsageLimited(AgentError):
+    """What was paid for is used up, until the window's reset."""
+
+    code = "RUNTIME_USAGE_LIMIT"
+    retryable = True
+
+
+class Overloaded(AgentError):
+    """The model's endpoint, or the runtime itself, has too much to do."""
+
+    code = "RUNTIME_OVERLOADED"
+    retryable = True
+
+
+class ContextExceeded(AgentError):
+    """The conversation does not fit into the model any more."""
+
+    code = "RUNTIME_CONTEXT_EXCEEDED"
+
+
+class ModelFailed(AgentError):
+    """The model's endpoint answered with an error of another kind. `details["status"]` is its HTTP status."""
+
+    code = "RUNTIME_MODEL_ERROR"
+
+
+class RuntimeCrashed(AgentError):
+    """The agent's program ended under a turn."""
+
+    code = "RUNTIME_CRASH"
+    retryable = True
+
+
+class TurnInterrupted(AgentError):
+    """The turn was stopped before its end, by us or by the agent's own program."""
+
+    code = "RUNTIME_INTERRUPTED"
 
 
 def error_classes(root: type[ProofboxError] = ProofboxError) -> Iterator[type[ProofboxError]]:

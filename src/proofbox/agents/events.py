@@ -1,0 +1,196 @@
+"""What happens while an agent works, in one vocabulary for every runtime.
+
+A runtime translates what its program says into these and nothing else. Three rules hold for all of them:
+
+- Only `ToolCall` and `FileChange` are things done, each once, when it has ended, with the outcome it really had. Deltas
+  are for watching, and are never counted.
+- A turn has exactly one `TurnEnded`, the last event of that turn but for what arrives late, which says so (`late`).
+- What can't be translated is kept whole as `Unrecognized`: never lost, never fatal.
+
+`runtime_reported` facts rest on the program's word alone; `Usage` and `RateWindows` say where they were seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Literal
+
+import msgspec
+
+Source = Literal["runtime_reported", "gateway"]
+ToolStatus = Literal["completed", "failed", "declined", "abandoned"]
+TurnStatus = Literal["completed", "failed", "interrupted"]
+
+
+class AgentEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
+    """What every event has. `seq` counts the events of one session, from 1 and without a gap."""
+
+    session: str
+    seq: int = 0
+    at_ms: float = 0.0
+    """Milliseconds since the session began, by our clock."""
+    thread: str = ""
+    turn: str = ""
+
+
+class ThreadStarted(AgentEvent, frozen=True, kw_only=True, tag="thread_started"):
+    origin: Literal["start", "resume", "fork"] = "start"
+    forked_from: str = ""
+
+
+class TurnStarted(AgentEvent, frozen=True, kw_only=True, tag="turn_started"):
+    pass
+
+
+class ItemStarted(AgentEvent, frozen=True, kw_only=True, tag="item_started"):
+    """The agent began something. What came of it is told when it has ended."""
+
+    item: str
+    kind: str
+
+
+class Delta(AgentEvent, frozen=True, kw_only=True, tag="delta"):
+    """A piece of something under way."""
+
+    item: str
+    kind: Literal["message", "reasoning", "output"]
+    text: str
+
+
+class Message(AgentEvent, frozen=True, kw_only=True, tag="message"):
+    """The agent said something, whole."""
+
+    item: str
+    text: str
+
+
+class Reasoning(AgentEvent, frozen=True, kw_only=True, tag="reasoning"):
+    item: str
+    text: str
+
+
+class ToolCall(AgentEvent, frozen=True, kw_only=True, tag="tool_call"):
+    """A tool or command has ended. `abandoned`: it began, and nobody will ever say how it ended."""
+
+    item: str
+    tool: str
+    """`command` for a command line; else the tool's own name."""
+    command: str = ""
+    """The command line as the agent gave it, or the tool's arguments as JSON."""
+    cwd: str = ""
+    status: ToolStatus
+    exit_code: int | None = None
+    duration_ms: float | None = None
+    output: str = ""
+    late: bool = False
+    """It ended after its turn had."""
+    source: Literal["runtime_reported", "observed"] = "runtime_reported"
+    """`observed`: proofbox ran it itself."""
+
+
+class FileChange(AgentEvent, frozen=True, kw_only=True, tag="file_change"):
+    """The agent changed files by a tool of its own. The workspace's snapshots say what really changed."""
+
+    item: str
+    paths: tuple[str, ...]
+    status: ToolStatus
+    late: bool = False
+
+
+class Decision(AgentEvent, frozen=True, kw_only=True, tag="decision"):
+    """The agent asked for leave, and was answered by the declared policy."""
+
+    item: str
+    method: str
+    """What was asked, in the runtime's own words."""
+    subject: str
+    """The command, paths or question it was about."""
+    answer: str
+    rule: str
+
+
+class TokenUsage(msgspec.Struct, frozen=True, kw_only=True):
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_input_tokens: int = 0
+    reasoning_tokens: int = 0
+
+
+class Usage(AgentEvent, frozen=True, kw_only=True, tag="usage"):
+    """What the thread has used up to now."""
+
+    total: TokenUsage
+    source: Source = "runtime_reported"
+
+
+class RateWindow(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    used_percent: float | None = None
+    window_minutes: float | None = None
+    resets_at: float | None = None
+    """Seconds since the epoch."""
+
+
+class RateWindows(AgentEvent, frozen=True, kw_only=True, tag="rate_windows"):
+    windows: tuple[RateWindow, ...]
+    source: Source = "runtime_reported"
+
+
+class Retrying(AgentEvent, frozen=True, kw_only=True, tag="retrying"):
+    """The runtime met a failure and tries again by itself."""
+
+    code: str
+    message: str
+
+
+class Notice(AgentEvent, frozen=True, kw_only=True, tag="notice"):
+    """A warning or a change of status, for whoever watches."""
+
+    kind: str
+    message: str
+
+
+class Integrity(AgentEvent, frozen=True, kw_only=True, tag="integrity"):
+    """Something about the record itself is not as it should be: a gap, a contradiction, an end that never came."""
+
+    code: str
+    message: str
+    details: Mapping[str, Any] = {}
+
+
+class TurnEnded(AgentEvent, frozen=True, kw_only=True, tag="turn_ended"):
+    status: TurnStatus
+    code: str = ""
+    """The code of the failure; empty where there was none."""
+    message: str = ""
+    duration_ms: float | None = None
+
+
+class Unrecognized(AgentEvent, frozen=True, kw_only=True, tag="unrecognized"):
+    """Something the runtime said that this version knows no name for, kept as it came (bounded)."""
+
+    method: str
+    payload: str
+    truncated: bool = False
+
+
+Event = (
+    ThreadStarted
+    | TurnStarted
+    | ItemStarted
+    | Delta
+    | Message
+    | Reasoning
+    | ToolCall
+    | FileChange
+    | Decision
+    | Usage
+    | RateWindows
+    | Retrying
+    | Notice
+    | Integrity
+    | TurnEnded
+    | Unrecognized
+)
+Listener = Callable[[Event], Awaitable[None]]
+EVENT_TYPES: tuple[type[AgentEvent], ...] = Event.__args__

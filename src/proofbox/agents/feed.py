@@ -1,0 +1,128 @@
+"""What every session needs to tell its events and to have its turns waited for."""
+
+from __future__ import annotations
+
+import anyio
+import msgspec
+
+from proofbox.agents.contract import TurnResult
+from proofbox.agents.events import Event, Listener, Message, TokenUsage, TurnEnded, TurnStatus, Usage
+from proofbox.core.clock import Clock
+from proofbox.errors import AgentError, InternalError, ListenerFailed, UsageError
+
+
+class Turn:
+    """A turn under way or ended: what `wait_turn` tells is gathered here from the events."""
+
+    def __init__(self, id: str, thread: str, began: float) -> None:
+        self.id = id
+        self.thread = thread
+        self.began = began
+        self.ended = anyio.Event()
+        self.final_message = ""
+        self.usage: TokenUsage | None = None
+        self.result: TurnResult | None = None
+
+
+class Feed:
+    """Numbers events, hands them to the listeners in order, and remembers how each turn ended.
+
+    A listener that raises is a hole in somebody's record: the turns under way then end as failed, whatever the agent
+    goes on to say, and no listener hears of them twice.
+    """
+
+    def __init__(self, session: str, clock: Clock) -> None:
+        self.session = session
+        self._clock = clock
+        self._began = clock.monotonic()
+        self._seq = 0
+        self._listeners: dict[int, Listener] = {}
+        self._next = 0
+        self._telling = anyio.Lock()
+        self._turns: dict[str, Turn] = {}
+        self.failure: ListenerFailed | None = None
+
+    def add_listener(self, listener: Listener) -> int:
+        self._next += 1
+        self._listeners[self._next] = listener
+        return self._next
+
+    def remove_listener(self, number: int) -> None:
+        self._listeners.pop(number, None)
+
+    def begin_turn(self, id: str, thread: str) -> Turn:
+        turn = self._turns[id] = Turn(id, thread, self._clock.monotonic())
+        return turn
+
+    def active_turn(self, thread: str) -> Turn | None:
+        return next((turn for turn in self._turns.values() if turn.thread == thread and turn.result is None), None)
+
+    def turns_under_way(self) -> list[Turn]:
+        return [turn for turn in self._turns.values() if turn.result is None]
+
+    def turn(self, id: str) -> Turn:
+        try:
+            return self._turns[id]
+        except KeyError:
+            raise UsageError(f"this session has no turn {id[:80]!r}", op="turn") from None
+
+    async def wait_turn(self, id: str) -> TurnResult:
+        turn = self.turn(id)
+        await turn.ended.wait()
+        if turn.result is None:
+            raise InternalError(f"turn {id} ended without a result", op="turn")
+        return turn.result
+
+    async def tell(self, event: Event) -> None:
+        """Number the event and let everyone hear it before the next one comes."""
+        async with self._telling:
+            self._seq += 1
+            at_ms = (self._clock.monotonic() - self._began) * 1000
+            event = msgspec.structs.replace(event, session=self.session, seq=self._seq, at_ms=round(at_ms, 3))
+            turn = self._turns.get(event.turn)
+            if turn is not None and isinstance(event, Message):
+                turn.final_message = event.text
+            elif turn is not None and isinstance(event, Usage):
+                turn.usage = event.total
+            for number, listener in list(self._listeners.items()):
+                try:
+                    await listener(event)
+                except Exception as error:
+                    self._listeners.pop(number, None)
+                    self.failure = ListenerFailed(
+                        f"a listener failed at event {event.seq} ({type(error).__name__}): the record is not whole",
+                        op="listen",
+                        details={"seq": event.seq},
+                    )
+
+    async def end_turn(self, id: str, status: TurnStatus, error: AgentError | None = None) -> None:
+        """Tell the end of a turn, once: a turn that has ended stays as it ended."""
+        turn = self.turn(id)
+        if turn.result is not None:
+            return
+        duration_ms = round((self._clock.monotonic() - turn.began) * 1000, 3)
+        if self.failure is not None:
+            status, error = "failed", self.failure
+        turn.result = TurnResult(
+            turn=id,
+            thread=turn.thread,
+            status=status,
+            error=error,
+            final_message=turn.final_message,
+            usage=turn.usage,
+            duration_ms=duration_ms,
+        )
+        await self.tell(
+            TurnEnded(
+                session=self.session,
+                thread=turn.thread,
+                turn=id,
+                status=status,
+                code=error.code if error else "",
+                message=error.message if error else "",
+                duration_ms=duration_ms,
+            )
+        )
+        if self.failure is not None and error is not self.failure:
+            turn.result = msgspec.structs.replace(turn.result, status="failed", error=self.failure)
+        turn.ended.set()
