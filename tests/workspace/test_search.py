@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -130,6 +131,8 @@ def test_literally_every_text_finds_itself(text: str) -> None:
     line = [n for n, each in enumerate(data.split(b"\n"), 1) if text.encode() in each]
     for engine in (best_engine(), PythonEngine()):
         assert engine.lines(compiled, data, 10, 20.0) == line
+    found = search(Search(text, literal=True), TreeSource(MemoryTree({"f": data}), ".", Ignore(())))
+    assert [each.line for each in found.lines] == line
 
 
 @pytest.mark.parametrize(
@@ -205,6 +208,17 @@ def test_what_is_skipped(tmp_path: Path, engine: Engine) -> None:
     assert len(first.text) == 500
     named = search(Search("needle"), TreeSource(tree, "node", Ignore(["node"])), engine)
     assert [line.path for line in named.lines] == ["node/f"]
+    tree.close()
+
+
+def test_a_giant_file_costs_no_more_than_patience(tmp_path: Path) -> None:
+    (tmp_path / "plain").write_text("needle\n")
+    with (tmp_path / "giant").open("wb") as file:
+        file.truncate(1 << 40)  # a hole: a terabyte to whoever reads it
+    engine = RipgrepEngine(str(shutil.which("rg")), patience=0.5)
+    tree = DirectoryTree(tmp_path)
+    found = search(Search("needle"), TreeSource(tree, ".", Ignore(())), engine)
+    assert [line.path for line in found.lines] == ["plain"]
     tree.close()
 
 

@@ -19,7 +19,7 @@ class Left(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class EffectsHead(msgspec.Struct, frozen=True):
-    """How many entries the effect log had, and the digest that commits to them."""
+    """A position in a chained log: how many entries, and the digest that the last of them has in the chain."""
 
     count: int
     digest: str

@@ -248,7 +248,6 @@ class Workspace:
                     created_at=created_at,
                     changed=0,
                     workspace=new.id,
-                    effects_position=0,
                     effects_head=None,
                 )
                 self._store.commit(msgspec.json.encode(event))
