@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from capabilities import OrdinaryUser
 
 from proofbox.errors import CapabilitiesRefused, CapabilityDenied, PolicyRefused
 from proofbox.workspace.capabilities.capabilities import Capabilities
@@ -228,3 +230,33 @@ def test_variables_that_may_not_be_set(project: Path) -> None:
         assert env.run_command("echo $A", env={"A": "1"}).stdout == "1\n"
         with pytest.raises(CapabilityDenied):
             env.run_command("true", env={"LD_PRELOAD": "x"})
+
+
+AS_ANYBODY = """
+import os, sys
+from pathlib import Path
+from proofbox import Workspace, open_toolbox
+project = Path(sys.argv[1])
+(project / "conf").mkdir(parents=True)
+(project / "conf/.env").write_text("the-secret-value")
+Workspace.init(project).close()
+with open_toolbox(project, capabilities="sandbox", provider="bubblewrap") as box:
+    done = box.env.run_command("cat conf/.env; mv conf other; chmod 777 conf/.env; cat conf/.env; echo x > made")
+    box.env.edit_file("made", "x", "y")
+    again = box.env.run_command("cat made; grep -rs secret-value .")
+print(repr(done.stdout), repr(again.stdout), box.workspace.path.joinpath("made").stat().st_uid == os.getuid())
+"""
+
+
+@pytest.mark.needs("unprivileged-user")
+def test_an_ordinary_user_has_the_same(ordinary_user: OrdinaryUser, tmp_path: Path) -> None:
+    place = Path(ordinary_user.env["HOME"]) if ordinary_user.identity else tmp_path
+    done = subprocess.run(
+        [ordinary_user.python, "-c", AS_ANYBODY, str(place / "project")],
+        env=dict(ordinary_user.env),
+        cwd="/",
+        capture_output=True,
+        text=True,
+        **ordinary_user.identity,
+    )
+    assert done.stdout == "'' 'y\\n' True\n", done.stderr

@@ -166,8 +166,9 @@ class HostedSession:
     async def _run(self, turn: Turn, prompt: str) -> None:
         scope = self._scopes[turn.id] = anyio.CancelScope()
         self._signs[turn.id] = self._clock.monotonic()
-        status: TurnStatus = "completed"
-        failure: AgentError | None = None
+        # What it is unless something says otherwise: an end that nobody gave a word for is no success.
+        status: TurnStatus = "interrupted"
+        failure: AgentError | None = TurnInterrupted("the session ended under the turn", op="turn")
         try:
             if self.options.stall_timeout is not None:
                 self._background.spawn(self._watch, turn, self.options.stall_timeout)
@@ -175,6 +176,7 @@ class HostedSession:
             with scope:
                 if turn.id not in self._endings:
                     await self._play(turn, prompt)
+                    status, failure = "completed", None
         except AgentError as error:
             status, failure = "failed", error
         except ProofboxError as error:
@@ -184,9 +186,10 @@ class HostedSession:
             status, failure = "failed", AgentError(f"{self.runtime} failed: {type(error).__name__}: {error}", op="turn")
         finally:
             with anyio.CancelScope(shield=True):
-                ending = self._endings.get(turn.id) or ("close" if scope.cancel_called else None)
+                ending = self._endings.get(turn.id)
                 if ending is not None:
                     status, failure = _early(ending, self.options.stall_timeout)
+                if status != "completed":
                     await self._kill(turn)
                 await self.feed.end_turn(turn.id, status, failure)
                 self._scopes.pop(turn.id, None)

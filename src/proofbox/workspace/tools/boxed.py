@@ -19,6 +19,7 @@ import msgspec
 
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.sandbox.config import Settings, load
+from proofbox.sandbox.contract import OnEvent
 from proofbox.sandbox.paths import resolve_project
 from proofbox.sandbox.service import Sandboxes, Session
 from proofbox.workspace.capabilities.capabilities import Capabilities, CapabilityGuard, require
@@ -45,6 +46,7 @@ class BoxedEnvironment(FileTools):
         ignore: Ignore | None = None,
         engine: Engine | None = None,
         settings: Settings | None = None,
+        on_event: OnEvent | None = None,
         clock: Clock | None = None,
     ) -> None:
         project = resolve_project(root)
@@ -53,7 +55,7 @@ class BoxedEnvironment(FileTools):
         self.capabilities = capabilities
         self._provider = provider
         self._clock: Clock = clock or SystemClock()
-        self._boxes = Sandboxes(project, settings=msgspec.structs.replace(given, env=forwarded))
+        self._boxes = Sandboxes(project, settings=msgspec.structs.replace(given, env=forwarded), on_event=on_event)
         self._files = DirectoryTree(project, CapabilityGuard(capabilities))
         super().__init__(self._files, ignore=ignore, engine=engine)
         self._turn = threading.Condition()

@@ -17,6 +17,7 @@ from proofbox.core.digest import digest_of, sha256_hex
 from proofbox.core.redaction import Redactor
 from proofbox.core.text import printable
 from proofbox.errors import CapabilityDenied, CheckFailed, ProofboxError, ToolNudged, ToolPathRefused
+from proofbox.sandbox.contract import Event
 from proofbox.workspace.capabilities.capabilities import Capabilities, require
 from proofbox.workspace.capabilities.rules import Decision
 from proofbox.workspace.effects import EffectLog
@@ -117,6 +118,20 @@ class Recording:
         """A call that never got so far as to be an intent."""
         facts = {**_intent(call), "decision": "deny", "rule": decision.rule}
         self._log.append(id=self._log.new_id(), phase="denied", kind=call.tool, **facts)
+
+    def saw(self, event: Event) -> None:
+        """What a box tells (`on_event`): of it, whom its commands reached by the proxy, and whom they could not."""
+        if event.kind != "network" or event.phase not in ("allowed", "denied"):
+            return
+        allowed = event.phase == "allowed"
+        self._log.append(
+            id=self._log.new_id(),
+            phase="outcome" if allowed else "denied",
+            kind="network",
+            target=f"{event.detail.get('host')}:{event.detail.get('port')}",
+            decision="allow" if allowed else "deny",
+            rule=f"network: {event.detail.get('rule') or 'nothing allows it'}",
+        )
 
     def rolled_back(self, back: RollbackResult) -> None:
         note = f"{len(back.restored)} paths restored, {len(back.irreversible_effects)} effects remain"
