@@ -30,7 +30,7 @@ from proofbox.core.atomic import TEMPORARY_PREFIX
 from proofbox.core.clock import Clock, SystemClock, isoformat
 from proofbox.core.ids import IdSource
 from proofbox.core.text import path_fields
-from proofbox.errors import UsageError, WorkspaceChanging, WorkspaceCorrupt, WorkspacePathRefused
+from proofbox.errors import UsageError, WorkspaceChanging, WorkspaceCorrupt, WorkspaceExists, WorkspacePathRefused
 from proofbox.sandbox.service import Session
 from proofbox.workspace import cache, registry
 from proofbox.workspace.diff import changes, differences
@@ -243,6 +243,9 @@ class Workspace:
         if os.path.lexists(path) and (not os.path.isdir(path) or os.listdir(path)):
             raise WorkspacePathRefused(f"{path} is not empty", op="workspace fork", fix_hints=["name a new directory"])
         registry.refuse_own_state(path)
+        existed = os.path.lexists(path)
+        if existed and registry.is_registered(path):
+            raise WorkspaceExists(f"{path} is a workspace already", op="workspace fork")
         with self._store.use():
             source = self._resolve(name)
             making = os.path.join(parent, TEMPORARY_PREFIX + secrets.token_hex(8))
@@ -273,7 +276,7 @@ class Workspace:
                 shutil.rmtree(making, ignore_errors=True)
                 raise
             # Last: killed before this, there is an ordinary directory, and never a workspace without one.
-            registry.register(new)
+            registry.register(new, replace=not existed)
             cache.save(registry.home_of(new.id) / "cache", directory, self._store.position)
         return Workspace(new, track=self._tracker is not None, clock=self._clock)
 
