@@ -18,7 +18,7 @@ from capabilities import OrdinaryUser
 from proofbox import Workspace
 from proofbox.core.dirs import state_dir
 from proofbox.errors import WorkspaceExists
-from proofbox.workspace import generation, pack, scan
+from proofbox.workspace import generation, pack, scan, suspects
 from proofbox.workspace.store import Store
 from proofbox.workspace.tree import PAGED
 
@@ -408,3 +408,26 @@ def test_a_rollback_crosses_mount_points(root: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "one False ()\n()\n"
+
+
+def test_the_two_ways_to_look_find_the_same(ws: Workspace, root: Path) -> None:
+    for folder in range(30):
+        (root / f"d{folder}/below").mkdir(parents=True)
+        for number in range(5):
+            (root / f"d{folder}/below/f\udcff{number}").write_text("x")
+    ws.snapshot("first")
+    assert ws._directory is not None
+    jobs = list(ws._directory.walk())
+    (root / "d1/below/f\udcff1").write_text("changed")
+    (root / "d2/below/f\udcff2").unlink()
+    (root / "d3/below").rename(root / "d3/moved")
+    (root / "d4").rename(root / "d5/d4")
+    (root / "d6/below").chmod(0o700)
+    (root / "d7/new").symlink_to("nowhere")
+    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        by_python = suspects._together(suspects._look(fd, jobs))
+        assert suspects._together(suspects._ask(fd, [jobs[:20], jobs[20:]]) or ()) == by_python
+    finally:
+        os.close(fd)
+    assert len(by_python) >= 7
