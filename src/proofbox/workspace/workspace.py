@@ -15,7 +15,6 @@ one thread at a time.
 
 from __future__ import annotations
 
-import base64
 import os
 import secrets
 import shutil
@@ -49,6 +48,7 @@ from proofbox.workspace.model import (
     Snapshot,
     Status,
     Verification,
+    exact,
 )
 from proofbox.workspace.overlay import Overlay
 from proofbox.workspace.registry import Registration, Rollback
@@ -66,7 +66,14 @@ T = TypeVar("T")
 class Workspace:
     """Made by `init`, `open` and `fork`; close it, or use it in a `with`."""
 
-    def __init__(self, registration: Registration, *, track: bool, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        registration: Registration,
+        *,
+        track: bool,
+        clock: Clock | None = None,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> None:
         self.id = registration.id
         self.path = Path(os.fsdecode(bytes.fromhex(registration.path_hex)))
         self._registration = registration
@@ -76,6 +83,7 @@ class Workspace:
         self._history = History(self._store, self.id)
         self._tracker = Tracker() if track else None
         self._scanner = Scanner(str(self.path), self._store, Ignore(registration.ignore), self._tracker)
+        self._scanner.on_progress = on_progress
         self._directory: Directory | None = None
         self._generation = self._store.generation
         self._looked_from = b""
@@ -109,9 +117,20 @@ class Workspace:
         return cls(new, track=track, clock=clock)
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], *, track: bool = True, clock: Clock | None = None) -> Workspace:
-        """Open a workspace, and finish a rollback that was interrupted. Without `track` every look is a scan."""
-        return cls(registry.registered(registry.real_directory(path)), track=track, clock=clock)
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        track: bool = True,
+        clock: Clock | None = None,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> Workspace:
+        """Open a workspace, and finish a rollback that was interrupted. Without `track` every look is a scan.
+
+        `on_progress` is told now and then how many files a look has read so far.
+        """
+        registration = registry.registered(registry.real_directory(path))
+        return cls(registration, track=track, clock=clock, on_progress=on_progress)
 
     def __enter__(self) -> Workspace:
         return self
@@ -486,4 +505,4 @@ def _left(found: Mapping[str, str]) -> tuple[Left, ...]:
 
 
 def _paths(left: Iterable[Left]) -> list[str]:
-    return [os.fsdecode(base64.b64decode(each.path_b64)) if each.path_b64 else each.path for each in left]
+    return [exact(each.path, each.path_b64) for each in left]
