@@ -53,7 +53,8 @@ def test_the_order_of_a_rollbacks_system_calls_survives_a_power_cut(tmp_path: Pa
     every file is in its place."""
     root = tmp_path / "work"
     root.mkdir()
-    disk, touched = Disk(), []
+    disk = Disk()
+    touched: list[str] = []
     began = ended = False
     state = str(state_dir() / "workspaces")
     for _, name, arguments, result in calls_of([sys.executable, "-c", ROLLBACK, str(root)], tmp_path):
