@@ -26,7 +26,7 @@ def test_killed_at_any_point_of_a_snapshot_or_rollback(tmp_path: Path, rounds: C
     )
     said = json.loads(done.stdout)
     assert not said["wrong"], f"seed {seed}: {said['wrong']}"
-    assert said["snapshots"] > count
+    assert said["snapshots"] > count // 4
     # A test that never hit a rollback would prove nothing about them.
     assert min(said["seen"].values()) > 0, said
 

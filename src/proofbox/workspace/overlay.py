@@ -21,9 +21,9 @@ import secrets
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from proofbox.sandbox.contract import Layers
-from proofbox.sandbox.inside import PolicyOptions
 from proofbox.workspace.diff import Difference, differences, tell
 from proofbox.workspace.lower import LowerTrees, remove_tree
 from proofbox.workspace.model import Change
@@ -31,6 +31,9 @@ from proofbox.workspace.restore import write_file
 from proofbox.workspace.store import Store
 from proofbox.workspace.stored import entries_of
 from proofbox.workspace.tree import EMPTY_TREE, Entry
+
+if TYPE_CHECKING:
+    from proofbox.sandbox.inside import PolicyOptions
 
 _OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _OPAQUE = ("trusted.overlay.opaque", "user.overlay.opaque")

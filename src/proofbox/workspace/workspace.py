@@ -21,7 +21,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 
@@ -30,7 +30,6 @@ from proofbox.core.clock import Clock, SystemClock, isoformat
 from proofbox.core.ids import IdSource
 from proofbox.core.text import path_fields
 from proofbox.errors import UsageError, WorkspaceChanging, WorkspaceCorrupt, WorkspaceExists, WorkspacePathRefused
-from proofbox.sandbox.service import Session
 from proofbox.workspace import cache, registry
 from proofbox.workspace.diff import changes, differences
 from proofbox.workspace.history import History, reachable
@@ -57,6 +56,9 @@ from proofbox.workspace.scan import Scanner, distrust_missing, settle
 from proofbox.workspace.store import Store
 from proofbox.workspace.tracking import Tracker
 from proofbox.workspace.tree import EMPTY_TREE, Directory
+
+if TYPE_CHECKING:
+    from proofbox.sandbox.service import Session
 
 _TRIES = 3
 NOTHING = Context()
