@@ -121,15 +121,18 @@ def _ask(root: int, shares: Sequence[Sequence[_Job]]) -> list[_Suspect] | None:
             questions = stack.enter_context(_unnamed_file())
             questions.write(b"".join([_question(path, directory) for path, directory in jobs]))
             questions.flush()
-            asked.append(
-                stack.enter_context(
-                    subprocess.Popen(command, stdin=questions, stdout=subprocess.PIPE, pass_fds=[root], env={})
-                )
-            )
+            try:
+                process = subprocess.Popen(command, stdin=questions, stdout=subprocess.PIPE, pass_fds=[root], env={})
+            except OSError:
+                return None  # too many processes, say
+            asked.append(stack.enter_context(process))
         found: list[_Suspect] = []
         for process, jobs in zip(asked, shares, strict=True):
-            found += _answers(process.communicate()[0], jobs)
-        return None if any(process.returncode for process in asked) else found
+            data = process.communicate()[0]
+            if process.returncode != 0:
+                return None
+            found += _answers(data, jobs)
+        return found
 
 
 def _unnamed_file() -> IO[bytes]:
