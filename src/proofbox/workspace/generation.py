@@ -130,9 +130,14 @@ class Generation:
         os.fdatasync(self._index)
         self.synced = True
 
+    @property
+    def unsorted(self) -> bool:
+        """Whether the table lacks much."""
+        return len(self._places) >= max(_UNSORTED, len(self._lookup) // 4)
+
     def sort(self) -> None:
         """Of what has reached the disk, make a new table when the old one lacks much."""
-        if not self.synced or len(self._places) < max(_UNSORTED, len(self._lookup) // 4):
+        if not self.synced or not self.unsorted:
             return
         fresh = [(digest, place >> _LENGTH_BITS, place & _LENGTH) for digest, place in self._places.items()]
         events = [(digest, place >> _LENGTH_BITS, place & _LENGTH) for digest, place in self._events]

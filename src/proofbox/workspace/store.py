@@ -43,9 +43,10 @@ class Store:
         return cls(directory)
 
     def close(self) -> None:
-        if not self._files.synced:
+        if not self._files.synced or self._files.unsorted:
             with self._appending():
-                self._files.sync()
+                if not self._files.synced:
+                    self._files.sync()
                 self._files.sort()
         self._files.close()
 
