@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from proofbox import Workspace
 from proofbox.errors import ArgumentsInvalid, CapabilityDenied, FileAbsent, ToolUnknown
 from proofbox.workspace.capabilities.capabilities import Capabilities
 from proofbox.workspace.capabilities.grants import parse
-from proofbox.workspace.tools.memory import MemoryEnvironment
+from proofbox.workspace.tools.memory import MemoryEnvironment, MemoryTree
 from proofbox.workspace.tools.registry import ToolRegistry, create_tool_registry
 from proofbox.workspace.tools.toolbox import open_toolbox
 
@@ -102,6 +104,18 @@ def test_any_arguments_give_an_answer(tool: str, arguments: dict[str, Any]) -> N
     if answer.error is None:
         jsonschema.validate(arguments, registry.tools[tool].schema)
     msgspec.json.encode(answer.error)
+
+
+def test_a_machine_that_would_not_is_an_answer_too(registry: ToolRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(MemoryTree, "write", full)
+    registry = create_tool_registry(MemoryEnvironment())
+    answer = registry.answer("write_file", {"path": "a", "content": "x"})
+    assert answer.error is not None
+    assert (answer.error["code"], answer.error["retryable"]) == ("PROOFBOX_IO", True)
+    assert "No space left" in answer.text
 
 
 def test_only_some_of_them() -> None:
