@@ -36,7 +36,6 @@ class Disk:
             old, new = self.full(bases, names, 0), self.full(bases, names, 1)
             self.named(old)
             self.named(new)
-            self.dirty_files.discard(new)  # what was there is gone
             self.dirty_files.discard(new)  # what was there is replaced
             for pool in (self.dirty_files, self.dirty_directories):
                 for path in [path for path in pool if path == old or path.startswith(old + "/")]:
