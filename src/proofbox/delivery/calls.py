@@ -141,8 +141,10 @@ def error_for(call: Call[Any], outcome: Answer | Broken, attempts: int, redactor
         reason = redactor.redact(outcome.reason)
         return kind(f"{call.op}: {reason}", op=call.op, fix_hints=hints, details={**details, "sent": outcome.sent})
     status = outcome.status
-    said = _said(outcome.body, redactor)
+    said, pr_url = _said(outcome.body, redactor)
     details |= {"status": status, "said": said, "retry_after": outcome.retry_after}
+    if pr_url is not None:
+        details["pr_url"] = pr_url
     tail = f": {said}" if said else ""
     if status in _KINDS:
         kind, what, hints_of = _KINDS[status]
@@ -159,21 +161,17 @@ def error_for(call: Call[Any], outcome: Answer | Broken, attempts: int, redactor
     return kind(message, op=call.op, fix_hints=hints, details=details)
 
 
-def _said(body: bytes, redactor: Redactor) -> str:
-    """The backend's own words: its message if it is JSON, bounded, without secrets and without control characters."""
+def _said(body: bytes, redactor: Redactor) -> tuple[str, str | None]:
+    """The backend's own words, bounded, without secrets and control characters; and the pull request it points to."""
     try:
-        found = msgspec.json.decode(body)
-        if isinstance(found, dict):
-            inner = found.get("error")
-            found = inner if isinstance(inner, dict) else found
-            answer = msgspec.convert({k: v for k, v in found.items() if k in ("code", "message")}, ErrorAnswer)
-            text = ": ".join(part for part in (answer.code, answer.message) if part)
-        else:
-            text = ""
+        found = msgspec.json.decode(body, type=ErrorAnswer)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        text = ""
+        return "", None
+    inner = found.error or found
     # Redacted before it is cut: half a secret would not be known as one.
-    return printable(preview(redactor.redact(text), _SAID)[0]).replace("\n", " ")
+    text = redactor.redact(": ".join(part for part in (inner.code, inner.message) if part))
+    url = found.pr_url if found.pr_url is None or redactor.redact(found.pr_url) == found.pr_url else None
+    return printable(preview(text, _SAID)[0]).replace("\n", " "), url
 
 
 def seconds_to_wait(retry_after: str | None, clock: Clock) -> float | None:

@@ -262,10 +262,13 @@ class AsyncBackendClient:
                     return found
                 try:
                     return await self._attempt(call, attempt.num)
-                except BackendConflict:
+                except BackendConflict as conflict:
                     # Perhaps our own: of an attempt that was still under way when it was looked for.
-                    if attempt.num > 1 and (found := await look(attempt.num)) is not None:
+                    if (found := await look(attempt.num)) is not None:
                         return found
+                    if call.answer is PullRequestAnswer and (url := conflict.details.get("pr_url")):
+                        # An older backend can't be asked for a branch; that ours is taken says it all.
+                        return cast(T, PullRequestAnswer(pr_url=url))
                     raise
                 except BackendError as error:
                     unsure = is_ambiguous(error)

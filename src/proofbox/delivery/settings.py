@@ -136,6 +136,14 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True):
         return cls.of(key, url or known.get(URL_VARIABLE) or DEFAULT_URL, allow_http=allow_http)
 
 
+def known_secrets(key: ApiKey | None, env: Mapping[str, str] | None = None) -> Redactor:
+    """One that knows every secret this process does: the key, and what the environment holds under secret names."""
+    given = dict(os.environ if env is None else env)
+    if key is not None:
+        given[KEY_VARIABLE] = key.header_value().decode()
+    return Redactor.from_environment(given, [KEY_VARIABLE])
+
+
 def key_from_environment(env: Mapping[str, str] | None = None, *, project: Path | None = None) -> ApiKey:
     return ApiKey(_variables(env, project).get(KEY_VARIABLE, ""))
 

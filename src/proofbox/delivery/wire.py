@@ -137,7 +137,10 @@ class PullRequestAnswer(_Document, frozen=True, kw_only=True):
 
 
 class ErrorAnswer(_Document, frozen=True, kw_only=True):
-    """How a backend says no. Read leniently: every member may be missing."""
+    """How a backend says no. Every member may be missing; code and message may be in `error`, or beside it."""
 
     code: str = ""
     message: str = ""
+    error: ErrorAnswer | None = None
+    pr_url: Annotated[str, msgspec.Meta(pattern="^https?://[!-~]{1,2000}$")] | None = None
+    """Addition: where a pull request of that branch is already."""
