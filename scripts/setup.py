@@ -64,6 +64,7 @@ PACKAGES = {
             (f"qemu-{FOREIGN}-static", f"qemu-{FOREIGN}"),
             f"the test of the wheel's {FOREIGN} binaries",
         ),
+        Package("git", ("git",), "the reference backend and its tests"),
         Package("strace", ("strace",), "the test of what a commit leaves after a power cut"),
     ],
 }
