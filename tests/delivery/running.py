@@ -7,37 +7,44 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from proofbox.delivery.settings import BackendSettings, Retries, Timeouts
 
+DYING = Path(__file__).with_name("dying_backend.py")
 KEY = "k3y-Zq7+never/shown=9f1b"
 
 
 class Backend:
     """One data directory, served; it can be killed and started again at the same address."""
 
-    def __init__(self, data: Path, *, port: int = 0, wrapper: Sequence[str] = (), env: Mapping[str, str] = {}) -> None:
+    def __init__(self, data: Path, **faults: Any) -> None:
         self.data = data
-        self.port = port
-        self.wrapper = wrapper
-        self.env = env
+        self.port = 0
+        self.faults = faults
+        """What dying_backend.py takes; an ordinary backend without any."""
         self.url = ""
+        self.deaths = 0
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
-        argv = [sys.executable, "-m", "proofbox", "backend", "serve", "--json", "--data", str(self.data)]
+        program = [str(DYING), json.dumps(self.faults)] if self.faults else ["-m", "proofbox"]
+        words = ["backend", "serve", "--json", "--data", str(self.data), "--port", str(self.port)]
         self._process = subprocess.Popen(
-            [*self.wrapper, *argv, "--port", str(self.port)],
-            env={**os.environ, "INTERNAL_API_KEY": KEY, **self.env},
+            [sys.executable, *program, *words],
+            env={**os.environ, "INTERNAL_API_KEY": KEY},
             stdout=subprocess.PIPE,
             text=True,
         )
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
+        if not line and "die_at" in self.faults:
+            self.revive()
+            return
         assert line, "the backend did not start"
         self.url = json.loads(line)["url"]
         self.port = int(self.url.rpartition(":")[2])
@@ -55,6 +62,18 @@ class Backend:
             if self._process.stdout:
                 self._process.stdout.close()
             self._process = None
+
+    def keep_alive(self, until: threading.Event) -> None:
+        """Start it again, without the fault that killed it, whenever it dies."""
+        while not until.wait(0.01):
+            if not self.alive:
+                self.revive()
+
+    def revive(self) -> None:
+        self.kill()
+        self.faults = {name: value for name, value in self.faults.items() if name != "die_at"}
+        self.deaths += 1
+        self.start()
 
     @property
     def alive(self) -> bool:

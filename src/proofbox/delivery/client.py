@@ -196,7 +196,7 @@ class AsyncBackendClient:
     ) -> ExportAnswer | None:
         try:
             asked = ManifestRequest(repo_url=export.repo_url, user_id=export.user_id)
-            found = await self._attempt(_manifest_call(app_id, asked), attempt)
+            found = await self._attempt(_manifest_call(app_id, asked), attempt, looking=True)
         except BackendNotFound:
             return None
         if found.base_commit_sha is None and not found.files:
@@ -217,7 +217,7 @@ class AsyncBackendClient:
     async def _find_pull_request(self, app_id: str, pull: PullRequest, attempt: int) -> PullRequestAnswer | None:
         try:
             asked = ManifestRequest(repo_url=pull.repo_url, user_id=pull.user_id, branch_name=pull.branch_name)
-            found = await self._attempt(_manifest_call(app_id, asked), attempt)
+            found = await self._attempt(_manifest_call(app_id, asked), attempt, looking=True)
         except BackendNotFound:
             return None
         if found.branch_name != pull.branch_name or found.pr_url is None:
@@ -295,7 +295,7 @@ class AsyncBackendClient:
         # Who is told to come back after the deadline need not wait for it.
         return float(wait) if anyio.current_time() + wait < anyio.current_effective_deadline() else False
 
-    async def _attempt(self, call: Call[T], number: int) -> T:
+    async def _attempt(self, call: Call[T], number: int, *, looking: bool = False) -> T:
         began = self._clock.monotonic()
         outcome = await self._send(call)
         status = outcome.status if isinstance(outcome, Answer) else None
@@ -306,7 +306,7 @@ class AsyncBackendClient:
         error = error_for(call, refused, number, self._redactor) if refused is not None else None
         duration = round((self._clock.monotonic() - began) * 1000)
         log.log(
-            logging.WARNING if error else logging.INFO,
+            logging.WARNING if error and not (looking and isinstance(error, BackendNotFound)) else logging.INFO,
             "[BackendClient] op=%s status=%s attempt=%d duration_ms=%d%s",
             call.op,
             status or "none",

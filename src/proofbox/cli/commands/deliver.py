@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -156,7 +157,7 @@ def spec(
     For example:
       proofbox deliver spec --enterprise-id e-1 --as-mission shop.toml
     """
-    with BackendClient(backend.settings()) as client:
+    with _client(backend.settings()) as client:
         found = client.get_app_spec(enterprise_id, app_id=app_id)
     if as_mission is not None:
         try:
@@ -263,6 +264,12 @@ def pr(
         return _show(app_id, pull_request(client, target, tree, found, options), tree, found, json)
 
 
+def _client(settings: BackendSettings) -> BackendClient:
+    # The client's own line says what failed; that it will be tried again needs no second one.
+    logging.getLogger("stamina").setLevel(logging.ERROR)
+    return BackendClient(settings)
+
+
 @contextmanager
 def _prepared(
     app_id: str, enterprise_id: str | None, source: SourceFlags, backend: BackendFlags
@@ -272,7 +279,7 @@ def _prepared(
         open_source(
             source.source, snapshot=source.snapshot, root=source.root, redactor=known_secrets(settings.key)
         ) as tree,
-        BackendClient(settings) as client,
+        _client(settings) as client,
     ):
         user = source.user_id
         if user is None and enterprise_id is not None:
