@@ -114,7 +114,7 @@ if __name__ == "__main__":
         serve.Repositories = partial(repositories.Repositories, idempotent=False)  # type: ignore[misc,assignment]
     if chosen.get("old"):
         whole = serve.application
-        serve.application = lambda *given, **more: FirstVersion(whole(*given, **more))  # type: ignore[assignment,return-value]
+        serve.application = lambda *given, **more: FirstVersion(whole(*given, **more))  # type: ignore[assignment]
     if chosen.get("die_at"):
         die_at(chosen["die_at"])
     sys.exit(main(sys.argv[2:]))

@@ -21,7 +21,7 @@ from proofbox.delivery.proof import Proof
 from proofbox.delivery.remembered import Remembered
 from proofbox.delivery.source import SourceTree
 from proofbox.delivery.wire import FileChange, InitialExport, PullRequest, RepoManifest
-from proofbox.errors import BackendNotFound, DeliveryConflict, SourceRefused
+from proofbox.errors import BackendNotFound, DeliveryConflict, DeliverySecretFound, ProofboxError, SourceRefused
 from proofbox.evidence import tree as trees
 from proofbox.evidence.writer import BundleWriter
 
@@ -189,6 +189,12 @@ def _recorded(
     asked: msgspec.Struct,
 ) -> Iterator[BundleWriter]:
     """A bundle of what is about to be sent; with the answer, or as failed, it is committed."""
+    if options.redactor.contains_secret(msgspec.json.encode(asked)):
+        raise DeliverySecretFound(
+            "the title, the message or an id holds a secret that this process knows",
+            op=f"deliver.{operation}",
+            fix_hints=["remove it from the words that are sent"],
+        )
     out = options.out or target.baselines().directory / "bundles"
     expected = ["delivery.json", "request.json", "answer.json", "baseline.json", trees.PATH]
     with BundleWriter(out, expected=expected, redactor=options.redactor, clock=options.clock) as bundle:
@@ -225,5 +231,6 @@ def _remember(target: Target, tree: SourceTree, patch: Patchset, baseline: Basel
     store = target.baselines()
     store.save(baseline)
     changed = {change.path for change in patch.changes}
-    with Remembered(store.directory) as remembered:
+    # It is sent and on record. That a later plan may show fewer lines is no reason to call it failed.
+    with contextlib.suppress(ProofboxError, OSError), Remembered(store.directory) as remembered:
         remembered.keep(file for file in tree.files if file.path in changed)

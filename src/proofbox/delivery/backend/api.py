@@ -99,7 +99,7 @@ class Api:
         if request.headers.get("content-encoding", "identity") != "identity":
             raise Refusal(415, "encoding_unknown", "send it as it is: git -c http.postBuffer=100000000")
         asked = await self._read(request, MAX_SMALL_BODY)
-        return _git(await _in_thread(partial(git.serve, stdin=asked)), "result")
+        return _git(await _in_thread(partial(git.serve, stdin=bytes(asked))), "result")
 
     # Inside
 
@@ -134,7 +134,7 @@ class Api:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise Refusal(400, "malformed", "the body is not JSON") from None
 
-    async def _read(self, request: Request, limit: int) -> bytes:
+    async def _read(self, request: Request, limit: int) -> bytearray:
         length = request.headers.get("content-length", "0")
         if not length.isascii() or not length.isdigit() or int(length) > limit:
             raise Refusal(413, "too_large", f"a request may have at most {limit} bytes")
@@ -143,7 +143,7 @@ class Api:
             body += piece
             if len(body) > limit:
                 raise Refusal(413, "too_large", f"a request may have at most {limit} bytes")
-        return bytes(body)
+        return body  # not copied: an export may be most of the memory there is
 
 
 def refused(refusal: Refusal) -> Response:

@@ -18,6 +18,7 @@ from proofbox.errors import RepositoryFailed
 
 MAIN = "refs/heads/main"
 NOTHING = "0" * 40
+OLDEST = (2, 38)
 _TEMPORARY = "refs/proofbox/tmp/"
 _TIMEOUT = 300
 _AUTHOR = "proofbox <proofbox@localhost>"
@@ -166,6 +167,22 @@ class Git:
             input=stdin,
             capture_output=True,
             timeout=_TIMEOUT,
+        )
+
+
+def check_git() -> None:
+    """Git is needed, and one that merges without a working tree."""
+    try:
+        said = subprocess.run(["git", "--version"], env=_environment(), capture_output=True, text=True).stdout
+        found = tuple(int(part) for part in said.split()[2].split(".")[:2])
+    except (OSError, IndexError, ValueError):
+        found = (0, 0)
+    if found < OLDEST:
+        raise RepositoryFailed(
+            f"the reference backend needs git {OLDEST[0]}.{OLDEST[1]} or newer",
+            op="backend",
+            fix_hints=["install it: apt-get install git"],
+            details={"found": ".".join(map(str, found))},
         )
 
 

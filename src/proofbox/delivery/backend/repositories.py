@@ -26,7 +26,7 @@ from proofbox.core.clock import Clock, SystemClock, isoformat
 from proofbox.core.redaction import Redactor
 from proofbox.core.text import path_fields
 from proofbox.delivery import names
-from proofbox.delivery.backend.git import MAIN, NOTHING, Edit, Git, GitFailed, blob_id
+from proofbox.delivery.backend.git import MAIN, NOTHING, Edit, Git, GitFailed, blob_id, check_git
 from proofbox.delivery.backend.ledger import Ledger, Pull, Repository
 from proofbox.delivery.wire import (
     AppSpec,
@@ -63,6 +63,7 @@ class Repositories:
     def __init__(
         self, data: Path, url: str, *, clock: Clock | None = None, idempotent: bool = True, max_file: int = 100 << 20
     ) -> None:
+        check_git()
         self.url = url.rstrip("/")
         self._clock: Clock = clock or SystemClock()
         self._idempotent = idempotent

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from running import KEY, Backend, backend, bare, clone, deliver, git, run, tree_of
+from running_backend import KEY, Backend, backend, bare, clone, deliver, git, run, tree_of
 
 from proofbox.evidence.reader import load_bundle
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import faults
+import fault_server as faults
 import pytest
-from faults import FaultServer, answer
+from fault_server import FaultServer, answer
 
 from proofbox.core.clock import ManualClock
 from proofbox.delivery.calls import api_path, seconds_to_wait

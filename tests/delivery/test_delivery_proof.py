@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import Backend, backend, clone, deliver, run, tree_of
+from running_backend import Backend, backend, clone, deliver, run, tree_of
 
 from proofbox.core.canonical import canonical_bytes
 from proofbox.core.dirs import config_dir

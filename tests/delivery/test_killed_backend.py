@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import Backend, bare, git, settings
+from running_backend import Backend, bare, git, settings
 
 from proofbox.delivery.client import BackendClient
 from proofbox.delivery.source import SourceTree, open_source
