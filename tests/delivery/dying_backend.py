@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -40,10 +41,13 @@ def die_at(step: int) -> None:
 
         return wrapper
 
-    ledger.Ledger._do = dying(ledger.Ledger._do)  # type: ignore[method-assign]
-    git.Git._try = dying(git.Git._try)  # type: ignore[method-assign]
-    subprocess.Popen.communicate = dying(subprocess.Popen.communicate)  # type: ignore[method-assign]
-    repositories.Repositories._open = dying(repositories.Repositories._open)  # type: ignore[method-assign]
+    for owner, name in (
+        (ledger.Ledger, "_do"),
+        (git.Git, "_try"),
+        (subprocess.Popen, "communicate"),
+        (repositories.Repositories, "_open"),
+    ):
+        patch.object(owner, name, dying(getattr(owner, name))).start()
     together = ledger.Ledger.together
 
     def committing(self: ledger.Ledger) -> Any:
@@ -51,7 +55,7 @@ def die_at(step: int) -> None:
         context.__exit__ = dying(context.__exit__)  # type: ignore[method-assign]
         return context
 
-    ledger.Ledger.together = committing  # type: ignore[method-assign,assignment]
+    patch.object(ledger.Ledger, "together", committing).start()
 
 
 class FirstVersion:
@@ -111,10 +115,10 @@ class FirstVersion:
 if __name__ == "__main__":
     chosen = json.loads(sys.argv[1])
     if chosen.get("forgetful"):
-        serve.Repositories = partial(repositories.Repositories, idempotent=False)  # type: ignore[misc,assignment]
+        patch.object(serve, "Repositories", partial(repositories.Repositories, idempotent=False)).start()
     if chosen.get("old"):
         whole = serve.application
-        serve.application = lambda *given, **more: FirstVersion(whole(*given, **more))  # type: ignore[assignment]
+        patch.object(serve, "application", lambda *given, **more: FirstVersion(whole(*given, **more))).start()
     if chosen.get("die_at"):
         die_at(chosen["die_at"])
     sys.exit(main(sys.argv[2:]))

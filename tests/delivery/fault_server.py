@@ -97,6 +97,25 @@ def drip_body(exchange: Exchange) -> None:
         exchange.send(b" ")
 
 
+def forward(url: str, then: Behaviour | None = None) -> Behaviour:
+    """Let the backend at `url` do its work, and relay its answer; or, `then`, something else in its place."""
+
+    def relay(exchange: Exchange) -> None:
+        host, _, port = url.removeprefix("http://").rpartition(":")
+        with socket.create_connection((host, int(port))) as onward:
+            head = exchange.head.replace(b"Connection: keep-alive", b"Connection: close")
+            onward.sendall(head + b"\r\n\r\n" + exchange.body)
+            parts = []
+            while piece := onward.recv(1 << 16):
+                parts.append(piece)
+        if then is None:
+            exchange.send(b"".join(parts))
+        else:
+            then(exchange)
+
+    return relay
+
+
 class FaultServer:
     """Plays one behaviour a request; the last one goes on for ever. `requests` is what arrived."""
 
