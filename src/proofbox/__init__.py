@@ -18,7 +18,11 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from proofbox.core.redaction import Redactor as Redactor
+    from proofbox.delivery.client import AsyncBackendClient as AsyncBackendClient
+    from proofbox.delivery.client import BackendClient as BackendClient
+    from proofbox.delivery.settings import BackendSettings as BackendSettings
     from proofbox.errors import BundleError as BundleError
+    from proofbox.errors import DeliveryError as DeliveryError
     from proofbox.errors import PromotionError as PromotionError
     from proofbox.errors import ProofboxError as ProofboxError
     from proofbox.errors import SandboxError as SandboxError
@@ -49,11 +53,15 @@ if TYPE_CHECKING:
     from proofbox.workspace.workspace import Workspace as Workspace
 
 _HOME = {
+    "AsyncBackendClient": "delivery.client",
     "AsyncSandboxes": "sandbox.aservice",
     "AsyncSession": "sandbox.aservice",
+    "BackendClient": "delivery.client",
+    "BackendSettings": "delivery.settings",
     "Bundle": "evidence.reader",
     "BundleError": "errors",
     "BundleWriter": "evidence.writer",
+    "DeliveryError": "errors",
     "Diagnostic": "sandbox.contract",
     "Event": "sandbox.contract",
     "ExecResult": "sandbox.contract",
@@ -82,11 +90,15 @@ _HOME = {
 }
 
 __all__ = [
+    "AsyncBackendClient",
     "AsyncSandboxes",
     "AsyncSession",
+    "BackendClient",
+    "BackendSettings",
     "Bundle",
     "BundleError",
     "BundleWriter",
+    "DeliveryError",
     "Diagnostic",
     "Event",
     "ExecResult",
