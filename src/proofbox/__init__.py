@@ -18,7 +18,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from proofbox.core.redaction import Redactor as Redactor
-    from proofbox.delivery.client import AsyncBackendClient as AsyncBackendClient
+    from proofbox.delivery.aclient import AsyncBackendClient as AsyncBackendClient
     from proofbox.delivery.client import BackendClient as BackendClient
     from proofbox.delivery.settings import BackendSettings as BackendSettings
     from proofbox.errors import BundleError as BundleError
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from proofbox.workspace.workspace import Workspace as Workspace
 
 _HOME = {
-    "AsyncBackendClient": "delivery.client",
+    "AsyncBackendClient": "delivery.aclient",
     "AsyncSandboxes": "sandbox.aservice",
     "AsyncSession": "sandbox.aservice",
     "BackendClient": "delivery.client",

@@ -18,10 +18,11 @@ import pytest
 from fault_server import FaultServer, answer
 
 from proofbox.core.clock import ManualClock
+from proofbox.delivery.aclient import AsyncBackendClient
 from proofbox.delivery.calls import api_path, seconds_to_wait
-from proofbox.delivery.client import AsyncBackendClient, BackendClient
+from proofbox.delivery.client import BackendClient
 from proofbox.delivery.settings import ApiKey, BackendSettings, Retries, Timeouts
-from proofbox.delivery.wire import RepoManifest
+from proofbox.delivery.wire import InitialExport, RepoManifest
 from proofbox.errors import (
     BackendConflict,
     BackendError,
@@ -35,6 +36,7 @@ from proofbox.errors import (
     BackendUnauthorized,
     BackendUnreachable,
     SettingsInvalid,
+    UsageError,
 )
 
 KEY = "k3y-Zq7+never/shown=9f1b"
@@ -160,6 +162,61 @@ def test_retry_after_may_be_a_date() -> None:
     assert seconds_to_wait("Thu, 01 Jan 2025 00:00:07 GMT", clock) == 0
     assert seconds_to_wait("12", clock) == 12
     assert [seconds_to_wait(text, clock) for text in ("soon", "-1", "", "9" * 30)] == [None] * 4
+
+
+def test_a_repository_that_was_made_and_not_filled_is_filled() -> None:
+    empty: dict[str, Any] = {
+        "baseCommitSha": None,
+        "files": [],
+        "repoUrl": "https://git:hunter2hunter2@host.example/a/b",
+    }
+    made = {"success": True, "repoUrl": "https://host.example/a/b", "repoFullName": "a/b", "baseCommitSha": "b" * 40}
+    script = [answer(404, {}), answer(502, {}), answer(200, empty), answer(200, made)]
+    with FaultServer(*script) as server, BackendClient(settings(server.url)) as client:
+        found = client.initial_export("a", InitialExport(user_id="u", repo_name="b"), [])
+    assert found.base_commit_sha == "b" * 40
+    first, second = (json.loads(server.requests[number].body) for number in (1, 3))
+    assert (first["createRepo"], first["repoUrl"]) == (True, None)
+    assert (second["createRepo"], second["repoUrl"]) == (False, "https://host.example/a/b")
+    assert first["idempotencyKey"] != second["idempotencyKey"]
+
+
+def test_a_doubt_is_not_forgotten() -> None:
+    """What an early attempt may have done is looked for before each later one, also after a clear refusal."""
+    made = {"success": True, "repoUrl": "https://h/a", "repoFullName": "a", "baseCommitSha": "b" * 40}
+    script = [answer(404, {}), answer(500, {}), answer(404, {}), answer(429, {}), answer(404, {}), answer(200, made)]
+    with FaultServer(*script) as server, BackendClient(settings(server.url)) as client:
+        client.initial_export("a", InitialExport(user_id="u"), [])
+    assert len(server.requests) == 6
+
+
+def test_an_export_that_did_not_succeed_is_an_error() -> None:
+    made = {"success": False, "repoUrl": "https://h/a", "repoFullName": "a", "baseCommitSha": ""}
+    with (
+        FaultServer(answer(404, {}), answer(200, made)) as server,
+        BackendClient(settings(server.url)) as client,
+        pytest.raises(BackendRejected),
+    ):
+        client.initial_export("a", InitialExport(user_id="u"), [])
+
+
+def test_no_git_credential_goes_out_or_comes_in() -> None:
+    found = {**MANIFEST, "repoUrl": "https://x-access-token:ghs_0123456789@host.example/a/b.git"}
+    with FaultServer(answer(200, found)) as server, BackendClient(settings(server.url)) as client:
+        manifest = client.get_repo_manifest("a", user_id="u")
+        assert manifest.repo_url == "https://host.example/a/b.git"
+        with pytest.raises(UsageError) as caught:
+            client.get_repo_manifest("a", user_id="u", repo_url="https://me:hunter2hunter2@host.example/a")
+        assert "hunter2" not in repr(caught.value.as_dict())
+    assert len(server.requests) == 1
+
+
+def test_a_spec_is_read_without_secrets() -> None:
+    spec = {"appId": "a", "description": "use ghp_" + "a" * 36, "techStack": {"password": "hunter2hunter2"}}
+    with FaultServer(answer(200, spec)) as server, BackendClient(settings(server.url)) as client:
+        found = client.get_app_spec("e")
+    assert "ghp_" not in repr(found)
+    assert "hunter2" not in repr(found)
 
 
 # Faults

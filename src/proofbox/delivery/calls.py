@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Generic, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import msgspec
 
@@ -30,6 +30,7 @@ from proofbox.errors import (
     BackendTooLarge,
     BackendUnauthorized,
     BackendUnreachable,
+    UsageError,
 )
 
 SMALL_ANSWER = 1 << 20
@@ -84,6 +85,20 @@ class Broken:
 def api_path(*parts: str) -> str:
     """A path whose variable parts can't be anything but one part each."""
     return "/" + "/".join(quote(part, safe="") for part in parts)
+
+
+def refuse_login(repo_url: str | None) -> None:
+    """A repository's address with a user name or token in it is a Git credential, and that is the backend's alone."""
+    try:
+        found = repo_url is not None and "@" in urlsplit(repo_url).netloc
+    except ValueError:
+        raise UsageError("the repository's address is none", op="deliver", fix_hints=["check --repo-url"]) from None
+    if found:
+        raise UsageError(
+            "the repository's address holds a login",
+            op="deliver",
+            fix_hints=["give the address without it: the backend has its own credentials"],
+        )
 
 
 def parse(call: Call[T], answer: Answer) -> T | Broken:

@@ -12,6 +12,7 @@ is sent and leaves out what it does not know. They are marked as additions.
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -26,6 +27,14 @@ Text = Annotated[str, msgspec.Meta(max_length=1 << 16)]
 
 class _Document(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     pass
+
+
+def without_login(url: str | None) -> str | None:
+    """An address that a backend sent, without the Git credential that a careless one leaves in it."""
+    if url is None or "@" not in url:
+        return url
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 class AppSpec(_Document, frozen=True, kw_only=True):
@@ -71,6 +80,10 @@ class RepoManifest(_Document, frozen=True, kw_only=True):
     pr_url: str | None = None
     pr_state: Literal["open", "merged", "closed"] | None = None
 
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "repo_url", without_login(self.repo_url))
+        msgspec.structs.force_setattr(self, "pr_url", without_login(self.pr_url))
+
 
 class Evidence(_Document, frozen=True, kw_only=True):
     """Addition: by what right this was sent."""
@@ -105,6 +118,9 @@ class ExportAnswer(_Document, frozen=True, kw_only=True):
     repo_full_name: str
     base_commit_sha: str
 
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "repo_url", without_login(self.repo_url))
+
 
 class FileChange(_Document, frozen=True, kw_only=True):
     path: Path
@@ -134,6 +150,9 @@ class PullRequestAnswer(_Document, frozen=True, kw_only=True):
     branch_name: str | None = None
     """Addition."""
     state: Literal["open", "merged", "closed"] | None = None
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "pr_url", without_login(self.pr_url))
 
 
 class ErrorAnswer(_Document, frozen=True, kw_only=True):

@@ -71,7 +71,8 @@ def spec(
     For example:
       proofbox backend spec shop.json --enterprise-id e-1
     """
-    from proofbox.delivery.backend.repositories import Refusal, Repositories
+    from proofbox.delivery.backend.repositories import Repositories
+    from proofbox.delivery.backend.rules import Refusal
 
     try:
         found = msgspec.json.decode(file.read_bytes(), type=AppSpec)

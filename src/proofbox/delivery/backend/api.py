@@ -18,7 +18,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from proofbox.delivery.backend.openapi import openapi_document
-from proofbox.delivery.backend.repositories import Refusal, Repositories
+from proofbox.delivery.backend.repositories import Repositories
+from proofbox.delivery.backend.rules import Refusal
 from proofbox.delivery.settings import ApiKey
 from proofbox.delivery.wire import AppSpec, InitialExport, ManifestRequest, PullRequest
 from proofbox.errors import RepositoryFailed

@@ -22,7 +22,13 @@ OLDEST = (2, 38)
 _TEMPORARY = "refs/proofbox/tmp/"
 _TIMEOUT = 300
 _AUTHOR = "proofbox <proofbox@localhost>"
-_OPTIONS = ("-c", "core.fsync=all", "-c", "core.filesRefLockTimeout=5000", "-c", "core.hooksPath=/dev/null")
+_OPTIONS = (
+    *("-c", "core.fsync=all"),
+    *("-c", "core.filesRefLockTimeout=5000"),
+    *("-c", "core.hooksPath=/dev/null"),
+    # A merge is by paths, as a patchset is: what was renamed on one side and changed on the other is a conflict.
+    *("-c", "merge.renames=false"),
+)
 
 
 class Blob(NamedTuple):

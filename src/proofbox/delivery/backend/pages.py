@@ -22,9 +22,11 @@ from starlette.routing import Route
 
 from proofbox.core.text import preview, printable
 from proofbox.delivery.backend.ledger import Pull
-from proofbox.delivery.backend.repositories import Refusal, Repositories
+from proofbox.delivery.backend.repositories import Repositories
+from proofbox.delivery.backend.rules import Refusal
 from proofbox.delivery.backend.style import STYLE
 from proofbox.delivery.settings import ApiKey
+from proofbox.errors import RepositoryFailed
 
 COOKIE = "proofbox_session"
 DIFF_LIMIT = 1 << 20
@@ -74,7 +76,8 @@ class Pages:
                 if request.method == "POST":
                     await _check_form(request, token)
                 return await endpoint(request, token)
-            except Refusal as refusal:
+            except (Refusal, RepositoryFailed) as error:
+                refusal = error if isinstance(error, Refusal) else Refusal(500, "repository_failed", error.message)
                 body = f'<div class="notice bad">{_text(refusal.message)}</div><p><a href="/">Repositories</a></p>'
                 return _page("Refused", body, status=refusal.status)
 

@@ -11,7 +11,6 @@ import contextlib
 import fcntl
 import hashlib
 import os
-import re
 import secrets
 import shutil
 import threading
@@ -25,9 +24,17 @@ import msgspec
 from proofbox.core.clock import Clock, SystemClock, isoformat
 from proofbox.core.redaction import Redactor
 from proofbox.core.text import path_fields
-from proofbox.delivery import names
 from proofbox.delivery.backend.git import MAIN, NOTHING, Edit, Git, GitFailed, blob_id, check_git
 from proofbox.delivery.backend.ledger import Ledger, Pull, Repository
+from proofbox.delivery.backend.rules import (
+    Refusal,
+    check_branch,
+    check_clashes,
+    check_edits,
+    check_text,
+    digest_of_id,
+    slug,
+)
 from proofbox.delivery.wire import (
     AppSpec,
     ExportAnswer,
@@ -41,20 +48,7 @@ from proofbox.delivery.wire import (
 )
 from proofbox.errors import RepositoryFailed
 
-_BRANCH = re.compile(r"(?!-)[A-Za-z0-9._/-]{1,200}")
-_SLUG = re.compile(r"[^a-z0-9._-]+")
 _HASHED_AT_ONCE = 200
-
-
-class Refusal(Exception):
-    """A request that the backend understands and refuses, as an HTTP status and a code."""
-
-    def __init__(self, status: int, code: str, message: str, pr_url: str | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-        self.message = message
-        self.pr_url = pr_url
 
 
 class Repositories:
@@ -140,8 +134,8 @@ class Repositories:
     def export(self, app: str, asked: InitialExport, key: str | None, digest: str) -> ExportAnswer:
         self._allowed(app, asked.user_id)
         edits = [Edit(file.path, file.mode or "100644", file.content_base64) for file in asked.files]
-        _check_edits(edits, self._max_file)
-        _check_text(asked.commit_message)
+        check_edits(edits, self._max_file)
+        check_text(asked.commit_message)
         with self._working(app):
             if (before := self._answered(app, "export", key, digest)) is not None:
                 return msgspec.json.decode(before, type=ExportAnswer)
@@ -151,8 +145,8 @@ class Repositories:
                 raise Refusal(404, "repository_unknown", "the app has no repository, and none is to be made")
             if not edits:
                 raise Refusal(422, "nothing_to_export", "an export has at least one file")
-            directory = f"{_digest(app)[:32]}-{secrets.token_hex(4)}.git"
-            full_name = f"{_slug(app)}/{_slug(asked.repo_name or app)}"
+            directory = f"{digest_of_id(app)[:32]}-{secrets.token_hex(4)}.git"
+            full_name = f"{slug(app)}/{slug(asked.repo_name or app)}"
             made = Repository(app, full_name, directory, "pending", isoformat(self._clock.now()))
             self.ledger.add_repository(made)
             git = Git.create(self._data / "repos" / directory)
@@ -170,9 +164,8 @@ class Repositories:
 
     def propose(self, app: str, asked: PullRequest, key: str | None, digest: str) -> PullRequestAnswer:
         self._allowed(app, asked.user_id)
-        if not _BRANCH.fullmatch(asked.branch_name) or _bad_ref(asked.branch_name):
-            raise Refusal(422, "branch_invalid", "that is no name for a branch of a pull request")
-        _check_text(asked.title, asked.body)
+        check_branch(asked.branch_name)
+        check_text(asked.title, asked.body)
         with self._working(app):
             if (before := self._answered(app, "pull", key, digest)) is not None:
                 return msgspec.json.decode(before, type=PullRequestAnswer)
@@ -363,9 +356,9 @@ class Repositories:
             edits.append(Edit(change.path, mode, change.content_base64))
         if not edits:
             raise Refusal(422, "nothing_to_change", "a pull request has at least one change")
-        _check_edits(edits, self._max_file)
+        check_edits(edits, self._max_file)
         gone = {edit.path for edit in edits if edit.content is None}
-        _check_clashes({*(there.keys() - gone), *(edit.path for edit in edits if edit.content is not None)})
+        check_clashes({*(there.keys() - gone), *(edit.path for edit in edits if edit.content is not None)})
         # Removed first: a directory may take the place of a file.
         return sorted(edits, key=lambda edit: edit.content is not None)
 
@@ -413,58 +406,5 @@ def _hold(path: Path) -> int:
     return fd
 
 
-def _check_edits(edits: Sequence[Edit], max_file: int) -> None:
-    paths = [edit.path for edit in edits]
-    for edit in edits:
-        wrong = names.problem(edit.path) or ("it is git's own" if names.is_git(edit.path) else "")
-        if wrong:
-            raise Refusal(422, "path_invalid", f"{edit.path[:200]!r}: {wrong}")
-        if edit.content is not None and len(edit.content) > max_file:
-            raise Refusal(413, "file_too_large", f"{edit.path[:200]!r} is larger than {max_file} bytes")
-        if edit.mode == "120000" and edit.content is not None:
-            target = edit.content.decode("utf-8", "surrogateescape")
-            if len(target) > names.MAX_PATH or names.leads_out(edit.path, target):
-                raise Refusal(422, "link_leads_out", f"{edit.path[:200]!r} leads out of the repository")
-    if len(set(paths)) != len(paths):
-        raise Refusal(422, "path_twice", "a path is there twice")
-    _check_clashes({edit.path for edit in edits if edit.content is not None})
-
-
-def _check_clashes(paths: set[str]) -> None:
-    for path in paths:
-        above = path
-        while "/" in above:
-            above = above.rpartition("/")[0]
-            if above in paths:
-                raise Refusal(422, "path_clash", f"{above[:200]!r} would be a file and a directory")
-
-
-def _check_text(*texts: str) -> None:
-    for text in texts:
-        if "\0" in text or any("\ud800" <= char <= "\udfff" for char in text):
-            raise Refusal(422, "text_invalid", "a text holds what no commit can")
-
-
-def _bad_ref(branch: str) -> bool:
-    """What git's own rules for references forbid, as far as our alphabet lets it through."""
-    parts = branch.split("/")
-    return (
-        branch == "main"
-        or ".." in branch
-        or branch.endswith(".")
-        or any(not part or part.startswith(".") or part.endswith(".lock") for part in parts)
-    )
-
-
 def _shown_state(pull: Pull) -> Literal["open", "merged", "closed"]:
     return "open" if pull.state == "pending" or pull.state == "merging" else pull.state
-
-
-def _digest(app: str) -> str:
-    return hashlib.sha256(app.encode()).hexdigest()
-
-
-def _slug(text: str) -> str:
-    """A part of an address. Two names never share one: what does not show is in the digest at the end."""
-    plain = _SLUG.sub("-", text.lower()).strip("-.") or "app"
-    return plain if plain == text and len(plain) <= 60 else f"{plain[:50]}-{_digest(text)[:8]}"
