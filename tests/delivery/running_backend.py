@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -9,10 +10,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+from proofbox.cli import main
 from proofbox.delivery.settings import BackendSettings, Retries, Timeouts
 
 DYING = Path(__file__).with_name("dying_backend.py")
@@ -90,25 +93,32 @@ def backend(data: Path, **options: Any) -> Iterator[Backend]:
         running.stop()
 
 
-def settings(url: str, *, total: float = 60.0) -> BackendSettings:
-    retries = Retries(attempts=30, wait_initial=0.02, wait_max=0.2, wait_jitter=0.01)
+def settings(url: str, *, total: float = 100.0) -> BackendSettings:
+    retries = Retries(attempts=400, wait_initial=0.02, wait_max=0.2, wait_jitter=0.01)
     return BackendSettings.of(KEY, url, timeouts=Timeouts(connect=5, read=30, total=total), retries=retries)
 
 
-def deliver(url: str, *words: object, expect: int = 0, cwd: Path | None = None) -> dict[str, Any]:
-    """`proofbox deliver … --json` in a process of its own: its document."""
-    done = run("deliver", *words, "--json", url=url, cwd=cwd)
-    assert done.returncode == expect, (done.returncode, done.stdout, done.stderr)
-    assert KEY not in done.stdout + done.stderr
-    document: dict[str, Any] = json.loads(done.stdout)
+def deliver(url: str, *words: object, expect: int = 0) -> dict[str, Any]:
+    """`proofbox deliver … --json`: its document. In this process, because a test makes many."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
+    environment = {"INTERNAL_API_KEY": KEY, "MOZAIKS_BACKEND_URL": url}
+    with patch.dict(os.environ, environment), redirect_stdout(out), redirect_stderr(err):
+        code = main(["deliver", *map(str, words), "--json"])
+        out.flush()
+        err.flush()
+    said, complained = (stream.buffer.getvalue().decode() for stream in (out, err))
+    assert code == expect, (code, said, complained)
+    assert KEY not in said + complained
+    document: dict[str, Any] = json.loads(said)
     assert document["ok"] is (expect == 0)
     return document
 
 
-def run(*words: object, url: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def run(*words: object, url: str) -> subprocess.CompletedProcess[str]:
+    """The command line in a process of its own."""
     argv = [sys.executable, "-m", "proofbox", *map(str, words)]
     env = {**os.environ, "INTERNAL_API_KEY": KEY, "MOZAIKS_BACKEND_URL": url}
-    return subprocess.run(argv, env=env, capture_output=True, text=True, cwd=cwd)
+    return subprocess.run(argv, env=env, capture_output=True, text=True)
 
 
 def clone(repo_url: str, place: Path, branch: str = "main") -> Path:

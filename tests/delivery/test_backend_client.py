@@ -242,7 +242,7 @@ def test_no_fault_holds_it_past_its_timeout_or_makes_it_tell_the_key(name: str, 
     began = time.monotonic()
     with FaultServer(MISBEHAVING[name]) as server, pytest.raises(BackendError) as caught:
         manifest(server.url, total=1.5, read=1.0)
-    assert time.monotonic() - began < 10  # of which 1.5 are the client's; the rest is a busy machine's
+    assert time.monotonic() - began < 30  # of which 1.5 are the client's; the rest is a busy machine's
     assert server.requests[0].header("X-Internal-Api-Key") == KEY
     assert_silent(caught.value, logged())
 

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running_backend import Backend, backend, clone, deliver, run, tree_of
+from running_backend import Backend, backend, clone, deliver, tree_of
 
+from proofbox.cli import main
 from proofbox.core.canonical import canonical_bytes
 from proofbox.core.dirs import config_dir
 from proofbox.delivery.proof import TRUSTED, examine, require
+from proofbox.delivery.snapshot import FINAL_SNAPSHOT, FINAL_SNAPSHOT_SCHEMA
 from proofbox.delivery.source import open_source
 from proofbox.errors import DeliveryNotProven
 from proofbox.evidence.keys import new_key
@@ -23,6 +25,8 @@ from proofbox.evidence.promotion import Promotion, emit_promotion
 from proofbox.evidence.reader import load_bundle
 from proofbox.evidence.tree import scan_tree, tree_manifest
 from proofbox.evidence.writer import BundleWriter
+from proofbox.workspace import registry
+from proofbox.workspace.workspace import Workspace
 
 
 @pytest.fixture
@@ -42,7 +46,9 @@ def running(tmp_path: Path) -> Iterator[Backend]:
         yield started
 
 
-def attempt(app: Path, out: Path, *, verified: str = "passed", tree: bool = True, **options: Any) -> Promotion:
+def attempt(
+    app: Path, out: Path, *, verified: str = "passed", tree: bool = True, final: Any = None, **options: Any
+) -> Promotion:
     with BundleWriter(out) as bundle:
         outcome = Outcome(
             claimed=Verdict("passed", "runtime_reported", "its last message"),
@@ -52,6 +58,8 @@ def attempt(app: Path, out: Path, *, verified: str = "passed", tree: bool = True
         bundle.write_json("outcome.json", outcome.as_json())
         if tree:
             bundle.write_json("tree_manifest.json", tree_manifest(scan_tree(app)))
+        if final is not None:
+            bundle.write_json(FINAL_SNAPSHOT, final)
     return emit_promotion(bundle.path, **options)
 
 
@@ -183,6 +191,22 @@ def test_a_damaged_bundle_proves_nothing(app: Path, tmp_path: Path) -> None:
     assert not evidence.promotable
 
 
-def test_help_shows_examples(running: Backend) -> None:
-    for command in ("spec", "plan", "init", "pr"):
-        assert "For example:" in run("deliver", command, "--help", url=running.url).stdout
+@pytest.mark.parametrize("command", ["deliver spec", "deliver plan", "deliver init", "deliver pr", "backend serve"])
+def test_help_shows_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*command.split(), "--help"]) == 0
+    assert "For example:" in capsys.readouterr().out
+
+
+def test_an_attempts_final_snapshot_is_delivered_with_its_own_proof(
+    running: Backend, app: Path, tmp_path: Path
+) -> None:
+    with Workspace.init(app) as workspace:
+        taken = workspace.snapshot("done", sealed=True)
+    store = registry.registered(str(app.resolve())).store
+    final = {"schema_version": FINAL_SNAPSHOT_SCHEMA, "store": store, "snapshot": taken.id}
+    promotion = attempt(app, tmp_path / "out", final=final)
+    (app / "main.py").write_text("what comes later does not count\n")
+    source = next((tmp_path / "out").glob("run-*/"))
+    made = deliver(running.url, "init", "--app-id", "a", "--source", source, "--packet", promotion.path)
+    assert made["proof"]["problems"] == []
+    assert (clone(made["repo_url"], tmp_path / "clone") / "main.py").read_text() == "print(1)\n"
