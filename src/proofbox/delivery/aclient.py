@@ -106,7 +106,7 @@ class AsyncBackendClient:
         query = f"?{httpx2.QueryParams({'appId': app_id})}" if app_id else ""
         ids = {"enterprise_id": enterprise_id, "app_id": app_id}
         call = Call("get_app_spec", "GET", path + query, AppSpec, ids=ids)
-        found = await self._within("get_app_spec", self._repeated(call))
+        found = await self._within("get_app_spec", partial(self._repeated, call))
         # A spec never holds secrets. One that does is read without them.
         return msgspec.convert(self._redactor.redact_json(msgspec.to_builtins(found)), AppSpec)
 
@@ -116,13 +116,14 @@ class AsyncBackendClient:
         """Which files the app's repository has, by digest."""
         refuse_login(repo_url)
         asked = ManifestRequest(repo_url=repo_url, user_id=user_id, branch_name=branch_name)
-        return await self._within("get_repo_manifest", self._repeated(_manifest_call(app_id, asked)))
+        return await self._within("get_repo_manifest", partial(self._repeated, _manifest_call(app_id, asked)))
 
     async def initial_export(self, app_id: str, export: InitialExport, files: Sequence[Content]) -> ExportAnswer:
         """Make the app's repository of these files. One that holds exactly these already is the answer too."""
         refuse_login(export.repo_url)
         find = partial(self._find_export, app_id, export, files)
-        answer = await self._within("initial_export", self._once(_export_call(app_id, export, files), find))
+        call = _export_call(app_id, export, files)
+        answer = await self._within("initial_export", partial(self._once, call, find))
         if not answer.success:
             raise BackendRejected(
                 "initial_export: the backend says that it did not succeed, and not why",
@@ -147,7 +148,7 @@ class AsyncBackendClient:
             ids={"app_id": app_id, "repo_url": pull.repo_url},
         )
         find = partial(self._find_pull_request, app_id, pull)
-        return await self._within("create_pull_request", self._once(call, find))
+        return await self._within("create_pull_request", partial(self._once, call, find))
 
     # Looking for what may be there already
 
@@ -156,7 +157,7 @@ class AsyncBackendClient:
     ) -> ExportAnswer | Call[ExportAnswer] | None:
         try:
             asked = ManifestRequest(repo_url=export.repo_url, user_id=export.user_id)
-            found = await self._attempt(_manifest_call(app_id, asked), attempt, looking=True)
+            found = await self._attempt(_manifest_call(app_id, asked), attempt)
         except BackendNotFound:
             return None
         url = found.repo_url or export.repo_url
@@ -179,7 +180,7 @@ class AsyncBackendClient:
     async def _find_pull_request(self, app_id: str, pull: PullRequest, attempt: int) -> PullRequestAnswer | None:
         try:
             asked = ManifestRequest(repo_url=pull.repo_url, user_id=pull.user_id, branch_name=pull.branch_name)
-            found = await self._attempt(_manifest_call(app_id, asked), attempt, looking=True)
+            found = await self._attempt(_manifest_call(app_id, asked), attempt)
         except BackendNotFound:
             return None
         if found.branch_name != pull.branch_name or found.pr_url is None:
@@ -195,33 +196,37 @@ class AsyncBackendClient:
 
     # Attempts
 
-    async def _within(self, op: str, work: Awaitable[T]) -> T:
-        """One deadline for an operation, whatever it does."""
+    async def _within(self, op: str, work: Callable[[list[BackendError]], Awaitable[T]]) -> T:
+        """One deadline for an operation, whatever it does. `work` notes the failures of its attempts."""
         total = self._settings.timeouts.total
+        failures: list[BackendError] = []
         with anyio.move_on_after(total):
-            return await work
+            return await work(failures)
         log.warning("[BackendClient] op=%s status=none duration_ms=%d: out of time", op, round(total * 1000))
+        last = f"; before that, {failures[-1].message}" if failures else ""
         raise BackendUnreachable(
-            f"{op}: no answer within {total:g} s, all attempts together",
+            f"{op}: no answer within {total:g} s, all attempts together{last}",
             op=op,
             fix_hints=["check that the backend runs, and how long it takes", "give it more time: --timeout"],
-            details={"sent": True, "timeout": total},
+            details={"sent": True, "timeout": total, "attempts": len(failures) + 1},
         )
 
-    async def _repeated(self, call: Call[T]) -> T:
+    async def _repeated(self, call: Call[T], failures: list[BackendError]) -> T:
         """For what changes nothing: try until it works or makes no sense any more."""
-        async for attempt in self._attempts():
+        async for attempt in self._attempts(failures):
             with attempt:
                 return await self._attempt(call, attempt.num)
         raise AssertionError("unreachable")  # pragma: no cover
 
-    async def _once(self, call: Call[T], look: Callable[[int], Awaitable[T | Call[T] | None]]) -> T:
+    async def _once(
+        self, call: Call[T], look: Callable[[int], Awaitable[T | Call[T] | None]], failures: list[BackendError]
+    ) -> T:
         """For what must happen once: look for it first, and again whenever it may have happened.
 
         Looking finds the answer, nothing, or something to be completed by another call.
         """
         looked = doubtful = False
-        async for attempt in self._attempts():
+        async for attempt in self._attempts(failures):
             with attempt:
                 if doubtful or not looked:
                     found = await look(attempt.num)
@@ -248,10 +253,10 @@ class AsyncBackendClient:
                     raise
         raise AssertionError("unreachable")  # pragma: no cover
 
-    def _attempts(self) -> AsyncIterator[stamina.Attempt]:
+    def _attempts(self, failures: list[BackendError]) -> AsyncIterator[stamina.Attempt]:
         retries = self._settings.retries
         return stamina.retry_context(
-            on=self._whether_to_wait,
+            on=partial(_whether_to_wait, failures),
             attempts=retries.attempts,
             timeout=None,
             wait_initial=retries.wait_initial,
@@ -259,16 +264,7 @@ class AsyncBackendClient:
             wait_jitter=retries.wait_jitter,
         ).__aiter__()
 
-    def _whether_to_wait(self, error: Exception) -> bool | float:
-        if not isinstance(error, BackendError) or not may_repeat(error):
-            return False
-        wait = error.details.get("retry_after")
-        if wait is None:
-            return True
-        # Who is told to come back after the deadline need not wait for it.
-        return float(wait) if anyio.current_time() + wait < anyio.current_effective_deadline() else False
-
-    async def _attempt(self, call: Call[T], number: int, *, looking: bool = False) -> T:
+    async def _attempt(self, call: Call[T], number: int) -> T:
         began = self._clock.monotonic()
         outcome = await self._send(call)
         status = outcome.status if isinstance(outcome, Answer) else None
@@ -279,7 +275,8 @@ class AsyncBackendClient:
         error = error_for(call, refused, number, self._redactor) if refused is not None else None
         duration = round((self._clock.monotonic() - began) * 1000)
         log.log(
-            logging.WARNING if error and not (looking and isinstance(error, BackendNotFound)) else logging.INFO,
+            # That something is not there may be all that was to be found out.
+            logging.WARNING if error and not isinstance(error, BackendNotFound) else logging.INFO,
             "[BackendClient] op=%s status=%s attempt=%d duration_ms=%d%s",
             call.op,
             status or "none",
@@ -328,6 +325,17 @@ class AsyncBackendClient:
 async def _pieces(body: Body) -> AsyncIterator[bytes]:
     for piece in body.pieces():
         yield piece
+
+
+def _whether_to_wait(failures: list[BackendError], error: Exception) -> bool | float:
+    if not isinstance(error, BackendError) or not may_repeat(error):
+        return False
+    failures.append(error)
+    wait = error.details.get("retry_after")
+    if wait is None:
+        return True
+    # Who is told to come back after the deadline need not wait for it.
+    return float(wait) if anyio.current_time() + wait < anyio.current_effective_deadline() else False
 
 
 def _export_call(app_id: str, export: InitialExport, files: Sequence[Content]) -> Call[ExportAnswer]:
