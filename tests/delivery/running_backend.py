@@ -99,19 +99,25 @@ def settings(url: str, *, total: float = 100.0) -> BackendSettings:
 
 
 def deliver(url: str, *words: object, expect: int = 0) -> dict[str, Any]:
-    """`proofbox deliver … --json`: its document. In this process, because a test makes many."""
-    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
-    environment = {"INTERNAL_API_KEY": KEY, "MOZAIKS_BACKEND_URL": url}
-    with patch.dict(os.environ, environment), redirect_stdout(out), redirect_stderr(err):
-        code = main(["deliver", *map(str, words), "--json"])
-        out.flush()
-        err.flush()
-    said, complained = (stream.buffer.getvalue().decode() for stream in (out, err))
+    """`proofbox deliver … --json`: its document."""
+    code, said, complained = here("deliver", *words, "--json", url=url)
     assert code == expect, (code, said, complained)
     assert KEY not in said + complained
     document: dict[str, Any] = json.loads(said)
     assert document["ok"] is (expect == 0)
     return document
+
+
+def here(*words: object, url: str) -> tuple[int, str, str]:
+    """The command line in this process, because a test runs it often: exit code, stdout and stderr."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
+    environment = {"INTERNAL_API_KEY": KEY, "MOZAIKS_BACKEND_URL": url}
+    with patch.dict(os.environ, environment), redirect_stdout(out), redirect_stderr(err):
+        code = main([*map(str, words)])
+        out.flush()
+        err.flush()
+    said, complained = (stream.buffer.getvalue().decode() for stream in (out, err))
+    return code, said, complained
 
 
 def run(*words: object, url: str) -> subprocess.CompletedProcess[str]:

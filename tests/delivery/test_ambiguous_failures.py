@@ -14,7 +14,7 @@ from pathlib import Path
 import fault_server as faults
 import pytest
 from fault_server import FaultServer, forward
-from running_backend import KEY, Backend, backend, bare, clone, deliver, git, run, settings, tree_of
+from running_backend import KEY, Backend, backend, bare, clone, deliver, git, here, run, settings, tree_of
 
 from proofbox.delivery.client import BackendClient
 from proofbox.delivery.source import open_source
@@ -103,21 +103,26 @@ def test_the_key_is_nowhere(home: Path, source: Path, tmp_path: Path) -> None:
     heard: list[str] = []
     with backend(home / "data") as running:
         common = ["--app-id", "shop", "--source", source, "--allow-unpromoted", "--timeout", "2"]
-        heard.append(run("deliver", "init", *common, url=running.url).stdout)
+        heard += here("deliver", "init", *common, url=running.url)[1:]
         (source / "a").write_text("changed")
-        heard.append(run("deliver", "plan", "--app-id", "shop", "--source", source, url=running.url).stdout)
-        heard.append(run("deliver", "pr", *common, "--json", url=running.url).stdout)
+        heard += here("deliver", "plan", "--app-id", "shop", "--source", source, url=running.url)[1:]
+        heard += here("deliver", "pr", *common, "--json", url=running.url)[1:]
         (source / "b").write_text("changed too")
-        for fault in (faults.garbage, faults.echo_key(401), faults.echo_key(500), faults.drip_head):
+        other = ["--app-id", "other", *common[2:]]
+        for fault in (faults.garbage, faults.echo_key(401), faults.drip_head):
             with FaultServer(forward(running.url), fault) as proxy:
-                done = run("deliver", "pr", *common, url=proxy.url)
-                assert done.returncode in (1, 3, 4), done
-                heard += [done.stdout, done.stderr]
+                code, *words = here("deliver", "init", *other, url=proxy.url)
+                assert code in (3, 4), words
+                heard += words
+        with FaultServer(forward(running.url), faults.echo_key(500)) as proxy:
+            done = run("deliver", "init", *other, url=proxy.url)
+            assert done.returncode == 3
+            heard += [done.stdout, done.stderr]
         assert KEY not in command_lines()
     (source / "leak").write_text(f"key={KEY}")
-    refused = run("deliver", "pr", *common, "--json", url=running.url)
-    assert "DELIVERY_SECRET_FOUND" in refused.stdout
-    heard += [refused.stdout, refused.stderr]
+    code, *words = here("deliver", "pr", *common, "--json", url=running.url)
+    assert "DELIVERY_SECRET_FOUND" in words[0]
+    heard += words
     (source / "leak").unlink()
     assert not [text for text in heard if KEY in text]
     assert any(heard)
@@ -142,21 +147,20 @@ def command_lines() -> str:
 def test_the_backend_wants_a_key_and_keeps_specs(tmp_path: Path) -> None:
     env = {name: value for name, value in os.environ.items() if name != "INTERNAL_API_KEY"}
     argv = [sys.executable, "-m", "proofbox", "backend"]
-    for key in ({}, {"INTERNAL_API_KEY": "your-secret-key"}):
-        done = subprocess.run(
-            [*argv, "serve", "--port", "0", "--json", "--data", str(tmp_path / "data")],
-            env={**env, **key},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 2
-        assert "DELIVERY_SETTINGS_INVALID" in done.stdout
+    done = subprocess.run(
+        [*argv, "serve", "--port", "0", "--json", "--data", str(tmp_path / "data")],
+        env={**env, "INTERNAL_API_KEY": "your-secret-key"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert "DELIVERY_SETTINGS_INVALID" in done.stdout
     (tmp_path / "spec.json").write_text('{"appId": "shop", "appName": "Shop"}')
     words = ["spec", str(tmp_path / "spec.json"), "--enterprise-id", "e-1", "--data", str(tmp_path / "data")]
-    assert subprocess.run([*argv, *words], env=env, capture_output=True).returncode == 0
+    assert here("backend", *words, url="")[0] == 0
     (tmp_path / "bad.json").write_text('{"appId": "shop", "description": "password: hunter2hunter2"}')
     words[1] = str(tmp_path / "bad.json")
-    assert subprocess.run([*argv, *words], env=env, capture_output=True).returncode == 2
+    assert here("backend", *words, url="")[0] == 2
     with backend(tmp_path / "data") as running:
         assert deliver(running.url, "spec", "--enterprise-id", "e-1")["spec"]["appName"] == "Shop"
