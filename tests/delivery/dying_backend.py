@@ -28,15 +28,16 @@ def die_at(step: int) -> None:
     """Be killed before or after the given one of all steps that leave something behind."""
     left = [step]
 
+    def one_step() -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
     def dying(call: Callable[..., Any]) -> Callable[..., Any]:
         def wrapper(*arguments: Any, **options: Any) -> Any:
-            left[0] -= 1
-            if left[0] == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
+            one_step()
             result = call(*arguments, **options)
-            left[0] -= 1
-            if left[0] == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
+            one_step()
             return result
 
         return wrapper
@@ -56,6 +57,21 @@ def die_at(step: int) -> None:
         return context
 
     patch.object(ledger.Ledger, "together", committing).start()
+    whole = serve.application
+
+    def while_reading(*given: Any, **more: Any) -> ASGIApp:
+        app = whole(*given, **more)
+
+        async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+            async def piece() -> Message:
+                one_step()
+                return await receive()
+
+            await app(scope, piece, send)
+
+        return counted
+
+    patch.object(serve, "application", while_reading).start()
 
 
 class FirstVersion:

@@ -13,8 +13,16 @@ from typing import Any
 
 import httpx2
 import pytest
-from running_backend import KEY, Backend, backend, bare, clone, deliver, git, run, tree_of
+from running_backend import KEY, Backend, backend, bare, clone, deliver, git, run, settings, tree_of
 
+from proofbox.core.redaction import Redactor
+from proofbox.delivery.baseline import Baseline
+from proofbox.delivery.client import BackendClient
+from proofbox.delivery.deliver import Options, Target, initial_export, plan, pull_request
+from proofbox.delivery.proof import NO_PROOF
+from proofbox.delivery.settings import BackendSettings
+from proofbox.delivery.source import open_source
+from proofbox.errors import BackendUnauthorized
 from proofbox.evidence.reader import load_bundle
 
 pytestmark = pytest.mark.needs("git")
@@ -216,3 +224,46 @@ def test_a_zip_of_the_same_files_changes_nothing(running: Backend, app: Path, tm
                 archive.write(path, path.relative_to(app))
     planned = deliver(running.url, "plan", "--app-id", "a", "--source", tmp_path / "a.zip")
     assert [(each["path"], each["operation"]) for each in planned["changes"]] == [("link", "delete")]
+
+
+class Killed(BaseException):
+    """As sudden as a signal."""
+
+
+class DyingClient(BackendClient):
+    """Dies when the answer has come, before anyone has seen it."""
+
+    def initial_export(self, *given: Any, **more: Any) -> Any:
+        super().initial_export(*given, **more)
+        raise Killed
+
+    def create_pull_request(self, *given: Any, **more: Any) -> Any:
+        super().create_pull_request(*given, **more)
+        raise Killed
+
+
+def test_a_client_that_died_with_the_answer_knows_what_is_its_own(running: Backend, app: Path) -> None:
+    target = Target(running.url, "shop", "u")
+    options = Options(redactor=Redactor())
+    with DyingClient(settings(running.url)) as client:
+        with open_source(app) as tree, pytest.raises(Killed):
+            initial_export(client, target, tree, NO_PROOF, options)
+        (app / "README.md").write_text("changed\n")
+        with open_source(app) as tree:
+            patch, _ = plan(client, target, tree)
+            assert [(each.path, each.operation) for each in patch.changes] == [("README.md", "modify")]
+            assert not patch.conflicts
+            with pytest.raises(Killed):
+                pull_request(client, target, tree, NO_PROOF, options)
+    with BackendClient(settings(running.url)) as client, open_source(app) as tree:
+        done = pull_request(client, target, tree, NO_PROOF, options)
+    assert done.pr_url is not None
+    assert done.pr_url.endswith("/pulls/1")
+
+
+def test_what_was_refused_is_not_ours(running: Backend, app: Path) -> None:
+    target = Target(running.url, "shop", "u")
+    other = BackendSettings.of("another-key-0123", running.url)
+    with open_source(app) as tree, BackendClient(other) as client, pytest.raises(BackendUnauthorized):
+        initial_export(client, target, tree, NO_PROOF, Options(redactor=Redactor()))
+    assert target.baselines().load() == Baseline()

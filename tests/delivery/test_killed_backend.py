@@ -82,14 +82,14 @@ def test_killed_at_any_step_there_is_one_of_each(kind: str, tmp_path: Path, roun
     source = tmp_path / "source"
     source.mkdir()
     for name in ("a", "b", "c"):
-        (source / name).write_text(name * 1000)
+        (source / name).write_text(name * 100_000)  # several pieces on the wire
     chance = random.Random()  # noqa: S311
     seed = chance.randrange(1 << 30)
     chance.seed(seed)
     deaths = 0
     with open_source(source) as tree:
-        # An export and a pull request take about 90 steps; some points are past the end, and nobody dies.
-        points = [chance.randrange(1, 95) for _ in range(rounds(4, 50))]
+        # An export and a pull request take about 110 steps; some points are past the end, and nobody dies.
+        points = [chance.randrange(1, 115) for _ in range(rounds(4, 50))]
         for number, point in enumerate(points):
             try:
                 deaths += one_round(tmp_path / str(number), point, KINDS[kind], tree)

@@ -15,13 +15,21 @@ from proofbox.core.clock import Clock
 from proofbox.core.redaction import Redactor
 from proofbox.delivery import summary
 from proofbox.delivery.baseline import Baseline, BaselineStore, State, document
+from proofbox.delivery.calls import is_ambiguous
 from proofbox.delivery.client import BackendClient
 from proofbox.delivery.patchset import PatchChange, Patchset, patchset
 from proofbox.delivery.proof import Proof
 from proofbox.delivery.remembered import Remembered
 from proofbox.delivery.source import SourceTree
 from proofbox.delivery.wire import FileChange, InitialExport, PullRequest, RepoManifest
-from proofbox.errors import BackendNotFound, DeliveryConflict, DeliverySecretFound, ProofboxError, SourceRefused
+from proofbox.errors import (
+    BackendError,
+    BackendNotFound,
+    DeliveryConflict,
+    DeliverySecretFound,
+    ProofboxError,
+    SourceRefused,
+)
 from proofbox.evidence import tree as trees
 from proofbox.evidence.writer import BundleWriter
 
@@ -97,7 +105,8 @@ def initial_export(
         evidence=proof.evidence(),
     )
     with _recorded(target, tree, proof, options, patch, "initial_export", asked) as bundle:
-        answer = client.initial_export(target.app_id, asked, tree.files)
+        with _intended(target, patch):
+            answer = client.initial_export(target.app_id, asked, tree.files)
         baseline = Baseline().exported({file.path: State(file.sha256, file.mode) for file in tree.files})
         _answered(bundle, answer, baseline)
     _remember(target, tree, patch, baseline)
@@ -148,8 +157,8 @@ def pull_request(client: BackendClient, target: Target, tree: SourceTree, proof:
     files = {file.path: file for file in tree.files}
     changes = [(_change(change), files.get(change.path)) for change in patch.changes]
     with _recorded(target, tree, proof, options, patch, "pull_request", asked) as bundle:
-        answer = client.create_pull_request(target.app_id, asked, changes)
-        baseline = target.baselines().load().proposed((change.path, _after(change)) for change in patch.changes)
+        with _intended(target, patch) as baseline:
+            answer = client.create_pull_request(target.app_id, asked, changes)
         _answered(bundle, answer, baseline)
     _remember(target, tree, patch, baseline)
     return Delivered(
@@ -176,6 +185,24 @@ def _change(change: PatchChange) -> FileChange:
 
 def _after(change: PatchChange) -> State | None:
     return State(change.after_sha256, change.after_mode) if change.after_sha256 else None
+
+
+@contextlib.contextmanager
+def _intended(target: Target, patch: Patchset) -> Iterator[Baseline]:
+    """Note what is about to be sent before it is: killed in between, it is known to be ours if it arrived.
+
+    Taken back only where it is certain that it did not arrive.
+    """
+    store = target.baselines()
+    before = store.load()
+    intended = before.proposed((change.path, _after(change)) for change in patch.changes)
+    store.save(intended)
+    try:
+        yield intended
+    except BackendError as error:
+        if not is_ambiguous(error):
+            store.save(before)
+        raise
 
 
 @contextlib.contextmanager
