@@ -11,11 +11,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import anyio
 import fault_server as faults
 import pytest
 from fault_server import FaultServer, forward
 from running_backend import KEY, Backend, backend, bare, clone, deliver, git, here, run, settings, tree_of
 
+from proofbox.delivery.aclient import AsyncBackendClient
 from proofbox.delivery.client import BackendClient
 from proofbox.delivery.source import open_source
 from proofbox.delivery.wire import FileChange, InitialExport, PullRequest
@@ -66,6 +68,29 @@ def test_a_lost_answer_is_looked_for(name: str, running: Backend, source: Path) 
     assert git(repository, "rev-parse", "main").strip() == made.base_commit_sha
     refs = git(repository, "for-each-ref", "--format=%(refname)").split()
     assert refs == ["refs/heads/main", "refs/heads/proofbox/1"]
+
+
+def test_the_asynchronous_client_does_the_same(running: Backend, source: Path) -> None:
+    async def whole_way(url: str) -> str:
+        with open_source(source) as tree:
+            async with AsyncBackendClient(settings(url)) as client:
+                made = await client.initial_export("async", InitialExport(user_id="u"), tree.files)
+                again = await client.initial_export("async", InitialExport(user_id="u"), tree.files)
+                assert made == again
+                manifest = await client.get_repo_manifest("async", user_id="u")
+                assert {file.path: file.sha256 for file in manifest.files} == {
+                    file.path: file.sha256 for file in tree.files
+                }
+                change = FileChange(path="a", operation="delete")
+                asked = PullRequest(
+                    user_id="u", base_commit_sha=made.base_commit_sha, branch_name="proofbox/1", title="t"
+                )
+                first = await client.create_pull_request("async", asked, [(change, None)])
+                second = await client.create_pull_request("async", asked, [(change, None)])
+                assert first.pr_url == second.pr_url
+                return first.pr_url
+
+    assert anyio.run(whole_way, running.url).endswith("/apps/async/pulls/1")
 
 
 def test_a_delivery_of_many_files_is_exact(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from schemathesis.checks import CHECKS
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
+from proofbox.delivery.backend.markdown import to_html
 from proofbox.delivery.backend.repositories import Repositories
 from proofbox.delivery.backend.serve import application, serve
 from proofbox.delivery.settings import ApiKey
@@ -247,6 +249,32 @@ def test_hostile_content_is_shown_as_text(app: Starlette, api: TestClient) -> No
         assert "<b>" not in text
         assert "\x1b" not in text
     assert "&lt;script&gt;alert(1)" in text
+
+
+FRAGMENTS = st.lists(
+    st.sampled_from(["<", ">", "&", '"', "'", "`", "**", "|", "\\|", "- ", "## ", "\n", "|-|", "<script>", "&lt;", "x"])
+    | st.text(max_size=5)
+)
+
+
+@given(FRAGMENTS)
+def test_markdown_makes_known_tags_of_anything(pieces: list[str]) -> None:
+    made = to_html("".join(pieces))
+    tags = set(re.findall(r"<[^>]*>", made))
+    names = ("h3", "ul", "li", "table", "tbody", "tr", "td", "p", "code", "strong")
+    assert tags <= {"<br>", *(f"<{name}>" for name in names), *(f"</{name}>" for name in names)}
+    assert made.count("<") == len(re.findall(r"<[^>]*>", made)) == made.count(">")
+    HTMLParser(convert_charrefs=True).feed(made)
+    for name in names:
+        assert made.count(f"<{name}>") == made.count(f"</{name}>")
+
+
+def test_markdown_of_our_own_summaries() -> None:
+    text = "## Evidence\n\n| a | b |\n|---|---|\n| x | `p \\| <q> **n**` |\n\n- one **two**\n- three\n\nwords\nmore"
+    assert to_html(text) == (
+        "<h3>Evidence</h3><table><tbody><tr><td>a</td><td>b</td></tr><tr><td>x</td><td><code>p | &lt;q&gt; **n**</code>"
+        "</td></tr></tbody></table><ul><li>one <strong>two</strong></li><li>three</li></ul><p>words<br>more</p>"
+    )
 
 
 def test_git_reads_and_does_not_write(api: TestClient) -> None:

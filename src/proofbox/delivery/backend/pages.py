@@ -22,6 +22,7 @@ from starlette.routing import Route
 
 from proofbox.core.text import preview, printable
 from proofbox.delivery.backend.ledger import Pull
+from proofbox.delivery.backend.markdown import to_html
 from proofbox.delivery.backend.repositories import Repositories
 from proofbox.delivery.backend.rules import Refusal
 from proofbox.delivery.backend.style import STYLE
@@ -156,7 +157,8 @@ class Pages:
                 for what, label in (("merge", "Merge"), ("close", "Close"))
             )
         evidence = (
-            f'<details open class="evidence"><summary>Evidence</summary><pre>{_text(_evidence(pull))}</pre></details>'
+            '<details class="evidence"><summary>Evidence, as it was sent</summary>'
+            f"<pre>{_text(_evidence(pull))}</pre></details>"
             if pull.evidence
             else '<div class="notice">Sent without evidence.</div>'
         )
@@ -165,7 +167,7 @@ class Pages:
             f'<span class="meta">#{pull.number} · {_text(pull.branch)} into main · by {_text(pull.user)} · '
             f"{_date(pull.created_at)}</span></p>"
             f'<div class="actions">{buttons}</div>'
-            f'<pre class="body">{_text(pull.body)}</pre>{evidence}<h2>Changes</h2>'
+            f'<div class="body">{to_html(pull.body)}</div>{evidence}<h2>Changes</h2>'
             f"{_diff(text)}" + ('<p class="notice">The diff is longer, and was cut here.</p>' if cut else "")
         )
         return _page(pull.title, body, crumbs=True, app=pull.app)

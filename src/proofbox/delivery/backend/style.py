@@ -38,7 +38,10 @@ button:hover { filter: brightness(1.08); }
 button:focus-visible, a:focus-visible, input:focus-visible { outline: 3px solid var(--accent); outline-offset: 2px; }
 pre { margin: 0; padding: 1rem; overflow-x: auto; background: var(--paper); border: 1px solid var(--line);
   border-radius: 10px; }
-.body { white-space: pre-wrap; overflow-wrap: anywhere; font: inherit; margin-bottom: 1rem; }
+.body { padding: .3rem 1rem; overflow-wrap: anywhere; background: var(--paper); border: 1px solid var(--line);
+  border-radius: 10px; }
+.body h3 { font-size: 1rem; margin: 1.2rem 0 .4rem; }
+.body ul { padding-left: 1.2rem; }
 .diff { padding: .6rem 0; }
 .diff span { display: block; padding: 0 1rem; white-space: pre; width: max-content; min-width: 100%; }
 .diff .add { background: var(--good-ground); color: var(--good); }
