@@ -205,6 +205,17 @@ def test_a_bomb_is_refused_before_it_goes_off(tmp_path: Path) -> None:
         pass
 
 
+def test_a_list_of_members_that_is_too_long_is_not_read(tmp_path: Path) -> None:
+    place = tmp_path / "many.zip"
+    with zipfile.ZipFile(place, "w") as archive:
+        for number in range(300):
+            archive.writestr(f"{number:04}", b"")
+    with pytest.raises(SourceRefused, match="list of members"), open_source(place, limits=Limits(files=10)):
+        pass
+    with open_source(place) as tree:
+        assert len(tree.files) == 300
+
+
 def damage(place: Path, spoil: str) -> None:
     data = bytearray(place.read_bytes())
     central = data.rindex(b"PK\x01\x02")

@@ -7,7 +7,9 @@ is: names, kinds, sizes, how much it grows. One member that is not safe, or can'
 from __future__ import annotations
 
 import contextlib
+import os
 import stat
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -20,17 +22,36 @@ _CHUNK = 3 << 16
 _UNIX = 3
 _ENCRYPTED = 0x1
 _RATIO_FROM = 1 << 20
+_DIRECTORY_ENTRY = 200  # bytes, for a name of some length
+_TAIL = (1 << 16) + 200  # the end of an archive, with the longest comment
 _HINT = "don't use this archive, or make it anew"
 
 
 @contextlib.contextmanager
 def archive_files(place: str, limits: Limits) -> Iterator[Iterator[Found]]:
     try:
+        if _directory_size(place) > limits.files * _DIRECTORY_ENTRY:
+            raise refused(f"its list of members is too long for {limits.files} of them", place, _HINT)
         archive = zipfile.ZipFile(place)
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
         raise refused(f"it is not a zip archive that can be read ({error})"[:200], place, "check --source") from error
     with archive:
         yield _members(archive, limits)
+
+
+def _directory_size(place: str) -> int:
+    """How long the list of members says it is. It is looked at before it is read: all of it is held in memory."""
+    with open(place, "rb") as stream:
+        end = stream.seek(0, os.SEEK_END)
+        stream.seek(max(0, end - _TAIL))
+        tail = stream.read(_TAIL)
+    found = [0]
+    for signature, form, offset in ((b"PK\5\6", "<L", 12), (b"PK\6\6", "<Q", 40)):
+        at = tail.rfind(signature)
+        if at >= 0 and len(tail) >= at + offset + 8:
+            (size,) = struct.unpack_from(form, tail, at + offset)
+            found.append(0 if form == "<L" and size == 0xFFFFFFFF else size)
+    return max(found)
 
 
 def _members(archive: zipfile.ZipFile, limits: Limits) -> Iterator[Found]:
