@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Callable, Sequence
@@ -119,15 +120,16 @@ def forward(url: str, then: Behaviour | None = None) -> Behaviour:
 class FaultServer:
     """Plays one behaviour a request; the last one goes on for ever. `requests` is what arrived."""
 
-    def __init__(self, *script: Behaviour) -> None:
+    def __init__(self, *script: Behaviour, tls: ssl.SSLContext | None = None) -> None:
         self._script: Sequence[Behaviour] = script
+        self._tls = tls
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._stopped = threading.Event()
         self._threads: list[threading.Thread] = []
         self._mutex = threading.Lock()
         self.requests: list[Exchange] = []
         self.port = self._listener.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self.port}"
 
     def __enter__(self) -> FaultServer:
         self._start(self._accept)
@@ -152,6 +154,12 @@ class FaultServer:
             self._start(self._serve, connection)
 
     def _serve(self, connection: socket.socket) -> None:
+        if self._tls is not None:
+            try:
+                connection = self._tls.wrap_socket(connection, server_side=True)
+            except OSError:
+                connection.close()
+                return
         with connection:
             try:
                 while not self._stopped.is_set() and (exchange := self._read(connection)):

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import inspect
 import io
+import ipaddress
 import json
 import logging
+import ssl
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import anyio
 import fault_server as faults
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from fault_server import FaultServer, answer
 
 from proofbox.core.clock import ManualClock
@@ -345,6 +351,52 @@ def test_the_key_leaves_this_machine_encrypted_only(url: str, good: bool) -> Non
     with pytest.raises(SettingsInvalid) as caught:
         BackendSettings.of(KEY, url)
     assert "hunter2" not in repr(caught.value.as_dict())
+
+
+def certificate(place: Path, address: str) -> tuple[Path, ssl.SSLContext]:
+    """A server's certificate for an address, signed by itself: the file to trust, and the server's side."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test")])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    trusted, private = place / f"{address}.pem", place / f"{address}.key"
+    trusted.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    private.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(trusted, private)
+    return trusted, context
+
+
+def test_the_key_goes_to_nobody_whose_certificate_does_not_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trusted, right = certificate(tmp_path, "127.0.0.1")
+    other, wrong = certificate(tmp_path, "127.0.0.2")
+    with FaultServer(answer(200, MANIFEST), tls=right) as server:
+        with pytest.raises(BackendUnreachable) as caught:
+            manifest(server.url)
+        assert not caught.value.details["sent"]
+        assert not server.requests
+        monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
+        assert manifest(server.url).files
+    monkeypatch.setenv("SSL_CERT_FILE", str(other))
+    with FaultServer(answer(200, MANIFEST), tls=wrong) as server:
+        with pytest.raises(BackendUnreachable):
+            manifest(server.url)
+        assert not server.requests
 
 
 def test_plain_http_can_be_allowed_knowingly() -> None:

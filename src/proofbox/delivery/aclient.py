@@ -8,6 +8,7 @@ that ignores idempotency keys.
 from __future__ import annotations
 
 import logging
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from types import TracebackType
@@ -79,7 +80,7 @@ class AsyncBackendClient:
         times = settings.timeouts
         self._http = httpx2.AsyncClient(
             base_url=settings.url,
-            transport=KeyedTransport(settings.key, transport or httpx2.AsyncHTTPTransport(trust_env=False)),
+            transport=KeyedTransport(settings.key, transport or _own_transport()),
             timeout=httpx2.Timeout(times.read, connect=times.connect),
             # No redirects and no proxies or logins from the environment: the key goes to the backend, and nowhere else.
             follow_redirects=False,
@@ -320,6 +321,11 @@ class AsyncBackendClient:
                 return Broken(f"the answer is larger than {limit} bytes", sent=True, protocol=True)
         wait = seconds_to_wait(response.headers.get("retry-after"), self._clock)
         return Answer(response.status_code, bytes(body[:limit]), wait)
+
+
+def _own_transport() -> httpx2.AsyncBaseTransport:
+    """Trusts what this machine trusts, or what SSL_CERT_FILE names; certificates and names are checked."""
+    return httpx2.AsyncHTTPTransport(verify=ssl.create_default_context(), trust_env=False)
 
 
 async def _pieces(body: Body) -> AsyncIterator[bytes]:
