@@ -226,6 +226,29 @@ def test_a_zip_of_the_same_files_changes_nothing(running: Backend, app: Path, tm
     assert [(each["path"], each["operation"]) for each in planned["changes"]] == [("link", "delete")]
 
 
+def test_a_backend_of_the_first_version_will_do(app: Path, tmp_path: Path) -> None:
+    """It knows no modes, no branches in manifests and no idempotency keys, and says nothing more than `no`."""
+    (app / "link").unlink()
+    with backend(tmp_path / "data", old=True, forgetful=True) as running:
+        common = ["--app-id", "shop", "--source", app, "--allow-unpromoted"]
+        made = deliver(running.url, "init", *common)
+        assert deliver(running.url, "init", *common)["base_commit_sha"] == made["base_commit_sha"]
+        (app / "README.md").write_text("changed\n")
+        (app / "bin/run").rename(app / "bin/go")
+        proposed = deliver(running.url, "pr", *common)
+        assert [(each["path"], each["operation"]) for each in proposed["changes"]] == [
+            ("README.md", "modify"),
+            ("bin/go", "add"),
+            ("bin/run", "delete"),
+        ]
+        again = deliver(running.url, "pr", *common, expect=1)
+        assert again["error"]["code"] == "DELIVERY_BACKEND_CONFLICT"
+        (repository,) = bare(running.data)
+        branches = git(repository, "for-each-ref", "--format=%(refname)", "refs/heads").split()
+        assert branches == ["refs/heads/main", f"refs/heads/{proposed['branch_name']}"]
+        assert git(repository, "show", f"{proposed['branch_name']}:README.md") == "changed\n"
+
+
 class Killed(BaseException):
     """As sudden as a signal."""
 
