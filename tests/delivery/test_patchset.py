@@ -8,9 +8,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from proofbox.core.canonical import canonical_bytes
 from proofbox.core.digest import sha256_hex
-from proofbox.delivery.baseline import Baseline, BaselineStore, State, document, parse_baseline
+from proofbox.delivery.baseline import Baseline, BaselineStore, State, encode_baseline, parse_baseline
 from proofbox.delivery.patchset import PatchChange, Patchset, patchset
 from proofbox.delivery.source import LeftOut, SourceFile, SourceTree
 from proofbox.delivery.wire import ManifestFile, Mode, RepoManifest
@@ -187,7 +186,7 @@ def test_a_record_is_kept_and_a_damaged_one_refused() -> None:
     store.save(baseline)
     assert store.load() == baseline
     assert BaselineStore("http://localhost:3000", "app-2").load() == Baseline()
-    data = canonical_bytes(document(baseline)).replace(b"100644", b"100755", 1)
+    data = encode_baseline(baseline).replace(b"100644", b"100755", 1)
     with pytest.raises(CorruptError):
         parse_baseline(data, "x")
 

@@ -13,13 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from proofbox.core.atomic import write_document
-from proofbox.core.canonical import CanonicalError, canonical_bytes, parse_strict
-from proofbox.core.digest import digest_of
+from proofbox.core.digest import digest_of, sha256_hex
 from proofbox.core.dirs import state_dir
 from proofbox.delivery.wire import RepoManifest
 from proofbox.errors import CorruptError
@@ -95,12 +93,20 @@ def states(manifest: RepoManifest) -> dict[str, State]:
     return {file.path: State(file.sha256, file.mode) for file in manifest.files}
 
 
+class _Stored(msgspec.Struct, kw_only=True):
+    """The files as they are written: what is hashed is bytes, so that no two readers can differ on it."""
+
+    schema_version: str
+    sha256: str
+    files: msgspec.Raw
+
+
 class BaselineStore:
     """Where the record of one backend's app is kept."""
 
     def __init__(self, backend_url: str, app_id: str) -> None:
-        self._whose = {"backend": backend_url, "app_id": app_id}
-        self.directory = state_dir() / "deliveries" / digest_of(self._whose)[:32]
+        whose = digest_of({"backend": backend_url, "app_id": app_id})[:32]
+        self.directory = state_dir() / "deliveries" / whose
 
     @property
     def path(self) -> Path:
@@ -115,21 +121,21 @@ class BaselineStore:
 
     def save(self, baseline: Baseline) -> None:
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_document(self.path, canonical_bytes({**self._whose, **document(baseline)}), mode=0o600)
+        write_document(self.path, encode_baseline(baseline), mode=0o600)
 
 
-def document(baseline: Baseline) -> dict[str, Any]:
+def encode_baseline(baseline: Baseline) -> bytes:
     """As it is stored, and as a delivery's bundle has it."""
-    files = msgspec.to_builtins(baseline.files)
-    return {"schema_version": SCHEMA, "files": files, "sha256": digest_of(files)}
+    files = msgspec.json.encode(baseline.files, order="deterministic")
+    return msgspec.json.encode(_Stored(schema_version=SCHEMA, sha256=sha256_hex(files), files=msgspec.Raw(files)))
 
 
 def parse_baseline(data: bytes, where: str) -> Baseline:
     try:
-        found = parse_strict(data)
-        if found["schema_version"] == SCHEMA and digest_of(found["files"]) == found["sha256"]:
-            return Baseline(msgspec.convert(found["files"], dict[str, Owned]))
-    except (CanonicalError, KeyError, TypeError, msgspec.ValidationError):
+        found = msgspec.json.decode(data, type=_Stored)
+        if found.schema_version == SCHEMA and sha256_hex(bytes(found.files)) == found.sha256:
+            return Baseline(msgspec.json.decode(found.files, type=dict[str, Owned]))
+    except msgspec.MsgspecError:
         pass
     raise CorruptError(
         f"{where} is damaged, or of a version that is not known here",

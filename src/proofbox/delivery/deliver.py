@@ -14,7 +14,8 @@ import msgspec
 from proofbox.core.clock import Clock
 from proofbox.core.redaction import Redactor
 from proofbox.delivery import summary
-from proofbox.delivery.baseline import Baseline, BaselineStore, State, document
+from proofbox.delivery.baseline import SCHEMA as BASELINE_SCHEMA
+from proofbox.delivery.baseline import Baseline, BaselineStore, State, encode_baseline
 from proofbox.delivery.calls import is_ambiguous
 from proofbox.delivery.client import BackendClient
 from proofbox.delivery.patchset import PatchChange, Patchset, patchset
@@ -108,8 +109,9 @@ def initial_export(
         with _intended(target, patch):
             answer = client.initial_export(target.app_id, asked, tree.files)
         baseline = Baseline().exported({file.path: State(file.sha256, file.mode) for file in tree.files})
+        target.baselines().save(baseline)
         _answered(bundle, answer, baseline)
-    _remember(target, tree, patch, baseline)
+    _remember(target, tree, patch)
     return Delivered(
         patch=patch,
         repo_url=answer.repo_url,
@@ -160,7 +162,7 @@ def pull_request(client: BackendClient, target: Target, tree: SourceTree, proof:
         with _intended(target, patch) as baseline:
             answer = client.create_pull_request(target.app_id, asked, changes)
         _answered(bundle, answer, baseline)
-    _remember(target, tree, patch, baseline)
+    _remember(target, tree, patch)
     return Delivered(
         patch=patch,
         repo_url=repo_url,
@@ -240,24 +242,22 @@ def _recorded(
                 "proof": {**msgspec.to_builtins(proof), "packet": os.path.basename(proof.packet or "") or None},
             },
         )
-        bundle.write_json(trees.PATH, trees.tree_manifest(tree.entries()))
+        bundle.write_json(trees.PATH, tree.manifest)
         bundle.write_json("request.json", _stored("proofbox.delivery_request/1", asked))
         yield bundle
 
 
 def _answered(bundle: BundleWriter, answer: msgspec.Struct, baseline: Baseline) -> None:
     bundle.write_json("answer.json", _stored("proofbox.delivery_answer/1", answer))
-    bundle.write_json("baseline.json", document(baseline))
+    bundle.write_bytes("baseline.json", encode_baseline(baseline), schema_version=BASELINE_SCHEMA)
 
 
 def _stored(schema: str, what: msgspec.Struct) -> dict[str, Any]:
     return {"schema_version": schema, **msgspec.to_builtins(what)}
 
 
-def _remember(target: Target, tree: SourceTree, patch: Patchset, baseline: Baseline) -> None:
-    store = target.baselines()
-    store.save(baseline)
+def _remember(target: Target, tree: SourceTree, patch: Patchset) -> None:
     changed = {change.path for change in patch.changes}
     # It is sent and on record. That a later plan may show fewer lines is no reason to call it failed.
-    with contextlib.suppress(ProofboxError, OSError), Remembered(store.directory) as remembered:
+    with contextlib.suppress(ProofboxError, OSError), Remembered(target.baselines().directory) as remembered:
         remembered.keep(file for file in tree.files if file.path in changed)

@@ -15,6 +15,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -65,7 +66,7 @@ class Found:
     sha256: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SourceTree:
     """Files in the order of their paths' bytes."""
 
@@ -73,10 +74,14 @@ class SourceTree:
     files: tuple[SourceFile, ...]
     left_out: tuple[LeftOut, ...]
 
+    @cached_property
+    def manifest(self) -> dict[str, Any]:
+        """The `tree_manifest.json` of the files that are sent."""
+        return tree_manifest(self.entries())
+
     @property
     def tree_sha256(self) -> str:
-        """As `tree_manifest.json` has it, of the files that are sent."""
-        return str(tree_manifest(self.entries())["tree_sha256"])
+        return str(self.manifest["tree_sha256"])
 
     def entries(self) -> list[TreeEntry]:
         return [TreeEntry(each.path.encode(), each.mode, each.size, each.sha256) for each in self.files]
