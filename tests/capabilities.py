@@ -158,6 +158,16 @@ def probe_codex() -> str:
         return error.message
 
 
+def probe_git() -> str:
+    """2.38 or newer: the reference backend merges without a working tree."""
+    git = shutil.which("git")
+    if not git:
+        return "no git on the PATH"
+    version = subprocess.run([git, "--version"], capture_output=True, text=True).stdout
+    found = tuple(int(part) for part in version.split()[2].split(".")[:2])
+    return "" if found >= (2, 38) else f"git is {found[0]}.{found[1]}"
+
+
 def probe_debian() -> str:
     """For tests that compare messages to the letter: coreutils and dash as Debian and Ubuntu have them."""
     return "" if Path("/etc/debian_version").exists() else "not a Debian or one of its kin"
@@ -171,6 +181,7 @@ CAPABILITIES = {
     "docker": Capability(
         probe_docker, "as root, with dockerd and a static busybox: scripts/setup --test installs them", True
     ),
+    "git": Capability(probe_git, "scripts/setup --test installs it; 2.38 or newer", True),
     "gvisor": Capability(probe_gvisor, "scripts/setup --test installs runsc", True),
     "qemu-user": Capability(probe_qemu_user, "scripts/setup --test installs it", True),
     "root": Capability(probe_root, "run the tests as root", False),
