@@ -14,6 +14,7 @@ import pytest
 from suites import HEAD, attempts, conduct, document, lines, plan
 
 from proofbox.agents.codex.binary import find_binary
+from proofbox.evidence.promotion import emit_promotion
 from proofbox.evidence.reader import load_bundle
 from proofbox.evidence.verify import verify
 from proofbox.lab.ledger import Ledger
@@ -115,6 +116,24 @@ def test_many_attempts_at_once_each_in_its_own_session_and_trace(
     assert len({each["session_id"] for each in runners}) == len({each["thread_id"] for each in runners}) == count + 2
     assert verify(out).ok
     assert [each.code for each in validate(load_bundle(run), strict=True)] == []
+
+
+def test_a_shared_process_carries_many_attempts_and_none_of_them_is_promotable(tmp_path: Path, model: str) -> None:
+    source = HEAD + "".join(
+        prompt(f"m{n}", f"[[run echo marker-{n}-marker; echo 42 > answer.txt]] [[say done]]") for n in range(3)
+    )
+    out = tmp_path / "out"
+    made = codex(source, out, model, isolation="shared")
+    run = conduct(made, out)
+    found = attempts(made, out)
+    assert {each.result and each.result.verified for each in found.values()} == {"passed"}
+    runners = [document(out, made, each, "runner.ref.json") for each in found.values()]
+    assert len({each["session_id"] for each in runners}) == 1
+    assert len({each["thread_id"] for each in runners}) == 3
+    for n in range(3):
+        text = "".join(json.dumps(each) for each in lines(out, made, found[f"m{n}.1"], "events.jsonl"))
+        assert [other for other in range(3) if f"marker-{other}-marker" in text] == [n]
+        assert not emit_promotion(run / found[f"m{n}.1"].path).promotable
 
 
 def test_a_usage_limit_pauses_the_credential_and_burns_no_attempts(tmp_path: Path, limited_once: str) -> None:

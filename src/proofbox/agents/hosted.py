@@ -48,6 +48,8 @@ class HostedSession:
         self.options = options
         self.feed = Feed(self.id, self._clock)
         self._threads: set[str] = set()
+        self.folders: dict[str, str] = {}
+        """Where in the workspace each thread works."""
         self._background = Background()
         self._scopes: dict[str, anyio.CancelScope] = {}
         self._endings: dict[str, Ending] = {}
@@ -66,9 +68,10 @@ class HostedSession:
     def remove_listener(self, number: int) -> None:
         self.feed.remove_listener(number)
 
-    async def start_thread(self) -> str:
+    async def start_thread(self, folder: str = "") -> str:
         self._check_open()
         thread = self._ids.new_id("thread")
+        self.folders[thread] = folder
         return await self._have_thread(thread, ThreadStarted(session=self.id, thread=thread))
 
     async def resume_thread(self, thread: str) -> str:

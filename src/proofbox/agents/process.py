@@ -175,7 +175,7 @@ class ProcessSession(HostedSession):
         env = {**self.options.env, **({"OPENAI_BASE_URL": address} if address else {})}
         speech = _Speech(self._said.output)
         try:
-            async with open_process(self._box, argv, env=env) as process:
+            async with open_process(self._box, argv, env=env, cwd=self.folders.get(turn.thread) or None) as process:
                 self._running[turn.id] = process
                 try:
                     result = await self._converse(turn, process, prompt, speech)

@@ -155,8 +155,8 @@ class ScriptedSession(HostedSession):
         boxed = self.options.sandboxed and self.options.provider != "off"  # until there is a box to ask
         return {"transport": "embedded", "sandboxed": boxed, **self._facts}
 
-    async def start_thread(self) -> str:
-        thread = await super().start_thread()
+    async def start_thread(self, folder: str = "") -> str:
+        thread = await super().start_thread(folder)
         self._keep(Thread(thread))
         return thread
 
@@ -293,7 +293,9 @@ class ScriptedSession(HostedSession):
     async def _tools_of(self, turn: Turn) -> Tools:
         if turn.thread not in self._tools:
             with anyio.CancelScope(shield=True):  # a box that was started must come into somebody's hands
-                tools = self._tools[turn.thread] = await run_sync(self._open_tools, self.options)
+                place = self.options.workspace / self.folders.get(turn.thread, "")
+                options = msgspec.structs.replace(self.options, workspace=place)
+                tools = self._tools[turn.thread] = await run_sync(self._open_tools, options)
             self._facts = dict(tools.facts)
         return self._tools[turn.thread]
 

@@ -19,6 +19,7 @@ from proofbox.core.redaction import Redactor
 from proofbox.lab.attempt import Surroundings
 from proofbox.lab.ledger import Ledger, Planned
 from proofbox.lab.reading import Suite, parse_suite
+from proofbox.lab.sharing import SharedSession
 from proofbox.lab.spec import Isolation
 from proofbox.lab.template import Templates
 
@@ -102,6 +103,7 @@ def surroundings(
         isolation=plan.isolation,
         clock=clock,
         ids=ids or IdSource(clock),
+        shared=SharedSession() if plan.isolation == "shared" else None,
     )
 
 

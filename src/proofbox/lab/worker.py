@@ -72,6 +72,8 @@ class Worker:
                 watch = self._running[attempt.id] = self._watch(attempt)
                 tasks.start_soon(self._run, attempt, watch, place)
             tasks.cancel_scope.cancel()
+        if self._around.shared is not None:
+            await self._around.shared.close()
 
     def _next(self) -> tuple[Attempt, str] | float | None:
         """An attempt to run, with its place at the gate; or how long to wait; or None when all is done."""

@@ -79,6 +79,7 @@ class CodexSession:
         self._background = Background()
         self._program: Program | None = None
         self._opened = False
+        self._folders: dict[str, str] = {}
         self._starting: set[str] = set()
         self._recoveries: list[dict[str, Any]] = []
         self._changed = anyio.Event()
@@ -134,9 +135,11 @@ class CodexSession:
         if self._options.stall_timeout is not None:
             self._background.spawn(self._watch, self._options.stall_timeout)
 
-    async def start_thread(self) -> str:
-        result = await self._ask("thread/start", lambda program: self._place(program))
-        return await self._have_thread(result, "start")
+    async def start_thread(self, folder: str = "") -> str:
+        result = await self._ask("thread/start", lambda program: self._place(program, folder))
+        thread = await self._have_thread(result, "start")
+        self._folders[thread] = folder
+        return thread
 
     async def resume_thread(self, thread: str) -> str:
         result = await self._ask("thread/resume", lambda program: self._resuming(program, thread))
@@ -309,12 +312,13 @@ class CodexSession:
             await self._ask("thread/resume", lambda program: self._resuming(program, thread))
             self._hearing.threads[thread] = self._hearing.life
 
-    def _place(self, program: Program) -> dict[str, Any]:
+    def _place(self, program: Program, folder: str) -> dict[str, Any]:
         policy = self._settings.approval_policy
-        return {"cwd": program.workspace, "approvalPolicy": policy, "sandbox": "danger-full-access"}
+        cwd = f"{program.workspace}/{folder}" if folder else program.workspace
+        return {"cwd": cwd, "approvalPolicy": policy, "sandbox": "danger-full-access"}
 
     def _resuming(self, program: Program, thread: str) -> dict[str, Any]:
-        return {"threadId": thread, "excludeTurns": True, **self._place(program)}
+        return {"threadId": thread, "excludeTurns": True, **self._place(program, self._folders.get(thread, ""))}
 
     async def _have_thread(self, result: Any, origin: str, forked_from: str = "") -> str:
         thread = _member(result, "thread", "id", method=f"thread/{origin}")
