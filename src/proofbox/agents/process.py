@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import anyio
 import msgspec
 
+from proofbox.agents.boxfacts import box_facts
 from proofbox.agents.contract import Capabilities, RuntimeProbe, SessionOptions
 from proofbox.agents.dialects import DialectName, dialect_named
 from proofbox.agents.events import Delta, Event, Integrity, Message, Notice
@@ -159,10 +160,7 @@ class ProcessSession(HostedSession):
         info = self._box.info
         return {
             "transport": "one process a turn",
-            "provider": info.provider,
-            "isolation": info.isolation.value,
-            "network": info.policy.network,
-            "sandboxed": info.isolation.value != "none",
+            **box_facts(info),
             "command": list(self._said.command),
             "output": self._said.output,
             **(self._way.facts() if self._way is not None else {}),

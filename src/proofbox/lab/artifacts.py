@@ -212,7 +212,7 @@ def _report(story: Story) -> dict[str, Any]:
         "resources": {
             "requested": msgspec.to_builtins(story.mission.limits),
             "enforced": facts.get("policy"),
-            "observed": facts.get("usage"),
+            "observed": facts.get("observed"),
         },
         "put_back": list(story.checked.put_back),
         "retry_after": story.retry_after,

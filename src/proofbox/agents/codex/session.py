@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import anyio
-import msgspec
 from anyio.to_thread import run_sync
 
 from proofbox.agents.background import Background
+from proofbox.agents.boxfacts import box_facts
 from proofbox.agents.codex.binary import Binary
 from proofbox.agents.codex.hearing import Hearing
 from proofbox.agents.codex.launch import prepare, remove_home, way_to_model
@@ -106,6 +106,7 @@ class CodexSession:
             "garbage_lines": self._hearing.garbage,
             "recoveries": list(self._recoveries),
             **self._facts,
+            **(box_facts(self._program.box.info) if self._program is not None else {}),
         }
 
     def add_listener(self, listener: Listener) -> int:
@@ -229,12 +230,7 @@ class CodexSession:
         async with running(boxes, launch, handlers) as program:
             self._hearing.life += 1
             self.version = program.version
-            info = program.box.info
-            self._facts |= {"user_agent": program.user_agent, "provider": info.provider}
-            self._facts |= {
-                "isolation": info.isolation.value,
-                "policy": msgspec.to_builtins(program.box._inside.policy, enc_hook=str),
-            }
+            self._facts |= {"user_agent": program.user_agent, **box_facts(program.box.info)}
             self._program = program
             self._wake()
             if self._recoveries:
