@@ -134,7 +134,7 @@ class Bench:
             "fork": lambda: live.fork(head.id, forks / str(next(number))).close(),
             "box": box,
         }
-        times = self.interleaved(ways, lambda: remove(copies, *forks.iterdir()), rounds=3)
+        times = self.interleaved(ways, lambda: remove(copies, *forks.iterdir()), rounds=2)
         remove(copies, forks)
         return [
             self.faster("fork", times["fork"], "cp -a", times["cp -a"], 1.0),
