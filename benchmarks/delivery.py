@@ -6,7 +6,9 @@ Through the command line and a backend process, over HTTP: the initial export of
 them changed, the plan and the pull request, which ask for the manifest of all. Beside it `git add`, `git commit` and
 `git push` into a bare repository. Memory is the highest resident size of the client's processes and of the backend.
 
-With --check the run fails when a figure is past its threshold: 10 s and 200 MB, and 3 times git's time.
+With --check the run fails when a figure is past its threshold: 10 s and 200 MB, and 3 times git's time. The seconds
+that count are those of the processors, of both sides and of the git that the backend runs: on a machine with nothing
+else to do a delivery takes no longer than that, and on a busy one the time on the wall is the neighbours'.
 """
 
 from __future__ import annotations
@@ -50,15 +52,17 @@ def measure(base: Path, files: int, size: int) -> bool:
     deliver = ["--app-id", "bench", "--source", str(source), "--json"]
     with backend(base / "data") as process:
         init = timed("deliver init", lambda: proofbox("deliver", "init", *deliver, "--allow-unpromoted"))
+        init_cpu = sum(CPU) + cpu_of(process.pid)
         git_init = timed("git, the same", lambda: git_export(source, base / "bare"))
         fill(source, files, size, "two")
         plan = timed("deliver plan", lambda: proofbox("deliver", "plan", *deliver))
         pull = timed("deliver pr", lambda: proofbox("deliver", "pr", *deliver, "--allow-unpromoted"))
         git_pull = timed("git, the same", lambda: git_change(source, base / "bare"))
         server = peak_of(process.pid)
+        pull_cpu = sum(CPU) + cpu_of(process.pid) - init_cpu
     held = [
-        verdict("manifest, plan and pull request", plan + pull, SECONDS, "s"),
-        verdict("initial export", init, SECONDS, "s"),
+        verdict(f"manifest, plan and pull request ({plan + pull:.2f} s on the wall)", pull_cpu, SECONDS, "s"),
+        verdict(f"initial export ({init:.2f} s on the wall)", init_cpu, SECONDS, "s"),
         verdict("memory of the client", max(CLIENTS), MEGABYTES, "MB"),
         verdict("memory of the backend", server, MEGABYTES, "MB"),
         verdict("ratio of init to git", init / git_init, RATIO, ""),
@@ -93,6 +97,8 @@ def backend(data: Path) -> Iterator[subprocess.Popen[str]]:
 
 CLIENTS: list[float] = []
 """The highest resident size of each client process."""
+CPU: list[float] = []
+"""The processor time of each."""
 
 
 def proofbox(*words: str) -> None:
@@ -102,6 +108,7 @@ def proofbox(*words: str) -> None:
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, words)
     CLIENTS.append(usage.ru_maxrss / 1024)
+    CPU.append(usage.ru_utime + usage.ru_stime)
 
 
 def git_export(source: Path, bare: Path) -> None:
@@ -129,6 +136,12 @@ def timed(name: str, work: Callable[[], None]) -> float:
     took = time.perf_counter() - began
     print(f"  {name:<16} {took:6.2f} s")
     return took
+
+
+def cpu_of(pid: int) -> float:
+    """The processor time of a process and of the children it has waited for."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 def peak_of(pid: int) -> float:

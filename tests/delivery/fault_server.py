@@ -139,9 +139,9 @@ class FaultServer:
         self._stopped.set()
         # A thread in accept() does not notice that its socket is closed; a connection wakes it.
         socket.create_connection(("127.0.0.1", self.port)).close()
-        self._listener.close()
         for thread in self._threads:
             thread.join(10)
+        self._listener.close()
 
     def _start(self, work: Callable[..., None], *arguments: Any) -> None:
         thread = threading.Thread(target=work, args=arguments, daemon=True)

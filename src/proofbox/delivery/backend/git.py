@@ -45,10 +45,6 @@ class Edit(NamedTuple):
     content: bytes | None
 
 
-class GitFailed(RepositoryFailed):
-    """A git command that ended badly."""
-
-
 class Git:
     """One bare repository."""
 
@@ -229,6 +225,8 @@ def _stream(ref: str, edits: Iterable[Edit], message: str, when: int, parent: st
     yield b"get-mark :1\ndone\n"
 
 
-def _failure(command: str, said: bytes) -> GitFailed:
+def _failure(command: str, said: bytes) -> RepositoryFailed:
     words = printable(preview(said, 500)[0]).replace("\n", " ").strip()
-    return GitFailed(f"git {command} failed: {words}", op="backend.git", fix_hints=["see whether git works here"])
+    return RepositoryFailed(
+        f"git {command} failed: {words}", op="backend.git", fix_hints=["see whether git works here"]
+    )

@@ -24,7 +24,7 @@ import msgspec
 from proofbox.core.clock import Clock, SystemClock, isoformat
 from proofbox.core.redaction import Redactor
 from proofbox.core.text import path_fields
-from proofbox.delivery.backend.git import MAIN, NOTHING, Edit, Git, GitFailed, blob_id, check_git
+from proofbox.delivery.backend.git import MAIN, NOTHING, Edit, Git, blob_id, check_git
 from proofbox.delivery.backend.ledger import Ledger, Pull, Repository
 from proofbox.delivery.backend.rules import (
     Refusal,
@@ -287,7 +287,7 @@ class Repositories:
         try:
             if git.head(ref) != pull.head:
                 git.move(ref, pull.head, NOTHING)
-        except GitFailed as error:
+        except RepositoryFailed as error:
             # Taken by someone who pushed it, or in the way of another branch's name.
             self.ledger.drop_pull(pull, msgspec.json.encode(self._opened(pull)))
             raise Refusal(409, "branch_exists", "the repository has that branch, or one in its way") from error
