@@ -52,6 +52,7 @@ FOREIGN = "x86_64" if platform.machine() in ("aarch64", "arm64") else "aarch64"
 PACKAGES = {
     "demo": [
         Package("bubblewrap", ("bwrap",), "the bubblewrap provider"),
+        Package("git", ("git",), "the reference backend"),
     ],
     "check": [],  # the tools that read the sources; Python packages alone
     "test": [
@@ -65,7 +66,6 @@ PACKAGES = {
             f"the test of the wheel's {FOREIGN} binaries",
         ),
         Package("ripgrep", ("rg",), "the search that the one in Python is compared with"),
-        Package("git", ("git",), "the reference backend and its tests"),
         Package("strace", ("strace",), "the test of what a commit leaves after a power cut"),
     ],
 }

@@ -4,6 +4,7 @@
     ├── UsageError               PROOFBOX_USAGE              exit 2
     ├── NotFoundError            PROOFBOX_NOT_FOUND          exit 2
     ├── InternalError            PROOFBOX_INTERNAL           exit 4
+    ├── DemoFailed               PROOFBOX_DEMO_FAILED        exit 1
     ├── CorruptError             PROOFBOX_CORRUPT            exit 1
     ├── IoFailed                 PROOFBOX_IO                 exit 4, retryable
     ├── SandboxError             SANDBOX_FAILED              exit 4
@@ -181,6 +182,13 @@ class InternalError(ProofboxError):
     """A defect in proofbox. The message names it; the fix is a bug report."""
 
     code = "PROOFBOX_INTERNAL"
+
+
+class DemoFailed(ProofboxError):
+    """A step of the demo did not end as it should."""
+
+    code = "PROOFBOX_DEMO_FAILED"
+    exit_code = 1
 
 
 class CorruptError(ProofboxError):

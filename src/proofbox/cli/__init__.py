@@ -77,6 +77,7 @@ COMMANDS = (
     Command("deliver pr", "deliver:pr", "Propose a tree that is proven as a pull request."),
     Command("backend serve", "backend:serve_", "Run the reference backend on local bare repositories."),
     Command("backend spec", "backend:spec", "Keep an app's spec in the reference backend."),
+    Command("demo", "demo:demo", "The whole pipeline in a minute, without a key or a network."),
     Command("contract", "contract:contract", "List every command, schema and code, for programs."),
     Command("completion", "completion:completion", "Print a tab completion script for a shell."),
 )
