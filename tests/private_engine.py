@@ -64,7 +64,7 @@ def private_engine() -> Iterator[PrivateEngine]:
         engine = Engine(host)
         _wait_until_up(engine, process, base / "log")
         engine.call(
-            "POST", "/images/create", op="import", query={"fromSrc": "-", "repo": IMAGE.split(":")[0]}, body=_rootfs()
+            "POST", "/images/create", op="import", query={"fromSrc": "-", "repo": IMAGE.split(":")[0]}, body=rootfs()
         )
         yield PrivateEngine(host, process.pid, engine)
     finally:
@@ -86,7 +86,7 @@ def _wait_until_up(engine: Engine, process: subprocess.Popen[bytes], log: Path) 
             return
 
 
-def _rootfs() -> bytes:
+def rootfs() -> bytes:
     busybox = shutil.which("busybox")
     assert busybox is not None
     names = subprocess.run([busybox, "--list"], capture_output=True, text=True, check=True).stdout.split()

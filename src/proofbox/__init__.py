@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from proofbox.evidence.writer import BundleWriter as BundleWriter
     from proofbox.sandbox.aservice import AsyncSandboxes as AsyncSandboxes
     from proofbox.sandbox.aservice import AsyncSession as AsyncSession
+    from proofbox.sandbox.catalogue import Image as Image
+    from proofbox.sandbox.catalogue import list_images as list_images
+    from proofbox.sandbox.catalogue import resolve_default_image as resolve_default_image
+    from proofbox.sandbox.config import Settings as Settings
     from proofbox.sandbox.contract import Diagnostic as Diagnostic
     from proofbox.sandbox.contract import Event as Event
     from proofbox.sandbox.contract import ExecResult as ExecResult
@@ -42,6 +46,8 @@ if TYPE_CHECKING:
     from proofbox.sandbox.contract import Output as Output
     from proofbox.sandbox.contract import Policy as Policy
     from proofbox.sandbox.contract import ProbeResult as ProbeResult
+    from proofbox.sandbox.images import pull_image as pull_image
+    from proofbox.sandbox.initialize import initialize as initialize
     from proofbox.sandbox.service import Sandboxes as Sandboxes
     from proofbox.sandbox.service import Session as Session
     from proofbox.sandbox.sessions import SessionInfo as SessionInfo
@@ -57,6 +63,7 @@ _HOME = {
     "Diagnostic": "sandbox.contract",
     "Event": "sandbox.contract",
     "ExecResult": "sandbox.contract",
+    "Image": "sandbox.catalogue",
     "Isolation": "sandbox.contract",
     "Mount": "sandbox.contract",
     "Output": "sandbox.contract",
@@ -71,11 +78,16 @@ _HOME = {
     "Sandboxes": "sandbox.service",
     "Session": "sandbox.service",
     "SessionInfo": "sandbox.sessions",
+    "Settings": "sandbox.config",
     "UnverifiedBundle": "evidence.reader",
     "Verification": "evidence.verify",
     "emit_promotion": "evidence.promotion",
+    "initialize": "sandbox.initialize",
+    "list_images": "sandbox.catalogue",
     "load_bundle": "evidence.reader",
     "open_bundle_unverified": "evidence.reader",
+    "pull_image": "sandbox.images",
+    "resolve_default_image": "sandbox.catalogue",
     "verify": "evidence.verify",
     "Snapshot": "workspace.model",
     "Workspace": "workspace.workspace",
@@ -90,6 +102,7 @@ __all__ = [
     "Diagnostic",
     "Event",
     "ExecResult",
+    "Image",
     "Isolation",
     "Mount",
     "Output",
@@ -104,13 +117,18 @@ __all__ = [
     "Sandboxes",
     "Session",
     "SessionInfo",
+    "Settings",
     "Snapshot",
     "UnverifiedBundle",
     "Verification",
     "Workspace",
     "emit_promotion",
+    "initialize",
+    "list_images",
     "load_bundle",
     "open_bundle_unverified",
+    "pull_image",
+    "resolve_default_image",
     "verify",
 ]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import os
 import signal
 import socket
@@ -13,10 +15,20 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from private_engine import IMAGE, PrivateEngine, private_engine
+from private_engine import IMAGE, PrivateEngine, private_engine, rootfs
 
 from proofbox import Sandboxes
-from proofbox.errors import PolicyRefused, ProofboxError, ProviderUnavailable, SandboxLost, StartFailed
+from proofbox.core.dirs import cache_dir, config_dir
+from proofbox.errors import (
+    ImageUnavailable,
+    PolicyRefused,
+    ProofboxError,
+    ProviderUnavailable,
+    SandboxError,
+    SandboxLost,
+    StartFailed,
+)
+from proofbox.sandbox.catalogue import architecture
 from proofbox.sandbox.config import Settings
 from proofbox.sandbox.conformance import CHECKS, run_conformance
 from proofbox.sandbox.engine import Engine
@@ -79,6 +91,51 @@ def test_no_image_and_an_unknown_one_are_explained(boxes: Sandboxes, tmp_path: P
         boxes.exec(["true"], image="nowhere")
     with Sandboxes(tmp_path, settings=Settings()) as plain, pytest.raises(PolicyRefused, match="needs an image"):
         plain.exec(["true"], provider="docker")
+
+
+def test_an_image_of_the_catalogue_is_imported_when_it_is_first_used(
+    engine: PrivateEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("STATE", "CACHE", "CONFIG"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
+    project = tmp_path / "project"
+    project.mkdir()
+    data = gzip.compress(rootfs(), 1)
+    digest = hashlib.sha256(data).hexdigest()
+    (config_dir() / "images.toml").write_text(
+        f'schema_version = "proofbox.images/1"\n[[image]]\nname = "small"\narch = "{architecture()}"\n'
+        f'url = "http://127.0.0.1:9/small.tar.gz"\nsha256 = "{digest}"\n'
+    )
+    with Sandboxes(project, settings=Settings(provider="docker", image="small")) as found:
+        with pytest.raises(ImageUnavailable) as raised:
+            found.exec(["true"])
+        assert raised.value.fix_hints == ("proofbox images pull small",)
+        place = cache_dir() / "images" / f"{digest}.rootfs"
+        place.parent.mkdir()
+        place.write_bytes(data)
+        result = found.exec(["sh", "-c", "echo from the catalogue"])
+        assert result.stdout == "from the catalogue\n"
+        assert result.policy.image == f"proofbox-image/small:{digest}"
+        place.unlink()  # imported once: the engine has it now
+        assert found.exec(["true"]).exit_code == 0
+
+
+def test_what_is_no_archive_is_explained(
+    engine: PrivateEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    digest = hashlib.sha256(b"no archive").hexdigest()
+    (config_dir() / "images.toml").write_text(
+        f'schema_version = "proofbox.images/1"\n[[image]]\nname = "wrong"\narch = "{architecture()}"\n'
+        f'url = "http://127.0.0.1:9/wrong"\nsha256 = "{digest}"\n'
+    )
+    (cache_dir() / "images").mkdir()
+    (cache_dir() / "images" / f"{digest}.rootfs").write_bytes(b"no archive")
+    (tmp_path / "project").mkdir()
+    with Sandboxes(tmp_path / "project") as found, pytest.raises(SandboxError) as raised:
+        found.exec(["true"], provider="docker", image="wrong")
+    assert "import" in raised.value.message
 
 
 def test_a_container_killed_under_a_command_is_a_lost_box(engine: PrivateEngine, boxes: Sandboxes) -> None:

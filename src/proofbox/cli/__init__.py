@@ -32,6 +32,9 @@ COMMANDS = (
     Command("session show", "session:show_", "Show one session."),
     Command("session stop", "session:stop", "End a session and everything in it."),
     Command("session prune", "session:prune", "Forget the sessions that have ended."),
+    Command("images list", "images:list_", "List the images of your catalogue."),
+    Command("images default", "images:default", "Say which image is the default."),
+    Command("images pull", "images:pull", "Download an image, verify it, and lock the project to it."),
     Command("verify", "verify:verify", "Check a bundle, its logs, packet and signature: what an auditor runs."),
     Command("bundle list", "bundle:list_", "List the runs of an output directory."),
     Command("bundle show", "bundle:show_", "Show one bundle, in any state."),
@@ -59,6 +62,7 @@ COMMANDS = (
 GROUPS = {
     "workspace": "Directories with history.",
     "session": "Boxes that stay between commands.",
+    "images": "Root file systems for boxes, pinned by digest.",
     "bundle": "Bundles of evidence: look, check, reindex, copy.",
     "promotion": "Packets that say whether a bundle may be relied on.",
     "key": "Keys that sign promotion packets.",

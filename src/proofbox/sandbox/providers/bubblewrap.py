@@ -64,6 +64,7 @@ class Bubblewrap:
             gaps["access overlay"] = gaps["disk"] = "the kernel has no overlayfs"
         if not tree.can_kill:
             gaps["kill tree"] = f"{tree.reason}; a tree that can't be ended takes its box with it"
+        gaps["image"] = "its root is the host's own, read-only; images are for docker"
         return Enforcement(
             network_none=True,
             network_allow=True,

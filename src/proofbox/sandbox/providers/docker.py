@@ -29,6 +29,7 @@ from proofbox.sandbox.binaries import program
 from proofbox.sandbox.contract import Box, BoxSpec, Enforcement, Isolation, Mount, Policy
 from proofbox.sandbox.demux import AttachedStream
 from proofbox.sandbox.engine import Engine
+from proofbox.sandbox.engine_images import engine_image, inspect_image
 from proofbox.sandbox.environment import BOX_HOME, forwarded
 from proofbox.sandbox.providers.bubblewrap import AGENT_ID
 from proofbox.sandbox.providers.own import frozen_within, hidden_within
@@ -80,10 +81,13 @@ class Docker:
         )
         if policy.image is None:
             raise PolicyRefused(
-                "docker needs an image to run", op="start", fix_hints=["name one that the engine has: --image NAME"]
+                "docker needs an image to run",
+                op="start",
+                fix_hints=["name one of the engine's, or of `proofbox images list`: --image NAME"],
             )
         engine = Engine.find()
-        image = _image(engine, policy.image)
+        policy = msgspec.structs.replace(policy, image=engine_image(engine, policy.image, spec.project))
+        image = inspect_image(engine, str(policy.image))
         box = DockerBox(engine, spec, policy, _environment(image))
         try:
             box.start(_Identity.of(engine, spec.project))
@@ -298,19 +302,6 @@ def our_containers(engine: Engine) -> dict[str, str]:
     query = {"all": "1", "filters": json.dumps({"label": [LABEL]})}
     found = engine.call("GET", "/containers/json", op="list containers", query=query) or []
     return {each["Labels"][LABEL]: each["Id"] for each in found}
-
-
-def _image(engine: Engine, name: str) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = engine.call("GET", f"/images/{name}/json", op="find the image")
-    except EngineRefused as error:
-        raise StartFailed(
-            f"the engine has no image {name!r}",
-            op="start",
-            fix_hints=[f"docker pull {name}", "or import one: tar -C rootfs -c . | docker import - NAME"],
-            details=error.details,
-        ) from None
-    return found
 
 
 def _environment(image: Mapping[str, Any]) -> dict[str, str]:
