@@ -41,6 +41,8 @@ class Settings(msgspec.Struct, frozen=True):
     mounts: tuple[str, ...] = ()
     env: tuple[str, ...] = ()
     """Names of the caller's variables that every command gets."""
+    provision: str | None = None
+    """A script of the project that prepares its boxes, once: see `provision.py`."""
 
     def over(self, other: Settings) -> Settings:
         """These, and the other's where these say nothing."""
@@ -49,7 +51,7 @@ class Settings(msgspec.Struct, frozen=True):
 
     def widening(self) -> list[str]:
         """What in here gives a box more than it would have by default."""
-        found = [name for name in ("mounts", "env") if getattr(self, name)]
+        found = [name for name in ("mounts", "env", "provision") if getattr(self, name)]
         if self.provider == "off":
             found.append('provider = "off"')
         if self.network not in (None, "none"):
@@ -63,7 +65,7 @@ def load(project: Path) -> Settings:
     data = _read(path)
     own = _parse(data, path) if data is not None else Settings()
     widening = own.widening()
-    if data is not None and widening and not is_trusted(project, data):
+    if data is not None and widening and not is_trusted(project, data, own):
         raise PolicyRefused(
             f"{path} asks for {', '.join(widening)}, and you have not agreed to this version of it",
             op="config",
@@ -72,7 +74,34 @@ def load(project: Path) -> Settings:
         )
     user = config_dir() / "config.toml"
     user_data = _read(user)
-    return own.over(_parse(user_data, user)) if user_data is not None else own
+    if user_data is None:
+        return own
+    users = _parse(user_data, user)
+    if users.provision is not None:
+        raise UsageError(
+            f"{user}: provision is for a project's own {PROJECT_FILE}", op="config", fix_hints=["move it there"]
+        )
+    return own.over(users)
+
+
+def script(project: Path, settings: Settings, *, given: bool) -> bytes | None:
+    """The bytes of the script that prepares this project's boxes: those the user has agreed to, and no others.
+
+    Settings that a caller has `given` are the caller's own word.
+    """
+    if settings.provision is None:
+        return None
+    if given:
+        return _read_script(project, settings.provision)
+    data = _read(project / PROJECT_FILE) or b""
+    found = _read_script(project, settings.provision)
+    if _agreed().get(str(project)) != _fingerprint(data, found):
+        raise PolicyRefused(
+            f"{settings.provision} changed since you agreed to it",
+            op="config",
+            fix_hints=[f"read it, and then: proofbox init --trust --project {project}"],
+        )
+    return found
 
 
 def trust(project: Path) -> None:
@@ -80,13 +109,14 @@ def trust(project: Path) -> None:
     data = _read(project / PROJECT_FILE)
     if data is None:
         raise UsageError(f"{project} has no {PROJECT_FILE}", op="config", fix_hints=["make one: proofbox init"])
-    _parse(data, project / PROJECT_FILE)
-    agreed = {**_agreed(), str(project): hashlib.sha256(data).hexdigest()}
+    settings = _parse(data, project / PROJECT_FILE)
+    agreed = {**_agreed(), str(project): _fingerprint(data, script(project, settings, given=True))}
     write_document(_trusted_file(), msgspec.json.encode({"schema_version": "proofbox.trusted/1", "projects": agreed}))
 
 
-def is_trusted(project: Path, data: bytes) -> bool:
-    return _agreed().get(str(project)) == hashlib.sha256(data).hexdigest()
+def is_trusted(project: Path, data: bytes, settings: Settings) -> bool:
+    """Whether the user has agreed to this version of the file, and of the script that it names."""
+    return _agreed().get(str(project)) == _fingerprint(data, script(project, settings, given=True))
 
 
 def write(project: Path, settings: Settings) -> Path:
@@ -106,6 +136,19 @@ def render(settings: Settings) -> str:
                 f"{name} = {msgspec.json.encode(value).decode()}"
             )  # a JSON value is a TOML value, but for null
     return "\n".join(lines) + "\n"
+
+
+def _read_script(project: Path, name: str) -> bytes:
+    path = project / name
+    found = _read(path)
+    if found is None:
+        raise UsageError(f"provision: {path} is not there", op="config", fix_hints=["name a file of the project"])
+    return found
+
+
+def _fingerprint(data: bytes, script: bytes | None) -> str:
+    parts = [hashlib.sha256(data), *([hashlib.sha256(script)] if script is not None else [])]
+    return "+".join(part.hexdigest() for part in parts)
 
 
 def _read(path: Path) -> bytes | None:

@@ -115,6 +115,10 @@ class BoxSpec(msgspec.Struct, frozen=True):
     forwards: tuple[Forward, ...] = ()
     sockets: Path | None = None
     """The directory with the sockets that `forwards` lead to, to be mounted read-only."""
+    home: Path | None = None
+    """A prepared directory to be the commands' home: covered by a throw-away layer, unless `preparing`."""
+    preparing: bool = False
+    """What is done in this box is meant to be kept (`provision.py`): more of it can be written."""
 
 
 class Box(Protocol):
@@ -242,7 +246,7 @@ class ProbeResult(msgspec.Struct, frozen=True):
 class Event(msgspec.Struct, frozen=True):
     """Something that happened on the way, for whoever watches: `on_event`."""
 
-    kind: Literal["provider", "session", "exec", "network"]
+    kind: Literal["provider", "session", "exec", "network", "provision"]
     phase: Literal["selected", "rejected", "starting", "started", "finished", "failed", "stopped", "allowed", "denied"]
     name: str
     """The provider's name, or the session's id."""

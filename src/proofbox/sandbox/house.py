@@ -13,13 +13,14 @@ from proofbox.core.clock import Clock, SystemClock, isoformat
 from proofbox.core.dirs import state_dir
 from proofbox.core.ids import IdSource
 from proofbox.errors import PolicyRefused, ProofboxError, ProviderUnavailable, SandboxLost, StartFailed
-from proofbox.sandbox import cgroups
+from proofbox.sandbox import cgroups, config
 from proofbox.sandbox.config import Settings, load
 from proofbox.sandbox.contract import Box, BoxSpec, Diagnostic, Event, OnEvent, ProbeResult, Provider
 from proofbox.sandbox.inside import Inside, PolicyOptions, RunOptions, make_policy
 from proofbox.sandbox.outlet import Outlet
 from proofbox.sandbox.paths import resolve_project
 from proofbox.sandbox.providers import AUTO
+from proofbox.sandbox.provision import provision
 from proofbox.sandbox.selection import choose, probe
 from proofbox.sandbox.sessions import PREFIX, Record, SessionInfo, SessionStore, State
 
@@ -108,6 +109,9 @@ class House:
                 outlet = Outlet(policy.allow, name=id, on_event=self.on_event)
                 on_failure.callback(outlet.close)
                 spec = msgspec.structs.replace(spec, forwards=outlet.forwards, sockets=outlet.directory)
+            script = config.script(project, settings, given=self.settings is not None)
+            if script is not None:
+                spec = provision(choice.provider, spec, script, on_event=self.on_event)
             store = self.store
             if ttl is not None:
                 on_failure.callback(store.forget, id)

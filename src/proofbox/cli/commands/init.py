@@ -31,6 +31,9 @@ def init(
     env: Annotated[
         tuple[str, ...], Parameter(name="--env", negative="", help="A variable of yours that every command gets.")
     ] = (),
+    provision: Annotated[
+        str | None, Parameter(name="--provision", help="A script of the project that prepares its boxes, once.")
+    ] = None,
     trust: Annotated[
         bool, Parameter(name="--trust", negative="", help="Agree to the file as it is; write nothing.")
     ] = False,
@@ -39,8 +42,8 @@ def init(
 ) -> int:
     """Write .proofbox/config.toml, the defaults for boxes over this project. Without flags, at a terminal, it asks.
 
-    A file that gives a box more than the defaults do (no sandbox, the network, mounts, variables) counts only once
-    you have agreed to it: by writing it with this command, or by --trust after reading it.
+    A file that gives a box more than the defaults do (no sandbox, the network, mounts, variables, a provision
+    script) counts only once you have agreed to it: by writing it with this command, or by --trust after reading it.
 
     For example:
       proofbox init --access overlay --memory 2048
@@ -58,6 +61,7 @@ def init(
         disk=box.disk,
         mounts=box.mount,
         env=env,
+        provision=provision,
     )
     asks = settings == Settings() and not (trust or json) and sys.stdin is not None and sys.stdin.isatty()
     if asks and (force or not (project / PROJECT_FILE).exists()):

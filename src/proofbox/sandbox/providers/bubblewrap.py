@@ -90,15 +90,19 @@ class Bubblewrap:
         group = cgroups.group(spec.label, policy, owner=ids.cgroup_owner)
 
         def argv(with_: Plumbing) -> list[str]:
-            before = [*with_.enter, *ids.launch_options(spec.project, policy, with_.spare_fd)]
+            before = [*with_.enter, *ids.launch_options(spec, policy, with_.spare_fd)]
             if policy.access == "overlay":
                 before += ["--overlay", str(spec.project), str((policy.disk_mb or 0) << 20)]
+            if spec.home is not None and not spec.preparing:
+                before += ["--overlay", str(spec.home), "0"]
             agent = [_AGENT_INSIDE, *with_.agent, *ids.agent_options(with_.spare_fd)]
-            agent += ["--home", BOX_HOME, "--seccomp", *_writable(spec.project, policy)]
+            agent += [] if spec.home is not None else ["--home", BOX_HOME]
+            agent += ["--seccomp", *_writable(spec.project, policy)]
             agent += [w for f in spec.forwards for w in ("--forward", str(f.port), f"{_NET_INSIDE}/{f.socket}")]
             net = ["--ro-bind", str(spec.sockets), _NET_INSIDE] if spec.sockets is not None else []
             launcher = [str(program("boxlaunch")), *before, "--"] if before else []
-            return [*launcher, bwrap, *_box_options(spec.project, policy, ids), *net, *agent]
+            home = ["--bind", str(spec.home), BOX_HOME] if spec.home is not None else []
+            return [*launcher, bwrap, *_box_options(spec.project, policy, ids), *home, *net, *agent]
 
         return launch(
             argv,
@@ -145,13 +149,14 @@ class _Ids(msgspec.Struct, frozen=True):
     def inside(self) -> int:
         return INSIDE_ID if self.command[0] or not self.root else 0
 
-    def launch_options(self, project: Path, policy: Policy, userns_fd: int) -> list[str]:
+    def launch_options(self, spec: BoxSpec, policy: Policy, userns_fd: int) -> list[str]:
         if not self.root:
             return []
         if not self.command[0]:
             return ["--userns", str(userns_fd), "0 0 1", "0 0 1"]
         options = ["--userns", str(userns_fd), *(f"0 {self.agent} 1,{INSIDE_ID} {id} 1" for id in self.command)]
-        for path in [project, *(mount.host for mount in policy.mounts if mount.writable)]:
+        homes = [spec.home] if spec.home is not None else []
+        for path in [spec.project, *homes, *(mount.host for mount in policy.mounts if mount.writable)]:
             st = path.stat()
             if (st.st_uid, st.st_gid) != self.command:
                 options += ["--idmap", str(path), str(st.st_uid), str(st.st_gid), *map(str, self.command)]

@@ -44,8 +44,10 @@ _AGENT = "/.proofbox/boxagent"
 _SOCKETS = "/.proofbox/sockets"
 _NET = "/.proofbox/net"
 _OWN_VARIABLES = {"PATH", "HOME", "USER", "SHELL", "TMPDIR"}  # the image's, or the box's
+_AGENT_CAPABILITIES = ("SETUID", "SETGID", "KILL")
+_INSTALLING = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SETFCAP")
 # Runtimes whose containers can't reach a socket of the host.
-_SEALED_RUNTIMES = ("runsc", "gvisor", "kata")
+SEALED_RUNTIMES = ("runsc", "gvisor", "kata")
 
 
 class Docker:
@@ -88,7 +90,8 @@ class Docker:
         engine = Engine.find()
         policy = msgspec.structs.replace(policy, image=engine_image(engine, policy.image, spec.project))
         image = inspect_image(engine, str(policy.image))
-        box = DockerBox(engine, spec, policy, _environment(image))
+        own = {"HOME": "/root", "USER": "root"} if spec.preparing else {}
+        box = DockerBox(engine, spec, policy, _environment(image) | own)
         try:
             box.start(_Identity.of(engine, spec.project))
         except BaseException:
@@ -122,7 +125,7 @@ class DockerBox:
         self._container: str | None = None
         self._attached: AttachedStream | None = None
         self._sockets: Path | None = None
-        self.isolation = Isolation.SANDBOXED_KERNEL if policy.runtime in _SEALED_RUNTIMES else Isolation.CONTAINER
+        self.isolation = Isolation.SANDBOXED_KERNEL if policy.runtime in SEALED_RUNTIMES else Isolation.CONTAINER
         self.policy = policy
         self.project = str(spec.project)
         self.environment: Mapping[str, str] = environment
@@ -131,9 +134,11 @@ class DockerBox:
         self.stream: socket.socket | None = None
 
     def start(self, identity: _Identity) -> None:
-        agent = ["--seccomp", "--as", str(AGENT_ID), str(AGENT_ID), "--user", str(identity.uid), str(identity.gid)]
+        agent = ["--seccomp"]
+        if not self._spec.preparing:  # a script that installs things is its container's root, as in any image's making
+            agent += ["--as", str(AGENT_ID), str(AGENT_ID), "--user", str(identity.uid), str(identity.gid)]
         agent += [w for f in self._spec.forwards for w in ("--forward", str(f.port), f"{_NET}/{f.socket}")]
-        sealed = self.policy.runtime in _SEALED_RUNTIMES
+        sealed = self.policy.runtime in SEALED_RUNTIMES
         if sealed and self._spec.forwards:
             raise PolicyRefused(
                 f"runtime {self.policy.runtime} passes no sockets on, which an allowlist needs",
@@ -185,6 +190,12 @@ class DockerBox:
         if self._sockets is not None:
             shutil.rmtree(self._sockets, ignore_errors=True)
 
+    def commit(self, reference: str, labels: Mapping[str, str]) -> None:
+        """Keep the container's root file system as an image."""
+        repository, _, tag = reference.partition(":")
+        query = {"container": self._id, "repo": repository, "tag": tag}
+        self._engine.call("POST", "/commit", op="keep the image", query=query, body={"Labels": labels}, timeout=600)
+
     @property
     def _id(self) -> str:
         if self._container is None:
@@ -205,7 +216,7 @@ class DockerBox:
         if self._spec.sockets is not None:
             mounts.append(_bind(self._spec.sockets, _NET, writable=False))
         if sockets is not None:
-            if os.geteuid() == 0:
+            if os.geteuid() == 0 and not self._spec.preparing:
                 os.chown(sockets, AGENT_ID, AGENT_ID)  # root in the container has no capability to get past its mode
             mounts.append(_bind(sockets, _SOCKETS, writable=True))
         config: dict[str, Any] = {
@@ -224,9 +235,9 @@ class DockerBox:
             "HostConfig": {
                 "AutoRemove": True,
                 "NetworkMode": "default" if policy.network == "full" else "none",
-                "ReadonlyRootfs": True,
+                "ReadonlyRootfs": not self._spec.preparing,
                 "CapDrop": ["ALL"],
-                "CapAdd": ["SETUID", "SETGID", "KILL"],
+                "CapAdd": [*_AGENT_CAPABILITIES, *(_INSTALLING if self._spec.preparing else ())],
                 "SecurityOpt": ["no-new-privileges"],
                 "IpcMode": "private",
                 "Mounts": mounts,
