@@ -253,5 +253,13 @@ class Event(msgspec.Struct, frozen=True):
     detail: Mapping[str, object] = {}
 
 
+class Running(Protocol):
+    """A command under way, for who wants to reach it."""
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the command's process group. Once it has ended, nothing happens."""
+
+
 OnEvent = Callable[[Event], None]
 OnOutput = Callable[[Output], None]
+OnStart = Callable[[Running], None]
