@@ -69,6 +69,7 @@ def private_engine() -> Iterator[PrivateEngine]:
         yield PrivateEngine(host, process.pid, engine)
     finally:
         _stop(process)
+        _kill_below(base)
         _unmount_below(base)
         shutil.rmtree(base, ignore_errors=True)
 
@@ -119,6 +120,14 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     # Its containerd and shims are in its session; what still runs there had no time to end.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+
+
+def _kill_below(base: Path) -> None:
+    """What an engine that was itself killed has left running; all of it names the engine's directory."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"{base}/".encode() in (entry / "cmdline").read_bytes():
+                os.kill(int(entry.name), signal.SIGKILL)
 
 
 def _unmount_below(base: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 from private_engine import IMAGE, PrivateEngine, private_engine, rootfs
 
 from proofbox import Sandboxes
-from proofbox.core.dirs import cache_dir, config_dir
+from proofbox.core.dirs import cache_dir, config_dir, state_dir
 from proofbox.errors import (
     ImageUnavailable,
     PolicyRefused,
@@ -31,8 +31,8 @@ from proofbox.errors import (
 from proofbox.sandbox.catalogue import architecture
 from proofbox.sandbox.config import Settings
 from proofbox.sandbox.conformance import CHECKS, run_conformance
+from proofbox.sandbox.containers import our_containers
 from proofbox.sandbox.engine import Engine
-from proofbox.sandbox.providers.docker import our_containers
 
 # One engine for all of these: they go to one worker.
 pytestmark = [pytest.mark.needs("docker"), pytest.mark.xdist_group("docker")]
@@ -150,6 +150,29 @@ def test_a_container_killed_under_a_command_is_a_lost_box(engine: PrivateEngine,
         assert session.info.state == "lost"
 
 
+@pytest.mark.parametrize("runtime", [None, pytest.param("runsc", marks=pytest.mark.needs("gvisor"))])
+def test_an_agent_killed_under_a_command_is_a_lost_box(
+    engine: PrivateEngine, boxes: Sandboxes, runtime: str | None
+) -> None:
+    with boxes.start_session(runtime=runtime) as session:
+        session.exec(["true"])
+        container = our_containers(engine.engine)[session.id]
+        agent = engine.engine.call("GET", f"/containers/{container}/json", op="inspect it")["State"]["Pid"]
+        began = 0.0
+
+        def kill(_: object) -> None:
+            nonlocal began
+            os.kill(agent, signal.SIGKILL)
+            began = time.monotonic()
+
+        with pytest.raises(SandboxLost) as raised:
+            session.exec(["sh", "-c", "echo up; sleep 60"], on_output=kill)
+        assert time.monotonic() - began < 2
+        assert raised.value.details["account"]
+        with pytest.raises(SandboxLost):
+            session.exec(["true"])
+
+
 def test_a_client_killed_leaves_no_container(engine: PrivateEngine, tmp_path: Path) -> None:
     script = (
         "import sys; from proofbox import Sandboxes; from proofbox.sandbox.config import Settings\n"
@@ -165,6 +188,59 @@ def test_a_client_killed_leaves_no_container(engine: PrivateEngine, tmp_path: Pa
     while session in our_containers(engine.engine) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert session not in our_containers(engine.engine)
+
+
+def test_prune_reaps_what_killed_clients_left(
+    engine: PrivateEngine, boxes: Sandboxes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client killed between creating a container and starting it: nothing but its labels tells of it."""
+    with monkeypatch.context() as patch:
+        patch.setattr("proofbox.sandbox.providers.docker.DockerBox._run", lambda _: os.kill(os.getpid(), 9))
+        if (child := os.fork()) == 0:
+            boxes.start_session()
+            os._exit(1)
+        assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    [left] = our_containers(engine.engine)
+    [scratch] = state_dir().glob("scratch-*")
+    with boxes.start_session() as bound:
+        detached = boxes.start_session(detached=True)
+        with monkeypatch.context() as patch:
+            patch.setattr("proofbox.sandbox.containers._home", lambda: "another user's")
+            assert left not in boxes.prune_sessions()
+        assert left in boxes.prune_sessions()
+        assert set(our_containers(engine.engine)) == {bound.id, detached.id}
+        assert not scratch.exists()
+        assert bound.exec(["true"]).exit_code == detached.exec(["true"]).exit_code == 0
+        detached.stop()
+        assert boxes.prune_sessions() == [detached.id]
+
+
+def test_prune_works_without_an_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nothing.sock")
+    with Sandboxes(tmp_path) as found:
+        found.prune_sessions()
+        assert found.list_sessions() == []
+
+
+def test_a_detached_session_outlives_its_killed_client_by_its_ttl_and_no_longer(
+    engine: PrivateEngine, tmp_path: Path
+) -> None:
+    script = (
+        "import os; from proofbox import Sandboxes; from proofbox.sandbox.config import Settings\n"
+        f"s = Sandboxes({str(tmp_path)!r}, settings=Settings(provider='docker', image={IMAGE!r}))\n"
+        "print(s.start_session(detached=True, ttl=2).id, flush=True); os.kill(os.getpid(), 9)"
+    )
+    client = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, timeout=60)
+    assert client.returncode == -9
+    session = client.stdout.strip()
+    assert session in our_containers(engine.engine)
+    deadline = time.monotonic() + 15
+    while session in our_containers(engine.engine):
+        assert time.monotonic() < deadline, "it outlived its time to live"
+        time.sleep(0.05)
+    with Sandboxes(tmp_path) as found:
+        assert found.get_session(session).state == "lost"
+        assert session in found.prune_sessions()
 
 
 def test_fifty_sessions_at_once(engine: PrivateEngine, boxes: Sandboxes, rounds: object) -> None:

@@ -15,12 +15,14 @@ from proofbox.core.ids import IdSource
 from proofbox.errors import PolicyRefused, ProofboxError, ProviderUnavailable, SandboxLost, StartFailed
 from proofbox.sandbox import cgroups, config
 from proofbox.sandbox.config import Settings, load
+from proofbox.sandbox.containers import reap_containers
 from proofbox.sandbox.contract import Box, BoxSpec, Diagnostic, Event, OnEvent, ProbeResult, Provider
 from proofbox.sandbox.inside import Inside, PolicyOptions, RunOptions, make_policy
 from proofbox.sandbox.outlet import Outlet
 from proofbox.sandbox.paths import resolve_project
 from proofbox.sandbox.providers import AUTO
 from proofbox.sandbox.provision import provision
+from proofbox.sandbox.scratch import sweep_scratch
 from proofbox.sandbox.selection import choose, probe
 from proofbox.sandbox.sessions import PREFIX, Record, SessionInfo, SessionStore, State
 
@@ -158,7 +160,9 @@ class House:
             store.forget(id)
             cgroups.sweep(cgroups.tree(), id)
         cgroups.sweep(cgroups.tree())
-        return sorted(gone)
+        gone += reap_containers(store.running)
+        sweep_scratch()
+        return sorted(set(gone))
 
     def _settings_for(self, project: Path) -> Settings:
         return load(project) if self.settings is None else self.settings

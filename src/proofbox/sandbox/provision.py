@@ -25,7 +25,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from proofbox.core.canonical import canonical_bytes
-from proofbox.core.dirs import cache_dir, state_dir
+from proofbox.core.dirs import cache_dir
 from proofbox.errors import PolicyRefused, ProofboxError, ProvisionFailed
 from proofbox.sandbox.connection import Connection
 from proofbox.sandbox.contract import Box, BoxSpec, Event, Mount, OnEvent, Provider, stream_of
@@ -33,6 +33,7 @@ from proofbox.sandbox.outlet import Outlet
 from proofbox.sandbox.providers.docker_prepare import ImageKeeper
 from proofbox.sandbox.providers.home_prepare import HomeKeeper
 from proofbox.sandbox.request import encode_env, make_request
+from proofbox.sandbox.scratch import Scratch
 
 PATIENCE = 1800.0
 SAID = 4000  # of each stream, kept for the error
@@ -96,11 +97,10 @@ def provision(provider: Provider, spec: BoxSpec, script: bytes, *, on_event: OnE
 
 
 def _run(provider: Provider, keeper: Keeper, key: str, spec: BoxSpec, script: bytes, on_event: OnEvent | None) -> None:
-    with (
-        tempfile.TemporaryDirectory(prefix="provision-", dir=state_dir()) as directory,
-        contextlib.ExitStack() as stack,
-    ):
-        place, project = Path(directory) / "script", Path(tempfile.mkdtemp(prefix="proofbox-provision-"))
+    with contextlib.ExitStack() as stack:
+        scratch = Scratch()
+        stack.callback(scratch.remove)
+        place, project = scratch.path / "script", Path(tempfile.mkdtemp(prefix="proofbox-provision-"))
         stack.callback(shutil.rmtree, project, ignore_errors=True)
         place.write_bytes(script)
         place.chmod(0o555)

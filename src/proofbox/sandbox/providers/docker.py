@@ -11,21 +11,17 @@ agent needs to start commands as another user: the project's owner.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import shutil
 import socket
-import tempfile
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from proofbox.core.dirs import state_dir
 from proofbox.errors import EngineRefused, PolicyRefused, ProofboxError, StartFailed
 from proofbox.sandbox.binaries import program
+from proofbox.sandbox.containers import labels, remove_container
 from proofbox.sandbox.contract import Box, BoxSpec, Enforcement, Isolation, Mount, Policy
 from proofbox.sandbox.demux import AttachedStream
 from proofbox.sandbox.engine import Engine
@@ -35,11 +31,10 @@ from proofbox.sandbox.providers.bubblewrap import AGENT_ID
 from proofbox.sandbox.providers.own import frozen_within, hidden_within
 from proofbox.sandbox.readiness import readable
 from proofbox.sandbox.refusal import refuse_unenforceable
+from proofbox.sandbox.scratch import Scratch
 from proofbox.sandbox.unixpath import SOCKET, listen_at
 
-LABEL = "proofbox.session"
 START_PATIENCE = 30.0
-REMOVE_PATIENCE = 20.0
 _AGENT = "/.proofbox/boxagent"
 _SOCKETS = "/.proofbox/sockets"
 _NET = "/.proofbox/net"
@@ -124,7 +119,7 @@ class DockerBox:
         self._spec = spec
         self._container: str | None = None
         self._attached: AttachedStream | None = None
-        self._sockets: Path | None = None
+        self._scratch: Scratch | None = None
         self.isolation = Isolation.SANDBOXED_KERNEL if policy.runtime in SEALED_RUNTIMES else Isolation.CONTAINER
         self.policy = policy
         self.project = str(spec.project)
@@ -161,13 +156,14 @@ class DockerBox:
             self.stream = self._attached.ours
             self._run()
         else:
-            self._sockets = Path(tempfile.mkdtemp(prefix="box-", dir=state_dir()))
-            with listen_at(self._sockets) as listener:
-                (self._sockets / SOCKET).chmod(0o666)  # for the agent's uid; its directory is closed to others
-                self._create([*agent, "--connect", f"{_SOCKETS}/{SOCKET}"], identity, self._sockets, attach=False)
+            self._scratch = Scratch()
+            sockets = self._scratch.path
+            with listen_at(sockets) as listener:
+                (sockets / SOCKET).chmod(0o666)  # for the agent's uid; its directory is closed to others
+                self._create([*agent, "--connect", f"{_SOCKETS}/{SOCKET}"], identity, sockets, attach=False)
                 self._run()
                 self.stream = self._accept(listener)
-            shutil.rmtree(self._sockets, ignore_errors=True)  # nothing is there for a command to find
+            self._scratch.remove()  # nothing is there for a command to find
 
     def account(self) -> str:
         said = self._attached.stderr.decode("utf-8", "replace") if self._attached is not None else ""
@@ -187,8 +183,8 @@ class DockerBox:
         if self._container is not None:
             remove_container(self._engine, self._container)
             self._container = None
-        if self._sockets is not None:
-            shutil.rmtree(self._sockets, ignore_errors=True)
+        if self._scratch is not None:
+            self._scratch.remove()
 
     def commit(self, reference: str, labels: Mapping[str, str]) -> None:
         """Keep the container's root file system as an image."""
@@ -225,7 +221,7 @@ class DockerBox:
             "Cmd": agent,
             "User": "0:0",
             "WorkingDir": "/",
-            "Labels": {LABEL: self._spec.label, "proofbox.project": self.project},
+            "Labels": labels(self._spec.label, self.project),
             "OpenStdin": attach,
             "StdinOnce": attach,  # the end of the stream is the end of the agent
             "AttachStdin": attach,
@@ -289,30 +285,6 @@ class DockerBox:
                     if ("memory" in controllers or not controllers) and (group / "memory.stat").exists():
                         return group
         return None
-
-
-def remove_container(engine: Engine, container: str) -> None:
-    """Gone when this returns; one that is gone already is no error."""
-    query = {"force": "1", "v": "1"}
-    deadline = time.monotonic() + REMOVE_PATIENCE
-    while True:
-        try:
-            engine.call("DELETE", f"/containers/{container}", op="remove the container", query=query)
-        except EngineRefused as error:
-            if error.details["status"] == 404:
-                return
-            if error.details["status"] != 409 or time.monotonic() > deadline:  # 409: the engine is at it
-                raise
-            time.sleep(0.02)
-        else:
-            return
-
-
-def our_containers(engine: Engine) -> dict[str, str]:
-    """Session id → container, of every container that bears our label."""
-    query = {"all": "1", "filters": json.dumps({"label": [LABEL]})}
-    found = engine.call("GET", "/containers/json", op="list containers", query=query) or []
-    return {each["Labels"][LABEL]: each["Id"] for each in found}
 
 
 def _environment(image: Mapping[str, Any]) -> dict[str, str]:
