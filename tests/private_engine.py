@@ -1,6 +1,7 @@
 """A Docker engine of the tests' own: private, without a network, gone afterwards with all it held.
 
-Its one image is made here, from a static busybox: no registry is needed, and the image has neither libc nor package.
+Its one image is made here, from a static busybox: no registry is needed. Where this machine has perl, as every Debian
+does, it is in there too, with the libraries it needs: some attacks take more than a shell.
 """
 
 from __future__ import annotations
@@ -103,11 +104,25 @@ def rootfs() -> bytes:
                 link = tarfile.TarInfo(f"bin/{name}")
                 link.type, link.linkname = tarfile.SYMTYPE, "busybox"
                 tar.addfile(link)
+        _add_perl(tar)
         for name, text in {"etc/passwd": "root:x:0:0::/root:/bin/sh\n", "etc/group": "root:x:0:\n"}.items():
             file = tarfile.TarInfo(name)
             file.size, file.mode = len(text), 0o644
             tar.addfile(file, io.BytesIO(text.encode()))
     return data.getvalue()
+
+
+def _add_perl(tar: tarfile.TarFile) -> None:
+    perl = shutil.which("perl", path="/usr/bin")
+    if perl is None:
+        return
+    places = subprocess.run([perl, "-e", "print join qq(\n), @INC"], capture_output=True, text=True, check=True)
+    base = [place for place in places.stdout.split() if place.endswith("/perl-base")]
+    programs = [perl, "/usr/bin/id"]  # the second is what a check plants in a project as setuid
+    listed = subprocess.run(["ldd", *programs], capture_output=True, text=True, check=False).stdout.split()
+    libraries = {word for word in listed if word.startswith("/") and not word.endswith(":")}
+    for path in sorted({perl, *base, *libraries}):
+        tar.add(os.path.realpath(path), path.lstrip("/"))
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -38,6 +38,11 @@ from proofbox.sandbox.engine import Engine
 pytestmark = [pytest.mark.needs("docker"), pytest.mark.xdist_group("docker")]
 
 
+# gVisor takes a second for what others do in a tenth: those checks where it differs most, and all of them in a soak.
+SOAK = os.environ.get("PROOFBOX_SOAK", "") not in ("", "0")
+SAMPLED = ("agent", "killing", "limits", "policy")
+
+
 @pytest.fixture(scope="module")
 def engine() -> Generator[PrivateEngine]:
     with private_engine() as started, pytest.MonkeyPatch.context() as patch:
@@ -54,7 +59,18 @@ def boxes(engine: PrivateEngine, tmp_path: Path) -> Generator[Sandboxes]:
 
 @pytest.mark.parametrize("check", [check.name for check in CHECKS])
 def test_conformance(check: str, engine: PrivateEngine) -> None:
-    [result] = run_conformance("docker", only=[check], settings=Settings(image=IMAGE)).results
+    conforms(check, Settings(image=IMAGE))
+
+
+@pytest.mark.needs("gvisor")
+@pytest.mark.parametrize("check", [check.name for check in CHECKS if SOAK or check.subject in SAMPLED])
+def test_conformance_of_gvisor(check: str, engine: PrivateEngine) -> None:
+    conforms(check, Settings(image=IMAGE, runtime="runsc"))
+
+
+def conforms(check: str, settings: Settings) -> None:
+    report = run_conformance("docker", only=[check], settings=settings)
+    [result] = report.results
     if result.outcome == "failed":
         pytest.fail(result.detail, pytrace=False)
     if result.outcome == "not_checked":

@@ -25,6 +25,7 @@ HOME = "proofbox.home"
 OWNER = "proofbox.owner"
 REMOVE_PATIENCE = 20.0
 ENGINE_PATIENCE = 10.0
+ENDING_PATIENCE = 3.0
 
 
 class Container(msgspec.Struct, frozen=True):
@@ -58,6 +59,18 @@ def reap_containers(running: Callable[[str], bool]) -> list[str]:
     except ProofboxError:
         pass
     return reaped
+
+
+def await_removal(engine: Engine, container: str) -> None:
+    """Give a container that ends by itself, and is removed then, a moment to do so.
+
+    To be killed while it ends confuses some runtimes (gVisor's): the engine then waits for ever.
+    """
+    query = {"condition": "removed"}
+    try:
+        engine.call("POST", f"/containers/{container}/wait", op="wait", query=query, timeout=ENDING_PATIENCE)
+    except ProofboxError:
+        pass
 
 
 def remove_container(engine: Engine, container: str) -> None:

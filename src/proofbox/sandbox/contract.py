@@ -73,7 +73,10 @@ class Diagnostic(msgspec.Struct, frozen=True):
 class Enforcement(msgspec.Struct, frozen=True):
     """What a provider enforces on this machine. A conformance check asks this before it asks the box.
 
-    `gaps` says of each thing that is not enforced why not: name of the policy or guarantee → reason.
+    `agent_hidden`: nothing of the box agent can be looked at from inside, not even what is harmless. `own_streams`: a
+    command may open its streams again by name. `memory_kill`: what ends when the memory limit is reached, the command
+    that did it or the whole box. `gaps` says of each thing that is not enforced why not: name of the policy or
+    guarantee → reason.
     """
 
     network_none: bool = False
@@ -87,6 +90,11 @@ class Enforcement(msgspec.Struct, frozen=True):
     memory: bool = False
     cpus: bool = False
     pids: bool = False
+    detached: bool = True
+    own_streams: bool = True
+    agent_hidden: bool = True
+    memory_kill: Literal["command", "box"] = "command"
+    isolation: Isolation = Isolation.NONE
     kill_tree: Literal["sure", "fail-closed", "best-effort"] = "best-effort"
     gaps: Mapping[str, str] = {}
 
@@ -169,8 +177,11 @@ class Provider(Protocol):
         Raises `ProviderUnavailable` when it isn't there at all.
         """
 
-    def enforcement(self) -> Enforcement:
-        """What can be enforced here. Cheap: it looks, and starts nothing."""
+    def enforcement(self, policy: Policy | None = None) -> Enforcement:
+        """What can be enforced here, in boxes with such a policy (its runtime may matter).
+
+        Cheap: it looks, and starts nothing.
+        """
 
     def start(self, spec: BoxSpec) -> Box:
         """Start a box, or raise `PolicyRefused`, `ProviderUnavailable` or `StartFailed` and leave nothing behind."""

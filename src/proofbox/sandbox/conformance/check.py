@@ -63,6 +63,9 @@ MOUNTS = Need("mounts", lambda e: e.mounts)
 MEMORY = Need("memory", lambda e: e.memory)
 CPUS = Need("cpu", lambda e: e.cpus)
 PIDS = Need("pids", lambda e: e.pids)
+DETACHED = Need("detached", lambda e: e.detached)
+OWN_STREAMS = Need("own streams", lambda e: e.own_streams)
+AGENT_HIDDEN = Need("agent hidden", lambda e: e.agent_hidden)
 
 
 class Check(msgspec.Struct, frozen=True):

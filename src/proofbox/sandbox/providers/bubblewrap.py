@@ -51,7 +51,7 @@ class Bubblewrap:
             parts.append(f"{path}:{st.st_ino}:{st.st_size}:{st.st_mtime_ns}")
         return " ".join(parts)
 
-    def enforcement(self) -> Enforcement:
+    def enforcement(self, policy: Policy | None = None) -> Enforcement:  # noqa: ARG002 (it changes nothing here)
         tree = cgroups.tree()
         limits = {name: tree.can_limit(name) for name in ("memory", "cpu", "pids")}
         gaps = {
@@ -77,6 +77,7 @@ class Bubblewrap:
             cpus=limits["cpu"],
             pids=limits["pids"],
             kill_tree="sure" if tree.can_kill else "fail-closed",
+            isolation=self.isolation,
             gaps=gaps,
         )
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +22,7 @@ import msgspec
 
 from proofbox.errors import EngineRefused, PolicyRefused, ProofboxError, StartFailed
 from proofbox.sandbox.binaries import program
-from proofbox.sandbox.containers import labels, remove_container
+from proofbox.sandbox.containers import await_removal, labels, remove_container
 from proofbox.sandbox.contract import Box, BoxSpec, Enforcement, Isolation, Mount, Policy
 from proofbox.sandbox.demux import AttachedStream
 from proofbox.sandbox.engine import Engine
@@ -40,9 +41,19 @@ _SOCKETS = "/.proofbox/sockets"
 _NET = "/.proofbox/net"
 _OWN_VARIABLES = {"PATH", "HOME", "USER", "SHELL", "TMPDIR"}  # the image's, or the box's
 _AGENT_CAPABILITIES = ("SETUID", "SETGID", "KILL")
+_MOST = 32768  # of open files, and of processes of one user, where they have to be said
 _INSTALLING = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SETFCAP")
 # Runtimes whose containers can't reach a socket of the host.
 SEALED_RUNTIMES = ("runsc", "gvisor", "kata")
+_SEALED_GAPS = {
+    "network allow": "such a runtime passes no sockets on, which an allowlist needs",
+    "pids": "to the host the sandbox's own threads are what is counted, not the processes in it",
+    "detached": "such a runtime passes no sockets on, so that a session ends with its client",
+    "memory kill": "to the host the sandbox is one process: at its limit the whole box ends",
+    "agent hidden": "gVisor shows every process's environment, memory map and list of descriptors to all; the agent "
+    "has no secret in them, and neither its memory nor its streams can be opened",
+    "own streams": "a command's pipes are the agent's, since gVisor would let others open them: not by /dev/stdout",
+}
 
 
 class Docker:
@@ -55,8 +66,25 @@ class Docker:
         version = engine.call("GET", "/version", op="say its version", timeout=10)
         return f"{engine.address} {version.get('Version')} {version.get('ApiVersion')} uid {os.geteuid()}"
 
-    def enforcement(self) -> Enforcement:
+    def enforcement(self, policy: Policy | None = None) -> Enforcement:
         overlay = "a container's project can't be an overlay yet"
+        if policy is not None and policy.runtime in SEALED_RUNTIMES:
+            return Enforcement(
+                network_none=True,
+                filesystem=True,
+                access_ro=True,
+                mounts=True,
+                images=True,
+                memory=True,
+                memory_kill="box",
+                cpus=True,
+                detached=False,
+                own_streams=False,
+                agent_hidden=False,
+                kill_tree="fail-closed",
+                isolation=Isolation.SANDBOXED_KERNEL,
+                gaps={"access overlay": overlay, "disk": overlay, **_SEALED_GAPS},
+            )
         return Enforcement(
             network_none=True,
             network_allow=True,
@@ -68,11 +96,12 @@ class Docker:
             cpus=True,
             pids=True,
             kill_tree="fail-closed",
+            isolation=self.isolation,
             gaps={"access overlay": overlay, "disk": overlay},
         )
 
     def start(self, spec: BoxSpec) -> Box:
-        refuse_unenforceable(self.name, spec.policy, self.enforcement())
+        refuse_unenforceable(self.name, spec.policy, self.enforcement(spec.policy))
         policy = msgspec.structs.replace(
             spec.policy, network=spec.policy.network or "none", access=spec.policy.access or "rw"
         )
@@ -103,14 +132,17 @@ class _Identity(msgspec.Struct, frozen=True):
 
     uid: int
     gid: int
+    podman: bool = False
 
     @classmethod
     def of(cls, engine: Engine, project: Path) -> _Identity:
         options = engine.call("GET", "/info", op="describe itself").get("SecurityOptions") or []
+        parts = engine.call("GET", "/version", op="say its version").get("Components") or []
+        podman = any("podman" in str(part.get("Name")).lower() for part in parts)
         if any("rootless" in str(option) for option in options):
-            return cls(0, 0)  # its root is the user who runs it
+            return cls(0, 0, podman)  # its root is the user who runs it
         st = project.stat()
-        return cls(st.st_uid, st.st_gid)
+        return cls(st.st_uid, st.st_gid, podman)
 
 
 class DockerBox:
@@ -134,12 +166,6 @@ class DockerBox:
             agent += ["--as", str(AGENT_ID), str(AGENT_ID), "--user", str(identity.uid), str(identity.gid)]
         agent += [w for f in self._spec.forwards for w in ("--forward", str(f.port), f"{_NET}/{f.socket}")]
         sealed = self.policy.runtime in SEALED_RUNTIMES
-        if sealed and self._spec.forwards:
-            raise PolicyRefused(
-                f"runtime {self.policy.runtime} passes no sockets on, which an allowlist needs",
-                op="start",
-                fix_hints=["use another runtime, or network none"],
-            )
         if self._spec.listen is not None:
             if sealed:
                 raise PolicyRefused(
@@ -151,7 +177,7 @@ class DockerBox:
             self._create(agent, identity, self._spec.listen, attach=False)
             self._run()
         elif sealed:
-            self._create([*agent, "--stream", "0", "1"], identity, None, attach=True)
+            self._create([*agent, "--tag", "--carry", "--stream", "0", "1"], identity, None, attach=True)
             self._attached = AttachedStream(self._engine.attach(self._id))
             self.stream = self._attached.ours
             self._run()
@@ -181,6 +207,8 @@ class DockerBox:
         if self._attached is not None:
             self._attached.close()
         if self._container is not None:
+            if self.stream is not None:
+                await_removal(self._engine, self._container)
             remove_container(self._engine, self._container)
             self._container = None
         if self._scratch is not None:
@@ -200,7 +228,8 @@ class DockerBox:
 
     def _create(self, agent: list[str], identity: _Identity, sockets: Path | None, *, attach: bool) -> None:
         policy = self.policy
-        home = f"mode=700,uid={identity.uid},gid={identity.gid}"
+        # Podman's tmpfs takes no owner: a home that everybody in the box may write is then the nearest.
+        home = "mode=1777" if identity.podman else f"mode=700,uid={identity.uid},gid={identity.gid}"
         tmpfs = {"/tmp": "mode=1777", "/var/tmp": "mode=1777", "/run": "mode=755", BOX_HOME: home}  # noqa: S108
         mounts = [_bind(program("boxagent"), _AGENT, writable=False)]
         project = Mount(self._spec.project, self.project, writable=policy.access == "rw")
@@ -233,7 +262,7 @@ class DockerBox:
                 "NetworkMode": "default" if policy.network == "full" else "none",
                 "ReadonlyRootfs": not self._spec.preparing,
                 "CapDrop": ["ALL"],
-                "CapAdd": [*_AGENT_CAPABILITIES, *(_INSTALLING if self._spec.preparing else ())],
+                "CapAdd": [*_AGENT_CAPABILITIES, *self._more_capabilities()],
                 "SecurityOpt": ["no-new-privileges"],
                 "IpcMode": "private",
                 "Mounts": mounts,
@@ -244,11 +273,18 @@ class DockerBox:
                 "NanoCpus": round((policy.cpus or 0) * 1e9),
                 "PidsLimit": policy.pids or 0,
                 **({"Runtime": policy.runtime} if policy.runtime else {}),
+                **({"Ulimits": _own_limits()} if identity.podman else {}),
             },
         }
         query = {"name": self._spec.label}
         answer = self._engine.call("POST", "/containers/create", op="create a container", query=query, body=config)
         self._container = answer["Id"]
+
+    def _more_capabilities(self) -> tuple[str, ...]:
+        if self._spec.preparing:
+            return _INSTALLING
+        # Of the sandbox's own kernel: for --carry, and to drop what it needs before any command runs.
+        return ("SYS_ADMIN", "SETPCAP") if self.policy.runtime in SEALED_RUNTIMES else ()
 
     def _run(self) -> None:
         self._engine.call("POST", f"/containers/{self._id}/start", op="start the container")
@@ -292,6 +328,15 @@ def _environment(image: Mapping[str, Any]) -> dict[str, str]:
     ours = {name: value for name, value in forwarded().items() if name not in _OWN_VARIABLES}
     path = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
     return {**path, **ours, **own, "HOME": BOX_HOME, "USER": "box", "TMPDIR": "/tmp"}  # noqa: S108
+
+
+def _own_limits() -> list[dict[str, Any]]:
+    """Podman asks for limits of its own, which a machine may not have to give; such as ours are to be had."""
+    limits = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC}
+    return [
+        {"Name": name, "Soft": min(soft, _MOST), "Hard": min(hard, _MOST)}
+        for name, (soft, hard) in ((name, resource.getrlimit(each)) for name, each in limits.items())
+    ]
 
 
 def _bind(source: Path, target: str, writable: bool) -> dict[str, Any]:
