@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from proofbox.errors import PolicyRefused
-from proofbox.sandbox.allowlist import parse_rules
+from proofbox.sandbox.allowlist import Rule, parse_rules
 from proofbox.sandbox.contract import Forward, OnEvent
 from proofbox.sandbox.proxy import PROXY_SOCKET, AllowlistProxy
 from proofbox.sandbox.scratch import Scratch
@@ -12,18 +12,24 @@ PROXY_PORT = 3128
 LEAST_PORT = 1024
 
 
+def usable_rules(rules: tuple[str, ...]) -> tuple[Rule, ...]:
+    """The rules, parsed; refused where an endpoint could not appear inside."""
+    parsed = parse_rules(rules)
+    for rule in parsed:
+        if rule.is_loopback and rule.port is not None and (rule.port < LEAST_PORT or rule.port == PROXY_PORT):
+            raise PolicyRefused(
+                f"{rule} can't appear in a box: its ports begin at {LEAST_PORT}, and {PROXY_PORT} is the proxy's",
+                op="start",
+                fix_hints=["serve it at another port"],
+            )
+    return parsed
+
+
 class Outlet:
     """Open while its box lives; closing it ends every connection and leaves nothing behind."""
 
     def __init__(self, rules: tuple[str, ...], *, name: str, on_event: OnEvent | None) -> None:
-        parsed = parse_rules(rules)
-        for rule in parsed:
-            if rule.is_loopback and rule.port is not None and (rule.port < LEAST_PORT or rule.port == PROXY_PORT):
-                raise PolicyRefused(
-                    f"{rule} can't appear in a box: its ports begin at {LEAST_PORT}, and {PROXY_PORT} is the proxy's",
-                    op="start",
-                    fix_hints=["serve it at another port"],
-                )
+        parsed = usable_rules(rules)
         self._scratch = Scratch()
         self.directory = self._scratch.path
         self.directory.chmod(0o755)  # the box agent has a uid of its own; the state directory above is closed
