@@ -139,6 +139,10 @@ def probe_docker() -> str:
     return private_engine.missing()
 
 
+def probe_podman() -> str:
+    return private_engine.missing_podman()
+
+
 def probe_gvisor() -> str:
     return probe_docker() or ("" if shutil.which("runsc") else "no runsc on the PATH")
 
@@ -156,6 +160,7 @@ CAPABILITIES = {
         probe_docker, "as root, with dockerd and a static busybox: scripts/setup --test installs them", True
     ),
     "gvisor": Capability(probe_gvisor, "scripts/setup --test installs runsc", True),
+    "podman": Capability(probe_podman, "as root: apt-get install podman runc busybox-static", False),
     "qemu-user": Capability(probe_qemu_user, "scripts/setup --test installs it", True),
     "root": Capability(probe_root, "run the tests as root", False),
     "strace": Capability(probe_strace, "scripts/setup --test installs it; tracing must be allowed", True),

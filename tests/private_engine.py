@@ -75,6 +75,40 @@ def private_engine() -> Iterator[PrivateEngine]:
         shutil.rmtree(base, ignore_errors=True)
 
 
+def missing_podman() -> str:
+    if os.geteuid() != 0:
+        return "a podman of our own needs root"
+    absent = [name for name in ("podman", "conmon", "runc", "busybox") if shutil.which(name) is None]
+    return f"not on the PATH: {', '.join(absent)}" if absent else ""
+
+
+@contextlib.contextmanager
+def private_podman() -> Iterator[PrivateEngine]:
+    """The same by Podman's socket. By runc: crun refuses the mixed control groups that some machines have."""
+    base = Path(tempfile.mkdtemp(prefix="pbp-", dir="/tmp"))
+    places = {"--root": "root", "--runroot": "run", "--tmpdir": "tmp"}
+    words = ["podman", *(word for flag, name in places.items() for word in (flag, str(base / name)))]
+    words += ["--runtime", "runc", "--cgroup-manager", "cgroupfs", "--events-backend", "file"]
+    host = f"unix://{base / 'sock'}"
+    with (base / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [*words, "system", "service", "--time", "0", host], stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        engine = Engine(host)
+        _wait_until_up(engine, process, base / "log")
+        engine.call(
+            "POST", "/images/create", op="import", query={"fromSrc": "-", "repo": IMAGE.split(":")[0]}, body=rootfs()
+        )
+        yield PrivateEngine(host, process.pid, engine)
+    finally:
+        _stop(process)
+        subprocess.run([*words, "system", "reset", "--force"], capture_output=True, check=False)
+        _kill_below(base)
+        _unmount_below(base)
+        shutil.rmtree(base, ignore_errors=True)
+
+
 def _wait_until_up(engine: Engine, process: subprocess.Popen[bytes], log: Path) -> None:
     end = time.monotonic() + UP_SECONDS
     while True:
@@ -82,7 +116,9 @@ def _wait_until_up(engine: Engine, process: subprocess.Popen[bytes], log: Path) 
             engine.call("GET", "/_ping", op="answer", timeout=5)
         except ProviderUnavailable:
             if process.poll() is not None or time.monotonic() > end:
-                raise AssertionError(f"dockerd did not come up:\n{log.read_text(errors='replace')[-3000:]}") from None
+                raise AssertionError(
+                    f"the engine did not come up:\n{log.read_text(errors='replace')[-3000:]}"
+                ) from None
             time.sleep(0.05)
         else:
             return

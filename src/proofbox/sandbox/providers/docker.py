@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from proofbox.errors import EngineRefused, PolicyRefused, ProofboxError, StartFailed
+from proofbox.errors import EngineRefused, PathRefused, PolicyRefused, ProofboxError, StartFailed
 from proofbox.sandbox.binaries import program
 from proofbox.sandbox.containers import await_removal, labels, remove_container
 from proofbox.sandbox.contract import Box, BoxSpec, Enforcement, Isolation, Mount, Policy
@@ -244,6 +244,10 @@ class DockerBox:
             if os.geteuid() == 0 and not self._spec.preparing:
                 os.chown(sockets, AGENT_ID, AGENT_ID)  # root in the container has no capability to get past its mode
             mounts.append(_bind(sockets, _SOCKETS, writable=True))
+        if identity.podman:
+            _refuse_what_podman_misreads(mounts)
+            # It would fill each with what it covers, which may be what is to be hidden.
+            tmpfs = {place: f"{options},notmpcopyup" for place, options in tmpfs.items()}
         config: dict[str, Any] = {
             "Image": policy.image,
             "Entrypoint": [_AGENT],
@@ -328,6 +332,19 @@ def _environment(image: Mapping[str, Any]) -> dict[str, str]:
     ours = {name: value for name, value in forwarded().items() if name not in _OWN_VARIABLES}
     path = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
     return {**path, **ours, **own, "HOME": BOX_HOME, "USER": "box", "TMPDIR": "/tmp"}  # noqa: S108
+
+
+def _refuse_what_podman_misreads(mounts: list[dict[str, Any]]) -> None:
+    """It takes apart what it is given whole: a path with a colon or a comma would be read as options."""
+    for mount in mounts:
+        odd = [path for path in (mount["Source"], mount["Target"]) if ":" in path or "," in path]
+        if odd:
+            raise PathRefused(
+                f"Podman can't mount {odd[0]!r}: a path there has neither colons nor commas",
+                op="start",
+                fix_hints=["rename the directory, or use a Docker engine"],
+                details={"path": odd[0]},
+            )
 
 
 def _own_limits() -> list[dict[str, Any]]:
