@@ -10,7 +10,7 @@
  *     --cgroup FD       a delegated cgroup v2 directory: each command gets a child of it, so that kill-tree is sure
  *     --forward PORT PATH  what connects to 127.0.0.1:PORT in here is passed on to the unix socket PATH
  *     --tag             know a command's processes by a group of their own rather than by descent, where the kernel has no
- *                       subreapers (gVisor); needs --user
+ *                       subreapers (gVisor); needs --user, and to be pid 1
  *     --carry           go on in a pid namespace of its own, and carry its bytes between there and --stream from outside it:
  *                       for a kernel that lets others open a process's descriptors by way of /proc (gVisor)
  *     --home PATH       make this directory, for the commands' user
@@ -1430,6 +1430,7 @@ int main(int argc, char **argv) {
     clearenv();
     if (userns >= 0) enter_userns(userns);
     if (carried) carry(&rfd, &wfd);
+    if (next_tag && getpid() != 1) errno = EPERM, die("--tag ends whatever it does not know, and is for a pid namespace alone");
     if (as_uid >= 0) become((uid_t)as_uid, (gid_t)as_gid);
     if (connect_to) rfd = wfd = unix_socket(connect_to, false);
     if (listen_on) listen_fd = unix_socket(listen_on, true);

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,40 +19,22 @@ from typing import Any
 
 import msgspec
 
-from proofbox.errors import EngineRefused, PathRefused, PolicyRefused, ProofboxError, StartFailed
-from proofbox.sandbox.binaries import program
-from proofbox.sandbox.containers import await_removal, labels, remove_container
-from proofbox.sandbox.contract import Box, BoxSpec, Enforcement, Isolation, Mount, Policy
+from proofbox.errors import EngineRefused, PolicyRefused, ProofboxError, StartFailed
+from proofbox.sandbox.containers import await_removal, remove_container
+from proofbox.sandbox.contract import Box, BoxSpec, Enforcement, Isolation, Policy
 from proofbox.sandbox.demux import AttachedStream
 from proofbox.sandbox.engine import Engine
 from proofbox.sandbox.engine_images import engine_image, inspect_image
 from proofbox.sandbox.environment import BOX_HOME, forwarded
 from proofbox.sandbox.providers.bubblewrap import AGENT_ID
-from proofbox.sandbox.providers.own import frozen_within, hidden_within
+from proofbox.sandbox.providers.container_config import NET, SEALED_GAPS, SOCKETS, Identity, container_config, is_sealed
 from proofbox.sandbox.readiness import readable
 from proofbox.sandbox.refusal import refuse_unenforceable
 from proofbox.sandbox.scratch import Scratch
 from proofbox.sandbox.unixpath import SOCKET, listen_at
 
 START_PATIENCE = 30.0
-_AGENT = "/.proofbox/boxagent"
-_SOCKETS = "/.proofbox/sockets"
-_NET = "/.proofbox/net"
 _OWN_VARIABLES = {"PATH", "HOME", "USER", "SHELL", "TMPDIR"}  # the image's, or the box's
-_AGENT_CAPABILITIES = ("SETUID", "SETGID", "KILL")
-_MOST = 32768  # of open files, and of processes of one user, where they have to be said
-_INSTALLING = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SETFCAP")
-# Runtimes whose containers can't reach a socket of the host.
-SEALED_RUNTIMES = ("runsc", "gvisor", "kata")
-_SEALED_GAPS = {
-    "network allow": "such a runtime passes no sockets on, which an allowlist needs",
-    "pids": "to the host the sandbox's own threads are what is counted, not the processes in it",
-    "detached": "such a runtime passes no sockets on, so that a session ends with its client",
-    "memory kill": "to the host the sandbox is one process: at its limit the whole box ends",
-    "agent hidden": "gVisor shows every process's environment, memory map and list of descriptors to all; the agent "
-    "has no secret in them, and neither its memory nor its streams can be opened",
-    "own streams": "a command's pipes are the agent's, since gVisor would let others open them: not by /dev/stdout",
-}
 
 
 class Docker:
@@ -68,7 +49,7 @@ class Docker:
 
     def enforcement(self, policy: Policy | None = None) -> Enforcement:
         overlay = "a container's project can't be an overlay yet"
-        if policy is not None and policy.runtime in SEALED_RUNTIMES:
+        if is_sealed(policy):
             return Enforcement(
                 network_none=True,
                 filesystem=True,
@@ -83,7 +64,7 @@ class Docker:
                 agent_hidden=False,
                 kill_tree="fail-closed",
                 isolation=Isolation.SANDBOXED_KERNEL,
-                gaps={"access overlay": overlay, "disk": overlay, **_SEALED_GAPS},
+                gaps={"access overlay": overlay, "disk": overlay, **SEALED_GAPS},
             )
         return Enforcement(
             network_none=True,
@@ -117,7 +98,7 @@ class Docker:
         own = {"HOME": "/root", "USER": "root"} if spec.preparing else {}
         box = DockerBox(engine, spec, policy, _environment(image) | own)
         try:
-            box.start(_Identity.of(engine, spec.project))
+            box.start(Identity.of(engine, spec.project))
         except BaseException:
             box.destroy()
             raise
@@ -127,24 +108,6 @@ class Docker:
         return account or "the container ended without a word", ["`docker events` and the engine's log may say more"]
 
 
-class _Identity(msgspec.Struct, frozen=True):
-    """Who commands run as, by the container's numbers."""
-
-    uid: int
-    gid: int
-    podman: bool = False
-
-    @classmethod
-    def of(cls, engine: Engine, project: Path) -> _Identity:
-        options = engine.call("GET", "/info", op="describe itself").get("SecurityOptions") or []
-        parts = engine.call("GET", "/version", op="say its version").get("Components") or []
-        podman = any("podman" in str(part.get("Name")).lower() for part in parts)
-        if any("rootless" in str(option) for option in options):
-            return cls(0, 0, podman)  # its root is the user who runs it
-        st = project.stat()
-        return cls(st.st_uid, st.st_gid, podman)
-
-
 class DockerBox:
     def __init__(self, engine: Engine, spec: BoxSpec, policy: Policy, environment: dict[str, str]) -> None:
         self._engine = engine
@@ -152,7 +115,7 @@ class DockerBox:
         self._container: str | None = None
         self._attached: AttachedStream | None = None
         self._scratch: Scratch | None = None
-        self.isolation = Isolation.SANDBOXED_KERNEL if policy.runtime in SEALED_RUNTIMES else Isolation.CONTAINER
+        self.isolation = Isolation.SANDBOXED_KERNEL if is_sealed(policy) else Isolation.CONTAINER
         self.policy = policy
         self.project = str(spec.project)
         self.environment: Mapping[str, str] = environment
@@ -160,12 +123,12 @@ class DockerBox:
         self.memory_group: Path | None = None
         self.stream: socket.socket | None = None
 
-    def start(self, identity: _Identity) -> None:
+    def start(self, identity: Identity) -> None:
         agent = ["--seccomp"]
         if not self._spec.preparing:  # a script that installs things is its container's root, as in any image's making
             agent += ["--as", str(AGENT_ID), str(AGENT_ID), "--user", str(identity.uid), str(identity.gid)]
-        agent += [w for f in self._spec.forwards for w in ("--forward", str(f.port), f"{_NET}/{f.socket}")]
-        sealed = self.policy.runtime in SEALED_RUNTIMES
+        agent += [w for f in self._spec.forwards for w in ("--forward", str(f.port), f"{NET}/{f.socket}")]
+        sealed = is_sealed(self.policy)
         if self._spec.listen is not None:
             if sealed:
                 raise PolicyRefused(
@@ -173,7 +136,7 @@ class DockerBox:
                     op="start",
                     fix_hints=["use it without `session start`, or another runtime for sessions"],
                 )
-            agent += ["--listen-path", f"{_SOCKETS}/{SOCKET}", "--ttl", str(max(1, round(self._spec.ttl)))]
+            agent += ["--listen-path", f"{SOCKETS}/{SOCKET}", "--ttl", str(max(1, round(self._spec.ttl)))]
             self._create(agent, identity, self._spec.listen, attach=False)
             self._run()
         elif sealed:
@@ -186,7 +149,7 @@ class DockerBox:
             sockets = self._scratch.path
             with listen_at(sockets) as listener:
                 (sockets / SOCKET).chmod(0o666)  # for the agent's uid; its directory is closed to others
-                self._create([*agent, "--connect", f"{_SOCKETS}/{SOCKET}"], identity, sockets, attach=False)
+                self._create([*agent, "--connect", f"{SOCKETS}/{SOCKET}"], identity, sockets, attach=False)
                 self._run()
                 self.stream = self._accept(listener)
             self._scratch.remove()  # nothing is there for a command to find
@@ -226,69 +189,11 @@ class DockerBox:
             raise StartFailed("there is no container", op="start")
         return self._container
 
-    def _create(self, agent: list[str], identity: _Identity, sockets: Path | None, *, attach: bool) -> None:
-        policy = self.policy
-        # Podman's tmpfs takes no owner: a home that everybody in the box may write is then the nearest.
-        home = "mode=1777" if identity.podman else f"mode=700,uid={identity.uid},gid={identity.gid}"
-        tmpfs = {"/tmp": "mode=1777", "/var/tmp": "mode=1777", "/run": "mode=755", BOX_HOME: home}  # noqa: S108
-        mounts = [_bind(program("boxagent"), _AGENT, writable=False)]
-        project = Mount(self._spec.project, self.project, writable=policy.access == "rw")
-        for mount in (project, *policy.mounts):
-            mounts.append(_bind(mount.host, mount.guest, mount.writable))
-            tmpfs |= dict.fromkeys(hidden_within(mount.host, mount.guest), "mode=700")
-            if mount.writable:
-                mounts += [_bind(own, place, writable=False) for own, place in frozen_within(mount.host, mount.guest)]
-        if self._spec.sockets is not None:
-            mounts.append(_bind(self._spec.sockets, _NET, writable=False))
-        if sockets is not None:
-            if os.geteuid() == 0 and not self._spec.preparing:
-                os.chown(sockets, AGENT_ID, AGENT_ID)  # root in the container has no capability to get past its mode
-            mounts.append(_bind(sockets, _SOCKETS, writable=True))
-        if identity.podman:
-            _refuse_what_podman_misreads(mounts)
-            # It would fill each with what it covers, which may be what is to be hidden.
-            tmpfs = {place: f"{options},notmpcopyup" for place, options in tmpfs.items()}
-        config: dict[str, Any] = {
-            "Image": policy.image,
-            "Entrypoint": [_AGENT],
-            "Cmd": agent,
-            "User": "0:0",
-            "WorkingDir": "/",
-            "Labels": labels(self._spec.label, self.project),
-            "OpenStdin": attach,
-            "StdinOnce": attach,  # the end of the stream is the end of the agent
-            "AttachStdin": attach,
-            "AttachStdout": attach,
-            "AttachStderr": attach,
-            "NetworkDisabled": policy.network != "full",
-            "HostConfig": {
-                "AutoRemove": True,
-                "NetworkMode": "default" if policy.network == "full" else "none",
-                "ReadonlyRootfs": not self._spec.preparing,
-                "CapDrop": ["ALL"],
-                "CapAdd": [*_AGENT_CAPABILITIES, *self._more_capabilities()],
-                "SecurityOpt": ["no-new-privileges"],
-                "IpcMode": "private",
-                "Mounts": mounts,
-                "Tmpfs": tmpfs,
-                "LogConfig": {"Type": "none"},
-                "Memory": (policy.memory_mb or 0) << 20,
-                "MemorySwap": (policy.memory_mb or 0) << 20,
-                "NanoCpus": round((policy.cpus or 0) * 1e9),
-                "PidsLimit": policy.pids or 0,
-                **({"Runtime": policy.runtime} if policy.runtime else {}),
-                **({"Ulimits": _own_limits()} if identity.podman else {}),
-            },
-        }
+    def _create(self, agent: list[str], identity: Identity, sockets: Path | None, *, attach: bool) -> None:
+        config = container_config(self._spec, self.policy, identity, agent, sockets, attach=attach)
         query = {"name": self._spec.label}
         answer = self._engine.call("POST", "/containers/create", op="create a container", query=query, body=config)
         self._container = answer["Id"]
-
-    def _more_capabilities(self) -> tuple[str, ...]:
-        if self._spec.preparing:
-            return _INSTALLING
-        # Of the sandbox's own kernel: for --carry, and to drop what it needs before any command runs.
-        return ("SYS_ADMIN", "SETPCAP") if self.policy.runtime in SEALED_RUNTIMES else ()
 
     def _run(self) -> None:
         self._engine.call("POST", f"/containers/{self._id}/start", op="start the container")
@@ -332,29 +237,3 @@ def _environment(image: Mapping[str, Any]) -> dict[str, str]:
     ours = {name: value for name, value in forwarded().items() if name not in _OWN_VARIABLES}
     path = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
     return {**path, **ours, **own, "HOME": BOX_HOME, "USER": "box", "TMPDIR": "/tmp"}  # noqa: S108
-
-
-def _refuse_what_podman_misreads(mounts: list[dict[str, Any]]) -> None:
-    """It takes apart what it is given whole: a path with a colon or a comma would be read as options."""
-    for mount in mounts:
-        odd = [path for path in (mount["Source"], mount["Target"]) if ":" in path or "," in path]
-        if odd:
-            raise PathRefused(
-                f"Podman can't mount {odd[0]!r}: a path there has neither colons nor commas",
-                op="start",
-                fix_hints=["rename the directory, or use a Docker engine"],
-                details={"path": odd[0]},
-            )
-
-
-def _own_limits() -> list[dict[str, Any]]:
-    """Podman asks for limits of its own, which a machine may not have to give; such as ours are to be had."""
-    limits = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC}
-    return [
-        {"Name": name, "Soft": min(soft, _MOST), "Hard": min(hard, _MOST)}
-        for name, (soft, hard) in ((name, resource.getrlimit(each)) for name, each in limits.items())
-    ]
-
-
-def _bind(source: Path, target: str, writable: bool) -> dict[str, Any]:
-    return {"Type": "bind", "Source": str(source), "Target": target, "ReadOnly": not writable}

@@ -8,7 +8,8 @@ from proofbox.errors import EngineRefused, PolicyRefused
 from proofbox.sandbox.contract import Box, BoxSpec
 from proofbox.sandbox.engine import Engine
 from proofbox.sandbox.engine_images import engine_image, inspect_image
-from proofbox.sandbox.providers.docker import SEALED_RUNTIMES, DockerBox
+from proofbox.sandbox.providers.container_config import is_sealed
+from proofbox.sandbox.providers.docker import DockerBox
 
 REPOSITORY = "proofbox-provisioned"
 LABEL = "proofbox.provisioned"
@@ -24,7 +25,7 @@ class ImageKeeper:
             raise PolicyRefused(
                 "docker needs an image to prepare", op="provision", fix_hints=["name one: --image NAME"]
             )
-        if policy.runtime in SEALED_RUNTIMES:
+        if is_sealed(policy):
             raise PolicyRefused(
                 f"runtime {policy.runtime} keeps what is written to itself, so that it can't be made an image",
                 op="provision",
