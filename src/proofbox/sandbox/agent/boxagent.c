@@ -92,6 +92,7 @@ enum { F_CGROUP = 1, F_UID_SPLIT = 2, F_LANDLOCK = 4, F_SECCOMP = 8, F_PID1 = 16
 #define MAX_TAIL (32u << 20)
 #define MAX_RELAYS 512
 #define FIRST_TAG 0x70000000u    /* groups from here on mark commands, and nobody has them otherwise */
+#define LAST_TAG 0x76000000u
 #define KILL_PATIENCE_US 5000000 /* a tree that outlives SIGKILL this long hangs in the kernel: said, not waited for */
 
 struct buffer { uint8_t *data; size_t start, end, size; };
@@ -448,7 +449,7 @@ static int kill_tagged(gid_t tag) {
         for (char *end; *groups && *groups != '\n'; groups = end) {
             unsigned long group = strtoul(groups, &end, 10);
             if (end == groups) break;
-            other |= group >= FIRST_TAG && group < next_tag && group != tag;
+            other |= group >= FIRST_TAG && group < LAST_TAG && group != tag;
         }
         if (other) continue;
         found++;
