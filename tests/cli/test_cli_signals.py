@@ -41,6 +41,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
         held.detach()
         yield held.id
         boxes.stop_session(held.id)
+        boxes.prune_sessions()
 
 
 @pytest.mark.needs("bubblewrap")

@@ -136,7 +136,8 @@ def test_a_session_that_outlives_its_client_keeps_its_way_out_and_no_other(tmp_p
         assert '"denied"' in log
         assert "other.example" in log
         boxes.stop_session(id)
-    wait_for_no_outlet()
+        wait_for_no_outlet()
+        assert id in boxes.prune_sessions()
 
 
 @pytest.mark.needs("bubblewrap")
@@ -153,6 +154,7 @@ def test_a_proxy_that_is_killed_leaves_no_way_out_and_a_box_that_ends_no_proxy(t
         wait_for_no_outlet()
         boxes.start_session(provider="bubblewrap", network=f"allow:127.0.0.1:{port}", detached=True, ttl=1).detach()
         wait_for_no_outlet()  # by its time to live
+        boxes.prune_sessions()
 
 
 def test_where_there_is_no_box_an_allowlist_is_refused(tmp_path: Path) -> None:
