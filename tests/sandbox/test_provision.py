@@ -129,6 +129,12 @@ def test_who_can_keep_nothing_refuses(project: Path) -> None:
         boxes.exec(["true"])
 
 
+def test_a_script_that_is_not_there_is_said_before_anything_is_written(project: Path) -> None:
+    with pytest.raises(UsageError, match="is not there"):
+        initialize(project, Settings(provision="nowhere"))
+    assert not (project / config.PROJECT_FILE).exists()
+
+
 def test_a_script_needs_the_user_s_word_and_is_the_project_s(project: Path) -> None:
     (project / ".proofbox").mkdir()
     (project / config.PROJECT_FILE).write_text('provision = "prepare"')

@@ -122,6 +122,7 @@ def is_trusted(project: Path, data: bytes, settings: Settings) -> bool:
 def write(project: Path, settings: Settings) -> Path:
     """Write the project's file, and trust it: who writes it by this function has seen it."""
     path = project / PROJECT_FILE
+    script(project, settings, given=True)  # one that is not there is said before anything is written
     path.parent.mkdir(mode=0o755, exist_ok=True)
     write_document(path, render(settings).encode())
     trust(project)
