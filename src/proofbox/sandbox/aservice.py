@@ -71,7 +71,7 @@ class AsyncSession:
         before = inside.oom_kills()
         self._house.tell(Event("exec", "started", self.id))
         try:
-            call = await self._connection.run(request, options.get("on_output"))
+            call = await self._connection.run(request, options.get("on_output"), options.get("on_start"))
             result = inside.result(call, before)
         except ProofboxError as error:
             self._house.tell(Event("exec", "failed", self.id, {"code": error.code}))
