@@ -40,6 +40,11 @@ class AsyncConnection:
         return self._calls.hello
 
     @property
+    def running(self) -> int:
+        """How many commands this client waits for."""
+        return len(self._calls)
+
+    @property
     def lost(self) -> bool:
         """Whether the box was seen to be gone."""
         return self._lost is not None
