@@ -83,7 +83,7 @@ def test_an_async_client_can_hold_a_box_still_too(tmp_path: Path) -> None:
     async def hold() -> None:
         async with AsyncSandboxes(tmp_path) as boxes, await boxes.start_session(provider="bubblewrap") as session:
             await session.exec(["sh", "-c", f"({TWINS}) >/dev/null 2>&1 & until [ -s two ]; do :; done"])
-            async with session.frozen():
+            async with await session.frozen():
                 assert await session.commands_alive() == 1
                 before = (tmp_path / "one").read_text()
                 await anyio.sleep(0.05)

@@ -82,9 +82,12 @@ class AsyncSession:
         )
         return result
 
+    async def frozen(self) -> contextlib.AbstractAsyncContextManager[None]:
+        """Nothing in the box runs within the block, `async with await session.frozen()`; see `freezing.py`."""
+        return self._frozen()
+
     @contextlib.asynccontextmanager
-    async def frozen(self) -> AsyncIterator[None]:
-        """Nothing in the box runs within the block; see `freezing.py`."""
+    async def _frozen(self) -> AsyncIterator[None]:
         held = freezing.frozen(self.id)
         await run_sync(held.__enter__)
         try:
