@@ -56,6 +56,7 @@ COMMANDS = (
     Command("workspace verify", "workspace:verify", "Hash the whole stored history again."),
     Command("workspace gc", "workspace:gc", "Drop what no snapshot needs."),
     Command("suite lint", "suite:lint", "Check a suite's file."),
+    Command("suite schema", "suite:schema", "Print the JSON Schema of a suite's file, for editors."),
     Command("suite run", "suite:run", "Run the missions of a suite, and keep the proof."),
     Command("suite resume", "suite:resume", "Go on with a run that was interrupted or killed."),
     Command("suite report", "suite:report", "Show what came of a run."),

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import anyio
 import msgspec
 from cyclopts import Parameter
 
+from proofbox.agents.contract import AgentRuntime
 from proofbox.agents.registry import installed
-from proofbox.agents.strategies import decide_chain
+from proofbox.agents.strategies import decide_chain, first_usable
 from proofbox.cli.commands import flags
 from proofbox.cli.commands.progress import Progress
 from proofbox.cli.output import Document, ErrorBody, columns, show, write_json
@@ -37,6 +39,11 @@ class LintDocument(Document, frozen=True, kw_only=True):
     sha256: str | None
     problems: tuple[reading.Problem, ...]
     error: ErrorBody | None = None
+
+
+class SchemaDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.suite_schema/1"
+    json_schema: dict[str, Any]
 
 
 class AttemptFacts(msgspec.Struct, frozen=True):
@@ -112,6 +119,21 @@ def lint(spec: SpecPath, *, json: flags.Json = False) -> int:
     return 0 if suite is not None else 1
 
 
+def schema(*, json: flags.Json = False) -> int:
+    """Print the JSON Schema of a suite's file: for editors that complete and check TOML.
+
+    For example:
+      proofbox suite schema > suite.schema.json
+    """
+    found = reading.json_schema()
+    show(
+        SchemaDocument(json_schema=found),
+        lambda: msgspec.json.format(msgspec.json.encode(found)).decode(),
+        as_json=json,
+    )
+    return 0
+
+
 def run(
     spec: SpecPath,
     *,
@@ -174,6 +196,7 @@ def run(
         flags=said,
     )
     plan.runtime_settings().check(chain, installed())
+    anyio.run(_preflight, plan)
     create_run(plan, out)
     return _conduct(out, plan.run_id, json=json, jsonl=jsonl)
 
@@ -196,6 +219,15 @@ def report(run: RunPath = Path("out"), *, json: flags.Json = False) -> int:
     """
     out, run_id = find_run(run)
     return _show(out, run_id, json=json)
+
+
+async def _preflight(plan: Plan) -> None:
+    """Whether any agent of the chain could be used, before anything is written or started."""
+
+    async def found(_: AgentRuntime) -> None:
+        return None
+
+    await first_usable(plan.parsed_chain(), installed(), found, settings=plan.runtime_settings())
 
 
 def _conduct(out: Path, run_id: str, *, json: bool, jsonl: bool) -> int:
