@@ -19,6 +19,7 @@ from proofbox.agents.contract import Capabilities, RuntimeProbe, SessionOptions
 from proofbox.agents.dialects import DialectName, dialect_named
 from proofbox.agents.events import Delta, Event, Integrity, Message, Notice
 from proofbox.agents.feed import Turn
+from proofbox.agents.funnel.server import Funnel
 from proofbox.agents.hosted import HostedSession
 from proofbox.agents.settings import read_settings
 from proofbox.core.clock import Clock
@@ -33,7 +34,7 @@ from proofbox.errors import (
 )
 from proofbox.sandbox.aprocess import AsyncProcess, open_process
 from proofbox.sandbox.aservice import AsyncSandboxes, AsyncSession
-from proofbox.sandbox.contract import ExecResult
+from proofbox.sandbox.contract import ExecResult, Mount
 from proofbox.sandbox.inside import PolicyOptions
 
 PLACE_OF_THE_PROMPT = "{prompt}"
@@ -50,6 +51,8 @@ class ProcessSettings(msgspec.Struct, frozen=True):
     """What the program needs besides the box: HOST:GUEST[:ro|rw]."""
     on_host: bool = True
     """The program is one of this machine's, to be found by its PATH. False: the image of the box has it."""
+    funnel: bool = True
+    """`proofbox run -- COMMAND` in the box has the supervisor run it, and record it. There is none without a box."""
 
 
 class ProcessRuntime:
@@ -107,14 +110,28 @@ class ProcessSession(HostedSession):
         self._boxes = AsyncSandboxes(options.workspace, clock=self._clock, ids=self._ids)
         self._box: AsyncSession | None = None
         self._running: dict[str, AsyncProcess] = {}
+        self._funnel: Funnel | None = None
 
     async def open(self) -> None:
         options = self.options
         policy: PolicyOptions = {**options.policy}
-        policy["mounts"] = [*(options.policy.get("mounts") or ()), *self._said.mounts]
+        mounts: list[str | Mount] = [*(options.policy.get("mounts") or ()), *self._said.mounts]
         provider = options.provider if options.sandboxed else "off"
-        self._box = await self._boxes.start_session(provider=provider, **policy)
+        if self._said.funnel and provider != "off":
+            self._funnel = Funnel(
+                options.scratch / self.id, self.tell_of, options.approvals, ids=self._ids, clock=self._clock
+            )
+            mounts += self._funnel.mounts()
+        policy["mounts"] = mounts
+        try:
+            self._box = await self._boxes.start_session(provider=provider, **policy)
+        except BaseException:
+            if self._funnel is not None:
+                self._funnel.close()
+            raise
         await super().open()
+        if self._funnel is not None:
+            self._background.spawn(self._funnel.serve, self._box)
 
     def facts(self) -> Mapping[str, Any]:
         assert self._box is not None  # noqa: S101 (opened before anyone has it)
@@ -127,14 +144,20 @@ class ProcessSession(HostedSession):
             "sandboxed": info.isolation.value != "none",
             "command": list(self._said.command),
             "output": self._said.output,
+            # A runtime of the engine's other than its own (gVisor) passes no sockets on.
+            "funnel": self._funnel is not None and info.policy.runtime is None,
         }
 
     async def _play(self, turn: Turn, prompt: str) -> None:
         assert self._box is not None  # noqa: S101 (opened before anyone has it)
         argv = _argv(self._said, prompt)
         speech = _Speech(self._said.output)
+        env = self.options.env
+        if self._funnel is not None:
+            self._funnel.begin_turn(turn)
+            env = self._funnel.environment(turn, self._box, env)
         try:
-            async with open_process(self._box, argv, env=self.options.env) as process:
+            async with open_process(self._box, argv, env=env) as process:
                 self._running[turn.id] = process
                 try:
                     result = await self._converse(turn, process, prompt, speech)
@@ -142,6 +165,9 @@ class ProcessSession(HostedSession):
                     self._running.pop(turn.id, None)
         except (CommandNotFound, CommandNotExecutable) as error:
             raise RuntimeStartFailed(error.message, op="turn", fix_hints=error.fix_hints) from error
+        finally:
+            if self._funnel is not None:
+                await self._funnel.end_turn(turn)
         for event in speech.end(result):
             await self.tell_of(turn, event)
         failure = speech.failure or _failure_of(result)

@@ -1,0 +1,99 @@
+"""One call through the funnel, as it is told: asked for, begun, and ended with the outcome it really had."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+import anyio
+import msgspec
+
+from proofbox.agents.approvals import decide
+from proofbox.agents.contract import ApprovalRule
+from proofbox.agents.events import Decision, Delta, Event, ItemStarted, ToolCall, ToolStatus
+from proofbox.core.clock import Clock
+from proofbox.core.ids import IdSource
+from proofbox.core.text import preview
+from proofbox.sandbox.contract import Output
+
+OUTPUT_LIMIT = 1 << 20
+COMMAND_LIMIT = 64 << 10
+
+Tell = Callable[[Event], Awaitable[None]]
+
+
+class Kept:
+    """The beginning of an output, as much of it as is recorded, and how much more there was."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+        self._more = 0
+
+    def add(self, data: bytes) -> None:
+        room = OUTPUT_LIMIT - len(self._data)
+        self._data += data[:room]
+        self._more += max(0, len(data) - room)
+
+    def text(self) -> str:
+        gap = f"\n[proofbox: {self._more} bytes left out]\n" if self._more else ""
+        return self._data.decode("utf-8", "replace") + gap
+
+
+class Scribe:
+    """Tells the calls of one turn. Their ids are ours, so that no agent can guess one and speak for it."""
+
+    def __init__(self, tell: Tell, rules: Sequence[ApprovalRule], ids: IdSource, clock: Clock) -> None:
+        self.tell = tell
+        self.rules = rules
+        self.ids = ids
+        self.clock = clock
+
+    def call(self, tool: str, command: str, cwd: str = "") -> Call:
+        return Call(self, tool, preview(command, COMMAND_LIMIT)[0], cwd, subject=command)
+
+
+class Call:
+    def __init__(self, scribe: Scribe, tool: str, command: str, cwd: str, *, subject: str) -> None:
+        self._scribe = scribe
+        self._subject = subject
+        self._began = scribe.clock.monotonic()
+        self._told = ToolCall(
+            session="",
+            item=scribe.ids.new_id("call"),
+            tool=tool,
+            command=command,
+            cwd=cwd,
+            status="abandoned",
+            source="observed",
+        )
+
+    async def begin(self, method: str) -> str | None:
+        """Tell that it begins; or that a rule declines it, whose name this returns."""
+        decided = decide(self._subject, self._scribe.rules)
+        if decided is not None:
+            answer, rule = decided
+            asked = Decision(
+                session="",
+                item=self._told.item,
+                method=method,
+                subject=self._told.command,
+                answer=answer,
+                rule=rule,
+            )
+            await self._scribe.tell(asked)
+            if answer != "accept":
+                await self.end("declined")
+                return rule
+        await self._scribe.tell(ItemStarted(session="", item=self._told.item, kind=self._told.tool))
+        return None
+
+    async def show(self, piece: Output) -> None:
+        """Output for whoever watches; also a sign of life."""
+        text = piece.data.decode("utf-8", "replace")
+        await self._scribe.tell(Delta(session="", item=self._told.item, kind="output", text=text))
+
+    async def end(self, status: ToolStatus, *, exit_code: int | None = None, output: str = "") -> None:
+        """Tell it, whoever is being cancelled meanwhile: what was done must not go unrecorded."""
+        took = round((self._scribe.clock.monotonic() - self._began) * 1000, 3)
+        told = msgspec.structs.replace(self._told, status=status, exit_code=exit_code, duration_ms=took, output=output)
+        with anyio.CancelScope(shield=True):
+            await self._scribe.tell(told)
