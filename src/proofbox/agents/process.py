@@ -21,6 +21,7 @@ from proofbox.agents.events import Delta, Event, Integrity, Message, Notice
 from proofbox.agents.feed import Turn
 from proofbox.agents.funnel.server import Funnel
 from proofbox.agents.hosted import HostedSession
+from proofbox.agents.lines import Lines
 from proofbox.agents.settings import read_settings
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
@@ -203,7 +204,7 @@ class _Speech:
 
     def __init__(self, output: DialectName) -> None:
         self._dialect = dialect_named(output)
-        self._lines = _Lines()
+        self._lines = Lines(LINE_LIMIT)
         decoder = codecs.getincrementaldecoder("utf-8")
         self._decoders = {stream: decoder("replace") for stream in ("stdout", "stderr")}
 
@@ -239,32 +240,6 @@ class _Speech:
             yield Integrity(session="", code="line_too_long", message=message)
         if line.strip():
             yield from self._dialect.translate(line)
-
-
-class _Lines:
-    """Cuts a stream into lines, and holds no more than LINE_LIMIT of one."""
-
-    def __init__(self) -> None:
-        self._held = bytearray()
-        self._cut = False
-
-    def feed(self, data: bytes) -> Iterator[tuple[bytes, bool]]:
-        *whole, rest = data.split(b"\n")
-        for line in whole:
-            self._hold(line)
-            yield from self.end()
-        self._hold(rest)
-
-    def end(self) -> Iterator[tuple[bytes, bool]]:
-        line, cut = bytes(self._held), self._cut
-        self._held, self._cut = bytearray(), False
-        if line:
-            yield line, cut
-
-    def _hold(self, data: bytes) -> None:
-        room = LINE_LIMIT - len(self._held)
-        self._held += data[:room]
-        self._cut = self._cut or len(data) > room
 
 
 async def _quietly(work: Any) -> None:

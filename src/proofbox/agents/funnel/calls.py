@@ -38,17 +38,34 @@ class Kept:
         return self._data.decode("utf-8", "replace") + gap
 
 
+class Allowance:
+    """How many calls a session may have: a record must not grow for ever."""
+
+    def __init__(self, calls: int) -> None:
+        self.calls = calls
+        self._left = calls
+
+    def take(self) -> bool:
+        """Whether there was one left; there is one less now."""
+        self._left -= 1
+        return self._left >= 0
+
+
 class Scribe:
     """Tells the calls of one turn. Their ids are ours, so that no agent can guess one and speak for it."""
 
-    def __init__(self, tell: Tell, rules: Sequence[ApprovalRule], ids: IdSource, clock: Clock) -> None:
+    def __init__(
+        self, tell: Tell, rules: Sequence[ApprovalRule], may_call: Callable[[], bool], ids: IdSource, clock: Clock
+    ) -> None:
         self.tell = tell
+        self.may_call = may_call
         self.rules = rules
         self.ids = ids
         self.clock = clock
 
-    def call(self, tool: str, command: str, cwd: str = "") -> Call:
-        return Call(self, tool, preview(command, COMMAND_LIMIT)[0], cwd, subject=command)
+    def call(self, tool: str, command: str, cwd: str = "", *, subject: str = "") -> Call:
+        """`subject` is what the rules are about, where that is not the command."""
+        return Call(self, tool, preview(command, COMMAND_LIMIT)[0], cwd, subject=subject or command)
 
 
 class Call:
@@ -75,7 +92,7 @@ class Call:
                 session="",
                 item=self._told.item,
                 method=method,
-                subject=self._told.command,
+                subject=preview(self._subject, COMMAND_LIMIT)[0],
                 answer=answer,
                 rule=rule,
             )

@@ -67,7 +67,7 @@ MakeCarriage = Callable[[AsyncProcess, Peer], Carriage]
 
 
 async def run_command(
-    box: AsyncSession, asked: Asked, cwd: str, peer: Peer, call: Call, carriage: MakeCarriage, seconds: float
+    box: AsyncSession, asked: Asked, cwd: str, peer: Peer, call: Call, carriage: MakeCarriage, seconds: float | None
 ) -> None:
     """Run it to its end, tell the call's, then say it to the peer. Cancelled, the command is dead first."""
     kept = Kept()
@@ -103,7 +103,7 @@ async def _converse(
     call: Call,
     make: MakeCarriage,
     kept: Kept,
-    seconds: float,
+    seconds: float | None,
 ) -> ExecResult | None:
     """The result; None where its time was up."""
     async with open_process(box, asked.argv, env=asked.env, cwd=cwd) as process:

@@ -19,8 +19,10 @@ import msgspec
 from proofbox.agents.contract import ApprovalRule
 from proofbox.agents.events import Event, Notice
 from proofbox.agents.feed import Turn
-from proofbox.agents.funnel.calls import Scribe
+from proofbox.agents.funnel import HELPER, SOCKET_PLACE
+from proofbox.agents.funnel.calls import Allowance, Scribe
 from proofbox.agents.funnel.command import FAILED, GONE, Bytes, Carriage, run_command
+from proofbox.agents.funnel.mcp import ToolRelay
 from proofbox.agents.funnel.wire import Asked, Garbled, Peer
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
@@ -31,8 +33,6 @@ from proofbox.sandbox.binaries import program
 from proofbox.sandbox.contract import Mount
 from proofbox.sandbox.unixpath import SOCKET, listen_at
 
-PLACE = PurePosixPath("/run/proofbox")
-"""In the box."""
 DECLINED = 126
 TURN_VARIABLE = "PROOFBOX_TURN"
 _GO_ON = 0.1
@@ -77,7 +77,7 @@ class Funnel:
         self._clock = clock
         self._bounds = bounds or Bounds()
         self._turns: dict[str, _Hosted] = {}
-        self._calls = 0
+        self._allowance = Allowance(self._bounds.calls)
         directory.mkdir(mode=0o700)
         self._socket = listen_at(directory)
         self._path.chmod(0o666)  # the box has uids of its own; who may come this far, the directory says
@@ -88,8 +88,8 @@ class Funnel:
 
     def mounts(self) -> tuple[Mount, ...]:
         return (
-            Mount(self._path, str(PLACE / "funnel")),
-            Mount(program("boxrun"), str(PLACE / "bin" / "proofbox")),
+            Mount(self._path, SOCKET_PLACE),
+            Mount(program("boxrun"), HELPER),
         )
 
     def environment(self, turn: Turn, box: AsyncSession, env: Mapping[str, str]) -> dict[str, str]:
@@ -97,8 +97,8 @@ class Funnel:
         path = env.get("PATH") or box.inside.environment.get("PATH", "")
         return {
             **env,
-            "PATH": f"{PLACE / 'bin'}:{path}",
-            "PROOFBOX_FUNNEL": str(PLACE / "funnel"),
+            "PATH": f"{PurePosixPath(HELPER).parent}:{path}",
+            "PROOFBOX_FUNNEL": SOCKET_PLACE,
             TURN_VARIABLE: turn.id,
         }
 
@@ -106,7 +106,7 @@ class Funnel:
         async def tell(event: Event) -> None:
             await self._tell_of(turn, event)
 
-        self._turns[turn.id] = _Hosted(turn, Scribe(tell, self._rules, self._ids, self._clock))
+        self._turns[turn.id] = _Hosted(turn, Scribe(tell, self._rules, self._allowance.take, self._ids, self._clock))
 
     async def end_turn(self, turn: Turn) -> None:
         """End its calls, and wait until each has been told. May be repeated."""
@@ -163,10 +163,9 @@ class Funnel:
         hosted = self._turn_of(asked)
         if hosted is None:
             return await peer.fail(FAILED, "no turn is under way that this could be a part of")
-        if self._calls >= self._bounds.calls:
+        if not self._allowance.take():
             self._refuse(hosted)
-            return await peer.fail(FAILED, f"this session has had its {self._bounds.calls} calls")
-        self._calls += 1
+            return await peer.fail(FAILED, f"this session has had its {self._allowance.calls} calls")
         scope, done = anyio.CancelScope(), anyio.Event()
         hosted.under_way[scope] = done
         try:
@@ -192,9 +191,11 @@ class Funnel:
             return await peer.fail(FAILED, error.message)
 
         def carriage(process: AsyncProcess, peer: Peer) -> Carriage:
-            return Bytes(process, peer)
+            return ToolRelay(process, peer, scribe) if asked.mode == "mcp" else Bytes(process, peer)
 
-        return await run_command(box, asked, cwd, peer, call, carriage, self._bounds.call_seconds)
+        # A server of tools lasts as long as its turn.
+        seconds = None if asked.mode == "mcp" else self._bounds.call_seconds
+        return await run_command(box, asked, cwd, peer, call, carriage, seconds)
 
     def _turn_of(self, asked: Asked) -> _Hosted | None:
         """The one that is under way; of several, the one the program says it belongs to."""
