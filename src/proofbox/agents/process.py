@@ -191,6 +191,8 @@ class ProcessSession(HostedSession):
         return await process.wait()
 
     async def _kill(self, turn: Turn) -> None:
+        if self._funnel is not None:
+            await self._funnel.end_turn(turn)
         process = self._running.get(turn.id)
         if process is not None:
             await process.kill()

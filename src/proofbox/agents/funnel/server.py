@@ -119,7 +119,8 @@ class Funnel:
                 await done.wait()
             if hosted.refused:
                 message = f"{hosted.refused} requests to the funnel were none, or too many"
-                await self._tell_of(turn, Notice(session="", kind="funnel_refused", message=message))
+                with contextlib.suppress(ProofboxError):  # a listener that failed: the turn's end says so
+                    await self._tell_of(turn, Notice(session="", kind="funnel_refused", message=message))
 
     async def serve(self, box: AsyncSession) -> None:
         """Until it is cancelled. Whatever comes, this does not raise."""
