@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import textwrap
@@ -9,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 from drive import Driven, drive
 from hypothesis import given
 from hypothesis import strategies as st
 
 from proofbox.agents.contract import ApprovalRule, TurnResult
-from proofbox.agents.events import Decision, Notice, ToolCall, TurnEnded
+from proofbox.agents.events import Decision, Event, Notice, ToolCall, TurnEnded
+from proofbox.agents.funnel.server import Bounds, Funnel
 from proofbox.agents.funnel.wire import MAX_REQUEST, Garbled, parse_request
 from proofbox.agents.process import ProcessRuntime
 
@@ -214,6 +217,19 @@ def test_a_working_directory_outside_the_workspace_is_refused(tmp_path: Path) ->
     assert [call.status for call in driven.of(ToolCall)] == ["failed"]
 
 
+def test_any_name_and_any_argument_can_be_recorded(tmp_path: Path) -> None:
+    script = r"""
+        d=$(printf 'x\377\n\033[2J'); mkdir "$d" && cd "$d"
+        X=$(printf '\376') proofbox run -n -- sh -c 'printf "$X$0"' "$d" | od -c
+    """
+    result, driven = play(tmp_path, script)
+    assert result.final_message.split()[1:4] == ["376", "x", "377"]
+    (call,) = driven.of(ToolCall)
+    assert call.exit_code == 0
+    json.dumps(msgspec.to_builtins(call)).encode()
+    assert "\ufffd" in call.cwd
+
+
 # What an agent may try
 
 
@@ -346,6 +362,51 @@ def test_a_reader_that_does_not_read_holds_its_own_command_only(tmp_path: Path) 
     told = {call.command: call for call in driven.of(ToolCall)}
     assert told["echo fine"].status == "completed"
     assert told["head -c 50000000 /dev/zero"].status != "completed"
+
+
+def bounded(monkeypatch: pytest.MonkeyPatch, **bounds: Any) -> None:
+    monkeypatch.setattr("proofbox.agents.process.Funnel", functools.partial(Funnel, bounds=Bounds(**bounds)))
+
+
+def test_a_command_without_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bounded(monkeypatch, call_seconds=0.3)
+    result, driven = play(tmp_path, "proofbox run -n -- sh -c 'echo begun; sleep 1000'; echo $?")
+    assert result.final_message == "begun\n124\n"
+    assert [call[1:] for call in calls(driven)] == [("failed", 124, "begun\n")]
+
+
+def test_a_session_has_so_many_calls_and_so_much_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bounded(monkeypatch, calls=3, output=(1 << 20) + 10)
+    script = "for n in 1 2 3 4 5; do proofbox run -n -- sh -c 'seq 1 2000' | wc -l; done"
+    result, driven = play(tmp_path, script)
+    assert result.final_message.split() == ["2000"] * 3 + ["0"] * 2
+    assert [len(call.output) < 3000 for call in driven.of(ToolCall)] == [False, True, True]
+    (notice,) = driven.of(Notice)
+    assert notice.message.startswith("2 requests")
+
+
+def test_those_who_ask_for_nothing_are_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bounded(monkeypatch, request_seconds=0.2)
+    program = """
+        held = [connect() for _ in range(40)]
+        s = connect(); s.sendall(request(b"echo", b"fine")); all_of(s)
+    """
+    _, driven = speak(tmp_path, program)
+    assert calls(driven) == [("echo fine", "completed", 0, "fine\n")]
+
+
+def test_a_record_that_breaks_fails_the_turn_and_nobody_waits(tmp_path: Path) -> None:
+    async def work(driven: Driven) -> None:
+        async def break_down(event: Event) -> None:
+            if isinstance(event, ToolCall):
+                raise OSError("disk full")
+
+        driven.session.add_listener(break_down)
+        result = await driven.turn()
+        assert result.error is not None
+        assert (result.status, result.error.code) == ("failed", "RUNTIME_LISTENER_FAILURE")
+
+    drive(ProcessRuntime(), tmp_path, {"command": ["sh", "-c", "proofbox run -n -- true; echo x; sleep 0.1"]}, work)
 
 
 @given(st.binary(max_size=300) | st.lists(st.binary(max_size=8)).map(lambda words: b"\0".join([b"1", b"run", *words])))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from drive import Driven, drive
 
+import proofbox
 from proofbox.agents.contract import ApprovalRule, TurnResult
 from proofbox.agents.events import Decision, ToolCall
 from proofbox.agents.process import ProcessRuntime
@@ -60,7 +61,9 @@ anyio.run(main)
 """
 
 
-def play(base: Path, files: dict[str, str], command: list[str], **options: Any) -> tuple[TurnResult, Driven]:
+def play(
+    base: Path, files: dict[str, str], command: list[str], *, mounts: list[str] = PYTHON, **options: Any
+) -> tuple[TurnResult, Driven]:
     (base / "workspace").mkdir()
     for name, text in files.items():
         (base / "workspace" / name).write_text(textwrap.dedent(text))
@@ -69,7 +72,7 @@ def play(base: Path, files: dict[str, str], command: list[str], **options: Any) 
     async def work(driven: Driven) -> None:
         results.append(await driven.turn())
 
-    driven = drive(ProcessRuntime(), base, {"command": command, "mounts": PYTHON}, work, **options)
+    driven = drive(ProcessRuntime(), base, {"command": command, "mounts": mounts}, work, **options)
     return results[0], driven
 
 
@@ -153,3 +156,13 @@ def test_a_call_that_is_never_answered_is_abandoned(tmp_path: Path) -> None:
         ("mcp/slow", "abandoned", None),
         ("command", "failed", 3),
     ]
+
+
+def test_proofbox_itself_in_a_box_hands_over(tmp_path: Path) -> None:
+    """With the whole of proofbox in the box, and first on its PATH, `run` is the same."""
+    source = Path(proofbox.__file__).parents[1]
+    mounts = PYTHON if source.is_relative_to(sys.prefix) else [*PYTHON, f"{source}:{source}:ro"]
+    script = f"{sys.executable} -m proofbox run -n -- sh -c 'exit 5'; echo $?"
+    result, driven = play(tmp_path, {}, ["sh", "-c", script], mounts=mounts)
+    assert result.final_message == "5\n"
+    assert [(call.command, call.exit_code) for call in driven.of(ToolCall)] == [("sh -c 'exit 5'", 5)]

@@ -122,9 +122,8 @@ class ProcessSession(HostedSession):
             self._funnel = Funnel(
                 options.scratch / self.id, self.tell_of, options.approvals, ids=self._ids, clock=self._clock
             )
-            mounts += self._funnel.mounts()
-        policy["mounts"] = mounts
         try:
+            policy["mounts"] = [*mounts, *(self._funnel.mounts() if self._funnel is not None else ())]
             self._box = await self._boxes.start_session(provider=provider, **policy)
         except BaseException:
             if self._funnel is not None:
@@ -199,6 +198,11 @@ class ProcessSession(HostedSession):
 
     async def _release(self) -> None:
         await self._boxes.close()
+
+    async def close(self) -> None:
+        await super().close()
+        if self._funnel is not None:
+            self._funnel.close()
 
 
 class _Speech:

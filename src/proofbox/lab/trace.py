@@ -143,7 +143,7 @@ class Trace:
 
     def _tool_call(self, event: ToolCall) -> None:
         self._open.discard(event.item)
-        self.calls.append(event)
+        self.calls.append(msgspec.structs.replace(event, output=""))  # a long attempt's outputs are in its bundle
         output = self._redactor.redact(event.output).encode("utf-8", "replace")
         self.output_bytes += len(output)
         shown, cut = preview(output, PREVIEW)

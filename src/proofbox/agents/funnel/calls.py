@@ -16,34 +16,23 @@ from proofbox.core.text import preview
 from proofbox.sandbox.contract import Output
 
 OUTPUT_LIMIT = 1 << 20
+LEAST_OUTPUT = 2 << 10
 COMMAND_LIMIT = 64 << 10
 
 Tell = Callable[[Event], Awaitable[None]]
 
 
-class Kept:
-    """The beginning of an output, as much of it as is recorded, and how much more there was."""
-
-    def __init__(self) -> None:
-        self._data = bytearray()
-        self._more = 0
-
-    def add(self, data: bytes) -> None:
-        room = OUTPUT_LIMIT - len(self._data)
-        self._data += data[:room]
-        self._more += max(0, len(data) - room)
-
-    def text(self) -> str:
-        gap = f"\n[proofbox: {self._more} bytes left out]\n" if self._more else ""
-        return self._data.decode("utf-8", "replace") + gap
-
-
 class Allowance:
-    """How many calls a session may have: a record must not grow for ever."""
+    """What the record of a session may grow to: so many calls, and so much of their output."""
 
-    def __init__(self, calls: int) -> None:
+    def __init__(self, calls: int, output: int) -> None:
         self.calls = calls
+        self.output = output
         self._left = calls
+
+    def room(self, used: int) -> int:
+        """How much more of an output is kept of which `used` bytes are: little, where there was too much before."""
+        return max(0, (OUTPUT_LIMIT if self.output > OUTPUT_LIMIT else LEAST_OUTPUT) - used)
 
     def take(self) -> bool:
         """Whether there was one left; there is one less now."""
@@ -51,14 +40,33 @@ class Allowance:
         return self._left >= 0
 
 
+class Kept:
+    """The beginning of an output, as much of it as is recorded, and how much more there was."""
+
+    def __init__(self, allowance: Allowance) -> None:
+        self._allowance = allowance
+        self._data = bytearray()
+        self._more = 0
+
+    def add(self, data: bytes) -> None:
+        kept = data[: self._allowance.room(len(self._data))]
+        self._allowance.output -= len(kept)
+        self._data += kept
+        self._more += len(data) - len(kept)
+
+    def text(self) -> str:
+        gap = f"\n[proofbox: {self._more} bytes left out]\n" if self._more else ""
+        return self._data.decode("utf-8", "replace") + gap
+
+
 class Scribe:
     """Tells the calls of one turn. Their ids are ours, so that no agent can guess one and speak for it."""
 
     def __init__(
-        self, tell: Tell, rules: Sequence[ApprovalRule], may_call: Callable[[], bool], ids: IdSource, clock: Clock
+        self, tell: Tell, rules: Sequence[ApprovalRule], allowance: Allowance, ids: IdSource, clock: Clock
     ) -> None:
         self.tell = tell
-        self.may_call = may_call
+        self.allowance = allowance
         self.rules = rules
         self.ids = ids
         self.clock = clock
@@ -82,6 +90,9 @@ class Call:
             status="abandoned",
             source="observed",
         )
+
+    def kept(self) -> Kept:
+        return Kept(self._scribe.allowance)
 
     async def begin(self, method: str) -> str | None:
         """Tell that it begins; or that a rule declines it, whose name this returns."""

@@ -70,7 +70,7 @@ async def run_command(
     box: AsyncSession, asked: Asked, cwd: str, peer: Peer, call: Call, carriage: MakeCarriage, seconds: float | None
 ) -> None:
     """Run it to its end, tell the call's, then say it to the peer. Cancelled, the command is dead first."""
-    kept = Kept()
+    kept = call.kept()
     try:
         with _one_error():
             result = await _converse(box, asked, cwd, peer, call, carriage, kept, seconds)
@@ -78,9 +78,9 @@ async def run_command(
         await call.end("abandoned", output=kept.text())
         return await _fail(peer, FAILED, error)
     except SandboxError as error:
-        code = error.exit_code if error.exit_code in (126, 127) else FAILED
+        code = error.exit_code if error.exit_code in (126, 127) else None  # it never ran
         await call.end("failed", exit_code=code, output=f"{error.code}: {error.message}")
-        return await _fail(peer, code, error)
+        return await _fail(peer, code or FAILED, error)
     except BaseException:
         await call.end("abandoned", output=kept.text())
         raise

@@ -10,7 +10,7 @@ import contextlib
 import json
 from typing import Any
 
-from proofbox.agents.funnel.calls import OUTPUT_LIMIT, Call, Scribe
+from proofbox.agents.funnel.calls import Call, Scribe
 from proofbox.agents.funnel.command import GONE
 from proofbox.agents.funnel.wire import Peer
 from proofbox.agents.lines import Lines
@@ -69,7 +69,12 @@ class ToolRelay:
         """Whether a tool call may go on to the server; where not, it has been answered."""
         id = message.get("id")
         key = _key(id)
-        if key is None or key in self._pending or len(self._pending) >= MOST_PENDING or not self._scribe.may_call():
+        if (
+            key is None
+            or key in self._pending
+            or len(self._pending) >= MOST_PENDING
+            or not self._scribe.allowance.take()
+        ):
             why = "a tool call needs an id of its own, a text or a whole number; and too many calls are refused"
             await self._reply(None if key is None else id, error={"code": _INVALID, "message": why})
             return False
@@ -96,7 +101,9 @@ class ToolRelay:
             call = self._pending.pop(_key(message.get("id")) or "", None)
         if call is not None:  # told before the agent hears of it, as for a command
             failed = "error" in message or _is_error(message.get("result"))
-            await call.end("failed" if failed else "completed", output=_text_of(message))
+            kept = call.kept()
+            kept.add(_text_of(message).encode())
+            await call.end("failed" if failed else "completed", output=kept.text())
         return await self._show("stdout", _encode(message))
 
     async def _reply(self, id: Any, **answer: Any) -> None:
@@ -138,11 +145,8 @@ def _text_of(message: dict[str, Any]) -> str:
     result = message.get("result")
     content = result.get("content") if isinstance(result, dict) else None
     if isinstance(content, list) and content and all(_is_text(part) for part in content):
-        text = "\n".join(part["text"] for part in content)
-    else:
-        text = json.dumps(message.get("error", result), ensure_ascii=False)
-    kept, cut = preview(text, OUTPUT_LIMIT)
-    return f"{kept}\n[proofbox: the rest is left out]\n" if cut else kept
+        return "\n".join(part["text"] for part in content)
+    return json.dumps(message.get("error", result), ensure_ascii=False)
 
 
 def _is_text(part: Any) -> bool:

@@ -45,6 +45,8 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     request_seconds: float = 10.0
     call_seconds: float = 3600.0
     calls: int = 10_000
+    output: int = 256 << 20
+    """Of all calls together; of later ones only the beginning is kept."""
 
 
 class _Hosted:
@@ -77,7 +79,7 @@ class Funnel:
         self._clock = clock
         self._bounds = bounds or Bounds()
         self._turns: dict[str, _Hosted] = {}
-        self._allowance = Allowance(self._bounds.calls)
+        self._allowance = Allowance(self._bounds.calls, self._bounds.output)
         directory.mkdir(mode=0o700)
         self._socket = listen_at(directory)
         self._path.chmod(0o666)  # the box has uids of its own; who may come this far, the directory says
@@ -106,7 +108,7 @@ class Funnel:
         async def tell(event: Event) -> None:
             await self._tell_of(turn, event)
 
-        self._turns[turn.id] = _Hosted(turn, Scribe(tell, self._rules, self._allowance.take, self._ids, self._clock))
+        self._turns[turn.id] = _Hosted(turn, Scribe(tell, self._rules, self._allowance, self._ids, self._clock))
 
     async def end_turn(self, turn: Turn) -> None:
         """End its calls, and wait until each has been told. May be repeated."""
@@ -125,8 +127,8 @@ class Funnel:
     async def serve(self, box: AsyncSession) -> None:
         """Until it is cancelled. Whatever comes, this does not raise."""
         room = anyio.Semaphore(self._bounds.connections)
-        listener = await anyio.abc.SocketListener.from_socket(self._socket)
         try:
+            listener = await anyio.abc.SocketListener.from_socket(self._socket)
             async with listener, anyio.create_task_group() as tasks:
                 while True:
                     await room.acquire()
@@ -141,6 +143,7 @@ class Funnel:
             self.close()
 
     def close(self) -> None:
+        """May be repeated."""
         self._socket.close()
         self._path.unlink(missing_ok=True)
         with contextlib.suppress(FileNotFoundError):
@@ -181,14 +184,15 @@ class Funnel:
 
     async def _run(self, box: AsyncSession, asked: Asked, peer: Peer, scribe: Scribe) -> None:
         words = [each.decode("utf-8", "replace") for each in asked.argv]
-        call = scribe.call("command", shlex.join(words), asked.cwd)
+        shown = os.fsencode(asked.cwd).decode("utf-8", "replace")
+        call = scribe.call("command", shlex.join(words), shown)
         rule = await call.begin(f"funnel/{asked.mode}")
         if rule is not None:
             return await peer.fail(DECLINED, f"declined: {rule}")
         try:
             cwd = _within(box, asked.cwd)
         except PathRefused as error:
-            await call.end("failed", exit_code=FAILED, output=f"{error.code}: {error.message}")
+            await call.end("failed", output=f"{error.code}: {error.message}")
             return await peer.fail(FAILED, error.message)
 
         def carriage(process: AsyncProcess, peer: Peer) -> Carriage:

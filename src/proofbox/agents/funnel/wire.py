@@ -18,6 +18,8 @@ VERSION = b"1"
 MAX_REQUEST = 1 << 20
 MAX_FRAME = 64 << 10
 STDIN_WINDOW = 64 << 10
+LAST_WORD = 5.0
+"""Seconds that the last frame of a connection may take: who does not read it does not want it."""
 _HEAD = struct.Struct(">cI")
 _COUNT = struct.Struct(">I")
 
@@ -64,10 +66,12 @@ class Peer:
         await self._send(b"C", _COUNT.pack(count))
 
     async def exit(self, code: int) -> None:
-        await self._send(b"X", bytes([code & 0xFF]))
+        with anyio.move_on_after(LAST_WORD):
+            await self._send(b"X", bytes([code & 0xFF]))
 
     async def fail(self, code: int, message: str) -> None:
-        await self._send(b"F", bytes([code]) + message.encode("utf-8", "replace")[: MAX_FRAME - 1])
+        with anyio.move_on_after(LAST_WORD):
+            await self._send(b"F", bytes([code]) + message.encode("utf-8", "replace")[: MAX_FRAME - 1])
 
     async def _send(self, kind: bytes, payload: bytes) -> None:
         async with self._sending:
