@@ -65,6 +65,7 @@ PACKAGES = {
             f"the test of the wheel's {FOREIGN} binaries",
         ),
         Package("ripgrep", ("rg",), "the search that the one in Python is compared with"),
+        Package("git", ("git",), "the reference backend and its tests"),
         Package("strace", ("strace",), "the test of what a commit leaves after a power cut"),
     ],
 }

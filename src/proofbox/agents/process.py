@@ -3,18 +3,23 @@
 The prompt comes on stdin or as an argument; what the program prints is its answer (`plain`) or one of the JSON dialects
 of `dialects.py`. Its exit code decides how the turn ended, unless it says itself that it failed. A program that is run
 anew each time keeps no thread, so that there is nothing to resume or fork, and nobody to steer.
+
+With a `base_url` the program reaches its model as Codex does: at a loopback address without a key, through the gateway
+outside, which adds the key and records what passes.
 """
 
 from __future__ import annotations
 
 import codecs
+import os
 import shutil
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 import msgspec
 
+from proofbox.agents.boxfacts import box_facts
 from proofbox.agents.contract import Capabilities, RuntimeProbe, SessionOptions
 from proofbox.agents.dialects import DialectName, dialect_named
 from proofbox.agents.events import Delta, Event, Integrity, Message, Notice
@@ -38,7 +43,11 @@ from proofbox.sandbox.aservice import AsyncSandboxes, AsyncSession
 from proofbox.sandbox.contract import ExecResult, Mount
 from proofbox.sandbox.inside import PolicyOptions
 
+if TYPE_CHECKING:
+    from proofbox.agents.modelway import WayToModel
+
 PLACE_OF_THE_PROMPT = "{prompt}"
+PLACE_OF_THE_MODEL = "{base_url}"
 LINE_LIMIT = 4 << 20
 
 
@@ -50,6 +59,11 @@ class ProcessSettings(msgspec.Struct, frozen=True):
     output: DialectName = "plain"
     mounts: tuple[str, ...] = ()
     """What the program needs besides the box: HOST:GUEST[:ro|rw]."""
+    base_url: str | None = None
+    """The endpoint of its model. Where the program finds it, in the box, is in OPENAI_BASE_URL, and in its arguments in
+    place of `{base_url}`."""
+    api_key_env: str | None = None
+    """The variable that holds the model's key: in our environment, never in the box."""
     on_host: bool = True
     """The program is one of this machine's, to be found by its PATH. False: the image of the box has it."""
     funnel: bool = True
@@ -80,6 +94,14 @@ class ProcessRuntime:
                 code=StrategyUnavailable.code,
                 reason=f"{said.command[0]} is not on this machine",
                 fix_hints=("install it", "or set on_host = false, if the image of the box has it"),
+            )
+        if said.base_url is not None and said.api_key_env and not os.environ.get(said.api_key_env):
+            return RuntimeProbe(
+                strategy=self.id,
+                available=False,
+                code=StrategyUnavailable.code,
+                reason=f"the variable {said.api_key_env} holds no key",
+                fix_hints=(f"export {said.api_key_env}=…",),
             )
         return RuntimeProbe(strategy=self.id, available=True, details={"program": found or said.command[0]})
 
@@ -112,24 +134,37 @@ class ProcessSession(HostedSession):
         self._box: AsyncSession | None = None
         self._running: dict[str, AsyncProcess] = {}
         self._funnel: Funnel | None = None
+        self._way: WayToModel | None = None
+        if said.base_url is not None:
+            from proofbox.agents.modelway import WayToModel  # costs an HTTP client, for who has a model
+
+            self._way = WayToModel(said.base_url, said.api_key_env, self)
 
     async def open(self) -> None:
         options = self.options
+        await super().open()
+        try:
+            await self._open_box(options)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _open_box(self, options: SessionOptions) -> None:
         policy: PolicyOptions = {**options.policy}
+        if self._way is not None:
+            self._background.spawn(self._way.keep_open)
+            policy["doors"] = [*(options.policy.get("doors") or ()), *await self._way.doors()]
+            if options.sandboxed and policy.get("network") is None:
+                policy["network"] = "none"
         mounts: list[str | Mount] = [*(options.policy.get("mounts") or ()), *self._said.mounts]
         provider = options.provider if options.sandboxed else "off"
         if self._said.funnel and provider != "off":
             self._funnel = Funnel(
                 options.scratch / self.id, self.tell_of, options.approvals, ids=self._ids, clock=self._clock
             )
-        try:
-            policy["mounts"] = [*mounts, *(self._funnel.mounts() if self._funnel is not None else ())]
-            self._box = await self._boxes.start_session(provider=provider, **policy)
-        except BaseException:
-            if self._funnel is not None:
-                self._funnel.close()
-            raise
-        await super().open()
+            mounts += self._funnel.mounts()
+        policy["mounts"] = mounts
+        self._box = await self._boxes.start_session(provider=provider, **policy)
         if self._funnel is not None:
             self._background.spawn(self._funnel.serve, self._box)
 
@@ -138,26 +173,25 @@ class ProcessSession(HostedSession):
         info = self._box.info
         return {
             "transport": "one process a turn",
-            "provider": info.provider,
-            "isolation": info.isolation.value,
-            "network": info.policy.network,
-            "sandboxed": info.isolation.value != "none",
+            **box_facts(info),
             "command": list(self._said.command),
             "output": self._said.output,
             # A runtime of the engine's other than its own (gVisor) passes no sockets on.
             "funnel": self._funnel is not None and info.policy.runtime is None,
+            **(self._way.facts() if self._way is not None else {}),
         }
 
     async def _play(self, turn: Turn, prompt: str) -> None:
         assert self._box is not None  # noqa: S101 (opened before anyone has it)
-        argv = _argv(self._said, prompt)
+        address = self._way.base_url if self._way is not None else ""
+        argv = _argv(self._said, prompt, address)
+        env = {**self.options.env, **({"OPENAI_BASE_URL": address} if address else {})}
         speech = _Speech(self._said.output)
-        env = self.options.env
         if self._funnel is not None:
             self._funnel.begin_turn(turn)
             env = self._funnel.environment(turn, self._box, env)
         try:
-            async with open_process(self._box, argv, env=env) as process:
+            async with open_process(self._box, argv, env=env, cwd=self.folders.get(turn.thread) or None) as process:
                 self._running[turn.id] = process
                 try:
                     result = await self._converse(turn, process, prompt, speech)
@@ -198,6 +232,8 @@ class ProcessSession(HostedSession):
 
     async def _release(self) -> None:
         await self._boxes.close()
+        if self._way is not None:
+            self._way.close()
 
     async def close(self) -> None:
         await super().close()
@@ -256,12 +292,13 @@ async def _quietly(work: Any) -> None:
         return
 
 
-def _argv(said: ProcessSettings, prompt: str) -> list[str]:
+def _argv(said: ProcessSettings, prompt: str, address: str) -> list[str]:
+    command = [word.replace(PLACE_OF_THE_MODEL, address) if address else word for word in said.command]
     if said.prompt == "stdin":
-        return list(said.command)
-    if PLACE_OF_THE_PROMPT in said.command:
-        return [prompt if word == PLACE_OF_THE_PROMPT else word for word in said.command]
-    return [*said.command, prompt]
+        return command
+    if PLACE_OF_THE_PROMPT in command:
+        return [prompt if word == PLACE_OF_THE_PROMPT else word for word in command]
+    return [*command, prompt]
 
 
 def _failure_of(result: ExecResult) -> AgentError | None:

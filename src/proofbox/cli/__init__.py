@@ -73,6 +73,12 @@ COMMANDS = (
     Command("mcp serve", "mcp:serve_", "Serve a workspace's tools over MCP, on stdin and stdout."),
     Command("run", "funnel:run", "In a box: have the supervisor run a command, and record it.", passes_exit_code=True),
     Command("mcp proxy", "funnel:proxy", "In a box: the same for the tools of an MCP server.", passes_exit_code=True),
+    Command("deliver spec", "deliver:spec", "Show what an app is, or write a mission from it."),
+    Command("deliver plan", "deliver:plan", "Show what would be sent, and change nothing."),
+    Command("deliver init", "deliver:init", "Make an app's repository of a tree that is proven."),
+    Command("deliver pr", "deliver:pr", "Propose a tree that is proven as a pull request."),
+    Command("backend serve", "backend:serve_", "Run the reference backend on local bare repositories."),
+    Command("backend spec", "backend:spec", "Keep an app's spec in the reference backend."),
     Command("contract", "contract:contract", "List every command, schema and code, for programs."),
     Command("completion", "completion:completion", "Print a tab completion script for a shell."),
 )
@@ -87,6 +93,8 @@ GROUPS = {
     "bundle": "Bundles of evidence: look, check, reindex, copy.",
     "promotion": "Packets that say whether a bundle may be relied on.",
     "key": "Keys that sign promotion packets.",
+    "deliver": "From promoted evidence to a repository or a pull request.",
+    "backend": "The reference backend, for local use.",
 }
 
 

@@ -43,9 +43,10 @@ class Store:
         return cls(directory)
 
     def close(self) -> None:
-        if not self._files.synced:
+        if not self._files.synced or self._files.unsorted:
             with self._appending():
-                self._files.sync()
+                if not self._files.synced:
+                    self._files.sync()
                 self._files.sort()
         self._files.close()
 
@@ -116,8 +117,7 @@ class Store:
 
     def large_file(self, digest: bytes) -> Path | None:
         """The file that holds an object, if it has one of its own."""
-        path = self._large.path(digest)
-        return path if digest not in self._pending and path.exists() else None
+        return self._large.path(digest) if digest not in self._pending and self._files.is_large(digest) else None
 
     def commit(self, event: bytes, *, sync: bool = False) -> None:
         """Write what was put, and the event that needs it, in one step."""
