@@ -131,6 +131,31 @@ def test_a_helper_that_is_killed_takes_its_command_with_it(tmp_path: Path) -> No
     assert [(call.status, call.exit_code) for call in driven.of(ToolCall)] == [("failed", 137)]
 
 
+@pytest.mark.parametrize("end", ["| head -n 1 >/dev/null", ">/dev/full", ">&-"])
+def test_output_that_nobody_takes_ends_the_command(tmp_path: Path, end: str) -> None:
+    result, driven = play(tmp_path, f"proofbox run -n -- yes {end}; proofbox run -n -- echo still here")
+    assert result.final_message == "still here\n"
+    told = {call.command: call.exit_code for call in driven.of(ToolCall)}
+    assert told == {"yes": 137, "echo still here": 0}
+    assert not driven.of(Notice)
+
+
+def test_closed_streams_are_no_way_in(tmp_path: Path) -> None:
+    result, driven = play(tmp_path, "proofbox run -- sh -c 'cat; exit 4' <&- >&- 2>&-; echo $?")
+    assert result.final_message == "4\n"
+    assert [(call.status, call.exit_code) for call in driven.of(ToolCall)] == [("failed", 4)]
+
+
+def test_a_hangup_that_is_ignored_stays_so(tmp_path: Path) -> None:
+    script = """
+        nohup proofbox run -n -- sh -c "touch begun; until [ -e go ]; do sleep 0.01; done; echo ok" >out 2>&1 &
+        until [ -e begun ]; do sleep 0.01; done
+        kill -HUP $!; touch go; wait $!; echo $?; cat out
+    """
+    result, _ = play(tmp_path, script)
+    assert result.final_message == "0\nok\n"
+
+
 def test_a_call_left_running_is_dead_and_told_before_its_turn_ends(tmp_path: Path) -> None:
     script = (
         "proofbox run -n -- sh -c 'echo begun; touch begun; sleep 1000' >/dev/null & until [ -e begun ]; do :; done"

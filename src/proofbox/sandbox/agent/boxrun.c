@@ -15,6 +15,7 @@
  */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <poll.h>
 #include <signal.h>
@@ -98,6 +99,14 @@ static void send_request(const char *mode, char **argv) {
     send_frame('Q', request, used);
 }
 
+/* A stream that is closed must not become our socket: what can be neither read nor written takes its place. */
+static void fill_closed_streams(void) {
+    int fd;
+    do fd = open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    while (fd >= 0 && fd <= 2);
+    if (fd >= 0) close(fd);
+}
+
 static void reach_supervisor(void) {
     const char *path = getenv("PROOFBOX_FUNNEL");
     struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -149,7 +158,7 @@ static void drop_frame(void) {
 static void write_output(int fd) {
     size_t left = number(in + 1) - shown, most = left < PIPE_BUF ? left : PIPE_BUF; /* so much never blocks once there is room */
     ssize_t wrote = write(fd, in + HEADER + shown, most);
-    if (wrote < 0 && errno != EAGAIN && errno != EINTR) shown = number(in + 1); /* nobody reads it: as if it had been */
+    if (wrote < 0 && errno != EAGAIN && errno != EINTR) fail(fd == 1 ? "stdout" : "stderr", strerror(errno)); /* and the command ends */
     if (wrote > 0) shown += (size_t)wrote;
     if (shown == number(in + 1)) drop_frame();
 }
@@ -200,7 +209,7 @@ int main(int argc, char **argv) {
     const char *mode = NULL;
     bool with_stdin = true;
     int at = 1;
-    if (argc == 2 && !strcmp(argv[1], "--version")) return printf("proofbox in a box, protocol %d\n", PROTOCOL) < 0;
+    if (argc == 2 && !strcmp(argv[1], "--version")) return printf("boxrun %d\n", PROTOCOL) < 0;
     if (argc == 1 || !strcmp(argv[1], "--help") || !strcmp(argv[1], "help")) usage(0);
     if (!strcmp(argv[1], "run")) mode = "run", at = 2;
     else if (argc > 2 && !strcmp(argv[1], "mcp") && !strcmp(argv[2], "proxy")) mode = "mcp", at = 3;
@@ -214,6 +223,7 @@ int main(int argc, char **argv) {
         with_stdin = false;
     }
     if (at >= argc) usage(2);
+    fill_closed_streams();
     reach_supervisor();
     send_request(mode, argv + at);
     carry(with_stdin);
