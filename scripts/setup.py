@@ -52,11 +52,13 @@ FOREIGN = "x86_64" if platform.machine() in ("aarch64", "arm64") else "aarch64"
 PACKAGES = {
     "demo": [
         Package("bubblewrap", ("bwrap",), "the bubblewrap provider"),
+        Package("git", ("git",), "the reference backend"),
     ],
     "check": [],  # the tools that read the sources; Python packages alone
     "test": [
         Package("docker.io", ("dockerd",), "a real engine of the tests' own"),
         Package("runsc", ("runsc",), "gVisor as that engine's runtime"),
+        Package("podman", ("podman",), "another engine, for the same provider"),
         Package("busybox-static", ("busybox",), "the image that the engine runs"),
         Package("musl-tools", ("musl-gcc",), "box programs that start in half the time"),
         Package(
@@ -65,7 +67,6 @@ PACKAGES = {
             f"the test of the wheel's {FOREIGN} binaries",
         ),
         Package("ripgrep", ("rg",), "the search that the one in Python is compared with"),
-        Package("git", ("git",), "the reference backend and its tests"),
         Package("strace", ("strace",), "the test of what a commit leaves after a power cut"),
     ],
 }

@@ -142,9 +142,11 @@ class Workspace:
 
     def close(self) -> None:
         """Stop tracking, and put what is known of the files and all history on the disk."""
-        if self._directory is not None:
-            cache.save(self._home / "cache", self._directory, self._store.position)
-        self._release()
+        try:
+            if self._directory is not None:
+                cache.save(self._home / "cache", self._directory, self._store.position)
+        finally:
+            self._release()
 
     def forget(self) -> None:
         """Close it, and make its directory an ordinary one again. What it recorded stays in the store, for its forks
@@ -154,9 +156,11 @@ class Workspace:
 
     def _release(self) -> None:
         self._directory = None
-        if self._tracker:
-            self._tracker.close()
-        self._store.close()
+        try:
+            if self._tracker:
+                self._tracker.close()
+        finally:
+            self._store.close()
 
     # Looking.
 
