@@ -75,6 +75,8 @@ COMMANDS = (
     Command("workspace tools", "tools:tools", "List the tools an agent has here, with their schemas."),
     Command("workspace call", "tools:call", "Call one tool, as an agent would."),
     Command("mcp serve", "mcp:serve_", "Serve a workspace's tools over MCP, on stdin and stdout."),
+    Command("run", "funnel:run", "In a box: have the supervisor run a command, and record it.", passes_exit_code=True),
+    Command("mcp proxy", "funnel:proxy", "In a box: the same for the tools of an MCP server.", passes_exit_code=True),
     Command("deliver spec", "deliver:spec", "Show what an app is, or write a mission from it."),
     Command("deliver plan", "deliver:plan", "Show what would be sent, and change nothing."),
     Command("deliver init", "deliver:init", "Make an app's repository of a tree that is proven."),
