@@ -127,6 +127,14 @@ def test_an_infra_failure_is_tried_again_and_says_whose_child_it_is(out: Path, t
     assert [each.get("parent") for each in schedule if each["kind"] == "planned"] == [None, "falls.1"]
 
 
+def test_a_program_that_gives_up_is_no_failure_of_the_machinery(out: Path, tmp_path: Path) -> None:
+    settings = {"process": {"command": ["sh", "-c", "echo 42 > answer.txt; echo failed: too hard; exit 3"]}}
+    source = HEAD + mission("quits", verify=ANSWER)
+    made = plan(source, out, tmp_path, chain="process!", runtimes=settings)
+    conduct(made, out)
+    assert results(made, out) == {"quits.1": ("failure", "passed", None, "turn_failed")}
+
+
 def test_a_mission_that_failed_is_not_tried_again(out: Path, tmp_path: Path) -> None:
     made = plan(HEAD + mission("fails", say("done"), verify=ANSWER), out, tmp_path, retries=5)
     conduct(made, out)

@@ -316,7 +316,8 @@ class _Trial:
         elif result.status == "interrupted":
             self._reason = "interrupted"
         elif result.status == "failed":
-            own = isinstance(result.error, ITS_OWN)
+            # A bare AgentError is a program that said no by its own exit code: its verdict, and no failure of ours.
+            own = isinstance(result.error, ITS_OWN) or type(result.error) is AgentError
             self._reason = "turn_failed" if own else "infra_failed"
             self._infra = None if own else result.error or AgentError("the turn failed, without saying why", op="turn")
         self._feedback = read_feedback(result.final_message)
