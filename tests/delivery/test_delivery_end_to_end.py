@@ -15,6 +15,7 @@ import httpx2
 import pytest
 from running_backend import KEY, Backend, backend, bare, clone, deliver, git, run, settings, tree_of
 
+from proofbox.cli import main
 from proofbox.core.redaction import Redactor
 from proofbox.delivery.baseline import Baseline
 from proofbox.delivery.client import BackendClient
@@ -194,6 +195,7 @@ def test_a_spec_becomes_a_mission(running: Backend, tmp_path: Path) -> None:
         assert api.put(place, json=spec).status_code == 200
         assert api.put(place, json={"appId": "x", "description": "token: ghp_" + "a" * 36}).status_code == 422
     found = deliver(running.url, "spec", "--enterprise-id", "e-1", "--as-mission", tmp_path / "shop.toml")
+    assert main(["suite", "lint", str(tmp_path / "shop.toml")]) == 0
     assert found["spec"] == spec
     suite = tomllib.loads((tmp_path / "shop.toml").read_text())
     assert suite["suite"] == {"id": "shop"}

@@ -21,6 +21,7 @@ from proofbox.core.atomic import write_document
 from proofbox.core.clock import SystemClock, isoformat
 from proofbox.core.dirs import state_dir
 from proofbox.core.text import printable
+from proofbox.lab.retention import Rules, survey
 from proofbox.sandbox.config import Settings, load
 from proofbox.sandbox.conformance import CHECKS, Report, Result, run_conformance
 from proofbox.sandbox.contract import Diagnostic, Policy
@@ -55,6 +56,8 @@ class DoctorDocument(Document, frozen=True, kw_only=True):
     quick: bool
     providers: dict[str, ProviderReport]
     runtimes: tuple[RuntimeFacts, ...]
+    could_free: int
+    """Bytes that `proofbox gc` would free here: what killed runs left, and caches of old versions."""
 
 
 def doctor(
@@ -89,6 +92,7 @@ def doctor(
         quick=quick,
         providers=reports,
         runtimes=runtimes(Path()),
+        could_free=sum(item.bytes for item in survey(Path("out"), Rules(), SystemClock().now()) if item.free),
     )
     if not quick:
         write_document(state_dir() / "doctor.json", msgspec.json.encode(document))
@@ -151,7 +155,11 @@ def _text(document: DoctorDocument) -> str:
         rows.append((name, "yes", found.works.isolation.value, *counts, latency, report.enforcement.kill_tree))
         notes += [f"{name}: FAILED {result.check}: {result.detail}" for result in failed]
         notes += [f"{name}: {what} is not enforced: {why}" for what, why in report.enforcement.gaps.items()]
-    return columns(rows) + "\n\n" + printable("\n".join(notes)) + "\n\n" + _runtimes(document.runtimes)
+    return columns(rows) + "\n\n" + printable("\n".join(notes)) + "\n\n" + _runtimes(document.runtimes) + _gc(document)
+
+
+def _gc(document: DoctorDocument) -> str:
+    return f"\n\n`proofbox gc` would free {document.could_free / 1e6:.1f} MB" if document.could_free else ""
 
 
 def _runtimes(found: tuple[RuntimeFacts, ...]) -> str:
