@@ -236,6 +236,9 @@ class _Trial:
             settings = around.settings(runtime)
             if runtime.id == "scripted":
                 settings = {**settings, "script": {"step": list(mission.script.step)}}
+            elif runtime.id == "oracle":
+                solution = "" if mission.solution is None else str(around.suite.base / mission.solution)
+                settings = {**settings, "solution": solution, "env": mission.solution_env}
             self._environment = decide_environment(mission.env, model_keys=_model_keys(settings))
             options = SessionOptions(
                 workspace=self.place / "workspace",

@@ -185,6 +185,7 @@ def _check_meaning(document: Document, base: FilePath, checker: _Checker) -> Non
         for field, value in (
             ("prompt_file", mission.prompt_file),
             ("workspace", mission.workspace),
+            ("solution", mission.solution),
             ("files", mission.verify.files),
         ):
             path = (*at, "verify", field) if field == "files" else (*at, field)

@@ -156,6 +156,9 @@ class Mission(MissionFields, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     prompt: Text | None = None
     prompt_file: Text | None = None
     script: Script = Script()
+    solution: str | None = None
+    """What the control `oracle` runs: a script, or a directory with `solve.sh` in it. No other strategy sees it."""
+    solution_env: dict[str, str] = {}
 
 
 class SuiteFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
