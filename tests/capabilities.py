@@ -19,6 +19,9 @@ from typing import Any, NamedTuple
 
 import private_engine
 
+from proofbox.agents.codex.binary import find_binary
+from proofbox.errors import ProofboxError
+
 ROOT = Path(__file__).resolve().parent.parent
 NOBODY = 65534
 
@@ -147,6 +150,13 @@ def probe_gvisor() -> str:
     return probe_docker() or ("" if shutil.which("runsc") else "no runsc on the PATH")
 
 
+def probe_codex() -> str:
+    try:
+        return trial([str(find_binary(os.environ.get("PROOFBOX_TEST_CODEX")).path), "--version"])
+    except ProofboxError as error:
+        return error.message
+
+
 def probe_debian() -> str:
     """For tests that compare messages to the letter: coreutils and dash as Debian and Ubuntu have them."""
     return "" if Path("/etc/debian_version").exists() else "not a Debian or one of its kin"
@@ -155,6 +165,7 @@ def probe_debian() -> str:
 CAPABILITIES = {
     "bubblewrap": Capability(probe_bubblewrap, "scripts/setup installs it; user namespaces must be allowed", True),
     "cc": Capability(probe_cc, "apt-get install gcc libc6-dev", False),
+    "codex": Capability(probe_codex, "scripts/setup --test installs it", True),
     "debian": Capability(probe_debian, "run the tests on Debian or Ubuntu", False),
     "docker": Capability(
         probe_docker, "as root, with dockerd and a static busybox: scripts/setup --test installs them", True

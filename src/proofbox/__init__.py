@@ -17,7 +17,12 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from proofbox.agents.forking import fork_trial as fork_trial
+    from proofbox.agents.outcome import Trial as Trial
+    from proofbox.agents.outcome import TrialRequest as TrialRequest
+    from proofbox.agents.trial import run_trial as run_trial
     from proofbox.core.redaction import Redactor as Redactor
+    from proofbox.errors import AgentError as AgentError
     from proofbox.errors import BundleError as BundleError
     from proofbox.errors import PromotionError as PromotionError
     from proofbox.errors import ProofboxError as ProofboxError
@@ -45,15 +50,21 @@ if TYPE_CHECKING:
     from proofbox.sandbox.service import Sandboxes as Sandboxes
     from proofbox.sandbox.service import Session as Session
     from proofbox.sandbox.sessions import SessionInfo as SessionInfo
+    from proofbox.workspace.capabilities.capabilities import Capabilities as Capabilities
     from proofbox.workspace.model import Snapshot as Snapshot
+    from proofbox.workspace.tools.contract import ToolEnvironment as ToolEnvironment
+    from proofbox.workspace.tools.registry import create_tool_registry as create_tool_registry
+    from proofbox.workspace.tools.toolbox import open_toolbox as open_toolbox
     from proofbox.workspace.workspace import Workspace as Workspace
 
 _HOME = {
+    "AgentError": "errors",
     "AsyncSandboxes": "sandbox.aservice",
     "AsyncSession": "sandbox.aservice",
     "Bundle": "evidence.reader",
     "BundleError": "errors",
     "BundleWriter": "evidence.writer",
+    "Capabilities": "workspace.capabilities.capabilities",
     "Diagnostic": "sandbox.contract",
     "Event": "sandbox.contract",
     "ExecResult": "sandbox.contract",
@@ -71,22 +82,31 @@ _HOME = {
     "Sandboxes": "sandbox.service",
     "Session": "sandbox.service",
     "SessionInfo": "sandbox.sessions",
+    "Snapshot": "workspace.model",
+    "ToolEnvironment": "workspace.tools.contract",
+    "Trial": "agents.outcome",
+    "TrialRequest": "agents.outcome",
     "UnverifiedBundle": "evidence.reader",
     "Verification": "evidence.verify",
+    "Workspace": "workspace.workspace",
+    "create_tool_registry": "workspace.tools.registry",
     "emit_promotion": "evidence.promotion",
+    "fork_trial": "agents.forking",
     "load_bundle": "evidence.reader",
     "open_bundle_unverified": "evidence.reader",
+    "open_toolbox": "workspace.tools.toolbox",
+    "run_trial": "agents.trial",
     "verify": "evidence.verify",
-    "Snapshot": "workspace.model",
-    "Workspace": "workspace.workspace",
 }
 
 __all__ = [
+    "AgentError",
     "AsyncSandboxes",
     "AsyncSession",
     "Bundle",
     "BundleError",
     "BundleWriter",
+    "Capabilities",
     "Diagnostic",
     "Event",
     "ExecResult",
@@ -105,12 +125,19 @@ __all__ = [
     "Session",
     "SessionInfo",
     "Snapshot",
+    "ToolEnvironment",
+    "Trial",
+    "TrialRequest",
     "UnverifiedBundle",
     "Verification",
     "Workspace",
+    "create_tool_registry",
     "emit_promotion",
+    "fork_trial",
     "load_bundle",
     "open_bundle_unverified",
+    "open_toolbox",
+    "run_trial",
     "verify",
 ]
 

@@ -62,6 +62,7 @@
     │       ├── PatternRefused   WORKSPACE_PATTERN_REFUSED   exit 2
     │       ├── SearchTimedOut   WORKSPACE_SEARCH_TIMED_OUT  exit 4
     │       ├── CommandsUnavailable WORKSPACE_COMMANDS_UNAVAILABLE exit 3
+    │       ├── McpUnavailable   WORKSPACE_MCP_UNAVAILABLE   exit 3
     │       ├── CheckFailed      WORKSPACE_CHECK_FAILED      exit 1
     │       └── ToolNudged       WORKSPACE_TOOL_NUDGED       exit 1
     ├── AgentError               RUNTIME_FAILED              exit 1
@@ -567,6 +568,13 @@ class CommandsUnavailable(ToolError):
     """This environment has no commands."""
 
     code = "WORKSPACE_COMMANDS_UNAVAILABLE"
+    exit_code = 3
+
+
+class McpUnavailable(ToolError):
+    """The tools could be served over MCP, and its SDK is not installed here."""
+
+    code = "WORKSPACE_MCP_UNAVAILABLE"
     exit_code = 3
 
 

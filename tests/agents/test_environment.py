@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proofbox.agents.environment import decide_environment, is_blocked
+from proofbox.agents.environment import decide_environment, is_blocked, is_secret
 from proofbox.errors import EnvPolicyRefused
 
 SECRET = "s3cret-value-of-mine"
@@ -61,6 +61,18 @@ def test_what_is_asked_for_and_not_there_is_refused() -> None:
             decide_environment(**words, source={})
 
 
+def test_what_a_forge_sets_is_kept_out_and_its_values_are_no_secrets() -> None:
+    source = {
+        "GITHUB_REF_NAME": "master",
+        "RUNNER_TEMP": "/home/runner",
+        "API_TOKEN": "en_US.UTF-8",
+        "LANG": "en_US.UTF-8",
+    }
+    found = decide_environment(["BRANCH=master"], source=source)
+    assert found.values == {"BRANCH": "master"}
+    assert set(found.record.withheld) == {"GITHUB_REF_NAME", "RUNNER_TEMP", "API_TOKEN", "LANG"}
+
+
 def test_by_default_it_is_the_caller_s_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GITHUB_TOKEN", SECRET)
     assert SECRET not in decide_environment().values.values()
@@ -88,8 +100,9 @@ def test_no_blocked_value_gets_in_ungranted(source: dict[str, str], data: st.Dat
         found = decide_environment([*asked, *smuggled], grants=grants, source=source)
     except EnvPolicyRefused:
         return
-    secret = {value for name, value in source.items() if is_blocked(name) and name not in grants}
+    secret = {value for name, value in source.items() if is_secret(name) and name not in grants}
     for name, value in found.values.items():
+        assert name in grants or not is_blocked(name)
         assert name in grants or not any(each in value for each in secret)
     # The record says of every variable how it came in, and nothing of what it holds.
     record = found.record

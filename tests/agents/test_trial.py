@@ -20,6 +20,7 @@ from proofbox.agents.outcome import Trial, TrialRequest
 from proofbox.agents.record import bounded, copy_home
 from proofbox.agents.registry import Registry
 from proofbox.agents.scripted import ScriptedRuntime
+from proofbox.agents.steps import reach_of
 from proofbox.agents.trial import run_trial
 from proofbox.core.canonical import canonical_bytes
 from proofbox.core.chain import verify_chain
@@ -27,17 +28,21 @@ from proofbox.errors import (
     CorruptError,
     EnvPolicyRefused,
     NotFoundError,
+    ProofboxError,
+    StrategyUnavailable,
     StrategyUnsupported,
     UsageError,
     WorkspacePathRefused,
 )
 from proofbox.sandbox import config
+from proofbox.sandbox.conformance.context import command_line, processes_with
+from proofbox.sandbox.contract import Mount
 from proofbox.workspace.workspace import Workspace
 
 pytestmark = [pytest.mark.needs("bubblewrap"), pytest.mark.timeout(60)]
 
-WRITE = {"tool": "write_file", "args": {"path": "a.txt", "content": "one\n"}}
-RUN = {"tool": "run_command", "args": {"command": "echo two >> a.txt; cat a.txt"}}
+WRITE: dict[str, Any] = {"tool": "write_file", "args": {"path": "a.txt", "content": "one\n"}}
+RUN: dict[str, Any] = {"tool": "run_command", "args": {"command": "echo two >> a.txt; cat a.txt"}}
 
 
 @pytest.fixture
@@ -120,16 +125,16 @@ def test_what_changed_behind_the_last_step_is_a_step(project: Path) -> None:
     daemon = "(setsid sh -c 'while [ ! -e go ]; do sleep 0.01; done; echo late > late.txt' >/dev/null 2>&1 &)"
 
     async def until_late(_: float) -> None:
+        (project / "go").touch()
         while not (project / "late.txt").exists():  # noqa: ASYNC110 (a file tells nobody)
             await anyio.sleep(0.01)
 
     registry = Registry({"scripted": lambda: ScriptedRuntime(sleep=until_late)})
     start = {"tool": "run_command", "args": {"command": daemon}}
-    release = {"tool": "write_file", "args": {"path": "go", "content": ""}}
-    trial = attempt(request(project, start, release, {"delay": 1}, {"say": "done"}), registry=registry)
-    assert [step.kind for step in trial.steps] == ["tool_call", "tool_call", "turn"]
-    assert [step.ends_turn for step in trial.steps] == [False, False, True]
-    assert trial.steps[-1].changed == 1
+    trial = attempt(request(project, start, {"delay": 1}, {"say": "done"}), registry=registry)
+    assert [step.kind for step in trial.steps] == ["tool_call", "turn"]
+    assert [step.ends_turn for step in trial.steps] == [False, True]
+    assert trial.steps[-1].changed == 2
     assert trial.steps[-1].snapshot_after == trial.snapshot_after
 
 
@@ -180,6 +185,75 @@ def test_cancelled_it_writes_its_record_and_ends_the_agent(project: Path, tmp_pa
     written = json.loads((out / "trial.json").read_text())
     assert (written["status"], written["error"]["code"]) == ("interrupted", "RUNTIME_INTERRUPTED")
     assert written["steps"]
+
+
+def test_a_last_snapshot_that_fails_is_no_completed_trial(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = Workspace.snapshot
+
+    def snapshot(self: Workspace, message: str = "", *, sealed: bool = False, **more: Any) -> Any:
+        if sealed:
+            raise OSError(28, "No space left on device")
+        return take(self, message, **more)
+
+    monkeypatch.setattr(Workspace, "snapshot", snapshot)
+    trial = attempt(request(project, WRITE, {"say": "done"}, out=tmp_path / "out"))
+    assert trial.error is not None
+    assert (trial.status, trial.snapshot_after) == ("failed", "")
+    assert "No space left" in trial.error.message
+    assert (tmp_path / "out/trial.json").is_file()
+
+
+def test_a_step_that_can_t_be_recorded_fails_the_turn(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = Workspace.snapshot
+
+    def snapshot(self: Workspace, message: str = "", **more: Any) -> Any:
+        if message.startswith("after write_file"):
+            raise OSError(28, "No space left on device")
+        return take(self, message, **more)
+
+    monkeypatch.setattr(Workspace, "snapshot", snapshot)
+    trial = attempt(request(project, WRITE, RUN, {"say": "done"}, out=tmp_path / "out"))
+    assert trial.error is not None
+    assert (trial.status, trial.error.code) == ("failed", "RUNTIME_LISTENER_FAILURE")
+    assert [call.tool for call in trial.tool_calls] == ["write_file"]  # it was stopped there
+
+
+def test_a_command_that_could_reach_further_is_an_effect(project: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    boxed = attempt(request(tmp_path / "other", WRITE, RUN))
+    assert [step.effect for step in boxed.steps] == ["", ""]
+    trial = attempt(request(project, WRITE, RUN, provider="off"))
+    assert [bool(step.effect) for step in trial.steps] == [False, True]
+    with Workspace.open(project, track=False) as workspace:
+        [entry] = list(workspace.effects.entries())
+        assert (entry.id, entry.target, entry.reach) == (
+            trial.steps[1].effect,
+            RUN["args"]["command"],
+            ("host", "network"),
+        )
+        back = workspace.rollback(trial.snapshot_before)
+        assert len(back.irreversible_effects) == 1
+        assert workspace.verify().sound
+
+
+@pytest.mark.parametrize(
+    ("facts", "mounts", "reach"),
+    [
+        ({"sandboxed": True, "network": "none"}, [], ()),
+        ({"sandboxed": True, "policy": {"network": "none"}}, ["/a:/b", "/a:/b:ro"], ()),
+        ({"sandboxed": True, "network": "none"}, ["/a:/b:rw"], ("mounts",)),
+        ({"sandboxed": True, "network": "allow"}, [Mount(Path("/a"), "/b", writable=True)], ("network", "mounts")),
+        ({"sandboxed": True}, [], ("network",)),
+        ({}, [], ("host", "network")),
+        ({"sandboxed": True, "isolation": "none"}, [], ("host", "network")),
+    ],
+)
+def test_what_is_not_known_to_be_closed_counts_as_open(facts: Any, mounts: Any, reach: tuple[str, ...]) -> None:
+    assert reach_of(facts, mounts) == reach
 
 
 def test_no_secret_reaches_the_record(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,6 +318,76 @@ def test_the_next_strategy_is_used_and_the_record_says_why(project: Path) -> Non
         ("process", "RUNTIME_STRATEGY_UNAVAILABLE"),
         ("scripted", ""),
     ]
+
+
+def test_a_trial_that_never_began_leaves_no_record(project: Path, tmp_path: Path) -> None:
+    with pytest.raises(StrategyUnavailable):
+        attempt(TrialRequest(prompt="x", workspace=project, strategies="process", out=tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(ProofboxError):
+        attempt(request(tmp_path / "absent", {"say": "x"}))
+
+
+def test_without_a_box_the_record_says_so(project: Path) -> None:
+    trial = attempt(request(project, {"say": "x"}, provider="off"))
+    assert trial.session["sandboxed"] is False
+    trial = attempt(request(project, RUN, provider=None, sandboxed=False))
+    assert (trial.session["sandboxed"], trial.session["isolation"]) == (False, "none")
+
+
+def test_nothing_in_the_box_holds_a_secret(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Environments, arguments and descriptors of everything that a command can see."""
+    secret = "tr0ub4dor-and-3-more-words"
+    monkeypatch.setenv("SOME_API_KEY", secret)
+    look = "for p in /proc/[0-9]*; do cat $p/environ $p/cmdline; ls -l $p/fd; done 2>/dev/null | tr '\\0' '\\n'; env"
+    script = {"tool": "run_command", "args": {"command": f"({look}) > seen.txt; grep -c = seen.txt"}}
+    for wanted in (
+        request(project, script),
+        TrialRequest(
+            prompt="x",
+            workspace=project,
+            strategies="process",
+            provider="bubblewrap",
+            flags={"command": ["sh", "-c", f"({look}) > seen.txt"]},
+        ),
+    ):
+        assert attempt(wanted).status == "completed"
+        seen = (project / "seen.txt").read_text(errors="replace")
+        assert "PATH=" in seen
+        assert secret not in seen
+        assert "SOME_API_KEY" not in seen
+
+
+@pytest.mark.parametrize("strategy", ["scripted", "process"])
+def test_a_box_that_dies_ends_the_turn_with_its_cause(project: Path, strategy: str) -> None:
+    """The box agent itself killed from outside, as the kernel does when memory runs out."""
+    mark = f"up-{strategy}"
+    command = f"echo > {mark}; sleep 305"
+    flags: dict[str, Any] = {"command": ["sh", "-c", command]}
+    if strategy == "scripted":
+        flags = {"script": {"step": [{"tool": "run_command", "args": {"command": command}}]}}
+    wanted = TrialRequest(
+        prompt="x", workspace=project, strategies=strategy, provider="bubblewrap", flags=flags, timeout=40
+    )
+
+    async def kill() -> None:
+        while not (project / mark).exists():  # noqa: ASYNC110 (a file tells nobody)
+            await anyio.sleep(0.02)
+        agents = [pid for pid in processes_with(str(project)) if "boxagent" in command_line(pid).split(" ")[0]]
+        assert agents
+        for pid in agents:
+            os.kill(pid, signal.SIGKILL)
+
+    async def run() -> Trial:
+        trials = []
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(kill)
+            trials.append(await run_trial(wanted))
+        return trials[0]
+
+    trial = anyio.run(run)
+    assert trial.error is not None
+    assert (trial.status, trial.error.details.get("cause")) == ("failed", "SANDBOX_LOST")
 
 
 def test_a_record_can_t_lie_where_the_agent_writes(project: Path, tmp_path: Path) -> None:
@@ -322,10 +466,11 @@ def test_a_home_is_copied_without_what_could_hang_or_lead_astray(tmp_path: Path)
     (home / "deep/file").write_text("kept")
     os.mkfifo(home / "deep/pipe")
     (home / "link").symlink_to("/etc/passwd")
+    (home / "away").symlink_to("/etc")
     copy_home(home, tmp_path / "copy")
     assert (tmp_path / "copy/deep/file").read_text() == "kept"
     assert not (tmp_path / "copy/deep/pipe").exists()
-    assert (tmp_path / "copy/link").is_symlink()
+    assert sorted(path.name for path in (tmp_path / "copy").iterdir()) == ["deep"]
 
 
 @pytest.mark.parametrize(
@@ -349,7 +494,9 @@ def test_killed_it_leaves_no_agent_behind(project: Path, tmp_path: Path) -> None
                                           strategies="scripted", provider="bubblewrap", flags={"script": script}))
         """
     )
-    child = subprocess.Popen([sys.executable, "-c", program, str(project), str(tmp_path / "out")])
+    (tmp_path / "tmp").mkdir()  # nobody can clean up after that
+    argv = [sys.executable, "-c", program, str(project), str(tmp_path / "out")]
+    child = subprocess.Popen(argv, env={**os.environ, "TMPDIR": str(tmp_path / "tmp")})
     end = time.monotonic() + 30
     while not (project / "up").exists() and time.monotonic() < end:
         time.sleep(0.02)
@@ -371,5 +518,3 @@ def test_killed_it_leaves_no_agent_behind(project: Path, tmp_path: Path) -> None
     assert not left()
     with pytest.raises(NotFoundError):
         fork(tmp_path / "out", 1, TrialRequest(prompt="x", workspace=tmp_path / "fork"))
-    for path in Path(os.environ["TMPDIR"]).glob("proofbox-trial-*"):  # nobody could, after that
-        subprocess.run(["rm", "-rf", str(path)], check=True)

@@ -157,6 +157,19 @@ def test_a_secret_that_appears_later_is_hidden_from_the_next_command(project: Pa
         assert SECRET not in env.run_command("cat late; ps").stdout
 
 
+def test_a_secret_that_is_replaced_stays_hidden(project: Path) -> None:
+    """An editor saves by a rename, and with the file it covered goes the cover."""
+    with boxed(project, 'preset = "sandbox"\n[fs]\nread = ["!private"]') as env:
+        assert env.run_command("cat .env conf/.env private/deep/f").stdout == ""
+        for path in (".env", "conf/.env"):
+            (project / "new").write_text(SECRET)
+            (project / "new").rename(project / path)
+        (project / "private").rename(project / "kept")
+        (project / "private/deep").mkdir(parents=True)
+        (project / "private/deep/f").write_text(SECRET)
+        assert env.run_command("cat .env conf/.env private/deep/f").stdout == ""
+
+
 @pytest.mark.parametrize(
     ("rules", "kind"),
     [
@@ -199,6 +212,15 @@ def test_how_the_network_is_compiled(allow: list[str], due: str, project: Path) 
     listed = ", ".join(f'"{each}"' for each in allow)
     rules = Capabilities(parse(f'[fs]\nread = ["**"]\nexecute = ["**"]\n[network]\nallow = [{listed}]'))
     assert compile_rules(rules, str(project)).network == due
+
+
+def test_a_command_reaches_the_listed_endpoint_and_no_other(project: Path, listener: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        rules = f'preset = "sandbox"\n[network]\nallow = ["127.0.0.1:{listener}"]'
+        with boxed(project, rules) as env:
+            done = env.run_command(REACH.format(listener))
+            assert (done.stdout, done.reach) == ("reached\n", ("network",))
+            assert "reached" not in env.run_command(REACH.format(other.getsockname()[1])).stdout
 
 
 def test_variables_that_may_not_be_set(project: Path) -> None:

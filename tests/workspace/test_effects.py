@@ -153,7 +153,7 @@ def test_what_a_rollback_does_not_undo_is_listed(workspace: Workspace) -> None:
         id = log.new_id()
         log.append(id=id, phase="intent", kind="run_command", target=target)
         if ended:
-            log.append(id=id, phase="outcome", kind="run_command", exit_code=0, reach=reach)
+            log.append(id=id, phase="outcome", kind="run_command", target=target, exit_code=0, reach=reach)
 
     command("before", reach=("network",))
     target = workspace.snapshot("here")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -208,6 +209,17 @@ def test_what_is_skipped(tmp_path: Path, engine: Engine) -> None:
     tree.close()
 
 
+def test_a_giant_file_costs_no_more_than_patience(tmp_path: Path) -> None:
+    (tmp_path / "plain").write_text("needle\n")
+    with (tmp_path / "giant").open("wb") as file:
+        file.truncate(1 << 40)  # a hole: a terabyte to whoever reads it
+    engine = RipgrepEngine(str(shutil.which("rg")), patience=0.5)
+    tree = DirectoryTree(tmp_path)
+    found = search(Search("needle"), TreeSource(tree, ".", Ignore(())), engine)
+    assert [line.path for line in found.lines] == ["plain"]
+    tree.close()
+
+
 def test_a_tree_in_memory_is_searched_by_either(tmp_path: Path) -> None:
     files = {"a/b.py": b"one\ntwo\n", "c.txt": b"two"}
     for engine in (best_engine(), PythonEngine()):
@@ -219,6 +231,22 @@ def test_a_tree_in_memory_is_searched_by_either(tmp_path: Path) -> None:
 def test_without_ripgrep_python_takes_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert best_engine().name == "python"
+
+
+def test_a_file_however_deep_is_found_by_both(tmp_path: Path) -> None:
+    here = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(500):
+        os.mkdir("d", dir_fd=here)
+        below = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    file = os.open("f", os.O_CREAT | os.O_WRONLY, dir_fd=here)
+    os.write(file, b"needle")
+    os.close(file)
+    os.close(here)
+    ripgrep, python = both(tmp_path, Search("needle"))
+    assert ripgrep == python
+    assert len(ripgrep.lines) == 1
 
 
 def test_many_files_in_several_batches(tmp_path: Path, rounds: Callable[[int, int], int]) -> None:

@@ -64,7 +64,7 @@ def test_a_link_swapped_in_leads_nowhere(
     world: tuple[Path, Path], openat2: bool, rounds: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not openat2:
-        monkeypatch.setattr(handles, "_open_beneath", lambda *_: None)
+        monkeypatch.setattr(handles, "open_beneath", lambda *_: None)
     root, outside = world
     tree = DirectoryTree(root)
     env = FileTools(tree)

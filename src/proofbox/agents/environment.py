@@ -4,7 +4,7 @@ Three lists. *Allowed* names go in when they are set: they say what language, ti
 the caller asks for go in as well. *Blocked* ones don't, asked for or not: keys of clouds and models, tokens, agents'
 sockets, git's credential helpers, and whatever is called a secret, token or password. A blocked one goes in only when
 it is *granted* by its exact name; and the variable that holds the model's key never does, since the gateway outside
-adds it. A harmless name does not help: a value that is a blocked variable's is refused under any name.
+adds it. A harmless name does not help: the value of a secret variable is refused under any name.
 
 The evidence has names, and no values.
 """
@@ -52,7 +52,7 @@ class EnvironmentRecord(msgspec.Struct, frozen=True, kw_only=True):
     asked: tuple[str, ...]
     granted: tuple[str, ...]
     withheld: tuple[str, ...]
-    """Blocked ones that the caller has and the agent has not."""
+    """Blocked ones, and allowed ones that hold a secret, which the caller has and the agent has not."""
 
 
 class AgentEnvironment:
@@ -66,15 +66,16 @@ class AgentEnvironment:
         return f"<AgentEnvironment {', '.join(sorted(self.values)) or 'empty'}>"
 
 
-def is_blocked(name: str) -> bool:
-    """Whether a variable of that name may hold what must not enter a box."""
+def is_secret(name: str) -> bool:
+    """Whether what a variable of that name holds is a secret, by the name itself."""
     upper = name.upper()
-    return (
-        upper in BLOCKED
-        or upper.startswith(BLOCKED_PREFIXES)
-        or _SECRET_WORDS.search(upper) is not None
-        or SECRET_VARIABLE.search(upper) is not None
-    )
+    words = _SECRET_WORDS.search(upper) or SECRET_VARIABLE.search(upper)
+    return upper in BLOCKED or words is not None
+
+
+def is_blocked(name: str) -> bool:
+    """Whether it may be one: all that clouds, models and forges set is kept out, harmless or not."""
+    return is_secret(name) or name.upper().startswith(BLOCKED_PREFIXES)
 
 
 def is_allowed(name: str) -> bool:
@@ -103,7 +104,12 @@ def decide_environment(
             raise _refused(
                 name, "it is granted, and you have no such variable", (f"set it, or leave out --grant {name}",)
             )
-    values = {name: value for name, value in source.items() if is_allowed(name) and name not in model}
+    secrets = _known_secrets(granted, model, source)
+    values = {
+        name: value
+        for name, value in source.items()
+        if is_allowed(name) and name not in model and not _holds(value, secrets)
+    }
     wanted: list[str] = []
     for each in asked:
         name, given, value = each.partition("=")
@@ -116,31 +122,33 @@ def decide_environment(
         if not given and name not in source:
             raise _refused(name, "you have no such variable", (f"write {name}=VALUE, or leave it out",))
         values[name] = value if given else source[name]
+        if name not in granted and _holds(values[name], secrets):
+            raise _refused(name, "its value holds that of a variable on the block list", ("leave it out",))
         wanted.append(name)
     values |= {name: source[name] for name in granted}
-    _refuse_hidden(values, granted, model, source)
     record = EnvironmentRecord(
         allowed=tuple(sorted(set(values) - set(wanted) - granted)),
         asked=tuple(sorted(set(wanted) - granted)),
         granted=tuple(sorted(granted)),
-        withheld=tuple(sorted(name for name in source if is_blocked(name) and name not in values)),
+        withheld=tuple(
+            sorted(name for name in source if (is_blocked(name) or is_allowed(name)) and name not in values)
+        ),
     )
     return AgentEnvironment(values, record)
 
 
-def _refuse_hidden(
-    values: Mapping[str, str], granted: frozenset[str], model: frozenset[str], source: Mapping[str, str]
-) -> None:
-    """A blocked variable's value must not go in under another name."""
-    blocked = {
-        name: value
+def _known_secrets(granted: frozenset[str], model: frozenset[str], source: Mapping[str, str]) -> Redactor:
+    """The values that must not go in under any name."""
+    found = [
+        value
         for name, value in source.items()
-        if (is_blocked(name) or name in model) and name not in granted and len(value) >= MIN_SECRET
-    }
-    known = Redactor(blocked.values(), patterns=())
-    for name, value in values.items():
-        if name not in granted and known.contains_secret(value.encode("utf-8", "surrogateescape")):
-            raise _refused(name, "its value holds that of a variable on the block list", ("leave it out",))
+        if (is_secret(name) or name in model) and name not in granted and len(value) >= MIN_SECRET
+    ]
+    return Redactor(found, patterns=())
+
+
+def _holds(value: str, secrets: Redactor) -> bool:
+    return secrets.contains_secret(value.encode("utf-8", "surrogateescape"))
 
 
 def _check_name(name: str) -> None:

@@ -39,7 +39,7 @@ class Feed:
         self._seq = 0
         self._listeners: dict[int, Listener] = {}
         self._next = 0
-        self._telling = anyio.Lock()
+        self._telling = anyio.Lock(fast_acquire=True)
         self._turns: dict[str, Turn] = {}
         self.failure: ListenerFailed | None = None
 

@@ -116,6 +116,7 @@ class ModelGateway:
         self._prefix = PREFIX
         self.exchanges: list[Exchange] = []
         self.refused = 0
+        self._count = 0
 
     @contextlib.asynccontextmanager
     async def listening_at(self, directory: Path) -> AsyncIterator[Path]:
@@ -164,10 +165,11 @@ class ModelGateway:
 
     async def _pass(self, request: Request, responder: Responder) -> None:
         path = self._path(request)
+        self._count += 1
         exchange = Exchange(
-            number=len(self.exchanges) + 1,
+            number=self._count,
             method=request.method[:16],
-            path=path or "",
+            path=(path or "")[:500],
             at_ms=self._elapsed(0),
             request_bytes=len(request.body),
             thread=request.header("thread-id")[:100],

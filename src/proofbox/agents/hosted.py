@@ -171,9 +171,9 @@ class HostedSession:
         try:
             if self.options.stall_timeout is not None:
                 self._background.spawn(self._watch, turn, self.options.stall_timeout)
+            await self.tell_of(turn, TurnStarted(session=""))
             with scope:
                 if turn.id not in self._endings:
-                    await self.tell(TurnStarted(session=self.id, thread=turn.thread, turn=turn.id))
                     await self._play(turn, prompt)
         except AgentError as error:
             status, failure = "failed", error

@@ -7,6 +7,7 @@ anew each time keeps no thread, so that there is nothing to resume or fork, and 
 
 from __future__ import annotations
 
+import codecs
 import shutil
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
@@ -37,7 +38,6 @@ from proofbox.sandbox.inside import PolicyOptions
 
 PLACE_OF_THE_PROMPT = "{prompt}"
 LINE_LIMIT = 4 << 20
-MESSAGE_LIMIT = 256 << 10
 
 
 class ProcessSettings(msgspec.Struct, frozen=True):
@@ -123,6 +123,7 @@ class ProcessSession(HostedSession):
             "transport": "one process a turn",
             "provider": info.provider,
             "isolation": info.isolation.value,
+            "network": info.policy.network,
             "sandboxed": info.isolation.value != "none",
             "command": list(self._said.command),
             "output": self._said.output,
@@ -177,6 +178,8 @@ class _Speech:
     def __init__(self, output: DialectName) -> None:
         self._dialect = dialect_named(output)
         self._lines = _Lines()
+        decoder = codecs.getincrementaldecoder("utf-8")
+        self._decoders = {stream: decoder("replace") for stream in ("stdout", "stderr")}
 
     @property
     def failure(self) -> AgentError | None:
@@ -185,7 +188,9 @@ class _Speech:
     def hear(self, stream: str, data: bytes) -> Iterator[Event]:
         if stream == "stderr" or self._dialect is None:
             kind: Literal["message", "output"] = "output" if stream == "stderr" else "message"
-            yield Delta(session="", item=stream, kind=kind, text=data.decode("utf-8", "replace"))
+            text = self._decoders[stream].decode(data)
+            if text:
+                yield Delta(session="", item=stream, kind=kind, text=text)
             return
         for line, cut in self._lines.feed(data):
             yield from self._line(line, cut)
@@ -193,10 +198,9 @@ class _Speech:
     def end(self, result: ExecResult) -> Iterator[Event]:
         """The rest of it, and what the exit says."""
         if self._dialect is None:
-            text = result.stdout[:MESSAGE_LIMIT]
-            if text:
-                yield Message(session="", item="stdout", text=text)
-            if result.truncated.stdout or len(result.stdout) > MESSAGE_LIMIT:
+            if result.stdout:
+                yield Message(session="", item="stdout", text=result.stdout)
+            if result.truncated.stdout:
                 yield Notice(session="", kind="truncated", message="the answer is longer than what is kept of it")
         else:
             for line, cut in self._lines.end():

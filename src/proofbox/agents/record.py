@@ -5,7 +5,7 @@
     events.jsonl   every event that the runtime told, a hash chain
     home/          what the agent keeps for itself: its threads
 
-Everything written here is redacted and bounded. The agent's box can't see the directory, but for its own home.
+Everything but the home is redacted and bounded. The agent's box can't see the directory, but for its own home.
 """
 
 from __future__ import annotations
@@ -62,6 +62,11 @@ class Record:
     def close(self) -> None:
         self.ends()
 
+    def discard(self) -> None:
+        """No agent was ever started: there is nothing to record."""
+        self.close()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
 
 CHAINS = ("events", "steps")
 
@@ -102,13 +107,15 @@ def check_chains(directory: Path, trial: str, ends: Mapping[str, ChainEnd]) -> N
 
 
 def copy_home(source: Path, dest: Path) -> None:
-    """An agent's home for another session. The agent could write there: only files, directories and links are taken."""
+    """An agent's home for another session, of files and directories alone.
+
+    The agent could write there. Reading a pipe would hang us, and a link would lead whoever writes here next, on the
+    host, wherever the agent wanted.
+    """
 
     def odd(directory: str, names: list[str]) -> list[str]:
         modes = {name: os.lstat(os.path.join(directory, name)).st_mode for name in names}
-        return [
-            name for name, mode in modes.items() if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode))
-        ]
+        return [name for name, mode in modes.items() if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))]
 
     shutil.copytree(source, dest, symlinks=True, ignore=odd, dirs_exist_ok=True)
 

@@ -100,7 +100,7 @@ class Peer:
         self._name = name
         self._count = 0
         self._waiting: dict[Id, _Waiting] = {}
-        self._sending = anyio.Lock()
+        self._sending = anyio.Lock(fast_acquire=True)
         self._broken: AgentError | None = None
         self.stats = Stats()
 

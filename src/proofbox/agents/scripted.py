@@ -24,7 +24,6 @@ from proofbox.agents.threads import KeptTurn, Thread, ThreadStore
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
 from proofbox.errors import (
-    ArgumentsInvalid,
     CommandNotExecutable,
     CommandNotFound,
     PathRefused,
@@ -32,13 +31,13 @@ from proofbox.errors import (
     RequestInvalid,
     RuntimeCrashed,
     SandboxError,
-    ToolUnknown,
     UsageError,
     WorkspaceError,
 )
 from proofbox.sandbox.service import Sandboxes
 from proofbox.workspace.tools.contract import CommandResult, ToolResult
 from proofbox.workspace.tools.host import SandboxEnvironment
+from proofbox.workspace.tools.registry import create_tool_registry
 
 
 class ScriptedSettings(msgspec.Struct, frozen=True):
@@ -57,10 +56,6 @@ class Tools(Protocol):
         """End the box and everything in it, and wake whoever waits for a call. May be repeated."""
 
 
-TOOLS = (
-    *("read_file", "write_file", "remove_file", "list_directory", "list_files_recursive", "search_text"),
-    *("run_command", "edit_file", "apply_patch"),
-)
 ITS_OWN_FAULT = (CommandNotFound, CommandNotExecutable, RequestInvalid, PathRefused)
 OpenTools = Callable[[SessionOptions], Tools]
 
@@ -74,24 +69,20 @@ class BoxedTools:
         self._session = self._boxes.start_session(provider=provider, **options.policy)
         self._env = dict(options.env)
         self._environment = SandboxEnvironment(self._session)
+        self._registry = create_tool_registry(self._environment)
         info = self._session.info
         isolation = info.isolation.value
         self.facts: Mapping[str, Any] = {
             "provider": info.provider,
             "isolation": isolation,
             "sandboxed": isolation != "none",
+            "network": info.policy.network,
         }
 
     def call(self, name: str, args: Mapping[str, Any]) -> ToolResult:
         if name == "run_command" and self._env:
             args = {**args, "env": {**self._env, **args.get("env", {})}}
-        if name not in TOOLS:
-            raise ToolUnknown(f"there is no tool {name[:60]!r}", op="tool", fix_hints=[f"known: {', '.join(TOOLS)}"])
-        try:
-            result: ToolResult = getattr(self._environment, name)(**args)
-        except TypeError as error:
-            raise ArgumentsInvalid(f"{name}: {error}", op="tool") from None
-        return result
+        return self._registry.call(name, args)
 
     def stop(self) -> None:
         self._boxes.close()
@@ -161,7 +152,8 @@ class ScriptedSession(HostedSession):
         self._crashed = False
 
     def facts(self) -> Mapping[str, Any]:
-        return {"transport": "embedded", "sandboxed": self.options.sandboxed, **self._facts}
+        boxed = self.options.sandboxed and self.options.provider != "off"  # until there is a box to ask
+        return {"transport": "embedded", "sandboxed": boxed, **self._facts}
 
     async def start_thread(self) -> str:
         thread = await super().start_thread()
@@ -181,18 +173,22 @@ class ScriptedSession(HostedSession):
         event = ThreadStarted(session=self.id, thread=new.id, origin="fork", forked_from=thread)
         return await self._have_thread(new.id, event)
 
+    async def start_turn(self, thread: str, prompt: str) -> str:
+        turn = await super().start_turn(thread, prompt)
+        self._keep(self._kept[thread].with_turn(KeptTurn(turn, (prompt,))))
+        return turn
+
     async def steer_turn(self, thread: str, turn: str, text: str) -> None:
         if self._turn_of(thread, turn).result is not None:
             raise UsageError("the turn has ended", op="turn", fix_hints=["start another turn"])
         self._steered.setdefault(turn, []).append(text)
+        self._keep_told(thread, turn, text)
         self._hearing.setdefault(turn, anyio.Event()).set()
         await self.tell(Notice(session=self.id, thread=thread, turn=turn, kind="steered", message=text))
 
     async def _play(self, turn: Turn, prompt: str) -> None:
-        thread = self._kept[turn.thread]
-        number = len(thread.turns) + 1
+        number = len(self._kept[turn.thread].turns)
         status = "interrupted"
-        self._keep(thread.with_turn(KeptTurn(turn.id, (prompt,))))
         try:
             for step in self._script.steps_of(number):
                 await self._do(turn, step, number, prompt)
@@ -201,8 +197,8 @@ class ScriptedSession(HostedSession):
             status = "failed"
             raise
         finally:
-            told = (prompt, *self._steered.get(turn.id, ()))
-            self._keep(thread.with_turn(KeptTurn(turn.id, told, status)))
+            thread = self._kept[turn.thread]
+            self._keep(thread.with_turn(msgspec.structs.replace(thread.turns[-1], status=status)))
 
     async def _do(self, turn: Turn, step: Step, number: int, prompt: str) -> None:
         steered = self._steered.get(turn.id, [])
@@ -210,7 +206,7 @@ class ScriptedSession(HostedSession):
             "prompt": prompt,
             "turn": str(number),
             "heard": steered[-1] if steered else "",
-            "history": "\n".join([*self._kept[turn.thread].told(), *steered]),
+            "history": "\n".join(self._kept[turn.thread].told()),
         }
         if step.tool is not None:
             await self._use(turn, step.tool, filled(step.args, places))
@@ -323,6 +319,13 @@ class ScriptedSession(HostedSession):
     def _keep(self, thread: Thread) -> None:
         self._kept[thread.id] = thread
         self._store.save(thread)
+
+    def _keep_told(self, thread: str, turn: str, text: str) -> None:
+        """What a turn was told is its thread's, though the turn may have no step left to hear it in."""
+        kept = self._kept[thread]
+        last = kept.turns[-1]
+        if last.id == turn:
+            self._keep(kept.with_turn(msgspec.structs.replace(last, told=(*last.told, text))))
 
     def _item(self) -> str:
         self._items += 1

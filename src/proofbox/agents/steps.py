@@ -2,11 +2,14 @@
 
 Each completed tool call or change of files is a step. A turn that did nothing, or after whose last step the files
 changed again, has one more, of the kind `turn`; so the last step of a turn is always the state that it ended with.
+
+A command that could reach further than the workspace is an entry of the workspace's effect log too, so that a rollback
+says what it does not undo; the step names the entry.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -14,6 +17,7 @@ from anyio.to_thread import run_sync
 
 from proofbox.agents.events import Decision, Event, FileChange, ToolCall, TurnEnded
 from proofbox.core.text import preview
+from proofbox.sandbox.contract import Mount
 from proofbox.workspace.workspace import Workspace
 
 PREVIEW = 4096
@@ -48,6 +52,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     snapshot_after: str
     changed: int
     """How many paths differ between the two."""
+    effect: str = ""
+    """Its entry in the workspace's effect log; empty for what a rollback undoes."""
     ends_turn: bool = False
     """The turn ended here, so that a fork at this step is exact."""
 
@@ -55,12 +61,20 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 class StepRecorder:
     """A listener that takes a snapshot at every step.
 
-    `keep` is given each entry as it is made: `{"step": …}`, and `{"turn_end": …}` when a turn has ended.
+    `keep` is given each entry as it is made: `{"step": …}`, and `{"turn_end": …}` when a turn has ended. `reach` says
+    what a command could touch besides the workspace.
     """
 
-    def __init__(self, workspace: Workspace, first_snapshot: str, keep: Callable[[Mapping[str, Any]], None]) -> None:
+    def __init__(
+        self,
+        workspace: Workspace,
+        first_snapshot: str,
+        keep: Callable[[Mapping[str, Any]], None],
+        reach: Callable[[], tuple[str, ...]] = lambda: (),
+    ) -> None:
         self._workspace = workspace
         self._keep = keep
+        self._reach = reach
         self._latest = first_snapshot
         self._asked: dict[str, list[Decided]] = {}
         self.steps: list[Step] = []
@@ -106,7 +120,26 @@ class StepRecorder:
     async def _add(self, event: Event, **facts: Any) -> None:
         before = self._latest
         after, changed = await self._snapshot(f"after {facts.get('tool') or facts['kind']}")
-        self._append(event, before, after, changed, **facts)
+        reach = self._reach() if facts.get("tool") == "command" and facts["status"] != "declined" else ()
+        effect = await run_sync(self._log, facts, before, after, reach) if reach else ""
+        self._append(event, before, after, changed, effect=effect, **facts)
+
+    def _log(self, facts: Mapping[str, Any], before: str, after: str, reach: tuple[str, ...]) -> str:
+        log = self._workspace.effects
+        id = log.new_id()
+        log.append(
+            id=id,
+            phase="outcome",
+            kind="run_command",
+            target=facts["command"],
+            exit_code=facts["exit_code"],
+            duration_ms=facts["duration_ms"],
+            snapshot_before=before,
+            snapshot_after=after,
+            reach=reach,
+            note=f"an agent's command, {facts['source']}",
+        )
+        return id
 
     def _append(self, event: Event, before: str, after: str, changed: int, **facts: Any) -> None:
         step = Step(
@@ -127,6 +160,17 @@ class StepRecorder:
         changed = taken.changed if taken.id != self._latest else 0
         self._latest = taken.id
         return taken.id, changed
+
+
+def reach_of(facts: Mapping[str, Any], mounts: Sequence[str | Mount]) -> tuple[str, ...]:
+    """What of a command's doings no rollback undoes, by what a session says of its box."""
+    if not facts.get("sandboxed") or facts.get("isolation") == "none":
+        return ("host", "network")
+    network = facts.get("network") or facts.get("policy", {}).get("network")
+    found = ["network"] if network != "none" else []
+    if any(mount.writable if isinstance(mount, Mount) else mount.endswith(":rw") for mount in mounts):
+        found.append("mounts")
+    return tuple(found)
 
 
 def _short(text: str) -> str:

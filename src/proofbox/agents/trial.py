@@ -27,7 +27,7 @@ from proofbox.agents.outcome import CallMade, Failure, ForkedFrom, Status, Trial
 from proofbox.agents.record import Record, bounded, copy_home
 from proofbox.agents.registry import Registry, installed
 from proofbox.agents.settings import RuntimeSettings
-from proofbox.agents.steps import StepRecorder
+from proofbox.agents.steps import StepRecorder, reach_of
 from proofbox.agents.strategies import Chain, Considered, decide_chain, first_usable
 from proofbox.core.clock import Clock, SystemClock, isoformat
 from proofbox.core.ids import IdSource
@@ -36,6 +36,7 @@ from proofbox.core.text import preview
 from proofbox.errors import (
     AgentError,
     CapabilityUnsupported,
+    ProofboxError,
     RuntimeTimedOut,
     TurnInterrupted,
     UsageError,
@@ -117,59 +118,74 @@ class Running:
         self.settings = RuntimeSettings(said.runtimes, request.flags)
         self.settings.check(self.chain, self.registry)
         self.environment = self._environment(said.env)
+        self.mounts = (*said.mounts, *(request.policy.get("mounts") or ()))
+        self.began = 0.0
+        self.started_at = ""
 
     async def run(self, open_thread: OpenThread) -> Trial:
-        began, started_at = self.clock.monotonic(), isoformat(self.clock.now())
+        self.began, self.started_at = self.clock.monotonic(), isoformat(self.clock.now())
         redactor = Redactor.from_environment(os.environ, self._model_keys())
         async with contextlib.AsyncExitStack() as stack:
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="proofbox-trial-")))
             workspace = await run_sync(open_workspace, self.root)
-            stack.push_async_callback(run_sync, workspace.close)
+            stack.push_async_callback(_whatever_happens, workspace.close)
             record: Record | None = None
             home = scratch / "home"
             if self.request.out is not None:
                 record = Record(self.request.out, self.id, self.root, redactor)
                 stack.callback(record.close)
                 home = record.home
-            if self.fork is not None:
-                await run_sync(copy_home, Path(self.fork.record) / "home", home)
-            home.mkdir(mode=0o700, exist_ok=True)
-            first = (await run_sync(workspace.snapshot, f"before {self.id}")).id
-            session, considered = await first_usable(
-                self.chain,
-                self.registry,
-                lambda runtime: self._start(runtime, scratch, home),
-                settings=self.settings,
-                required=self.request.required,
-            )
+            try:
+                if self.fork is not None:
+                    await run_sync(copy_home, Path(self.fork.record) / "home", home)
+                home.mkdir(mode=0o700, exist_ok=True)
+                first = (await run_sync(workspace.snapshot, f"before {self.id}")).id
+                session, considered = await first_usable(
+                    self.chain,
+                    self.registry,
+                    lambda runtime: self._start(runtime, scratch, home),
+                    settings=self.settings,
+                    required=self.request.required,
+                )
+            except BaseException:
+                if record is not None:
+                    record.discard()
+                raise
             heard = _Heard(record)
-            steps = StepRecorder(workspace, first, lambda entry: record.append("steps", entry) if record else None)
+            steps = StepRecorder(
+                workspace,
+                first,
+                lambda entry: record.append("steps", entry) if record else None,
+                lambda: reach_of(session.facts(), self.mounts),
+            )
             for listener in (heard, steps, self.on_event):
                 if listener is not None:
                     session.add_listener(listener)
             outcome = _Outcome()
             try:
                 await self._converse(session, open_thread, outcome)
+            except Exception as error:
+                outcome.fail(error)
+                raise
             except BaseException:
-                outcome.error = outcome.error or TurnInterrupted("the trial was cancelled", op="trial")
-                outcome.status = "interrupted"
+                outcome.status, outcome.error = "interrupted", TurnInterrupted("the trial was cancelled", op="trial")
                 raise
             finally:
                 with anyio.CancelScope(shield=True):
-                    await session.close()
-                    sealed = await run_sync(lambda: workspace.snapshot(f"after {self.id}", sealed=True))
-                    trial = self._trial(session, considered, heard, steps, outcome, first, sealed.id, workspace.id)
-                    trial = msgspec.structs.replace(
-                        trial,
-                        started_at=started_at,
-                        ended_at=isoformat(self.clock.now()),
-                        duration_ms=round((self.clock.monotonic() - began) * 1000, 3),
-                        record=str(record.directory) if record else None,
-                        anchors=record.ends() if record else {},
-                    )
+                    last = await self._seal(session, workspace, outcome)
+                    trial = self._trial(session, considered, heard, steps, outcome, first, last, workspace.id, record)
                     if record is not None:
                         record.finish(trial)
         return msgspec.convert(redactor.redact_json(msgspec.to_builtins(trial, enc_hook=str)), Trial)
+
+    async def _seal(self, session: AgentSession, workspace: Workspace, outcome: _Outcome) -> str:
+        """End the agent, and then say what it left. Without that last word a trial is not completed."""
+        try:
+            await session.close()
+            return (await run_sync(lambda: workspace.snapshot(f"after {self.id}", sealed=True))).id
+        except (ProofboxError, OSError) as error:
+            outcome.fail(error)
+            return ""
 
     async def _start(self, runtime: AgentRuntime, scratch: Path, home: Path) -> AgentSession:
         request = self.request
@@ -182,7 +198,7 @@ class Running:
             settings=self.settings(runtime),
             env=self.environment.values,
             approvals=request.approvals,
-            sandboxed=request.sandboxed,
+            sandboxed=request.sandboxed and request.provider != "off",
             stall_timeout=request.stall_timeout,
         )
         return await runtime.start_session(options, clock=self.clock, ids=self.ids)
@@ -218,6 +234,7 @@ class Running:
         first: str,
         last: str,
         workspace_id: str,
+        record: Record | None,
     ) -> Trial:
         runtime = self.registry.runtime(session.runtime)
         return Trial(
@@ -246,9 +263,11 @@ class Running:
             policy=bounded({name: value for name, value in self.request.policy.items() if value}),
             integrity=tuple(heard.integrity),
             rate_windows=heard.windows,
-            started_at="",
-            ended_at="",
-            duration_ms=0.0,
+            started_at=self.started_at,
+            ended_at=isoformat(self.clock.now()),
+            duration_ms=round((self.clock.monotonic() - self.began) * 1000, 3),
+            record=str(record.directory) if record else None,
+            anchors=record.ends() if record else {},
             fork=self.fork,
         )
 
@@ -274,6 +293,14 @@ class _Outcome:
         self.thread = ""
         self.turn = ""
 
+    def fail(self, error: Exception) -> None:
+        self.status = "failed"
+        if isinstance(error, AgentError):
+            self.error = error
+        else:
+            code = error.code if isinstance(error, ProofboxError) else type(error).__name__
+            self.error = AgentError(str(error), op="trial", details={"cause": code})
+
 
 def open_workspace(path: Path) -> Workspace:
     """The workspace at a directory, made one if it is none yet."""
@@ -281,6 +308,11 @@ def open_workspace(path: Path) -> Workspace:
         return Workspace.open(path)
     except WorkspaceUnknown:
         return Workspace.init(path)
+
+
+async def _whatever_happens(work: Callable[[], None]) -> None:
+    with anyio.CancelScope(shield=True):
+        await run_sync(work)
 
 
 async def _new_thread(session: AgentSession) -> str:

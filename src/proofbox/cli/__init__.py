@@ -67,6 +67,10 @@ COMMANDS = (
     Command("validate", "lab:validate", "Check that the evidence of attempts is whole and agrees with itself."),
     Command("report", "lab:report", "Show the figures of attempts, from verified evidence."),
     Command("gc", "lab:gc", "Free what old runs take on the disk."),
+    Command("workspace effects", "tools:effects", "List what was done in a workspace, and what was denied."),
+    Command("workspace tools", "tools:tools", "List the tools an agent has here, with their schemas."),
+    Command("workspace call", "tools:call", "Call one tool, as an agent would."),
+    Command("mcp serve", "mcp:serve_", "Serve a workspace's tools over MCP, on stdin and stdout."),
     Command("contract", "contract:contract", "List every command, schema and code, for programs."),
     Command("completion", "completion:completion", "Print a tab completion script for a shell."),
 )
@@ -74,6 +78,7 @@ COMMANDS = (
 GROUPS = {
     "runtime": "Agents: which there are, and one prompt to one of them.",
     "workspace": "Directories with history.",
+    "mcp": "A workspace's tools for agents that speak MCP.",
     "session": "Boxes that stay between commands.",
     "suite": "Missions for agents, run and verified.",
     "attempt": "One agent's one try.",

@@ -23,9 +23,11 @@ from proofbox.sandbox.aservice import AsyncSession
 from proofbox.sandbox.call import Call
 from proofbox.sandbox.contract import Event, ExecResult, Output
 from proofbox.sandbox.inside import ExecOptions
+from proofbox.sandbox.request import STREAM_WINDOW
 from proofbox.sandbox.wire import Send
 
 PIECE = 64 << 10
+CREDIT = STREAM_WINDOW // 4  # told at once: a talk of small pieces needn't wake the box agent for each
 KEPT_OUTPUT = 64 << 10  # what a result holds of each stream, head and tail: the rest was for whoever received it
 
 
@@ -37,7 +39,8 @@ class AsyncProcess:
         self._connection = connection
         self._call = call
         self._oom_before = session._inside.oom_kills()
-        self._sending = anyio.Lock()
+        self._sending = anyio.Lock(fast_acquire=True)
+        self._owed = 0
 
     @property
     def ended(self) -> bool:
@@ -69,9 +72,11 @@ class AsyncProcess:
         if not call.waiting:
             return None
         piece = call.waiting.popleft()
-        if not call.finished:
+        self._owed += len(piece.data)
+        if self._owed >= CREDIT and not call.finished:
+            owed, self._owed = self._owed, 0
             with self._explained():
-                await self._connection._send(wire.credit(call.id, len(piece.data)))
+                await self._connection._send(wire.credit(call.id, owed))
         return piece
 
     async def signal(self, number: int) -> None:

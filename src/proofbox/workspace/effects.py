@@ -199,9 +199,10 @@ def irreversible(home: Path, target: Snapshot) -> tuple[str, ...]:
         if each.phase == "intent":
             under_way[each.id] = each
         elif each.phase == "outcome":
-            intent = under_way.pop(each.id, each)
-            if each.reach:
-                listed[each.id] = f"{intent.target or each.target} (could reach: {', '.join(each.reach)})"
+            intent = under_way.pop(each.id, None)
+            done_by_then = intent is None and each.snapshot_after == target.id
+            if each.reach and not done_by_then:
+                listed[each.id] = f"{each.target} (could reach: {', '.join(each.reach)})"
     for id, each in under_way.items():
         listed[id] = f"{each.target} (how it ended is not known)"
     return tuple(words for _, words in sorted(listed.items()))

@@ -300,6 +300,11 @@ class Workspace:
             write_new(self._store, path, bytes.fromhex(self._resolve(name).id))
 
     @property
+    def ignored(self) -> tuple[str, ...]:
+        """The patterns of what is never part of it."""
+        return self._registration.ignore
+
+    @property
     def effects(self) -> effects.EffectLog:
         """The log of what was done here: `effects.py`."""
         return effects.EffectLog(self._home, self.id, clock=self._clock)

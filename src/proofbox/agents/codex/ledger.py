@@ -42,6 +42,11 @@ class UsageLedger:
             account.settled = added(total, last, -1)
         account.latest = total
 
+    def restored(self, thread: str, total: TokenUsage) -> None:
+        """What a thread brings along from before, told when it is resumed or forked."""
+        account = self._account(thread)
+        account.settled = account.latest = total
+
     def settle(self, thread: str, *, complete: bool) -> dict[str, Any] | None:
         """At a turn's end: how the accounts differ, if they do."""
         account = self._accounts.get(thread)

@@ -8,37 +8,23 @@ next used. A turn is never played again by us: it may have acted.
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import anyio
 import msgspec
+from anyio.to_thread import run_sync
 
 from proofbox.agents.background import Background
-from proofbox.agents.codex.approvals import answer
 from proofbox.agents.codex.binary import Binary
-from proofbox.agents.codex.decoder import Decoder, TurnOver, last_usage
-from proofbox.agents.codex.failures import classify
-from proofbox.agents.codex.ledger import UsageLedger
+from proofbox.agents.codex.hearing import Hearing
+from proofbox.agents.codex.launch import prepare, remove_home, way_to_model
 from proofbox.agents.codex.program import Handlers, Launch, Program, running
-from proofbox.agents.codex.settings import CodexSettings, config_toml
+from proofbox.agents.codex.settings import CodexSettings
 from proofbox.agents.contract import SessionOptions, TurnResult
-from proofbox.agents.events import (
-    Decision,
-    Integrity,
-    Listener,
-    Notice,
-    RateWindows,
-    ThreadStarted,
-    TurnStarted,
-    TurnStatus,
-    Usage,
-)
+from proofbox.agents.events import Listener, Notice, ThreadStarted
 from proofbox.agents.feed import Feed, Turn
-from proofbox.agents.gateway import PREFIX, Endpoint, ModelGateway
-from proofbox.agents.jsonl import Garbage, Id
+from proofbox.agents.gateway import Endpoint, ModelGateway
 from proofbox.agents.traffic import Exchange
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.core.ids import IdSource
@@ -56,16 +42,13 @@ from proofbox.errors import (
     UsageError,
 )
 from proofbox.sandbox.aservice import AsyncSandboxes
-from proofbox.sandbox.contract import Door, Mount
 
-GATEWAY_PORT = 4011
-INSIDE = "/run/codex"
 MOST_RECOVERIES = 3
 OVERLOAD_TRIES = 4
 OVERLOAD_SECONDS = 0.2
+INTERRUPT_SECONDS = 10.0
 STOP_SECONDS = 5.0
 CLOSE_SECONDS = 3.0
-TOLD_GARBAGE = 16
 
 
 class CodexSession:
@@ -91,20 +74,13 @@ class CodexSession:
         self._endpoint = endpoint
         self._home = options.home or options.scratch / f"{self.id}-home"
         self.feed = Feed(self.id, self._clock)
-        self._decoder = Decoder()
-        self._ledger = UsageLedger()
-        self._gateway = ModelGateway(endpoint, on_exchange=self._saw, clock=self._clock)
+        self._hearing = Hearing(self.feed, options.approvals, self._clock, self._heard)
+        self._gateway = ModelGateway(endpoint, on_exchange=self._hearing.saw, clock=self._clock)
         self._background = Background()
         self._program: Program | None = None
         self._opened = False
-        self._lives = 0
-        self._threads: dict[str, int] = {}  # thread → the life of the program in which it was loaded last
         self._starting: set[str] = set()
-        self._signs: dict[str, float] = {}
-        self._verdicts: dict[str, AgentError] = {}
-        self._failed_exchanges: dict[str, Exchange] = {}
         self._recoveries: list[dict[str, Any]] = []
-        self._garbage = 0
         self._changed = anyio.Event()
         self._over: ProofboxError | None = None
         self._closing = anyio.Event()
@@ -126,7 +102,7 @@ class CodexSession:
             "key": "added by the gateway" if self._endpoint.has_key else "none",
             "requests": len(self._gateway.exchanges),
             "refused_requests": self._gateway.refused,
-            "garbage_lines": self._garbage,
+            "garbage_lines": self._hearing.garbage,
             "recoveries": list(self._recoveries),
             **self._facts,
         }
@@ -154,7 +130,7 @@ class CodexSession:
             raise
         if self._over is not None:
             await self.close()
-            raise self._over
+            raise self._over if isinstance(self._over, UsageError) else _as_agent(self._over)
         if self._options.stall_timeout is not None:
             self._background.spawn(self._watch, self._options.stall_timeout)
 
@@ -173,7 +149,7 @@ class CodexSession:
         return await self._have_thread(await self._ask("thread/fork", params), "fork", thread)
 
     async def start_turn(self, thread: str, prompt: str) -> str:
-        if thread not in self._threads:
+        if thread not in self._hearing.threads:
             raise UsageError(f"this session has no thread {thread[:80]!r}", op="turn", fix_hints=["start one"])
         # Codex would take a second start for a steer, without a word.
         if thread in self._starting or self.feed.active_turn(thread) is not None:
@@ -187,7 +163,7 @@ class CodexSession:
             turn = _member(result, "turn", "id", method="turn/start")
             if self.feed.knows(turn):
                 raise RuntimeProtocolError(f"codex gave the id of another turn, {turn[:80]}", op="turn")
-            self._begin(turn, thread)
+            self._hearing.begin(turn, thread)
             begun.append(turn)
 
         try:
@@ -215,18 +191,21 @@ class CodexSession:
         with anyio.CancelScope(shield=True):
             self._closing.set()
             if self._opened:
-                await self._gone.wait()
-                await self._background.close()
+                with anyio.move_on_after(CLOSE_SECONDS + STOP_SECONDS):
+                    await self._gone.wait()
+                await self._background.close()  # what has not ended by itself is cancelled, and its box ended
             if self._options.home is None:
-                shutil.rmtree(self._home, ignore_errors=True)
+                await run_sync(remove_home, self._home)
 
     # ---- the program's lives
 
     async def _live(self) -> None:
         """From the first start to the end of the session. Never raises: what went wrong is in `_over`."""
         try:
-            async with self._gateway_for_box() as (base_url, doors):
-                launch = self._prepare(base_url, doors)
+            directory = self._options.scratch / f"{self.id}-gateway"
+            async with way_to_model(self._gateway, self._options, directory) as (base_url, doors):
+                self._facts["gateway"] = "a socket of its own" if doors else "loopback of the host"
+                launch = prepare(self._options, self._settings, self._binary, self._home, base_url, doors)
                 async with AsyncSandboxes(self._options.workspace, clock=self._clock, ids=self._ids) as boxes:
                     while not self._closing.is_set() and len(self._recoveries) <= MOST_RECOVERIES:
                         await self._one_life(boxes, launch)
@@ -237,18 +216,22 @@ class CodexSession:
                 self._program = None
                 closed = TurnInterrupted("the session was closed", op="close")
                 self._over = self._over or closed
-                await self._end_all("interrupted" if self._over is closed else "failed", _as_agent(self._over))
+                await self._hearing.end_all("interrupted" if self._over is closed else "failed", _as_agent(self._over))
             self._gone.set()
             self._wake()
 
     async def _one_life(self, boxes: AsyncSandboxes, launch: Launch) -> None:
-        handlers = Handlers(on_notification=self._notified, on_request=self._asked, on_garbage=self._told_garbage)
+        hear = self._hearing
+        handlers = Handlers(on_notification=hear.notified, on_request=hear.asked, on_garbage=hear.told_garbage)
         async with running(boxes, launch, handlers) as program:
-            self._lives += 1
+            self._hearing.life += 1
             self.version = program.version
             info = program.box.info
             self._facts |= {"user_agent": program.user_agent, "provider": info.provider}
-            self._facts |= {"isolation": info.isolation.value, "policy": msgspec.to_builtins(program.box._inside.policy, enc_hook=str)}
+            self._facts |= {
+                "isolation": info.isolation.value,
+                "policy": msgspec.to_builtins(program.box._inside.policy, enc_hook=str),
+            }
             self._program = program
             self._wake()
             if self._recoveries:
@@ -273,60 +256,10 @@ class CodexSession:
                 if again
                 else "it ended too often; start another session",
             )
-            self._ledger.forget()
-            await self._end_all("failed", crash)
+            self._hearing.ledger.forget()
+            await self._hearing.end_all("failed", crash)
             if not again:
                 self._over = crash
-
-    @contextlib.asynccontextmanager
-    async def _gateway_for_box(self) -> AsyncIterator[tuple[str, tuple[Door, ...]]]:
-        if not self._options.sandboxed or self._options.policy.get("network") == "full":
-            self._facts["gateway"] = "loopback of the host"
-            async with self._gateway.listening_on_loopback() as base_url:
-                yield base_url, ()
-            return
-        directory = self._options.scratch / f"{self.id}-gateway"
-        directory.mkdir(mode=0o700)
-        try:
-            self._facts["gateway"] = "a socket of its own"
-            async with self._gateway.listening_at(directory) as path:
-                yield f"http://127.0.0.1:{GATEWAY_PORT}{PREFIX}", (Door(GATEWAY_PORT, path),)
-        finally:
-            shutil.rmtree(directory, ignore_errors=True)
-
-    def _prepare(self, base_url: str, doors: tuple[Door, ...]) -> Launch:
-        options, binary = self._options, self._binary
-        self._home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        config = self._home / "config.toml"
-        config.write_text(config_toml(self._settings, base_url))
-        config.chmod(0o600)
-        if os.geteuid() == 0:  # the box's commands have the ids of the workspace's owner
-            owner = options.workspace.stat()
-            for path in (self._home, *self._home.rglob("*")):
-                os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
-        mounts: tuple[Mount, ...] = ()
-        program, home = str(binary.path), str(self._home)
-        if options.sandboxed:
-            home = f"{INSIDE}/home"
-            if binary.package is not None:
-                mounts = (Mount(binary.package, f"{INSIDE}/package"),)
-                program = f"{INSIDE}/package/{binary.path.relative_to(binary.package)}"
-            else:
-                mounts = (Mount(binary.path, f"{INSIDE}/codex"),)
-                program = f"{INSIDE}/codex"
-            mounts += (Mount(self._home, home, writable=True),)
-        policy = dict(options.policy)
-        if options.sandboxed and policy.get("network") is None:
-            policy["network"] = "none"
-        return Launch(
-            argv=[program, "app-server"],
-            env={**options.env, "CODEX_HOME": home},
-            provider=options.provider if options.sandboxed else "off",
-            policy=policy,  # type: ignore[arg-type]
-            mounts=mounts,
-            doors=doors,
-            seconds=options.request_timeout,
-        )
 
     # ---- asking
 
@@ -367,11 +300,11 @@ class CodexSession:
 
     async def _load(self, thread: str) -> None:
         """A thread of an earlier life is resumed before it is used."""
-        if self._threads[thread] != self._lives or self._program is None:
+        if self._hearing.threads[thread] != self._hearing.life or self._program is None:
             await self._up()
-            if self._threads[thread] != self._lives:
+            if self._hearing.threads[thread] != self._hearing.life:
                 await self._ask("thread/resume", lambda program: self._resuming(program, thread))
-                self._threads[thread] = self._lives
+                self._hearing.threads[thread] = self._hearing.life
 
     def _place(self, program: Program) -> dict[str, Any]:
         policy = self._settings.approval_policy
@@ -382,7 +315,7 @@ class CodexSession:
 
     async def _have_thread(self, result: Any, origin: str, forked_from: str = "") -> str:
         thread = _member(result, "thread", "id", method=f"thread/{origin}")
-        self._threads[thread] = self._lives
+        self._hearing.threads[thread] = self._hearing.life
         await self.feed.tell(
             ThreadStarted(session=self.id, thread=thread, origin=origin, forked_from=forked_from)  # type: ignore[arg-type]
         )
@@ -394,114 +327,13 @@ class CodexSession:
             raise UsageError(f"the turn {turn[:80]!r} is not one of that thread", op="turn")
         return found
 
-    # ---- hearing
-
-    async def _notified(self, method: str, params: Any) -> None:
-        for event in self._decoder.decode(method, params):
-            thread, turn = event.thread, event.turn
-            self._signs[thread] = self._clock.monotonic()
-            if isinstance(event, TurnStarted) and turn and not self.feed.knows(turn):
-                self._begin(turn, thread)  # one that we did not ask for, or no longer waited for
-            if isinstance(event, TurnOver):
-                await self._turn_over(event)
-            else:
-                if isinstance(event, Usage):
-                    self._ledger.reported(thread, event.total, last_usage(params))
-                await self.feed.tell(event)
-        self._wake()
-        self._check_listeners()
-
-    async def _turn_over(self, over: TurnOver) -> None:
-        if not self.feed.knows(over.turn):
-            return
-        verdict = self._verdicts.pop(over.turn, None)
-        error: AgentError | None = None
-        status: TurnStatus = over.status
-        if verdict is not None and status != "completed":
-            error, status = verdict, "interrupted" if isinstance(verdict, TurnInterrupted) else "failed"
-        elif status == "interrupted":
-            error = TurnInterrupted("codex ended the turn before its end", op="turn")
-        elif status == "failed":
-            error = classify(over.error or {}, self._failed_exchanges.get(over.turn))
-        self._failed_exchanges.pop(over.turn, None)
-        difference = self._ledger.settle(over.thread, complete=status == "completed")
-        if difference is not None:
-            await self.feed.tell(
-                Integrity(
-                    session=self.id,
-                    thread=over.thread,
-                    turn=over.turn,
-                    code="USAGE_DISAGREES",
-                    message="the tokens that codex reports are not those that passed through the gateway",
-                    details=difference,
-                )
-            )
-        await self.feed.end_turn(over.turn, status, error)
-
-    async def _asked(self, id: Id, method: str, params: Any) -> Any:
-        del id
-        said = params if isinstance(params, dict) else {}
-        thread, turn, item = (str(said.get(name) or "") for name in ("threadId", "turnId", "itemId"))
-        self._signs[thread] = self._clock.monotonic()
-        given = answer(method, params, self._options.approvals, self._decoder.paths(thread, item))
-        await self.feed.tell(
-            Decision(
-                session=self.id,
-                thread=thread,
-                turn=turn,
-                item=item,
-                method=method[:200],
-                subject=given.subject,
-                answer=given.answer,
-                rule=given.rule,
-            )
-        )
-        return given.give()
-
-    async def _told_garbage(self, garbage: Garbage, count: int) -> None:
-        del count
-        self._garbage += 1
-        number = self._garbage
-        if number <= TOLD_GARBAGE or number & (number - 1) == 0:
-            await self.feed.tell(
-                Integrity(
-                    session=self.id,
-                    code="GARBAGE_ON_STREAM",
-                    message=f"codex wrote something that is no message ({garbage.reason})",
-                    details={"number": number, "size": garbage.size, "beginning": garbage.beginning},
-                )
-            )
-
-    async def _saw(self, exchange: Exchange) -> None:
-        """Of the gateway: one request to the model is over."""
-        thread = exchange.thread if exchange.thread in self._threads else ""
-        turn = exchange.turn if self.feed.knows(exchange.turn) else ""
-        self._signs[thread] = self._clock.monotonic()
-        if exchange.outcome == "completed":
-            self._failed_exchanges.pop(turn, None)
-        elif turn:
-            self._failed_exchanges[turn] = exchange
-        if exchange.outcome == "refused":
-            message = f"a request for something else than the model was refused: {exchange.method}"
-            await self.feed.tell(Integrity(session=self.id, code="GATEWAY_REFUSED", message=message))
-        if exchange.usage is not None:
-            total = self._ledger.passed(exchange.thread, exchange.usage, complete=exchange.outcome == "completed")
-            await self.feed.tell(Usage(session=self.id, thread=thread, turn=turn, total=total, source="gateway"))
-        if exchange.windows:
-            windows = RateWindows(session=self.id, thread=thread, turn=turn, windows=exchange.windows, source="gateway")
-            await self.feed.tell(windows)
-
     # ---- ending turns
-
-    def _begin(self, turn: str, thread: str) -> None:
-        self._threads.setdefault(thread, self._lives)
-        self._signs[thread] = self._clock.monotonic()
-        self.feed.begin_turn(turn, thread)
 
     async def _stop(self, turn: Turn, verdict: AgentError) -> None:
         """End a turn early, and the commands it runs. When Codex does not do it, the program is killed for it."""
-        self._verdicts.setdefault(turn.id, verdict)
-        with anyio.move_on_after(self._options.request_timeout):
+        self._hearing.verdicts.setdefault(turn.id, verdict)
+        calls = set(self._hearing.decoder.running(turn.id))
+        with anyio.move_on_after(min(self._options.request_timeout, INTERRUPT_SECONDS)):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._interrupt, turn)
                 await turn.ended.wait()
@@ -510,7 +342,7 @@ class CodexSession:
             await self._kill_program()
             await turn.ended.wait()
             return
-        await self._end_commands(turn)
+        await self._end_commands(turn, calls | set(self._hearing.decoder.running(turn.id)))
 
     async def _interrupt(self, turn: Turn) -> None:
         """Ask for the end. No answer comes for a turn that is ending already: its end is what is waited for."""
@@ -519,53 +351,48 @@ class CodexSession:
         except AgentError:
             pass
 
-    async def _end_commands(self, turn: Turn) -> None:
-        """An interrupted turn's command goes on in Codex, as a terminal in the background: clear those."""
-        if not self._decoder.running(turn.id) or self._program is None:
+    async def _end_commands(self, turn: Turn, calls: set[str]) -> None:
+        """An interrupted turn's command goes on in Codex, as a terminal in the background: clear those, and then
+        whatever has got away from them."""
+        program = self._program
+        if program is None:
             return
         with contextlib.suppress(AgentError), anyio.move_on_after(STOP_SECONDS):
             await self._ask("thread/backgroundTerminals/clean", lambda _: {"threadId": turn.thread})
-            await self._wait(lambda: not self._decoder.running(turn.id))
-        if self._decoder.running(turn.id) and not self.feed.turns_under_way():
+        for call in sorted(calls):
+            await program.kill_call(turn.thread, call)
+        with anyio.move_on_after(STOP_SECONDS):
+            await self._wait(lambda: not self._hearing.decoder.running(turn.id) or self._program is not program)
+        if self._hearing.decoder.running(turn.id) and not self.feed.turns_under_way():
             await self._kill_program()
-            await self._wait(lambda: self._program is not None or self._over is not None)
-        for event in self._decoder.abandon(turn.id):
-            await self.feed.tell(event)
+            await self._wait(lambda: self._program not in (None, program) or self._over is not None)
+        if await self._hearing.abandon(turn) and self.feed.turns_under_way():  # killing the program would end those
+            message = "a command of an interrupted turn may run on until the session ends"
+            await self._hearing.doubt(turn, "COMMAND_NOT_ENDED", message)
 
     async def _kill_program(self) -> None:
         if self._program is not None:
             await self._program.kill()
-
-    async def _end_all(self, status: TurnStatus, error: AgentError) -> None:
-        for event in self._decoder.abandon():
-            await self.feed.tell(event)
-        for turn in self.feed.turns_under_way():
-            verdict = self._verdicts.pop(turn.id, None)
-            if verdict is None:
-                await self.feed.end_turn(turn.id, status, error)
-            else:
-                ended: TurnStatus = "interrupted" if isinstance(verdict, TurnInterrupted) else "failed"
-                await self.feed.end_turn(turn.id, ended, verdict)
 
     async def _watch(self, seconds: float) -> None:
         """The watchdog: a turn without any sign of life for this long is stopped."""
         while not self._gone.is_set():
             await anyio.sleep(min(seconds / 4, 1.0))
             for turn in self.feed.turns_under_way():
-                silent = self._clock.monotonic() - max(self._signs.get(turn.thread, 0.0), turn.began)
-                if silent > seconds and turn.id not in self._verdicts:
+                if self._hearing.silence(turn) > seconds and turn.id not in self._hearing.verdicts:
                     stalled = RuntimeStalled(
                         f"the turn gave no sign of life for {seconds:g} s", op="turn", details={"seconds": seconds}
                     )
-                    self._verdicts[turn.id] = stalled
+                    self._hearing.verdicts[turn.id] = stalled
                     self._background.spawn(self._stop, turn, stalled)
 
-    def _check_listeners(self) -> None:
-        """A record that is not whole can't become whole: what is under way is stopped."""
+    def _heard(self) -> None:
+        """Wake who waits. A record that is not whole can't become whole: then what is under way is stopped."""
+        self._wake()
         if self.feed.failure is not None:
             for turn in self.feed.turns_under_way():
-                if turn.id not in self._verdicts:
-                    self._verdicts[turn.id] = self.feed.failure
+                if turn.id not in self._hearing.verdicts:
+                    self._hearing.verdicts[turn.id] = self.feed.failure
                     self._background.spawn(self._stop, turn, self.feed.failure)
 
     # ---- waiting

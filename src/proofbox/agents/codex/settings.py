@@ -64,12 +64,12 @@ class CodexSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 def config_toml(settings: CodexSettings, base_url: str) -> str:
     """Codex's configuration for one attempt: the model at this address, no key, nothing that calls home.
 
-    Codex is told that it may do everything, because what it may do is decided by the box around it; a sandbox of its
-    own would need privileges that a box does not give.
+    When it asks for leave is said with each thread: not every version takes each policy here. Codex is told that it may
+    do everything, because what it may do is decided by the box around it; a sandbox of its own would need privileges
+    that a box does not give.
     """
     ours: dict[str, Any] = {
         "model_provider": PROVIDER,
-        "approval_policy": settings.approval_policy,
         "sandbox_mode": "danger-full-access",
         "web_search": "disabled",
         "check_for_update_on_startup": False,

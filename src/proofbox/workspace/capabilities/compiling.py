@@ -35,6 +35,11 @@ class BoxRules(NamedTuple):
     hidden: tuple[str, ...]
     frozen: tuple[str, ...]
 
+    def identities(self, root: str) -> tuple[tuple[int, int] | None, ...]:
+        """Which files these are. A mount is on a file, not on its name: one that is replaced is without its cover."""
+        paths = [path for each in (*self.writable, *self.hidden, *self.frozen) for path in _and_above(each)]
+        return tuple(_identity(os.path.join(root, path)) for path in paths)
+
     def options(self, root: str) -> PolicyOptions:
         places = [os.path.join(root, path) for path in self.writable]
         return {
@@ -49,7 +54,7 @@ class BoxRules(NamedTuple):
 def compile_rules(capabilities: Capabilities, root: str) -> BoxRules:
     """For the workspace as it is now. Raises CapabilitiesRefused for what no box can keep."""
     _refuse_execute(capabilities)
-    hidden = tuple(_hidden(capabilities.read, root))
+    hidden = tuple(sorted(_hidden(capabilities.read, root)))
     if len(hidden) > MOST_COVERS:
         raise refusal(f"{len(hidden)} paths would have to be covered, and {MOST_COVERS} can be", "fs.read")
     areas = _areas(capabilities.write, root, hidden)
@@ -80,27 +85,31 @@ def refusal(reason: str, kind: str) -> CapabilitiesRefused:
     )
 
 
-def _hidden(read: PathRules, root: str, path: str = "") -> Iterator[str]:
-    if read.covers(path):
-        return
+def _hidden(read: PathRules, root: str) -> Iterator[str]:
+    waiting = [""]
+    while waiting:
+        path = waiting.pop()
+        if read.covers(path):
+            continue
+        for entry in _entries(root, path):
+            below = f"{path}/{entry.name}" if path else entry.name
+            if entry.is_symlink():
+                continue  # it shows nothing that is not also where it leads
+            directory = entry.is_dir(follow_symlinks=False)
+            if not (read.reaches(below) if directory else read.of(below).allowed):
+                yield below
+            elif directory:
+                waiting.append(below)
+
+
+def _entries(root: str, path: str) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(os.path.join(root, path)) as found:
-            entries = sorted(found, key=lambda entry: entry.name)
-    except PermissionError:
-        if path:
-            yield path
-        return
+            return list(found)
     except (FileNotFoundError, NotADirectoryError):
-        return
-    for entry in entries:
-        below = f"{path}/{entry.name}" if path else entry.name
-        if entry.is_symlink():
-            continue  # it shows nothing that is not also where it leads
-        directory = entry.is_dir(follow_symlinks=False)
-        if not (read.reaches(below) if directory else read.of(below).allowed):
-            yield below
-        elif directory:
-            yield from _hidden(read, root, below)
+        return []  # gone again
+    except OSError as error:
+        raise refusal(f"{printable(path[:200])} can't be looked into: {error.strerror}", "fs.read") from None
 
 
 def _areas(write: PathRules, root: str, hidden: Sequence[str]) -> list[str]:
@@ -200,6 +209,19 @@ def _contains(denied: Rule, allowed: Rule) -> bool:
     if denied.port is not None and denied.port != allowed.port:
         return False
     return denied.host == allowed.host or (denied.subdomains and allowed.host.endswith(f".{denied.host}"))
+
+
+def _and_above(path: str) -> list[str]:
+    names = path.split("/")
+    return ["/".join(names[: count + 1]) for count in range(len(names))]
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _kind(root: str, path: str) -> int | None:

@@ -43,13 +43,22 @@ class RipgrepEngine:
 
     name = "ripgrep"
 
-    def __init__(self, program: str) -> None:
+    def __init__(self, program: str, patience: float = 10.0) -> None:
         self._program = program
+        self._patience = patience
 
     def candidates(self, pattern: Pattern, directory: str, top: str, seconds: float) -> list[str] | None:
-        git = () if ".git" in top.split("/") else ("--glob=!.git",)
-        options = ("--files-with-matches", "--null", "--max-filesize=16M", *git)
-        done = self._run(pattern, [*options, "--", f"./{top}"], seconds, directory=directory)
+        # Only to save time, and only where it does: what is called .git is left out afterwards anyway.
+        git = ["--glob=!.git"] if os.path.isdir(os.path.join(directory, top, ".git")) else []
+        options = ["--files-with-matches", "--null", *git]
+        place = ["--", f"./{top}"]
+        # So are files that are too large. Asking for the size of each costs a fifth of all: only when it drags on.
+        patience = min(self._patience, seconds / 2)
+        try:
+            done = self._run(pattern, [*options, *place], patience, directory=directory)
+        except TimeoutError:
+            sized = [*options, "--max-filesize=16M", *place]
+            done = self._run(pattern, sized, seconds - patience, directory=directory)
         # Status 2 is also for files that could not be read: only what it says on stderr tells them from a real failure.
         if done.returncode not in _SEARCHED and done.stderr:
             return None

@@ -17,13 +17,13 @@ from proofbox.errors import ArgumentsInvalid, SearchTimedOut
 from proofbox.workspace.globs import Glob
 from proofbox.workspace.search.dialect import Pattern, compile_pattern
 from proofbox.workspace.search.engines import Engine, best_engine
+from proofbox.workspace.tools.rendering import one_line
 
 LARGEST = 16 * 1024 * 1024
 DEADLINE = 30.0
 NEVER_SEARCHED = ".git"
 _BINARY_LOOK = 8192
 _FIRST_BATCH, _LARGEST_BATCH = 1 << 18, 1 << 23
-_SHOWN = 500
 
 
 class Search(NamedTuple):
@@ -160,12 +160,7 @@ def _matching(
         yield Line(
             path,
             at + 1,
-            _shown(lines[at]),
-            tuple(map(_shown, lines[max(0, at - asked.context) : at])),
-            tuple(map(_shown, lines[at + 1 : at + 1 + asked.context])),
+            one_line(lines[at]),
+            tuple(map(one_line, lines[max(0, at - asked.context) : at])),
+            tuple(map(one_line, lines[at + 1 : at + 1 + asked.context])),
         )
-
-
-def _shown(line: bytes) -> str:
-    text = line.decode("utf-8", "replace")
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"

@@ -1,8 +1,9 @@
 """A workspace's tools under capabilities: files by guarded handles, commands in a box that was made to keep the rules.
 
 The box is started with the first command, from the capabilities and the files as they are. Before each command the
-rules are compiled again; when that gives other mounts (a file that must be hidden has appeared), the box is ended,
-with what was left running in it, and another started. No command runs meanwhile, so that none can move things about.
+rules are compiled again; when that gives other mounts (a file that must be hidden has appeared, or was replaced by
+another), the box is ended, with what was left running in it, and another started. No command runs meanwhile, so that
+none can move things about.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ class BoxedEnvironment(FileTools):
         self._running = 0
         self._session: Session | None = None
         self._rules: BoxRules | None = None
+        self._identities: tuple[tuple[int, int] | None, ...] = ()
         self._walk_took = self._walked_at = 0.0
 
     def close(self) -> None:
@@ -86,16 +88,16 @@ class BoxedEnvironment(FileTools):
     @contextmanager
     def _box(self) -> Iterator[Session]:
         with self._turn:
-            rules = self._compiled()
-            if self._session is None or rules != self._rules or self._session.info.state != "running":
+            if self._session is None or not self._holds(self._session):
                 self._turn.wait_for(lambda: self._running == 0)
                 if self._session is not None:
                     self._session.stop()
                     self._session = None
                 # Once more: nothing runs now that could have changed the files since.
-                rules = compile_rules(self.capabilities, self._files.host)
-                self._session = self._boxes.start_session(provider=self._provider, **rules.options(self._files.host))
-                self._rules = rules
+                root = self._files.host
+                self._rules = compile_rules(self.capabilities, root)
+                self._identities = self._rules.identities(root)
+                self._session = self._boxes.start_session(provider=self._provider, **self._rules.options(root))
             session = self._session
             self._running += 1
         try:
@@ -105,15 +107,18 @@ class BoxedEnvironment(FileTools):
                 self._running -= 1
                 self._turn.notify_all()
 
-    def _compiled(self) -> BoxRules:
+    def _holds(self, session: Session) -> bool:
+        """Whether the box that runs still keeps the rules, for the files as they are now."""
+        root = self._files.host
+        if self._rules is None or session.info.state != "running" or self._rules.identities(root) != self._identities:
+            return False
         now = self._clock.monotonic()
-        walks = needs_walk(self.capabilities)
-        if self._rules is not None and walks and now < self._walked_at + self._walk_took * _SHARE:
-            return self._rules
-        rules = compile_rules(self.capabilities, self._files.host)
+        if needs_walk(self.capabilities) and now < self._walked_at + self._walk_took * _SHARE:
+            return True
+        rules = compile_rules(self.capabilities, root)
         self._walked_at = self._clock.monotonic()
         self._walk_took = self._walked_at - now
-        return rules
+        return rules == self._rules
 
     def __enter__(self) -> Self:
         return self

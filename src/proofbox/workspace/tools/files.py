@@ -204,11 +204,12 @@ class _Step(NamedTuple):
 
     @property
     def told(self) -> PatchedFile:
-        if self.new is None:
-            return PatchedFile(str(self.old), "deleted")
-        if self.old is None:
-            return PatchedFile(self.new, "added")
-        return PatchedFile(self.new, "modified") if self.old == self.new else PatchedFile(self.new, "renamed", self.old)
+        old, new = (None if name is None else path_fields(name)["path"] for name in (self.old, self.new))
+        if new is None:
+            return PatchedFile(str(old), "deleted")
+        if old is None:
+            return PatchedFile(new, "added")
+        return PatchedFile(new, "modified") if old == new else PatchedFile(new, "renamed", old)
 
 
 def _lines(stream: BinaryIO, first: int, most: int | None, room: int) -> tuple[bytes, bool]:

@@ -10,9 +10,7 @@ has openat2, a path without links takes one call.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
-import functools
 import os
 import secrets
 import stat
@@ -24,16 +22,15 @@ from typing import NamedTuple
 from proofbox.core.atomic import TEMPORARY_PREFIX
 from proofbox.core.text import printable
 from proofbox.errors import IoFailed, ProofboxError
+from proofbox.workspace.tools.beneath import HANDLE, open_beneath
 from proofbox.workspace.tools.contract import EntryType
 from proofbox.workspace.tools.paths import refusal, split
 from proofbox.workspace.tools.tree import Access, AllowAll, Guard, Item, Opened, absent, wrong_kind
 
-_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_DIRECTORY = HANDLE | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_LINKS = 40
-_OPENAT2 = 437  # the same number on every architecture
-_BENEATH, _NO_MAGICLINKS, _NO_SYMLINKS = 0x08, 0x02, 0x04
 
 
 class Place(NamedTuple):
@@ -54,7 +51,7 @@ class DirectoryTree:
         self.host: str = os.path.realpath(os.fspath(root))
         self.root = spelled or self.host
         self.guard: Guard = guard or AllowAll()
-        self._fd = os.open(self.host, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._fd = os.open(self.host, HANDLE | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -158,7 +155,7 @@ class DirectoryTree:
         """One call for all directories of a path; None when that is not to be had, or there is a link on the way."""
         if len(names) < 2 or ".." in names:
             return None
-        fd = _open_beneath(self._fd, "/".join(names[:-1]))
+        fd = open_beneath(self._fd, "/".join(names[:-1]))
         if fd is None:
             return None
         held.append(fd)
@@ -259,19 +256,27 @@ def _made(place: Place) -> Iterator[int]:
     with contextlib.ExitStack() as stack:
         folder = place.folder
         for name in place.names[:-1]:
-            with contextlib.suppress(FileExistsError):
+            made = True
+            try:
                 os.mkdir(name, 0o777, dir_fd=folder)
-                _give(name, folder)
-            folder = os.open(name, _DIRECTORY, dir_fd=folder)
-            stack.callback(os.close, folder)
+            except FileExistsError:
+                made = False
+            below = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+            stack.callback(os.close, below)
+            if made and os.geteuid() == 0:
+                _give(below, folder)
+            folder = below
         yield folder
 
 
-def _give(name: str, folder: int) -> None:
-    """What root makes in another user's directory is that user's: else the commands in the box could not write it."""
-    if os.geteuid() == 0:
-        owner = os.stat(".", dir_fd=folder)
-        os.chown(name, owner.st_uid, owner.st_gid, dir_fd=folder, follow_symlinks=False)
+def _give(made: int, folder: int) -> None:
+    """What root makes in another user's directory is that user's: else the commands in the box could not write it.
+
+    Empty, so that one that was swapped in meanwhile gives nothing away.
+    """
+    owner = os.stat(".", dir_fd=folder)
+    if os.fstat(made).st_uid == 0 != owner.st_uid and not os.listdir(made):
+        os.fchown(made, owner.st_uid, owner.st_gid)
 
 
 def _replace(folder: int, name: str, data: bytes, old: os.stat_result | None, executable: bool | None) -> None:
@@ -292,24 +297,3 @@ def _replace(folder: int, name: str, data: bytes, old: os.stat_result | None, ex
         with contextlib.suppress(OSError):
             os.unlink(temporary, dir_fd=folder)
         raise
-
-
-class _How(ctypes.Structure):
-    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
-
-
-@functools.cache
-def _syscall() -> ctypes._NamedFuncPointer | None:
-    try:
-        return ctypes.CDLL(None, use_errno=True).syscall
-    except (OSError, AttributeError):
-        return None
-
-
-def _open_beneath(root: int, path: str) -> int | None:
-    syscall = _syscall()
-    if syscall is None:
-        return None
-    how = _How(_DIRECTORY, 0, _BENEATH | _NO_MAGICLINKS | _NO_SYMLINKS)
-    fd = syscall(_OPENAT2, root, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how))
-    return fd if fd >= 0 else None  # whatever is wrong, the walk finds it too and says it better

@@ -23,7 +23,7 @@ def bounded(words: str, limit: int = TEXT_LIMIT) -> str:
     return head + gap + tail
 
 
-def one_line(data: bytes | str, limit: int = LINE_LIMIT) -> str:
+def one_line(data: bytes) -> str:
     """One line of a file as it appears in a result: what is not UTF-8 replaced, what is long cut."""
-    text = data.decode("utf-8", "replace") if isinstance(data, bytes) else data
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+    text = data.decode("utf-8", "replace")
+    return text if len(text) <= LINE_LIMIT else text[: LINE_LIMIT - 1] + "…"

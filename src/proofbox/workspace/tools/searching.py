@@ -9,8 +9,6 @@ from proofbox.workspace.ignore import Ignore
 from proofbox.workspace.search.finder import NEVER_SEARCHED
 from proofbox.workspace.tools.tree import Item, Tree, below
 
-_DEEPEST = 200
-
 
 class TreeSource:
     def __init__(self, tree: Tree, path: str, ignore: Ignore) -> None:
@@ -29,7 +27,7 @@ class TreeSource:
         if self._only_file:
             yield self.top
             return
-        for folder, item in below(self._tree, self.top, self._items, _DEEPEST):
+        for folder, item in below(self._tree, self.top, self._items):
             path = f"{folder}/{item.name}" if folder else item.name
             if item.type == "file" and not self._left_out(path):
                 yield path

@@ -83,22 +83,31 @@ class Tree(Protocol):
         """Whether a regular file is there; FileAbsent if nothing is."""
 
 
-def below(tree: Tree, folder: str, items: list[Item], depth: int) -> Iterator[tuple[str, Item]]:
+def below(tree: Tree, folder: str, items: list[Item], depth: int | None = None) -> Iterator[tuple[str, Item]]:
     """Everything in and below a directory that is no directory, each with its own; sorted by the bytes of the path.
 
     A directory that is gone, or may not be read, when its turn comes is left out.
     """
-    for item in sorted(items, key=lambda item: os.fsencode(item.name) + (b"/" if item.type == "directory" else b"")):
-        if item.type != "directory":
-            yield folder, item
-        elif depth > 1:
-            path = f"{folder}/{item.name}" if folder else item.name
+    levels = [(folder, iter(_in_order(items)))]
+    while levels:
+        here, rest = levels[-1]
+        item = next(rest, None)
+        if item is None:
+            levels.pop()
+        elif item.type != "directory":
+            yield here, item
+        elif depth is None or len(levels) < depth:
+            path = f"{here}/{item.name}" if here else item.name
             try:
                 real, inside = tree.directory(path)
             except (CapabilityDenied, ToolError, IoFailed):
                 continue
-            if real == path:  # it has become a link
-                yield from below(tree, path, inside, depth - 1)
+            if real == path:  # else it has become a link
+                levels.append((path, iter(_in_order(inside))))
+
+
+def _in_order(items: list[Item]) -> list[Item]:
+    return sorted(items, key=lambda item: os.fsencode(item.name) + (b"/" if item.type == "directory" else b""))
 
 
 def absent(path: str) -> FileAbsent:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import subprocess
 
 import msgspec
 import pytest
+from capabilities import OrdinaryUser
 
 from proofbox.agents import hosted, scripted
 from proofbox.agents.conformance import CHECKS, RuntimeReport, context, run_conformance
+from proofbox.agents.contract import RuntimeProbe
 from proofbox.agents.events import Event, ToolCall
 from proofbox.agents.feed import Turn
 from proofbox.agents.registry import Registry
 from proofbox.agents.scripted import ScriptedSession
-from proofbox.errors import AgentError, StrategyUnsupported, UsageError
+from proofbox.errors import AgentError, StrategyUnavailable, StrategyUnsupported, UsageError
 
 NAMES = [check.name for check in CHECKS]
 pytestmark = pytest.mark.timeout(120)
@@ -34,6 +38,28 @@ def verdict(report: RuntimeReport) -> None:
 @pytest.mark.parametrize("strategy", ["scripted", "process", "nop", "oracle"])
 def test_in_a_box(strategy: str, check: str) -> None:
     verdict(run_conformance(strategy, provider="bubblewrap", only=[check]))
+
+
+@pytest.mark.needs("bubblewrap", "unprivileged-user")
+@pytest.mark.parametrize("strategy", ["scripted", "process"])
+def test_as_an_ordinary_user(strategy: str, ordinary_user: OrdinaryUser) -> None:
+    done = subprocess.run(
+        [ordinary_user.python, "-m", "proofbox", "runtime", "check", strategy, "--provider", "bubblewrap", "--json"],
+        capture_output=True,
+        text=True,
+        cwd="/",
+        env=dict(ordinary_user.env),
+        **ordinary_user.identity,
+    )
+    said = json.loads(done.stdout)
+    assert said["ok"], [result for result in said["results"] if result["outcome"] == "failed"]
+    assert said["passed"] >= 20
+
+
+@pytest.mark.needs("bubblewrap", "codex")
+@pytest.mark.parametrize("check", NAMES)
+def test_codex_in_a_box(check: str) -> None:
+    verdict(run_conformance("codex_app_server", provider="bubblewrap", only=[check]))
 
 
 def test_what_there_is_not_is_refused() -> None:
@@ -93,6 +119,15 @@ def test_the_suite_finds_a_fault(fault: type[ScriptedSession], check: str, monke
     monkeypatch.setattr(hosted, "CLOSE_PATIENCE", 1.0)
     [result] = run_conformance("scripted", provider="bubblewrap", only=[check]).results
     assert result.outcome == "failed", "the suite did not see it"
+
+
+def test_a_runtime_that_is_not_there_can_t_be_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def absent(self: object, settings: object) -> RuntimeProbe:
+        return RuntimeProbe(strategy="scripted", available=False, reason="not installed", fix_hints=("install it",))
+
+    monkeypatch.setattr(scripted.ScriptedRuntime, "probe", absent)
+    with pytest.raises(StrategyUnavailable, match="not installed"):
+        run_conformance("scripted")
 
 
 @pytest.mark.needs("bubblewrap")

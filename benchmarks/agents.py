@@ -1,0 +1,180 @@
+"""What it costs to drive codex through proofbox, against the least that could drive it, side by side in one run.
+
+    scripts/bench agents [--rounds N] [--check]
+
+The same turns of the same program against the same fake model (in a process of its own): once by a bare client that
+writes lines to `codex app-server` and reads them, without a box, a gateway or a record; once by a session in a sealed
+box, with the gateway between and a listener that keeps every event; once more so outside any box, where a command's
+login shell reads the host's profile as it does for the bare client. Each figure is a ratio of medians over interleaved
+rounds. With --check the run fails when one for a tool turn is past its threshold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import anyio
+import anyio.abc
+import msgspec
+
+from proofbox.agents.codex import CodexAppServer, CodexSettings
+from proofbox.agents.codex.binary import find_binary
+from proofbox.agents.codex.session import CodexSession
+from proofbox.agents.codex.settings import config_toml
+from proofbox.agents.contract import SessionOptions
+from proofbox.agents.events import Event, ToolCall
+
+THRESHOLD = 1.15
+TEXT_TURN = "[[say one two three]]"
+TOOL_TURN = "[[run echo hello]] [[say one two three]]"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=60, help="turns of each, interleaved", metavar="N")
+    parser.add_argument("--check", action="store_true", help="exit 1 when the ratio is past its threshold")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="proofbox-bench-") as place, fake_model() as url:
+        held = anyio.run(measure, Path(place), url, options.rounds)
+    return 1 if options.check and not held else 0
+
+
+@contextlib.contextmanager
+def fake_model() -> Iterator[str]:
+    argv = [sys.executable, "-m", "proofbox.agents.fakemodel"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process.stdout.readline().strip() if process.stdout is not None else ""
+        finally:
+            process.terminate()
+
+
+class Bare:
+    """Lines out, lines in: no more than it takes to run a turn."""
+
+    def __init__(self, process: anyio.abc.Process) -> None:
+        if process.stdin is None or process.stdout is None:
+            raise SystemExit("a process without pipes")
+        self._stdin, self._stdout = process.stdin, process.stdout
+        self._held = b""
+        self._id = 0
+        self.thread = ""
+
+    async def ask(self, method: str, params: object) -> dict[str, Any]:
+        self._id += 1
+        await self._say({"id": self._id, "method": method, "params": params})
+        while (message := await self._hear()).get("id") != self._id:
+            pass
+        result: dict[str, Any] = message["result"]
+        return result
+
+    async def turn(self, prompt: str) -> None:
+        asked = {"threadId": self.thread, "input": [{"type": "text", "text": prompt}]}
+        await self.ask("turn/start", asked)
+        while (await self._hear()).get("method") != "turn/completed":
+            pass
+
+    async def _say(self, message: object) -> None:
+        await self._stdin.send(msgspec.json.encode(message) + b"\n")
+
+    async def _hear(self) -> dict[str, Any]:
+        while b"\n" not in self._held:
+            self._held += await self._stdout.receive()
+        line, _, self._held = self._held.partition(b"\n")
+        return msgspec.json.decode(line, type=dict[str, Any])
+
+
+@contextlib.asynccontextmanager
+async def bare(place: Path, url: str) -> AsyncIterator[Bare]:
+    home, workspace = place / "bare-home", place / "bare-workspace"
+    for path in (home, workspace):
+        path.mkdir()
+    (home / "config.toml").write_text(config_toml(CodexSettings(model="fake-model", base_url=url), url))
+    env = {"PATH": os.environ["PATH"], "HOME": str(home), "CODEX_HOME": str(home)}
+    argv = [str(find_binary().path), "app-server"]
+    async with await anyio.open_process(argv, env=env, stderr=subprocess.DEVNULL) as process:
+        client = Bare(process)
+        await client.ask("initialize", {"clientInfo": {"name": "bare", "title": None, "version": "1"}})
+        await client._say({"method": "initialized"})
+        place_said = {"cwd": str(workspace), "approvalPolicy": "never", "sandbox": "danger-full-access"}
+        client.thread = (await client.ask("thread/start", place_said))["thread"]["id"]
+        yield client
+        process.terminate()
+
+
+class Ours:
+    """A session with a listener that keeps everything."""
+
+    def __init__(self, session: CodexSession, thread: str) -> None:
+        self._session = session
+        self._thread = thread
+        self.events: list[Event] = []
+        session.add_listener(self._keep)
+
+    async def _keep(self, event: Event) -> None:
+        self.events.append(event)
+
+    async def turn(self, prompt: str) -> None:
+        result = await self._session.wait_turn(await self._session.start_turn(self._thread, prompt))
+        if result.status != "completed":
+            raise SystemExit(f"a turn ended as {result}")
+
+
+@contextlib.asynccontextmanager
+async def ours(place: Path, url: str, *, sandboxed: bool) -> AsyncIterator[Ours]:
+    workspace, scratch = place / f"workspace-{sandboxed}", place / f"scratch-{sandboxed}"
+    for path in (workspace, scratch):
+        path.mkdir()
+    settings = {"base_url": url, "model": "fake-model"}
+    options = SessionOptions(workspace=workspace, scratch=scratch, settings=settings, sandboxed=sandboxed)
+    began = time.perf_counter()
+    session = await CodexAppServer().start_session(options)
+    try:
+        print(f"session up in {1000 * (time.perf_counter() - began):.0f} ms ({session.facts()['provider']})")
+        yield Ours(session, await session.start_thread())
+    finally:
+        await session.close()
+
+
+async def measure(place: Path, url: str, rounds: int) -> bool:
+    held = True
+    async with (
+        bare(place, url) as client,
+        ours(place, url, sandboxed=True) as boxed,
+        ours(place, url, sandboxed=False) as unboxed,
+    ):
+        ways = {"bare": client.turn, "in a box": boxed.turn, "outside": unboxed.turn}
+        for name, prompt in (("text turn", TEXT_TURN), ("tool turn", TOOL_TURN)):
+            times: dict[str, list[float]] = {who: [] for who in ways}
+            for number in range(rounds + 2):  # the first two are to warm up
+                for who, play in list(ways.items())[:: 1 if number % 2 else -1]:
+                    began = time.perf_counter()
+                    await play(prompt)
+                    if number > 1:
+                        times[who].append(time.perf_counter() - began)
+            print(f"{name}, {rounds} of each in turn: bare {1000 * median(times['bare']):.1f} ms")
+            for who in ("in a box", "outside"):
+                ratio = median(times[who]) / median(times["bare"])
+                verdict = "" if prompt is TEXT_TURN else "ok" if ratio <= THRESHOLD else "MISSED"
+                limit = f"(at most {THRESHOLD}) {verdict}" if verdict else ""
+                print(f"  {who:<9} {1000 * median(times[who]):.1f} ms, ratio {ratio:.3f} {limit}")
+                held = held and verdict != "MISSED"
+    for each in (boxed, unboxed):
+        calls = [event for event in each.events if isinstance(event, ToolCall)]
+        if len(calls) != rounds + 2:
+            raise SystemExit(f"{len(calls)} tool calls were recorded of {rounds + 2}")
+    return held
+
+
+if __name__ == "__main__":
+    sys.exit(main())

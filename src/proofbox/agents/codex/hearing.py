@@ -1,0 +1,172 @@
+"""What a session hears of Codex and of the gateway, and what it makes of it: events, answers, the ends of turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from proofbox.agents.codex.approvals import answer
+from proofbox.agents.codex.decoder import Decoder, TurnOver, last_usage
+from proofbox.agents.codex.failures import classify
+from proofbox.agents.codex.ledger import UsageLedger
+from proofbox.agents.contract import ApprovalRule
+from proofbox.agents.events import Decision, Integrity, RateWindows, TurnStarted, TurnStatus, Usage
+from proofbox.agents.feed import Feed, Turn
+from proofbox.agents.jsonl import Garbage, Id
+from proofbox.agents.traffic import Exchange
+from proofbox.core.clock import Clock
+from proofbox.errors import AgentError, TurnInterrupted
+
+TOLD_GARBAGE = 16
+
+
+class Hearing:
+    """`on_change` is called when something was heard that others may wait for."""
+
+    def __init__(
+        self, feed: Feed, approvals: Sequence[ApprovalRule], clock: Clock, on_change: Callable[[], None]
+    ) -> None:
+        self.feed = feed
+        self.decoder = Decoder()
+        self.ledger = UsageLedger()
+        self.life = 0
+        """Which start of the program this is."""
+        self.threads: dict[str, int] = {}
+        """The threads of the session, each with the life in which it was loaded last."""
+        self.verdicts: dict[str, AgentError] = {}
+        """Turns that are being ended early, and why."""
+        self.garbage = 0
+        self._approvals = approvals
+        self._clock = clock
+        self._on_change = on_change
+        self._signs: dict[str, float] = {}
+        self._failed: dict[str, Exchange] = {}
+
+    def begin(self, turn: str, thread: str) -> None:
+        self.threads.setdefault(thread, self.life)
+        self._sign(thread)
+        self.feed.begin_turn(turn, thread)
+
+    def silence(self, turn: Turn) -> float:
+        """Seconds without a sign of life of a turn under way."""
+        return self._clock.monotonic() - max(self._signs.get(turn.thread, 0.0), turn.began)
+
+    async def notified(self, method: str, params: Any) -> None:
+        for event in self.decoder.decode(method, params):
+            thread, turn = event.thread, event.turn
+            self._sign(thread)
+            if isinstance(event, TurnOver):
+                await self._turn_over(event)
+                continue
+            if isinstance(event, TurnStarted) and turn and not self.feed.knows(turn):
+                self.begin(turn, thread)  # one that we did not ask for, or no longer waited for
+            elif isinstance(event, Usage):
+                active = self.feed.active_turn(thread)
+                if active is not None and active.id == turn:
+                    self.ledger.reported(thread, event.total, last_usage(params))
+                else:
+                    self.ledger.restored(thread, event.total)
+            await self.feed.tell(event)
+        self._on_change()
+
+    async def asked(self, id: Id, method: str, params: Any) -> Any:
+        """Answer a request of Codex's, by the rules."""
+        del id
+        said = params if isinstance(params, dict) else {}
+        thread, turn, item = (str(said.get(name) or "") for name in ("threadId", "turnId", "itemId"))
+        self._sign(thread)
+        given = answer(method, params, self._approvals, self.decoder.paths(thread, item))
+        await self.feed.tell(
+            Decision(
+                session=self.feed.session,
+                thread=thread,
+                turn=turn,
+                item=item,
+                method=method[:200],
+                subject=given.subject,
+                answer=given.answer,
+                rule=given.rule,
+            )
+        )
+        return given.give()
+
+    async def told_garbage(self, garbage: Garbage, count: int) -> None:
+        """All of it is counted, and the first of it told; after that, at every doubling."""
+        del count  # of one life; ours is of all
+        self.garbage += 1
+        number = self.garbage
+        if number <= TOLD_GARBAGE or number & (number - 1) == 0:
+            await self._doubt(
+                "GARBAGE_ON_STREAM",
+                f"codex wrote something that is no message ({garbage.reason})",
+                details={"number": number, "size": garbage.size, "beginning": garbage.beginning},
+            )
+
+    async def saw(self, exchange: Exchange) -> None:
+        """Of the gateway: one request to the model is over."""
+        thread = exchange.thread if exchange.thread in self.threads else ""
+        turn = exchange.turn if self.feed.knows(exchange.turn) else ""
+        session = self.feed.session
+        self._sign(thread)
+        if exchange.outcome == "completed":
+            self._failed.pop(turn, None)
+        elif turn:
+            self._failed[turn] = exchange
+        if exchange.outcome == "refused":
+            await self._doubt("GATEWAY_REFUSED", "a request for something else than the model was refused")
+        if exchange.usage is not None:
+            total = self.ledger.passed(thread, exchange.usage, complete=exchange.outcome == "completed")
+            await self.feed.tell(Usage(session=session, thread=thread, turn=turn, total=total, source="gateway"))
+        if exchange.windows:
+            await self.feed.tell(
+                RateWindows(session=session, thread=thread, turn=turn, windows=exchange.windows, source="gateway")
+            )
+
+    async def end_all(self, status: TurnStatus, error: AgentError) -> None:
+        """The program is gone: nothing more will be said of what is under way."""
+        for event in self.decoder.abandon():
+            await self.feed.tell(event)
+        for turn in self.feed.turns_under_way():
+            verdict = self.verdicts.pop(turn.id, None)
+            if verdict is None:
+                await self.feed.end_turn(turn.id, status, error)
+            else:
+                await self.feed.end_turn(turn.id, _status_of(verdict), verdict)
+
+    async def abandon(self, turn: Turn) -> bool:
+        """Whether anything of a turn was left open, which is now told to be so for good."""
+        left = self.decoder.abandon(turn.id)
+        for event in left:
+            await self.feed.tell(event)
+        return bool(left)
+
+    async def doubt(self, turn: Turn, code: str, message: str) -> None:
+        await self._doubt(code, message, thread=turn.thread, turn=turn.id)
+
+    async def _turn_over(self, over: TurnOver) -> None:
+        if not self.feed.knows(over.turn):
+            return
+        verdict = self.verdicts.pop(over.turn, None)
+        status, error = over.status, None
+        if verdict is not None and status != "completed":
+            status, error = _status_of(verdict), verdict
+        elif status == "interrupted":
+            error = TurnInterrupted("codex ended the turn before its end", op="turn")
+        elif status == "failed":
+            error = classify(over.error or {}, self._failed.get(over.turn))
+        self._failed.pop(over.turn, None)
+        difference = self.ledger.settle(over.thread, complete=status == "completed")
+        if difference is not None:
+            message = "the tokens that codex reports are not those that passed through the gateway"
+            await self._doubt("USAGE_DISAGREES", message, thread=over.thread, turn=over.turn, details=difference)
+        await self.feed.end_turn(over.turn, status, error)
+
+    async def _doubt(self, code: str, message: str, **members: Any) -> None:
+        await self.feed.tell(Integrity(session=self.feed.session, code=code, message=message, **members))
+
+    def _sign(self, thread: str) -> None:
+        self._signs[thread] = self._clock.monotonic()
+
+
+def _status_of(verdict: AgentError) -> TurnStatus:
+    return "interrupted" if isinstance(verdict, TurnInterrupted) else "failed"

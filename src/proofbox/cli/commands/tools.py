@@ -1,0 +1,179 @@
+"""`workspace effects`, `workspace tools`, `workspace call`: what an agent can do in a workspace, and has done."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from cyclopts import Parameter
+
+from proofbox.cli.commands import flags
+from proofbox.cli.commands.workspace import Directory
+from proofbox.cli.output import Document, columns, show
+from proofbox.core.text import printable
+from proofbox.errors import CapabilitiesRefused
+from proofbox.workspace.capabilities.capabilities import Capabilities
+from proofbox.workspace.capabilities.compiling import compile_rules
+from proofbox.workspace.capabilities.grants import Grants
+from proofbox.workspace.capabilities.rules import Rules
+from proofbox.workspace.effects import Effect
+from proofbox.workspace.tools.registry import ARGUMENTS_LIMIT
+from proofbox.workspace.tools.toolbox import DEFAULT_CAPABILITIES, open_toolbox
+from proofbox.workspace.workspace import Workspace
+
+CapabilitiesFlag = Annotated[
+    str,
+    Parameter(name="--capabilities", help="A file, or a preset: minimal, sandbox, developer, agent, unrestricted."),
+]
+Check = Annotated[
+    str | None, Parameter(name="--check", help="A command that must pass after each change; else it is rolled back.")
+]
+
+
+class EffectsDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.effects/1"
+    workspace: str
+    effects: tuple[Effect, ...]
+
+
+class ToolFacts(msgspec.Struct, frozen=True):
+    name: str
+    description: str
+    parameters: dict[str, Any]
+    read_only: bool
+    available: bool
+    """The capabilities allow it for something."""
+    reason: str = ""
+    """Why it is not available."""
+
+
+class ToolsDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.workspace_tools/1"
+    workspace: str
+    tools: tuple[ToolFacts, ...]
+    capabilities: Grants
+    advisory: tuple[str, ...] = ("command", "clock", "random")
+    """What no box enforces: checked when a tool is called, and by nothing else."""
+
+
+class CallDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.tool_result/1"
+    tool: str
+    result: dict[str, Any]
+    text: str
+    """What a model is shown."""
+
+
+def effects(
+    directory: Directory = Path(),
+    /,
+    *,
+    since: Annotated[int, Parameter(name="--since", help="Leave out this many of the oldest.")] = 0,
+    limit: Annotated[int | None, Parameter(name="--limit", help="The latest so many.")] = None,
+    json: flags.Json = False,
+) -> int:
+    """List what was done in a workspace through its tools, and what was denied, oldest first.
+
+    For example:
+      proofbox workspace effects project
+      proofbox workspace effects project --limit 20 --json
+    """
+    with Workspace.open(directory, track=False) as workspace:
+        found = tuple(deque(workspace.effects.entries(max(0, since)), maxlen=limit))
+        document = EffectsDocument(workspace=workspace.id, effects=found)
+    show(document, lambda: _table(found), as_json=json)
+    return 0
+
+
+def tools(
+    directory: Directory = Path(),
+    /,
+    *,
+    capabilities: CapabilitiesFlag = DEFAULT_CAPABILITIES,
+    json: flags.Json = False,
+) -> int:
+    """List the tools an agent has in a workspace, what each takes, and whether the capabilities allow it.
+
+    For example:
+      proofbox workspace tools project --capabilities agent --json
+    """
+    with open_toolbox(directory, capabilities=capabilities, track=False) as box:
+        missing = _missing(box.capabilities, str(box.workspace.path))
+        found = tuple(
+            ToolFacts(
+                name=tool.name,
+                description=tool.description,
+                parameters=tool.schema,
+                read_only=tool.read_only,
+                available=not missing.get(tool.name),
+                reason=missing.get(tool.name, ""),
+            )
+            for tool in box.registry.tools.values()
+        )
+        document = ToolsDocument(workspace=box.workspace.id, tools=found, capabilities=box.capabilities.grants)
+    rows = [("TOOL", "WHAT IT DOES"), *((t.name, t.description if t.available else f"no: {t.reason}") for t in found)]
+    show(document, lambda: columns(rows), as_json=json)
+    return 0
+
+
+def call(
+    directory: Directory,
+    tool: Annotated[str, Parameter(help="Its name: `proofbox workspace tools` lists them.")],
+    /,
+    *,
+    args: Annotated[
+        str, Parameter(name="--args", allow_leading_hyphen=True, help="Its arguments as JSON; - reads them from stdin.")
+    ] = "{}",
+    capabilities: CapabilitiesFlag = DEFAULT_CAPABILITIES,
+    provider: flags.Provider = None,
+    check: Check = None,
+    json: flags.Json = False,
+) -> int:
+    """Call one tool on a workspace, as an agent would: checked, recorded, with a snapshot after a change.
+
+    For example:
+      proofbox workspace call project read_file --args '{"path": "README.md"}'
+      proofbox workspace call project run_command --args '{"command": "make test"}' --capabilities agent
+    """
+    given = sys.stdin.buffer.read(ARGUMENTS_LIMIT + 1) if args == "-" else args
+    with open_toolbox(
+        directory, capabilities=capabilities, provider=provider, check=check, nudge=False, track=False
+    ) as box:
+        result = box.registry.call(tool, given)
+    document = CallDocument(tool=tool, result=msgspec.to_builtins(result), text=result.text())
+    show(document, lambda: document.text, as_json=json)
+    return 0
+
+
+def _missing(capabilities: Capabilities, root: str) -> dict[str, str]:
+    """Tool → why it can never be used with these capabilities."""
+    found: dict[str, str] = {}
+    needs: dict[str, tuple[Rules[Any], tuple[str, ...]]] = {
+        "fs.read": (capabilities.read, ("read_file", "search_text")),
+        "fs.write": (capabilities.write, ("write_file", "edit_file", "apply_patch")),
+        "fs.delete": (capabilities.delete, ("remove_file",)),
+        "command": (capabilities.commands, ("run_command",)),
+    }
+    for kind, (rules, names) in needs.items():
+        if not rules.allow:
+            found |= dict.fromkeys(names, f"no rule of {kind} allows anything")
+    if "run_command" not in found:
+        try:
+            compile_rules(capabilities, root)
+        except CapabilitiesRefused as error:
+            found["run_command"] = error.message
+    return found
+
+
+def _table(found: tuple[Effect, ...]) -> str:
+    rows = [("TIME", "WHAT", "ENDED", "TARGET")]
+    for each in found:
+        ended = {"intent": "", "denied": "denied", "note": "note"}.get(each.phase)
+        if ended is None:
+            code = "" if each.exit_code is None else f"exit {each.exit_code}"
+            ended = each.error or code or "ok"
+        rows.append((each.time[:19] + "Z", each.kind, ended, (each.target or each.note)[:100].replace("\n", " ")))
+    return printable(columns(rows))

@@ -1,0 +1,47 @@
+"""Commands: results however they end, over the same files as the tools."""
+
+from __future__ import annotations
+
+from proofbox.errors import CommandsUnavailable, ProofboxError
+from proofbox.sandbox.conformance.check import NotApplicable, expect
+from proofbox.workspace.tools.conformance.world import World, check, refused, same
+from proofbox.workspace.tools.contract import ToolEnvironment
+
+
+def _shell(world: World) -> ToolEnvironment:
+    try:
+        world.env.run_command("true")
+    except CommandsUnavailable as error:
+        raise NotApplicable(error.message) from None
+    return world.env
+
+
+@check
+def a_command_is_a_result_however_it_ends(world: World) -> None:
+    env = _shell(world)
+    done = env.run_command("echo out; echo err >&2; exit 7")
+    same((done.exit_code, done.stdout, done.stderr, done.timed_out), (7, "out\n", "err\n", False))
+    same(env.run_command(["printf", "%s", "a b"]).stdout, "a b")
+    same(env.run_command("cat", stdin="given").stdout, "given")
+    same(env.run_command("echo $V", env={"V": "1"}).stdout, "1\n")
+    late = env.run_command("sleep 60", timeout=0.3)
+    same((late.timed_out, late.exit_code), (True, 124))
+    much = env.run_command("head -c 100000 /dev/zero", max_output=1000)
+    expect(much.truncated and len(much.stdout) <= 1200, "output is bounded")
+    expect(len(much.text(500).encode()) <= 500, "the text for the model is bounded")
+    refused(ProofboxError, env.run_command, ["no-such-program-here"])
+
+
+@check
+def commands_and_tools_see_the_same_files(world: World) -> None:
+    env = _shell(world)
+    env.write_file("sub/f", "from the tool")
+    same(env.run_command("cat f && echo more > made", cwd="sub").stdout, "from the tool")
+    same(env.read_file("sub/made").content, "more\n")
+    env.write_file("run", "#!/bin/sh\necho ran\n", executable=True)
+    same(env.run_command(["./run"]).stdout, "ran\n")
+    env.edit_file("run", "ran", "again")
+    same(env.run_command(["./run"]).stdout, "again\n")
+    env.write_file("sub/made", "replaced")
+    same(env.run_command("echo x >> sub/made; cat sub/made").stdout, "replacedx\n")
+    refused(ProofboxError, env.run_command, "pwd", cwd="..")

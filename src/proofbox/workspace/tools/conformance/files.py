@@ -1,0 +1,108 @@
+"""Reading, writing, removing and listing: what is written is read, and nothing is outside."""
+
+from __future__ import annotations
+
+from proofbox.errors import ArgumentsInvalid, FileAbsent, FileKindRefused, FileTooLarge, ToolPathRefused
+from proofbox.workspace.tools.conformance.world import World, check, paths_of, refused, same
+from proofbox.workspace.tools.contract import LARGEST_FILE
+
+OUTSIDE = ("..", "../x", "a/../../x", "/etc/passwd", "/", "../" * 50 + "etc/passwd", "a/../..")
+NO_PATHS = ("", "\0", "a\0b", "x" * 5000, "a/" + "y" * 300, "\ud800")
+
+
+@check
+def what_is_written_is_read(world: World) -> None:
+    env = world.env
+    written = env.write_file("deep/er/file", "one\ntwo\n")
+    same((written.created, written.size, written.path), (True, 8, "deep/er/file"))
+    same(env.read_file("deep/er/file").content, "one\ntwo\n")
+    same(env.write_file("deep/er/file", b"\xff\x00x").created, False)
+    exact = env.read_file("./deep//er/../er/file")
+    same((exact.data, exact.content, exact.path), (b"\xff\x00x", "�\x00x", "deep/er/file"))
+    same(env.read_file(f"{env.root}/deep/er/file").data, b"\xff\x00x")
+    same(env.write_file("empty", "").size, 0)
+    same(env.read_file("empty").data, b"")
+
+
+@check
+def lines_are_read_from_and_to(world: World) -> None:
+    env = world.env
+    env.write_file("f", "1\n22\n333\n4444")
+    same((env.read_file("f", first_line=2, max_lines=2).content), "22\n333\n")
+    same(env.read_file("f", first_line=2, max_lines=2).truncated, True)
+    same(env.read_file("f", first_line=4).content, "4444")
+    same((env.read_file("f", first_line=4).truncated, env.read_file("f").truncated), (False, False))
+    same(env.read_file("f", first_line=9).content, "")
+    part = env.read_file("f", max_bytes=6)
+    same((part.content, part.truncated, part.size), ("1\n22\n", True, 13))
+    env.write_file("g", "x" * 100)
+    same((env.read_file("g", max_bytes=10).content, env.read_file("g", max_bytes=10).truncated), ("x" * 10, True))
+    refused(ArgumentsInvalid, env.read_file, "f", first_line=0)
+
+
+@check
+def nothing_is_outside(world: World) -> None:
+    env = world.env
+    env.write_file("a/b", "x")
+    for path in OUTSIDE:
+        for tool in (env.read_file, env.remove_file, env.list_directory, env.list_files_recursive):
+            refused(ToolPathRefused, tool, path)
+        refused(ToolPathRefused, env.write_file, path, "x")
+        refused(ToolPathRefused, env.edit_file, path, "a", "b")
+        refused(ToolPathRefused, env.search_text, "x", path)
+    for path in NO_PATHS:
+        refused(ToolPathRefused, env.read_file, path)
+        refused(ToolPathRefused, env.write_file, path, "x")
+
+
+@check
+def what_is_not_there_or_no_file_is_said(world: World) -> None:
+    env = world.env
+    env.write_file("d/f", "x")
+    for tool in (env.read_file, env.remove_file, env.list_directory, env.list_files_recursive):
+        refused(FileAbsent, tool, "none")
+        refused(FileAbsent, tool, "d/none")
+        refused(FileAbsent, tool, "none/../d")
+    refused(FileAbsent, env.edit_file, "none", "a", "b")
+    refused(FileAbsent, env.search_text, "x", "none")
+    refused(FileKindRefused, env.read_file, "d")
+    refused(FileKindRefused, env.read_file, "d/f/g")
+    refused(FileKindRefused, env.remove_file, "d")
+    refused(FileKindRefused, env.list_directory, "d/f")
+    refused(FileKindRefused, env.write_file, "d", "x")
+    refused(FileKindRefused, env.write_file, ".", "x")
+    refused(FileKindRefused, env.write_file, "d/f/g", "x")
+    same(env.read_file("d/f").content, "x")
+
+
+@check
+def what_is_too_large_is_refused(world: World) -> None:
+    refused(FileTooLarge, world.env.write_file, "f", b"x" * (LARGEST_FILE + 1))
+    refused(FileAbsent, world.env.read_file, "f")
+    refused(ArgumentsInvalid, world.env.write_file, "f", "\ud800")
+
+
+@check
+def what_is_removed_is_gone(world: World) -> None:
+    env = world.env
+    env.write_file("d/f", "x")
+    same(env.remove_file("d/f").path, "d/f")
+    refused(FileAbsent, env.read_file, "d/f")
+    same(paths_of(env.list_directory()), ["d"])
+
+
+@check
+def listings_are_sorted_and_bounded(world: World) -> None:
+    env = world.env
+    for path in ("b/x", "b-c", "b.d", "a", "b/c/d/e", "Z", "ä"):
+        env.write_file(path, "12")
+    listing = env.list_directory()
+    same(paths_of(listing), ["Z", "a", "b", "b-c", "b.d", "ä"])
+    same([(e.type, e.size) for e in listing.entries[1:3]], [("file", 2), ("directory", 0)])
+    same(paths_of(env.list_directory("b")), ["b/c", "b/x"])
+    same(paths_of(env.list_files_recursive()), ["Z", "a", "b-c", "b.d", "b/c/d/e", "b/x", "ä"])
+    same(paths_of(env.list_files_recursive("b", depth=1)), ["b/x"])
+    few = env.list_files_recursive(max_entries=2)
+    same((paths_of(few), few.truncated), (["Z", "a"], True))
+    same(paths_of(env.list_files_recursive(max_entries=7)), paths_of(env.list_files_recursive()))
+    same(env.list_files_recursive(max_entries=7).truncated, False)

@@ -1,0 +1,39 @@
+"""A guard's word is kept, about what is really opened. These run under `world.Fence`."""
+
+from __future__ import annotations
+
+import os
+
+from proofbox.errors import CapabilityDenied, FileAbsent
+from proofbox.workspace.tools.conformance.world import World, found_in, guarded, host_of, paths_of, refused, same
+
+
+@guarded
+def what_a_guard_denies_is_not_opened(world: World) -> None:
+    env = world.env
+    for attempt in (env.read_file, env.remove_file):
+        refused(CapabilityDenied, attempt, "a/secret")
+        refused(CapabilityDenied, attempt, "a/./secret")
+    refused(CapabilityDenied, env.write_file, "secret/x", "x")
+    refused(CapabilityDenied, env.write_file, "fixed/x", "x")
+    refused(CapabilityDenied, env.list_directory, "secret")
+    refused(CapabilityDenied, env.search_text, "x", "secret")
+    refused(CapabilityDenied, env.apply_patch, "--- /dev/null\n+++ b/fixed/n\n@@ -0,0 +1 @@\n+x\n")
+    refused(FileAbsent, env.read_file, "fixed/x")
+
+
+@guarded
+def what_a_guard_hides_is_not_listed_orfound_in(world: World) -> None:
+    host = host_of(world)
+    for name in ("a/secret", "a/plain", "secret/deep"):
+        os.makedirs(os.path.dirname(f"{host}/{name}"), exist_ok=True)
+        with open(f"{host}/{name}", "w") as file:
+            file.write("needle\n")
+    os.symlink("secret", f"{host}/link")
+    os.symlink("a/secret", f"{host}/to")
+    env = world.env
+    same(paths_of(env.list_files_recursive()), ["a/plain", "link", "to"])
+    same(found_in(env.search_text("needle")), [("a/plain", 1)])
+    refused(CapabilityDenied, env.read_file, "link/deep")
+    refused(CapabilityDenied, env.read_file, "to")
+    refused(CapabilityDenied, env.write_file, "to", "x")

@@ -1,0 +1,77 @@
+"""What a check works with: an environment whose root is empty, and the words for what is expected of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+from proofbox.errors import CapabilityDenied, ProofboxError
+from proofbox.sandbox.conformance.check import Failed, NotApplicable, expect
+from proofbox.workspace.tools.contract import Listing, SearchResult, ToolEnvironment
+from proofbox.workspace.tools.tree import Access
+
+E = TypeVar("E", bound=ProofboxError)
+
+
+class World(NamedTuple):
+    """An environment whose root is empty, and its root on the host if it has one there."""
+
+    env: ToolEnvironment
+    host: str | None = None
+
+
+Check = Callable[[World], None]
+CHECKS: dict[str, Check] = {}
+GUARDED: dict[str, Check] = {}
+
+
+class Fence:
+    """The guard that guarded checks run under: nothing called `secret` can be read, nothing in `fixed` changed."""
+
+    def check(self, access: Access, path: str) -> None:
+        names = path.split("/")
+        if "secret" in names or (access in ("write", "delete") and names[0] == "fixed"):
+            raise CapabilityDenied(f"{access} {path}", op="fence", details={"rule": "fence", "kind": f"fs.{access}"})
+
+    def visible(self, path: str) -> bool:
+        return "secret" not in path.split("/")
+
+
+def check(function: Check) -> Check:
+    CHECKS[function.__name__.replace("_", "-")] = function
+    return function
+
+
+def guarded(function: Check) -> Check:
+    """A check that runs under `Fence`."""
+    GUARDED[function.__name__.replace("_", "-")] = function
+    return function
+
+
+def refused(kind: type[E], attempt: Callable[..., object], *args: Any, **options: Any) -> E:
+    try:
+        given = attempt(*args, **options)
+    except kind as error:
+        expect(error.message and "\x1b" not in error.message, f"{error.code} says {error.message!r}")
+        return error
+    except ProofboxError as error:
+        raise Failed(f"{args!r:.200}: {error.code} ({error.message}) instead of {kind.code}") from None
+    raise Failed(f"{args!r:.200}: not refused with {kind.code} but {given!r:.200}")
+
+
+def same(given: object, due: object) -> None:
+    expect(given == due, f"{given!r:.500} instead of {due!r:.500}")
+
+
+def paths_of(listing: Listing) -> list[str]:
+    return [entry.path for entry in listing.entries]
+
+
+def found_in(result: SearchResult) -> list[tuple[str, int]]:
+    return [(match.path, match.line) for match in result.matches]
+
+
+def host_of(world: World) -> str:
+    if world.host is None:
+        raise NotApplicable("it has no directory of the host")
+    return world.host

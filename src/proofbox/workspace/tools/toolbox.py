@@ -1,0 +1,59 @@
+"""Everything together for one workspace: environment, capabilities, layers, registry. What the CLI and MCP serve.
+
+with open_toolbox("project", capabilities="sandbox") as box:
+    box.registry.answer("run_command", {"command": "make test"}).text
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import msgspec
+
+from proofbox.workspace.capabilities.capabilities import Capabilities
+from proofbox.workspace.ignore import Ignore
+from proofbox.workspace.tools.boxed import BoxedEnvironment
+from proofbox.workspace.tools.contract import ToolEnvironment
+from proofbox.workspace.tools.history import history_tools
+from proofbox.workspace.tools.layers import Layered
+from proofbox.workspace.tools.middleware import Recording, SnapshotOnWrite, workspace_layers
+from proofbox.workspace.tools.registry import ToolRegistry, create_tool_registry
+from proofbox.workspace.workspace import Workspace
+
+DEFAULT_CAPABILITIES = "sandbox"
+
+
+class Toolbox(msgspec.Struct, frozen=True):
+    workspace: Workspace
+    capabilities: Capabilities
+    env: ToolEnvironment
+    registry: ToolRegistry
+
+
+@contextmanager
+def open_toolbox(
+    directory: str | os.PathLike[str],
+    *,
+    capabilities: str | Path | Capabilities = DEFAULT_CAPABILITIES,
+    provider: str | None = None,
+    check: str | None = None,
+    nudge: bool = True,
+    track: bool = True,
+) -> Iterator[Toolbox]:
+    """A workspace's tools, checked, recorded and with a snapshot after each change; closed with the block.
+
+    `capabilities` is a preset's name, a file or the thing itself. `check` is a command that must pass after a change.
+    """
+    granted = capabilities if isinstance(capabilities, Capabilities) else Capabilities.load(capabilities)
+    with ExitStack() as stack:
+        workspace = stack.enter_context(Workspace.open(directory, track=track))
+        ignore = Ignore(workspace.ignored)
+        env = stack.enter_context(BoxedEnvironment(workspace.path, granted, provider=provider, ignore=ignore))
+        history = SnapshotOnWrite(workspace)
+        recording = Recording(workspace.effects, history.head)
+        layered = Layered(env, workspace_layers(env, history, recording, granted, check=check, nudge=nudge))
+        more = history_tools(history, recording, granted)
+        yield Toolbox(workspace, granted, layered, create_tool_registry(layered, more=more))

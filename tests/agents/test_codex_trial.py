@@ -1,0 +1,108 @@
+"""Trials with the real codex and a model that does what it is told: the record, its steps, and forks of both halves."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from proofbox.agents.fakemodel import FakeModel
+from proofbox.agents.forking import fork_trial
+from proofbox.agents.outcome import Trial, TrialRequest
+from proofbox.agents.trial import run_trial
+
+pytestmark = [pytest.mark.needs("bubblewrap", "codex"), pytest.mark.timeout(120)]
+
+
+def with_model(work: Callable[[FakeModel, dict[str, Any]], Awaitable[None]]) -> None:
+    async def run() -> None:
+        model = FakeModel()
+        async with model.listening() as url:
+            with anyio.fail_after(100):
+                await work(model, {"base_url": url, "model": "fake-model", "max_retries": 1})
+
+    anyio.run(run)
+
+
+def request(base: Path, prompt: str, flags: dict[str, Any], **more: Any) -> TrialRequest:
+    (base / "project").mkdir(exist_ok=True)
+    said = {"workspace": base / "project", "strategies": "codex_app_server!", "provider": "bubblewrap"}
+    return TrialRequest(**{**said, "prompt": prompt, "flags": flags, "timeout": 60, **more})
+
+
+def last_words(model: FakeModel) -> str:
+    """Everything that the agent sent with its latest request."""
+    return str(model.seen[-1].body["input"])
+
+
+def test_the_files_and_the_thread_of_a_step_are_forked_together(tmp_path: Path) -> None:
+    async def work(model: FakeModel, flags: dict[str, Any]) -> None:
+        prompt = "[[run echo one > a.txt]] [[run echo two >> a.txt; exit 4]] [[say first words]]"
+        first = await run_trial(request(tmp_path, prompt, flags, out=tmp_path / "t1"))
+        assert (first.status, first.final_message) == ("completed", "first words")
+        assert [(call.command, call.exit_code) for call in first.tool_calls] == [
+            ("echo one > a.txt", 0),
+            ("echo two >> a.txt; exit 4", 4),
+        ]
+        assert [step.ends_turn for step in first.steps] == [False, True]
+        assert first.usage is not None
+        assert first.usage.input_tokens == 3000
+        assert (tmp_path / "t1/home/config.toml").exists()
+
+        at_its_end = TrialRequest(
+            prompt="[[run cat a.txt]] [[say more]]", workspace=tmp_path / "w2", out=tmp_path / "t2"
+        )
+        second = await fork_trial(tmp_path / "t1", 2, at_its_end)
+        assert (second.status, second.final_message) == ("completed", "more")
+        assert second.fork is not None
+        assert second.fork.exact
+        assert second.thread_id != first.thread_id
+        assert "first words" in last_words(model)
+        assert (tmp_path / "w2/a.txt").read_text() == "one\ntwo\n"
+
+        within = TrialRequest(prompt="[[run cat a.txt > b.txt]] [[say else]]", workspace=tmp_path / "w3")
+        third = await fork_trial(tmp_path / "t1", 1, within)
+        assert third.status == "completed"
+        assert third.fork is not None
+        assert not third.fork.exact
+        assert "first words" not in last_words(model)
+        assert (tmp_path / "w3/b.txt").read_text() == "one\n"
+
+    with_model(work)
+
+
+def test_a_turn_over_its_time_leaves_a_record_and_nothing_running(tmp_path: Path) -> None:
+    async def work(model: FakeModel, flags: dict[str, Any]) -> None:
+        del model
+        prompt = "[[run echo begun > a.txt; sleep 306]] [[say never]]"
+        trial: Trial = await run_trial(request(tmp_path, prompt, flags, out=tmp_path / "t1", timeout=6))
+        assert trial.error is not None
+        assert (trial.status, trial.error.code) == ("failed", "RUNTIME_TIMEOUT")
+        assert trial.steps[-1].snapshot_after == trial.snapshot_after
+        assert (tmp_path / "project/a.txt").read_text() == "begun\n"
+
+    with_model(work)
+
+
+def test_no_key_is_in_the_record_or_in_the_box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = "house-key-2718281828459045"
+    monkeypatch.setenv("HOUSE_MODEL", key)
+
+    async def work(model: FakeModel, flags: dict[str, Any]) -> None:
+        look = "cat /proc/*/environ /proc/*/cmdline; env; cat /run/codex/home/*.toml"
+        prompt = f"[[run ({look}) 2>/dev/null | tr '\\0' '\\n' > seen.txt]] [[say {key}]]"
+        flags = {**flags, "api_key_env": "HOUSE_MODEL"}
+        trial = await run_trial(request(tmp_path, prompt, flags, out=tmp_path / "t1"))
+        assert trial.status == "completed"
+        sent = dict(model.seen[-1].headers)
+        assert key in str({name.lower(): value for name, value in sent.items()}.get("authorization"))
+        assert "CODEX_HOME=" in (tmp_path / "project/seen.txt").read_text(errors="replace")
+        kept = [path for path in (tmp_path / "t1").rglob("*.json*") if "home" not in path.parts]
+        for path in [tmp_path / "project/seen.txt", *kept]:
+            text = path.read_text(errors="replace")
+            assert key not in text, path
+
+    with_model(work)

@@ -1,0 +1,247 @@
+"""The layers around an environment: what is checked, recorded, snapshotted, rolled back and nudged, in order."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from proofbox import Workspace
+from proofbox.errors import (
+    CapabilityDenied,
+    CheckFailed,
+    FileAbsent,
+    PatchRefused,
+    ProofboxError,
+    ToolNudged,
+    ToolPathRefused,
+)
+from proofbox.workspace.capabilities.capabilities import Capabilities
+from proofbox.workspace.capabilities.grants import parse
+from proofbox.workspace.effects import Effect
+from proofbox.workspace.tools.conformance import CHECKS, World, run_conformance
+from proofbox.workspace.tools.contract import ToolEnvironment, ToolResult
+from proofbox.workspace.tools.host import HostEnvironment
+from proofbox.workspace.tools.layers import Below, Call, Layer, Layered
+from proofbox.workspace.tools.memory import MemoryEnvironment
+from proofbox.workspace.tools.middleware import Nudge, Recording, SnapshotOnWrite, workspace_layers
+from proofbox.workspace.tools.tree import Guard
+
+RULES = """
+[fs]
+read = ["**", "!secret"]
+write = ["src/**"]
+delete = ["src/**"]
+[commands]
+allow = ["sh -c *", "!sh -c *rm*"]
+[env]
+write = ["OK"]
+"""
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Iterator[Workspace]:
+    project = tmp_path / "project"
+    (project / "src").mkdir(parents=True)
+    (project / "src/a").write_text("one\n")
+    (project / "secret").write_text("hidden")
+    (project / "link").symlink_to("secret")
+    with Workspace.init(project) as made:
+        yield made
+
+
+@pytest.fixture
+def host(workspace: Workspace) -> Iterator[HostEnvironment]:
+    with HostEnvironment(workspace.path) as env:
+        yield env
+
+
+def layers(
+    env: ToolEnvironment, workspace: Workspace, capabilities: Capabilities | None = None, **options: Any
+) -> list[Layer]:
+    history = SnapshotOnWrite(workspace)
+    return workspace_layers(env, history, Recording(workspace.effects, history.head), capabilities, **options)
+
+
+def log(workspace: Workspace) -> list[Effect]:
+    return list(workspace.effects.entries())
+
+
+def test_a_call_goes_through_every_layer(workspace: Workspace, host: HostEnvironment) -> None:
+    env = Layered(host, layers(host, workspace, Capabilities(parse(RULES))))
+    assert isinstance(env, ToolEnvironment)
+    env.write_file("src/b", "two")
+    done = env.run_command("echo hi; exit 3", env={"OK": "1"})
+    intent, outcome, second, ended = log(workspace)
+    assert (intent.phase, intent.kind, intent.target, intent.decision) == ("intent", "write_file", "src/b", "allow")
+    assert intent.rule == "fs.write: src/**"
+    assert outcome.id == intent.id
+    head, *_, first = reversed(workspace.history())
+    assert first.message == "before the first change"
+    assert second.snapshot_before == outcome.snapshot_after != ""
+    assert (ended.exit_code, ended.stdout_sha256, ended.duration_ms) == (3, done.stdout_sha256, done.duration_ms)
+    assert ended.reach == ("host", "network")
+    assert second.target == "echo hi; exit 3"
+    assert ended.snapshot_after == head.id
+    assert head.effects_head is not None
+    assert workspace.verify().sound
+
+
+def test_denials_are_recorded_and_nothing_is_done(workspace: Workspace, host: HostEnvironment) -> None:
+    env = Layered(host, layers(host, workspace, Capabilities(parse(RULES))))
+    patch = "--- /dev/null\n+++ b/top\n@@ -0,0 +1 @@\n+x\n"
+    for attempt, rule in (
+        (lambda: env.read_file("secret"), "fs.read: !secret"),
+        (lambda: env.read_file("src/../secret"), "fs.read: !secret"),
+        (lambda: env.write_file("top", "x"), "fs.write: nothing allows it"),
+        (lambda: env.remove_file("secret"), "fs.delete: nothing allows it"),
+        (lambda: env.edit_file("secret", "h", "x"), "fs.read: !secret"),
+        (lambda: env.apply_patch(patch), "fs.write: nothing allows it"),
+        (lambda: env.run_command("rm x"), "command: !sh -c *rm*"),
+        (lambda: env.run_command(["true"]), "command: nothing allows it"),
+        (lambda: env.run_command("true", env={"LD_PRELOAD": "x"}), "env.write: nothing allows it"),
+    ):
+        with pytest.raises(CapabilityDenied):
+            attempt()
+        [*_, entry] = log(workspace)
+        assert (entry.phase, entry.decision, entry.rule) == ("denied", "deny", rule)
+    assert sorted(path.name for path in workspace.path.iterdir()) == ["link", "secret", "src"]
+    with pytest.raises(ToolPathRefused):
+        env.read_file("../x")
+    with pytest.raises(PatchRefused):
+        env.apply_patch("none")
+
+
+def test_what_fails_is_recorded_with_its_code(workspace: Workspace, host: HostEnvironment) -> None:
+    env = Layered(host, layers(host, workspace))
+    with pytest.raises(FileAbsent):
+        env.read_file("none")
+    intent, outcome = log(workspace)
+    assert (intent.decision, outcome.error) == ("", "WORKSPACE_FILE_ABSENT")
+
+
+def test_a_call_whose_intent_cannot_be_recorded_is_not_made(workspace: Workspace, host: HostEnvironment) -> None:
+    env = Layered(host, layers(host, workspace))
+    env.write_file("src/b", "x")
+    workspace.effects.path.write_bytes(workspace.effects.path.read_bytes() + b'{"not":"an entry"}\n')
+    with pytest.raises(ProofboxError):
+        env.write_file("src/c", "x")
+    assert not (workspace.path / "src/c").exists()
+
+
+def test_any_step_can_be_rolled_back_to(workspace: Workspace, host: HostEnvironment) -> None:
+    env = Layered(host, layers(host, workspace))
+    env.write_file("src/a", "two\n")
+    env.edit_file("src/a", "two", "three")
+    env.run_command("echo four > src/a; mkdir d")
+    steps = [entry.snapshot_after for entry in log(workspace) if entry.phase == "outcome"]
+    listed = []
+    for step, text in zip(steps, ("two\n", "three\n", "four\n"), strict=True):
+        listed.append(workspace.rollback(step).irreversible_effects)
+        assert (workspace.path / "src/a").read_text() == text
+    command = ("echo four > src/a; mkdir d (could reach: host, network)",)
+    assert listed == [command, command, ()]  # the last is the state that the command left
+
+
+def test_a_failed_check_rolls_back_to_the_last_good_state(workspace: Workspace, host: HostEnvironment) -> None:
+    env = Layered(host, layers(host, workspace, check="! grep -q bad src/*", nudge=False))
+    env.write_file("src/a", "good\n")
+    with pytest.raises(CheckFailed) as caught:
+        env.write_file("src/b", "bad\n")
+    assert caught.value.details["exit_code"] == 1
+    with pytest.raises(CheckFailed):
+        env.run_command("echo bad > src/c; rm src/a")
+    assert (workspace.path / "src/a").read_text() == "good\n"
+    assert sorted(path.name for path in (workspace.path / "src").iterdir()) == ["a"]
+    env.write_file("src/d", "fine\n")
+    kinds = [(entry.kind, entry.phase) for entry in log(workspace)]
+    assert kinds.count(("rollback", "outcome")) == 2
+    assert kinds.count(("run_command", "intent")) == 4 + 1  # each check is on the record too
+    assert workspace.verify().sound
+
+
+def test_reads_take_no_snapshot(workspace: Workspace, host: HostEnvironment) -> None:
+    env = Layered(host, layers(host, workspace))
+    env.read_file("src/a")
+    env.list_directory()
+    assert workspace.history() == []
+
+
+def test_the_nudge() -> None:
+    memory = MemoryEnvironment({"a": "x", "b": "y"})
+    env = Layered(memory, [Nudge()])
+    for _ in range(2):  # after a nudge the count begins anew
+        for _ in range(3):
+            env.read_file("a")
+        with pytest.raises(ToolNudged, match="same call"):
+            env.read_file("a")
+    env.write_file("c", "x")
+    for number in range(10):
+        env.read_file("ab"[number % 2])
+    with pytest.raises(ToolNudged, match="10 reads"):
+        env.list_directory()
+    for number in range(10):
+        env.read_file("ab"[number % 2])
+        if number == 5:
+            env.write_file("c", "y")
+    env.read_file("a")
+
+
+def test_layers_of_ones_own(workspace: Workspace) -> None:
+    seen: list[str] = []
+
+    def outer(call: Call, below: Below) -> ToolResult:
+        seen.append(f"outer {call.tool}")
+        return below(call)
+
+    def inner(call: Call, below: Below) -> ToolResult:
+        seen.append(f"inner {call.target}")
+        return below(call)
+
+    env = Layered(MemoryEnvironment({"a": "needle"}), [outer, inner])
+    assert env.search_text("needle").matches[0].path == "a"
+    assert seen == ["outer search_text", "inner .: needle"]
+
+
+def test_a_layered_environment_conforms(tmp_path: Path) -> None:
+    from contextlib import contextmanager
+
+    @contextmanager
+    def make(guard: Guard) -> Iterator[World]:
+        memory = MemoryEnvironment(guard=guard)
+        yield World(Layered(memory, workspace_layers(memory, nudge=False)))
+
+    assert [result for result in run_conformance(make) if result.outcome == "failed"] == []
+    assert len(CHECKS) > 15
+
+
+def test_names_and_commands_that_are_not_text_are_snapshotted_all_the_same(
+    workspace: Workspace, host: HostEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOME_API_KEY", "hunter2-hunter2-hunter2")
+    env = Layered(host, layers(host, workspace))
+    name = os.fsdecode(b"n\xff\x1b")
+    env.write_file(name, "x")
+    env.run_command(["true", os.fsdecode(b"\xff")])
+    env.run_command(["true", "hunter2-hunter2-hunter2"])
+    env.apply_patch("--- /dev/null\n+++ b/m\udcff\n@@ -0,0 +1 @@\n+x\n")
+    messages = [each.message for each in workspace.history()]
+    assert messages[1] == "write_file n\\udcff\\x1b"
+    assert not any("hunter2" in message for message in messages)
+    assert [msgspec.json.encode(each) for each in log(workspace)]
+
+
+def test_threads_may_share_it(workspace: Workspace, host: HostEnvironment) -> None:
+    env = Layered(host, layers(host, workspace, nudge=False))
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda n: env.write_file(f"src/{n}", "x") and env.run_command(f"echo {n} >> src/all"), range(12)))
+    assert len(list((workspace.path / "src").iterdir())) == 14
+    entries = log(workspace)
+    assert len({each.id for each in entries}) == 24
+    assert workspace.verify().sound
+    assert workspace.status().changes == ()

@@ -1,0 +1,134 @@
+"""Tools by name and JSON: schemas that say what is taken, arguments that are checked, answers that are bounded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema  # type: ignore[import-untyped]
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proofbox import Workspace
+from proofbox.errors import ArgumentsInvalid, CapabilityDenied, FileAbsent, ToolUnknown
+from proofbox.workspace.tools.memory import MemoryEnvironment
+from proofbox.workspace.tools.registry import ToolRegistry, create_tool_registry
+from proofbox.workspace.tools.toolbox import open_toolbox
+
+NINE = {
+    *("read_file", "write_file", "remove_file", "list_directory", "list_files_recursive", "search_text"),
+    *("run_command", "edit_file", "apply_patch"),
+}
+
+
+@pytest.fixture
+def registry() -> ToolRegistry:
+    return create_tool_registry(MemoryEnvironment({"a.py": "import os\n", "b": "x" * 100_000}))
+
+
+def test_every_tool_has_a_schema_that_stands_alone(registry: ToolRegistry) -> None:
+    assert set(registry.tools) == NINE
+    for schema in registry.schemas():
+        parameters = schema["parameters"]
+        jsonschema.Draft202012Validator.check_schema(parameters)
+        assert parameters["type"] == "object"
+        assert parameters["additionalProperties"] is False
+        assert "$ref" not in json.dumps(parameters)
+        assert schema["description"]
+        for name, each in parameters["properties"].items():
+            assert name != "content" or "description" in each
+
+
+def test_calls_are_typed(registry: ToolRegistry) -> None:
+    assert registry.call("read_file", {"path": "a.py"}).text() == "import os\n"
+    assert registry.call("search_text", '{"pattern": "import", "glob": "*.py"}').text() == "a.py:1:import os"
+    assert registry.call("list_directory", "").text() == "a.py\nb"
+    with pytest.raises(FileAbsent):
+        registry.call("read_file", {"path": "none"})
+    with pytest.raises(ToolUnknown):
+        registry.call("format_disk", {})
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments"),
+    [
+        ("read_file", {}),
+        ("read_file", {"path": 1}),
+        ("read_file", {"path": "a", "extra": 1}),
+        ("read_file", {"path": "a", "first_line": 0}),
+        ("read_file", '{"path": "a"'),
+        ("read_file", "[]"),
+        ("read_file", b"\xff"),
+        ("run_command", {"command": []}),
+        ("run_command", {"command": "x", "timeout": -1}),
+        ("edit_file", {"path": "a", "old": "", "new": "x"}),
+        ("search_text", {"pattern": "x", "context": 99}),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_happens(registry: ToolRegistry, tool: str, arguments: Any) -> None:
+    with pytest.raises(ArgumentsInvalid) as caught:
+        registry.call(tool, arguments)
+    assert caught.value.fix_hints
+    answer = registry.answer(tool, arguments)
+    assert not answer.ok
+    assert answer.text.startswith("error WORKSPACE_TOOL_ARGUMENTS_INVALID: ")
+
+
+def test_answers_are_bounded_whatever_happens(registry: ToolRegistry) -> None:
+    for tool, arguments in (("read_file", {"path": "b"}), ("read_file", {"path": "n" * 4000}), ("x" * 9000, {})):
+        assert len(registry.answer(tool, arguments, limit=500).text.encode()) <= 500
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+known = st.sampled_from(["path", "content", "pattern", "command", "old", "new", "patch", "glob", "depth", "first_line"])
+
+
+@given(st.sampled_from(sorted(NINE)), st.dictionaries(known | st.text(max_size=5), plain, max_size=5))
+def test_any_arguments_give_an_answer(tool: str, arguments: dict[str, Any]) -> None:
+    registry = create_tool_registry(MemoryEnvironment({"a": "b"}))
+    answer = registry.answer(tool, arguments, limit=2000)
+    assert (answer.result is None) != (answer.error is None)
+    assert len(answer.text.encode()) <= 2000
+    if answer.error is None:
+        jsonschema.validate(arguments, registry.tools[tool].schema)
+    msgspec.json.encode(answer.error)
+
+
+def test_only_some_of_them() -> None:
+    assert set(create_tool_registry(MemoryEnvironment(), only=["read_file"]).tools) == {"read_file"}
+
+
+@pytest.mark.needs("bubblewrap")
+def test_a_toolbox_has_it_all(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / ".env").write_text("secret")
+    Workspace.init(project, track=False).close()
+    with open_toolbox(project, provider="bubblewrap") as box:
+        first = box.registry.call("snapshot", {"message": "first"})
+        box.registry.call("run_command", {"command": ["sh", "-c", "echo x > made; cat .env"]})
+        assert (project / "made").exists()
+        back = box.registry.call("rollback", {"snapshot": msgspec.to_builtins(first)["id"]})
+        assert not (project / "made").exists()
+        assert "1 paths" in back.text()
+        with pytest.raises(CapabilityDenied):
+            box.registry.call("read_file", {"path": ".env"})
+        assert "WORKSPACE_CAPABILITY_DENIED" in box.registry.answer("read_file", {"path": ".env"}).text
+        kinds = [(each.kind, each.phase) for each in box.workspace.effects.entries()]
+        assert kinds == [
+            ("run_command", "intent"),
+            ("run_command", "outcome"),
+            ("rollback", "outcome"),
+            ("read_file", "denied"),
+            ("read_file", "denied"),
+        ]
+    with open_toolbox(project, capabilities="agent", provider="bubblewrap") as box:
+        assert "rollback" not in box.registry.tools
+        assert "snapshot" in box.registry.tools
