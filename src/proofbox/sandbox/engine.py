@@ -13,7 +13,7 @@ import ssl
 import urllib.parse
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from proofbox.errors import EngineRefused, ProviderUnavailable
 
@@ -77,6 +77,25 @@ class Engine:
             return json.loads(text) if text.strip() else None
         except ValueError:
             return None  # a stream of documents, as a pull gives; its status is all we need
+
+    def download(self, path: str, file: BinaryIO, *, op: str, query: Mapping[str, str], limit: int) -> None:
+        """The bytes of an answer, into a file. Raises `EngineRefused` for a refusal, and for more than `limit`."""
+        connection = self._connect(timeout=60)
+        try:
+            connection.request("GET", _target(path, query))
+            answer = connection.getresponse()
+            if answer.status >= 400:
+                raise _refusal(answer.status, _message(answer.read(ANSWER_LIMIT)), op)
+            size = 0
+            while part := answer.read(1 << 20):
+                size += len(part)
+                if size > limit:
+                    raise EngineRefused(f"to {op} takes more than {limit} bytes", op=op, details={"status": 0})
+                file.write(part)
+        except (OSError, http.client.HTTPException) as error:
+            raise self._unreachable(error) from None
+        finally:
+            connection.close()
 
     def attach(self, container: str) -> socket.socket:
         """The container's stdin, stdout and stderr as one connection, taken over from HTTP."""

@@ -86,7 +86,7 @@ class Docker:
                 "docker needs an image to run", op="start", fix_hints=["name one that the engine has: --image NAME"]
             )
         engine = Engine.find()
-        image = _image(engine, policy.image)
+        image = find_image(engine, policy.image)
         box = DockerBox(engine, spec, policy, _environment(image))
         try:
             box.start(_Identity.of(engine, spec.project))
@@ -308,7 +308,8 @@ def our_containers(engine: Engine) -> dict[str, str]:
     return {each["Labels"][LABEL]: each["Id"] for each in found}
 
 
-def _image(engine: Engine, name: str) -> dict[str, Any]:
+def find_image(engine: Engine, name: str) -> dict[str, Any]:
+    """What the engine says of an image, or `StartFailed` that names what to pull."""
     try:
         found: dict[str, Any] = engine.call("GET", f"/images/{name}/json", op="find the image")
     except EngineRefused as error:
