@@ -33,8 +33,10 @@ from proofbox.evidence.writer import BundleWriter
 from proofbox.lab import artifacts
 from proofbox.lab.ledger import Attempt, Ended, Ledger, Planned
 from proofbox.lab.plan import PLAN, WORK, Plan, attempts_of, ledger_path, read_plan, redactor_of
+from proofbox.lab.reading import Suite
+from proofbox.lab.spec import Mission
 from proofbox.lab.summary import SUMMARY, summarize
-from proofbox.lab.template import forget_templates, make_template
+from proofbox.lab.template import Source, forget_templates, make_template
 
 CONDUCTOR = "conductor"
 MOST_LOST = 3
@@ -52,8 +54,7 @@ def create_run(plan: Plan, out: Path, *, clock: Clock | None = None) -> Path:
     work = out / WORK / plan.run_id / "templates"
     templates = {}
     for mission in suite.missions:
-        source = None if mission.workspace is None else suite.base / mission.workspace
-        templates[mission.id] = make_template(source, work / mission.id)
+        templates[mission.id] = make_template(_source(suite, mission), work / mission.id)
     plan = msgspec.structs.replace(plan, templates=templates)
     about = {PLAN: msgspec.json.encode(plan).decode(), "run_id": plan.run_id}
     path = ledger_path(out, plan.run_id)
@@ -282,6 +283,15 @@ class Conductor:
         bundle.write_json(SUMMARY, summary)
         if summary["status"] != "ok":
             bundle.mark_partial("some attempts failed for reasons of the machinery")
+
+
+def _source(suite: Suite, mission: Mission) -> Source:
+    image = (mission.image, mission.workdir) if mission.image and mission.workdir else None
+    return Source(
+        image=image,
+        workspace=None if mission.workspace is None else suite.base / mission.workspace,
+        files=tuple((place, suite.base / path) for place, path in mission.files.items()),
+    )
 
 
 def _lineage(attempt: Attempt, by_id: dict[str, Attempt]) -> list[Attempt]:

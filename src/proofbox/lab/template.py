@@ -9,15 +9,30 @@ import tarfile
 import zipfile
 from pathlib import Path
 
+import msgspec
+
 from proofbox.errors import SuiteInvalid, WorkspaceError, WorkspaceExists
+from proofbox.lab.overlaying import Overlaid
+from proofbox.sandbox.imagefiles import copy_from_image
 from proofbox.workspace.workspace import Workspace
 
 MOST_FILES = 1_000_000
 MOST_BYTES = 64 << 30
 
 
-def make_template(source: Path | None, dest: Path) -> str:
-    """A workspace at `dest` with the files of a directory or an archive, or none; the snapshot that forks start from.
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """What a template is made of, each over the one before it."""
+
+    image: tuple[str, str] | None = None
+    """An image, and the directory of it."""
+    workspace: Path | None = None
+    """A directory or an archive."""
+    files: tuple[tuple[str, Path], ...] = ()
+    """Places in it, and what goes there."""
+
+
+def make_template(source: Source, dest: Path) -> str:
+    """A workspace at `dest` with the files of its source, or none; the snapshot that forks start from.
 
     Made beside and moved into place: killed in the middle, the next call begins anew.
     """
@@ -42,19 +57,28 @@ def forget_templates(place: Path) -> None:
             Workspace.open(template, track=False).forget()
 
 
-def _fill(source: Path | None, dest: Path) -> None:
+def _fill(source: Source, dest: Path) -> None:
+    if source.image is not None:
+        copy_from_image(*source.image, dest)
+    _fill_from(source.workspace, dest)
+    over = Overlaid(dest)
+    for place, path in source.files:
+        over.put(place, path)
+
+
+def _fill_from(source: Path | None, dest: Path) -> None:
     if source is None:
-        dest.mkdir()
+        dest.mkdir(exist_ok=True)
     elif source.is_dir():
-        shutil.copytree(source, dest, symlinks=True)
+        shutil.copytree(source, dest, symlinks=True, dirs_exist_ok=True)
     elif tarfile.is_tarfile(source):
-        dest.mkdir()
+        dest.mkdir(exist_ok=True)
         with tarfile.open(source) as archive:
             members = archive.getmembers()
             _check_size(source, len(members), sum(member.size for member in members))
             archive.extractall(dest, filter="data")
     elif zipfile.is_zipfile(source):
-        dest.mkdir()
+        dest.mkdir(exist_ok=True)
         with zipfile.ZipFile(source) as archive:
             infos = archive.infolist()
             _check_size(source, len(infos), sum(info.file_size for info in infos))
