@@ -30,8 +30,8 @@ from proofbox.sandbox.inside import PolicyOptions
 VERSION = "1"
 PLACE = "/solution"
 ENTRY = "solve.sh"
-LONGEST = 7 * 86_400.0
-"""Of a solution that nobody stops. A mission's own timeout ends it long before."""
+LONGEST = 3600.0
+"""The longest that a command may run by an agent's tools, and so a solution."""
 
 
 class NopSettings(msgspec.Struct, frozen=True):
