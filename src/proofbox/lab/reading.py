@@ -48,6 +48,12 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True):
     def id(self) -> str:
         return self.fields.id
 
+    @property
+    def not_comparable(self) -> dict[str, tuple[str, ...]]:
+        """Missions whose results must not be set beside those of the system they were written for, and why."""
+        found = {each.id: each.origin.not_comparable for each in self.missions if each.origin is not None}
+        return {id: reasons for id, reasons in found.items() if reasons}
+
     def mission(self, id: str) -> Mission:
         return next(mission for mission in self.missions if mission.id == id)
 

@@ -22,7 +22,7 @@ def summarize(run_id: str, suite: Suite, attempts: Sequence[Attempt]) -> dict[st
         "run_id": run_id,
         "suite": {"id": suite.id, "sha256": suite.sha256},
         "status": run_status(attempts),
-        "comparable": all(comparability(mission)["comparable"] for mission in suite.missions),
+        "comparable": not suite.not_comparable,
         "totals": totals(attempts),
         "missions": [
             _mission(mission, [each for each in final if each.mission == mission.id]) for mission in suite.missions

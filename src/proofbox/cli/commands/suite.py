@@ -90,6 +90,8 @@ class RunDocument(Document, frozen=True, kw_only=True):
     bundle: str
     attempts: tuple[AttemptFacts, ...]
     totals: dict[str, Any]
+    not_comparable: Mapping[str, tuple[str, ...]] = {}
+    """Missions whose results must not be set beside those of the system they were written for, and why."""
     error: ErrorBody | None = None
 
 
@@ -269,7 +271,7 @@ def _show(out: Path, run_id: str, *, json: bool) -> int:
     ledger = Ledger(ledger_path(out, run_id))
     try:
         attempts = ledger.attempts()
-        plan = read_plan(ledger)
+        suite = read_plan(ledger).suite()
         committed = ledger.about("committed") == "yes"
     finally:
         ledger.close()
@@ -287,11 +289,12 @@ def _show(out: Path, run_id: str, *, json: bool) -> int:
     document = RunDocument(
         ok=error is None,
         run_id=run_id,
-        suite=plan.suite().id,
+        suite=suite.id,
         committed=committed,
         bundle=str(out / run_id),
         attempts=tuple(AttemptFacts.of(each, out / run_id) for each in attempts),
         totals=counted,
+        not_comparable=suite.not_comparable,
         error=None if error is None else _body(error),
     )
     show(document, lambda: _text(document, attempts), as_json=json)
@@ -315,6 +318,8 @@ def _text(document: RunDocument, attempts: Sequence[Attempt]) -> str:
         + (f"; {lied} claimed success and failed" if lied else ""),
         f"evidence: {document.bundle}" + ("" if document.committed else " (not committed: proofbox suite resume)"),
     ]
+    for id, reasons in document.not_comparable.items():
+        lines.insert(-1, printable(f"{id} is not comparable: {'; '.join(reasons)}"))
     if document.committed:
         lines.append(f"check it:  proofbox verify {document.bundle}")
     return "\n".join(lines)
