@@ -58,7 +58,7 @@ def task(
 class Ran:
     """A run of tasks, with what is asked of it."""
 
-    def __init__(self, path: Path, out: Path, strategy: str, *, host_root: bool = True) -> None:
+    def __init__(self, path: Path, out: Path, strategy: str, *, host_root: bool = True, conducted: bool = True) -> None:
         suite = read_tasks(path, host_root=host_root, to_run=True)
         self.plan = Plan(
             run_id=IdSource().new_id("run"),
@@ -72,8 +72,13 @@ class Ran:
         )
         self.out = out
         create_run(self.plan, out)
-        self.path = conduct(self.plan, out)
-        self.attempts = {each.mission: each for each in attempts(self.plan, out).values()}
+        if conducted:
+            self.conduct()
+
+    def conduct(self) -> Ran:
+        self.path = conduct(self.plan, self.out)
+        self.attempts = {each.mission: each for each in attempts(self.plan, self.out).values()}
+        return self
 
     def only(self) -> Attempt:
         (attempt,) = self.attempts.values()

@@ -11,6 +11,7 @@ import pytest
 from harbor_tasks import PASSES_IF, TOML, Ran, put, task
 
 from proofbox.errors import SuiteInvalid
+from proofbox.evidence.reader import load_bundle
 from proofbox.evidence.verify import verify
 from proofbox.lab import tasktree
 from proofbox.lab.harbor import HOST_ROOT, read_tasks
@@ -46,6 +47,7 @@ def test_oracle_passes_and_nop_fails_on_the_host_s_root_and_neither_is_comparabl
     summary = json.loads((oracle.path / "summary.json").read_bytes())
     assert (summary["comparable"], summary["missions"][0]["comparable"]) == (False, False)
     assert verify(oracle.path).ok
+    assert load_bundle(oracle.path).index.status == "ok"
     nop = Ran(root, tmp_path / "out", "nop")
     assert nop.verdict() == ("failed", None, "completed")
     assert nop.document("verification.json")["reward"] == {"value": 0.0}
@@ -109,6 +111,14 @@ def test_the_agent_sees_neither_tests_nor_solution_and_leaves_no_reward(tmp_path
     clean = "[ -e /app/seen ] && [ ! -s /app/seen ] && [ ! -e /solution ] && [ ! -e /logs/verifier/reward.txt ]"
     root = task(tmp_path / "t", test=PASSES_IF.format(condition=clean), solve=solve)
     assert Ran(root, tmp_path / "out", "oracle").verdict() == ("passed", None, "completed")
+
+
+@pytest.mark.needs("bubblewrap")
+def test_tests_that_changed_since_the_run_was_planned_decide_nothing(tmp_path: Path) -> None:
+    root = task(tmp_path / "t", solve="#!/bin/sh\nexit 1\n")
+    planned = Ran(root, tmp_path / "out", "nop", conducted=False)
+    put(root / "tests/test.sh", PASSES_IF.format(condition="true"))
+    assert planned.conduct().verdict() == ("none", "SUITE_INVALID", "infra_failed")
 
 
 # Read

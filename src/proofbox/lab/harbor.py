@@ -27,6 +27,8 @@ from proofbox.sandbox.providers import provider_named
 from proofbox.sandbox.providers.hostroot import ROOT
 
 TASK = "task.toml"
+PARTS = (TASK, "instruction.md", "environment", "tests", "solution", "steps")
+"""What a task is made of. Anything else beside it, such as the results of a run, is not looked at."""
 TESTS, SOLUTION, REWARD = "/tests", "/solution", "/logs/verifier"
 USUAL_WORKDIR = "/app"
 HOST_ROOT = "it ran on this host's own programs, and not in the task's image (--host-root)"
@@ -84,7 +86,7 @@ class _Reader:
         self._differs: list[str] = [HOST_ROOT] if host_root else []
 
     def mission(self, *, to_run: bool) -> dict[str, Any]:
-        sha256 = tree_sha256(self._root)
+        sha256 = tree_sha256(self._root, PARTS)
         self._check_files()
         table = tasktable.read(read_text(self._root, TASK), self._note)
         dockerfile = self._dockerfile()
@@ -112,6 +114,7 @@ class _Reader:
             "verify": {
                 "commands": [f"chmod +x {TESTS}/test.sh && exec {TESTS}/test.sh"],
                 "mounts": {TESTS: self._path("tests")},
+                "sha256": {TESTS: tree_sha256(self._root / "tests")},
                 "reward": REWARD,
                 "timeout": table.verifier.timeout,
                 "env": {**table.environment.env, **table.verifier.env},
@@ -121,7 +124,7 @@ class _Reader:
             "solution": self._path("solution") if (self._root / "solution/solve.sh").exists() else None,
             "solution_env": table.solution_env,
         }
-        origin = {"format": "harbor", "path": str(self._root), "sha256": sha256}
+        origin = {"format": "harbor", "name": self._root.resolve().name, "sha256": sha256}
         mission["origin"] = {**origin, "notes": self._notes, "not_comparable": self._differs}
         return {name: value for name, value in mission.items() if value is not None}
 

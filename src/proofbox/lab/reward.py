@@ -65,10 +65,12 @@ def _read(directory: Path, name: str) -> bytes | None:
         return None
     except OSError as error:
         raise _Malformed(f"{name} can't be read: {error.strerror}") from None
-    with open(fd, "rb") as file:
+    try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise _Malformed(f"{name} is no file")
-        data = file.read(LARGEST + 1)
+        data = os.read(fd, LARGEST + 1)
+    finally:
+        os.close(fd)
     if len(data) > LARGEST:
         raise _Malformed(f"{name} is larger than {LARGEST >> 10} KiB")
     return data

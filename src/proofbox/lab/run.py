@@ -42,7 +42,7 @@ CONDUCTOR = "conductor"
 MOST_LOST = 3
 """How often an attempt is tried again because its worker died: one that kills its worker must not go on for ever."""
 PATIENCE = 0.2
-_EXPECTED = ("suite.toml", "environment.json", SCHEDULE, SUMMARY)
+_EXPECTED = ("environment.json", SCHEDULE, SUMMARY)
 
 OnEvent = Callable[[dict[str, Any]], None]
 
@@ -98,8 +98,9 @@ class Conductor:
                 return run_dir
             self._epoch = self._ledger.begin_epoch()
             redactor = redactor_of(self._plan, os.environ)
+            expected = (_source_name(self._plan), *_EXPECTED)
             bundle = BundleWriter(
-                self._out, run_id=self._run_id, expected=_EXPECTED, redactor=redactor, clock=self._clock
+                self._out, run_id=self._run_id, expected=expected, redactor=redactor, clock=self._clock
             )
             if run_dir.exists():
                 bundle = bundle.taking_over()
@@ -256,8 +257,9 @@ class Conductor:
     def _write(self, bundle: BundleWriter) -> None:
         attempts = self._ledger.attempts()
         suite = self._plan.suite()
-        name = "suite.json" if self._plan.suite_json else "suite.toml"
-        bundle.write_bytes(name, self._plan.suite_source.encode(), schema_version="proofbox.suite/1")
+        bundle.write_bytes(
+            _source_name(self._plan), self._plan.suite_source.encode(), schema_version="proofbox.suite/1"
+        )
         bundle.write_json(
             "environment.json",
             {
@@ -283,6 +285,10 @@ class Conductor:
         bundle.write_json(SUMMARY, summary)
         if summary["status"] != "ok":
             bundle.mark_partial("some attempts failed for reasons of the machinery")
+
+
+def _source_name(plan: Plan) -> str:
+    return "suite.json" if plan.suite_json else "suite.toml"
 
 
 def _source(suite: Suite, mission: Mission) -> Source:

@@ -66,6 +66,8 @@ class Verify(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     timeout: Seconds = 300.0
     mounts: dict[GuestPath, str] = {}
     """Places in the verifier's box, and the files or directories of which it has a copy there."""
+    sha256: dict[GuestPath, str] = {}
+    """Of directories among them the digest by `tasktree.py`: changed since, they are not used."""
     env: dict[str, str] = {}
     """Variables of its commands."""
     reward: GuestPath | None = None
@@ -137,9 +139,9 @@ class Origin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """Where a mission comes from that was written for another system, and how running it here differs."""
 
     format: Literal["harbor"]
-    path: str
+    name: str
     sha256: str
-    """Of every file of it, as `harbor.py` reckons it."""
+    """Of every file of it, by `tasktree.py`."""
     notes: tuple[str, ...] = ()
     """What of it was left out or is done another way."""
     not_comparable: tuple[str, ...] = ()

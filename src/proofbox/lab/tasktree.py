@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from proofbox.core.digest import sha256_file
@@ -20,14 +20,14 @@ MOST_BYTES = 8 << 30
 LARGEST_TEXT = 1 << 20
 
 
-def tree_sha256(root: Path) -> str:
+def tree_sha256(root: Path, parts: Collection[str] | None = None) -> str:
     """A digest of every path below `root`, its kind, its content and whether it can be executed.
 
-    Raises `SuiteInvalid` for what leads out, is no file, or is too much.
+    With `parts` only of these names in it. Raises `SuiteInvalid` for what leads out, is no file, or is too much.
     """
     whole = hashlib.sha256()
     size = 0
-    for number, (path, info) in enumerate(_entries(root)):
+    for number, (path, info) in enumerate(_entries(root, parts)):
         relative = os.fsencode(path.relative_to(root))
         if number >= MOST_ENTRIES:
             raise _refused(root, f"it has more than {MOST_ENTRIES} files")
@@ -64,7 +64,7 @@ def read_text(root: Path, name: str) -> str:
         raise _refused(root, f"{name} is not UTF-8: byte {error.start}") from None
 
 
-def _entries(root: Path) -> Iterator[tuple[Path, os.stat_result]]:
+def _entries(root: Path, parts: Collection[str] | None) -> Iterator[tuple[Path, os.stat_result]]:
     """Everything below, in an order of its own, without following any link."""
     waiting = [root]
     while waiting:
@@ -73,6 +73,8 @@ def _entries(root: Path) -> Iterator[tuple[Path, os.stat_result]]:
             found = sorted(os.scandir(folder), key=lambda entry: os.fsencode(entry.name))
         except OSError as error:
             raise _refused(root, f"{folder.relative_to(root)} can't be read: {error.strerror}") from None
+        if folder == root and parts is not None:
+            found = [entry for entry in found if entry.name in parts]
         for entry in found:
             yield Path(entry.path), entry.stat(follow_symlinks=False)
         waiting += [Path(entry.path) for entry in reversed(found) if entry.is_dir(follow_symlinks=False)]

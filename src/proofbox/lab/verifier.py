@@ -22,9 +22,11 @@ import msgspec
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.core.digest import sha256_hex
 from proofbox.core.text import preview
+from proofbox.errors import SuiteInvalid
 from proofbox.lab.overlaying import Overlaid
 from proofbox.lab.reward import Reward, read_reward
 from proofbox.lab.spec import Command, Verify
+from proofbox.lab.tasktree import tree_sha256
 from proofbox.sandbox.contract import ExecResult, Mount
 from proofbox.sandbox.inside import PolicyOptions
 from proofbox.sandbox.service import Sandboxes, Session
@@ -122,6 +124,12 @@ def lay_beside(verify: Verify, base: Path, dest: Path) -> dict[str, Path]:
     dest.mkdir()
     for place, path in verify.mounts.items():
         Overlaid(dest).put(beside[place].name, base / path)
+        if place in verify.sha256 and tree_sha256(beside[place]) != verify.sha256[place]:
+            raise SuiteInvalid(
+                f"{path} is not what it was when the run was planned",
+                op="verify",
+                fix_hints=["put it back and resume the run, or begin another"],
+            )
     if verify.reward is not None:
         beside[verify.reward] = dest / "reward"
         beside[verify.reward].mkdir()
