@@ -58,7 +58,16 @@ def task(
 class Ran:
     """A run of tasks, with what is asked of it."""
 
-    def __init__(self, path: Path, out: Path, strategy: str, *, host_root: bool = True, conducted: bool = True) -> None:
+    def __init__(
+        self,
+        path: Path,
+        out: Path,
+        strategy: str,
+        *,
+        host_root: bool = True,
+        conducted: bool = True,
+        flags: dict[str, str] | None = None,
+    ) -> None:
         suite = read_tasks(path, host_root=host_root, to_run=True)
         self.plan = Plan(
             run_id=IdSource().new_id("run"),
@@ -69,6 +78,7 @@ class Ran:
             chain=strategy,
             chain_origin="flag",
             concurrency=2,
+            flags=flags or {},
         )
         self.out = out
         create_run(self.plan, out)

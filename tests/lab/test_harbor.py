@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +124,24 @@ def test_tests_that_changed_since_the_run_was_planned_decide_nothing(tmp_path: P
     assert planned.conduct().verdict() == ("none", "SUITE_INVALID", "infra_failed")
 
 
+@pytest.fixture
+def model() -> Iterator[str]:
+    argv = [sys.executable, "-m", "proofbox.agents.fakemodel"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+        process.terminate()
+
+
+@pytest.mark.needs("bubblewrap", "codex")
+def test_an_agent_works_where_the_task_says(tmp_path: Path, model: str) -> None:
+    root = task(tmp_path / "t")
+    put(root / "instruction.md", "[[run pwd > where; expr 40 + 2 > /app/answer.txt]] [[say done]]")
+    put(root / "tests/test.sh", PASSES_IF.format(condition="grep -qx 42 answer.txt && grep -qx /app where"))
+    ran = Ran(root, tmp_path / "out", "codex_app_server!", flags={"base_url": model, "model": "fake-model"})
+    assert ran.verdict() == ("passed", None, "completed")
+
+
 # Read
 
 
@@ -205,6 +226,27 @@ def test_everything_that_is_wrong_is_named(tmp_path: Path) -> None:
     assert [each["line"] for each in caught.value.details["problems"]] == [2, 4, 5, 6]
     task(tmp_path / "tasks/worse", toml="[agent\n")
     assert any(each.startswith("worse: ") for each in problems(tmp_path / "tasks"))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(
+            'docker_image = "x/../../containers/json?all=1"',
+            'docker_image = "a b"',
+            'docker_image = ""\nos = "windows"',
+        ),
+        *("cpus = nan", "memory_mb = inf", "gpus = -1", "memory_mb = true", 'env = { "A-B" = "x" }', "env = { A = 1 }"),
+        f"x = {'[' * 20_000}",
+    ],
+)
+def test_a_value_that_means_nothing_is_refused(tmp_path: Path, line: str) -> None:
+    assert problems(task(tmp_path / "t", toml=f"{TOML}{line}\n"))
+
+
+@pytest.mark.parametrize("image", ["a", "example.org:5000/a/b_c--d:1.0-rc", f"a@sha256:{'0' * 64}"])
+def test_an_image_is_taken_by_its_name(tmp_path: Path, image: str) -> None:
+    assert mission_of(task(tmp_path / "t", toml=f'{TOML}docker_image = "{image}"\n'), host_root=False).image == image
 
 
 @pytest.mark.parametrize("missing", ["instruction.md", "tests/test.sh"])

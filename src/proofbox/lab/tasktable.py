@@ -16,6 +16,8 @@ LONGEST = 7 * 86_400.0
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT])(?:i?B)?\s*", re.IGNORECASE)
 _MB = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024 * 1024}
 _TEMPLATE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+# Its name is part of a path in the engine's API.
+_IMAGE = re.compile(r"[A-Za-z0-9]+(?:(?:[._]|__|-+|[:/@])[A-Za-z0-9]+)*")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 Note = Callable[[str], None]
@@ -56,6 +58,8 @@ def read(text: str, note: Note) -> Table:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise invalid("task.toml", [toml_problem(error)]) from None
+    except RecursionError:
+        raise invalid("task.toml", [Problem("task.toml: it is nested too deeply")]) from None
     reader = _Reader(values, key_positions(text), note)
     table = reader.table()
     if reader.problems:
@@ -109,10 +113,13 @@ class _Reader:
             self._lacking.append("it gives its agent MCP servers, which are not started here")
         if (self._get("environment", "os", str) or "linux") != "linux":
             self._wrong(("environment", "os"), "only tasks for Linux are run here")
+        image = self._get("environment", "docker_image", str)
+        if image and not _IMAGE.fullmatch(image):
+            self._wrong(("environment", "docker_image"), f"{image[:60]!r} is no image's name")
         memory = self._positive("environment", "memory_mb") or self._size("memory")
         storage = self._positive("environment", "storage_mb") or self._size("storage")
         return Environment(
-            docker_image=self._get("environment", "docker_image", str) or None,
+            docker_image=image or None,
             workdir=self._get("environment", "workdir", str) or None,
             cpus=self._positive("environment", "cpus"),
             memory_mb=None if memory is None else max(1, round(memory)),
