@@ -52,6 +52,7 @@ FOREIGN = "x86_64" if platform.machine() in ("aarch64", "arm64") else "aarch64"
 PACKAGES = {
     "demo": [
         Package("bubblewrap", ("bwrap",), "the bubblewrap provider"),
+        Package("git", ("git",), "the reference backend"),
     ],
     "check": [],  # the tools that read the sources; Python packages alone
     "test": [

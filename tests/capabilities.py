@@ -19,9 +19,6 @@ from typing import Any, NamedTuple
 
 import private_engine
 
-from proofbox.agents.codex.binary import find_binary
-from proofbox.errors import ProofboxError
-
 ROOT = Path(__file__).resolve().parent.parent
 NOBODY = 65534
 
@@ -151,10 +148,24 @@ def probe_gvisor() -> str:
 
 
 def probe_codex() -> str:
+    # Here, not above: what every test imports must not rest on a room under test.
+    from proofbox.agents.codex.binary import find_binary
+    from proofbox.errors import ProofboxError
+
     try:
         return trial([str(find_binary(os.environ.get("PROOFBOX_TEST_CODEX")).path), "--version"])
     except ProofboxError as error:
         return error.message
+
+
+def probe_git() -> str:
+    """2.38 or newer: the reference backend merges without a working tree."""
+    git = shutil.which("git")
+    if not git:
+        return "no git on the PATH"
+    version = subprocess.run([git, "--version"], capture_output=True, text=True).stdout
+    found = tuple(int(part) for part in version.split()[2].split(".")[:2])
+    return "" if found >= (2, 38) else f"git is {found[0]}.{found[1]}"
 
 
 def probe_debian() -> str:
@@ -170,6 +181,7 @@ CAPABILITIES = {
     "docker": Capability(
         probe_docker, "as root, with dockerd and a static busybox: scripts/setup --test installs them", True
     ),
+    "git": Capability(probe_git, "scripts/setup --test installs it; 2.38 or newer", True),
     "gvisor": Capability(probe_gvisor, "scripts/setup --test installs runsc", True),
     "qemu-user": Capability(probe_qemu_user, "scripts/setup --test installs it", True),
     "root": Capability(probe_root, "run the tests as root", False),

@@ -22,8 +22,12 @@ if TYPE_CHECKING:
     from proofbox.agents.outcome import TrialRequest as TrialRequest
     from proofbox.agents.trial import run_trial as run_trial
     from proofbox.core.redaction import Redactor as Redactor
+    from proofbox.delivery.aclient import AsyncBackendClient as AsyncBackendClient
+    from proofbox.delivery.client import BackendClient as BackendClient
+    from proofbox.delivery.settings import BackendSettings as BackendSettings
     from proofbox.errors import AgentError as AgentError
     from proofbox.errors import BundleError as BundleError
+    from proofbox.errors import DeliveryError as DeliveryError
     from proofbox.errors import PromotionError as PromotionError
     from proofbox.errors import ProofboxError as ProofboxError
     from proofbox.errors import SandboxError as SandboxError
@@ -59,12 +63,16 @@ if TYPE_CHECKING:
 
 _HOME = {
     "AgentError": "errors",
+    "AsyncBackendClient": "delivery.aclient",
     "AsyncSandboxes": "sandbox.aservice",
     "AsyncSession": "sandbox.aservice",
+    "BackendClient": "delivery.client",
+    "BackendSettings": "delivery.settings",
     "Bundle": "evidence.reader",
     "BundleError": "errors",
     "BundleWriter": "evidence.writer",
     "Capabilities": "workspace.capabilities.capabilities",
+    "DeliveryError": "errors",
     "Diagnostic": "sandbox.contract",
     "Event": "sandbox.contract",
     "ExecResult": "sandbox.contract",
@@ -101,12 +109,16 @@ _HOME = {
 
 __all__ = [
     "AgentError",
+    "AsyncBackendClient",
     "AsyncSandboxes",
     "AsyncSession",
+    "BackendClient",
+    "BackendSettings",
     "Bundle",
     "BundleError",
     "BundleWriter",
     "Capabilities",
+    "DeliveryError",
     "Diagnostic",
     "Event",
     "ExecResult",

@@ -4,6 +4,7 @@
     ├── UsageError               PROOFBOX_USAGE              exit 2
     ├── NotFoundError            PROOFBOX_NOT_FOUND          exit 2
     ├── InternalError            PROOFBOX_INTERNAL           exit 4
+    ├── DemoFailed               PROOFBOX_DEMO_FAILED        exit 1
     ├── CorruptError             PROOFBOX_CORRUPT            exit 1
     ├── IoFailed                 PROOFBOX_IO                 exit 4, retryable
     ├── SandboxError             SANDBOX_FAILED              exit 4
@@ -86,17 +87,35 @@
     │   ├── ModelFailed          RUNTIME_MODEL_ERROR         exit 1
     │   ├── RuntimeCrashed       RUNTIME_CRASH               exit 1, retryable
     │   └── TurnInterrupted      RUNTIME_INTERRUPTED         exit 1
-    └── LabError                 ATTEMPT_FAILED              exit 4
-        ├── SuiteInvalid         SUITE_INVALID               exit 1
-        ├── ImageAbsent          SUITE_IMAGE_ABSENT          exit 3
-        ├── SuiteNotPassed       SUITE_NOT_PASSED            exit 1
-        ├── EvidenceIncomplete   ATTEMPT_EVIDENCE_INCOMPLETE exit 1
-        ├── AttemptUnknown       ATTEMPT_UNKNOWN             exit 2
-        ├── RunUnknown           RUN_UNKNOWN                 exit 2
-        ├── RunBusy              RUN_BUSY                    exit 3, retryable
-        ├── SetupFailed          ATTEMPT_SETUP_FAILED        exit 1
-        ├── WorkerLost           ATTEMPT_WORKER_LOST         exit 4, retryable
-        └── LeaseLost            ATTEMPT_LEASE_LOST          exit 4
+    ├── LabError                 ATTEMPT_FAILED              exit 4
+    │   ├── SuiteInvalid         SUITE_INVALID               exit 1
+    │   ├── ImageAbsent          SUITE_IMAGE_ABSENT          exit 3
+    │   ├── SuiteNotPassed       SUITE_NOT_PASSED            exit 1
+    │   ├── EvidenceIncomplete   ATTEMPT_EVIDENCE_INCOMPLETE exit 1
+    │   ├── AttemptUnknown       ATTEMPT_UNKNOWN             exit 2
+    │   ├── RunUnknown           RUN_UNKNOWN                 exit 2
+    │   ├── RunBusy              RUN_BUSY                    exit 4
+    │   ├── SetupFailed          ATTEMPT_SETUP_FAILED        exit 1
+    │   ├── WorkerLost           ATTEMPT_WORKER_LOST         exit 4, retryable
+    │   └── LeaseLost            ATTEMPT_LEASE_LOST          exit 4
+    └── DeliveryError            DELIVERY_FAILED             exit 4
+        ├── SettingsInvalid      DELIVERY_SETTINGS_INVALID   exit 2
+        ├── SourceRefused        DELIVERY_SOURCE_REFUSED     exit 2
+        ├── DeliverySecretFound  DELIVERY_SECRET_FOUND       exit 1
+        ├── DeliveryConflict     DELIVERY_CONFLICT           exit 1
+        ├── DeliveryNotProven    DELIVERY_NOT_PROVEN         exit 1
+        ├── RepositoryFailed     DELIVERY_REPOSITORY_FAILED  exit 4
+        └── BackendError         DELIVERY_BACKEND            exit 4
+            ├── BackendUnauthorized DELIVERY_UNAUTHORIZED       exit 3
+            ├── BackendForbidden DELIVERY_FORBIDDEN          exit 3
+            ├── BackendNotFound  DELIVERY_NOT_FOUND          exit 2
+            ├── BackendConflict  DELIVERY_BACKEND_CONFLICT   exit 1
+            ├── BackendTooLarge  DELIVERY_TOO_LARGE          exit 1
+            ├── BackendRejected  DELIVERY_REJECTED           exit 1
+            ├── BackendRateLimited DELIVERY_RATE_LIMITED       exit 3, retryable
+            ├── BackendFailed    DELIVERY_BACKEND_FAILED     exit 3, retryable
+            ├── BackendUnreachable DELIVERY_UNREACHABLE        exit 3, retryable
+            └── BackendProtocol  DELIVERY_PROTOCOL           exit 4
 
 A class owns its code, its exit code and whether trying again may help. An instance says what happened (`message`),
 during what (`op`), what to do about it (`fix_hints`), and carries facts as data (`details`, JSON-ready), never inside
@@ -164,6 +183,13 @@ class InternalError(ProofboxError):
     """A defect in proofbox. The message names it; the fix is a bug report."""
 
     code = "PROOFBOX_INTERNAL"
+
+
+class DemoFailed(ProofboxError):
+    """A step of the demo did not end as it should."""
+
+    code = "PROOFBOX_DEMO_FAILED"
+    exit_code = 1
 
 
 class CorruptError(ProofboxError):
@@ -802,6 +828,107 @@ class RunBusy(LabError):
     """Another process conducts that run."""
 
     code = "RUN_BUSY"
+
+
+class DeliveryError(ProofboxError):
+    """Anything that goes wrong between a tree of files and a repository or pull request that holds it."""
+
+    code = "DELIVERY_FAILED"
+
+
+class SettingsInvalid(DeliveryError):
+    """The backend's address or key is missing, a placeholder, or not fit for use. Nothing was sent."""
+
+    code = "DELIVERY_SETTINGS_INVALID"
+    exit_code = 2
+
+
+class SourceRefused(DeliveryError):
+    """The source can't be delivered: absent, an archive that is not safe, a name that no repository can hold."""
+
+    code = "DELIVERY_SOURCE_REFUSED"
+    exit_code = 2
+
+
+class DeliverySecretFound(DeliveryError):
+    """A file holds a secret that this process knows. Nothing was sent."""
+
+    code = "DELIVERY_SECRET_FOUND"
+    exit_code = 1
+
+
+class DeliveryConflict(DeliveryError):
+    """The repository has changes of its own where the source differs. `details["conflicts"]` names each."""
+
+    code = "DELIVERY_CONFLICT"
+    exit_code = 1
+
+
+class DeliveryNotProven(DeliveryError):
+    """The evidence does not support this delivery: not promotable, not signed, or of another tree."""
+
+    code = "DELIVERY_NOT_PROVEN"
+    exit_code = 1
+
+
+class RepositoryFailed(DeliveryError):
+    """The reference backend's git did not do what it was asked to."""
+
+    code = "DELIVERY_REPOSITORY_FAILED"
+
+
+class BackendError(DeliveryError):
+    """The backend did not do what it was asked to. `details` has `status`, `attempts` and what it `said`."""
+
+    code = "DELIVERY_BACKEND"
+
+
+class BackendUnauthorized(BackendError):
+    """401: the backend does not know the key."""
+
+    code = "DELIVERY_UNAUTHORIZED"
+    exit_code = 3
+
+
+class BackendForbidden(BackendError):
+    """403: the key is known, and this user may not do that."""
+
+    code = "DELIVERY_FORBIDDEN"
+    exit_code = 3
+
+
+class BackendNotFound(BackendError):
+    """404: the backend does not know an id of the request; `details["ids"]` has them."""
+
+    code = "DELIVERY_NOT_FOUND"
+    exit_code = 2
+
+
+class BackendConflict(BackendError):
+    """409: something else is there already, or the repository has moved."""
+
+    code = "DELIVERY_BACKEND_CONFLICT"
+    exit_code = 1
+
+
+class BackendTooLarge(BackendError):
+    """413: the request is larger than the backend takes."""
+
+    code = "DELIVERY_TOO_LARGE"
+    exit_code = 1
+
+
+class BackendRejected(BackendError):
+    """400 or 422: the backend understood the request and finds it wrong."""
+
+    code = "DELIVERY_REJECTED"
+    exit_code = 1
+
+
+class BackendRateLimited(BackendError):
+    """429: too many requests; `details["retry_after"]` says for how long, where the backend does."""
+
+    code = "DELIVERY_RATE_LIMITED"
     exit_code = 3
     retryable = True
 
@@ -824,6 +951,28 @@ class LeaseLost(LabError):
     """This worker was taken for dead, and its attempt was given to another: what it has counts no more."""
 
     code = "ATTEMPT_LEASE_LOST"
+
+
+class BackendFailed(BackendError):
+    """5xx: the backend failed."""
+
+    code = "DELIVERY_BACKEND_FAILED"
+    exit_code = 3
+    retryable = True
+
+
+class BackendUnreachable(BackendError):
+    """No connection, a connection that broke, or no answer in time."""
+
+    code = "DELIVERY_UNREACHABLE"
+    exit_code = 3
+    retryable = True
+
+
+class BackendProtocol(BackendError):
+    """What answered is not the backend's API: a redirect, an answer that is too large or not what was agreed."""
+
+    code = "DELIVERY_PROTOCOL"
 
 
 def error_classes(root: type[ProofboxError] = ProofboxError) -> Iterator[type[ProofboxError]]:

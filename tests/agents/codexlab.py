@@ -45,7 +45,8 @@ class Lab:
             said.setdefault("binary", os.environ["PROOFBOX_TEST_CODEX"])
         options = {"workspace": self.workspace, "scratch": self.scratch, "provider": "bubblewrap", **options}
         if options.get("sandboxed") is False:
-            options["provider"] = None
+            # A login shell on the host would read the user's own profile, and be killed in the middle of it.
+            options |= {"provider": None, "env": {**options.get("env", {}), "HOME": str(self.workspace.parent)}}
         session = await CodexAppServer().start_session(SessionOptions(settings=said, **options))
         seat = Seat(session)
         try:

@@ -81,7 +81,7 @@ def play(thread, turn):
     if MODE == "burrow":
         os.chdir(os.environ["CODEX_HOME"])
         os.mkdir("closed")
-        for _ in range(3000):
+        for _ in range(1200):
             os.mkdir("d")
             os.chdir("d")
         os.chmod(os.environ["CODEX_HOME"] + "/closed", 0)
@@ -131,6 +131,9 @@ def main():
                 refusals += 1
                 say(id=id, error={"code": -32001, "message": "Server overloaded; retry later."})
                 continue
+            if MODE == "die-asked" and not os.path.exists(os.environ["CODEX_HOME"] + "/died"):
+                open(os.environ["CODEX_HOME"] + "/died", "w").close()
+                os._exit(7)
             if MODE == "unanswered":
                 continue
             turns += 1

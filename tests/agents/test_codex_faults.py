@@ -33,6 +33,7 @@ from proofbox.errors import (
     RuntimeStartFailed,
     RuntimeTimedOut,
     StrategyUnavailable,
+    TransportBroken,
     UsageError,
 )
 
@@ -120,7 +121,7 @@ def test_a_program_that_dies_again_and_again_is_given_up(tmp_path: Path) -> None
                 assert isinstance(result.error, RuntimeCrashed)
                 assert result.error.details["exit_code"] == 7
                 assert "panicked at the disco" in result.error.details["stderr"]
-                assert result.error.details["recovered"] is (number < 4)
+                assert result.error.details["restarting"] is (number < 4)
             with pytest.raises(RuntimeCrashed):
                 await seat.turn("x", thread)
             assert len(seat.session.facts()["recoveries"]) == 4
@@ -131,9 +132,25 @@ def test_a_program_that_dies_again_and_again_is_given_up(tmp_path: Path) -> None
 
 
 @boxed
-def test_a_program_that_hangs_is_killed_when_it_does_not_stop(tmp_path: Path) -> None:
+def test_a_program_that_dies_instead_of_answering_is_a_broken_transport(tmp_path: Path) -> None:
     async def work(lab: Lab) -> None:
-        async with lab.session(fake="hang", request_timeout=3.0) as seat:
+        async with lab.session(fake="die-asked") as seat:
+            thread = await seat.session.start_thread()
+            with pytest.raises(TransportBroken) as caught:
+                await seat.turn("x", thread)
+            assert caught.value.retryable
+            assert not seat.of(TurnEnded)
+            assert (await seat.turn("x", thread)).status == "completed"
+
+    run(tmp_path, work)
+
+
+@boxed
+def test_a_program_that_hangs_is_killed_when_it_does_not_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "INTERRUPT_SECONDS", 0.3)
+
+    async def work(lab: Lab) -> None:
+        async with lab.session(fake="hang") as seat:
             thread = await seat.session.start_thread()
             turn = await seat.session.start_turn(thread, "x")
             began = time.monotonic()
@@ -141,7 +158,7 @@ def test_a_program_that_hangs_is_killed_when_it_does_not_stop(tmp_path: Path) ->
             result = await seat.session.wait_turn(turn)
             assert (result.status, result.error.code if result.error else "") == ("interrupted", "RUNTIME_INTERRUPTED")
             assert time.monotonic() - began < 15
-        async with lab.session(fake="hang", request_timeout=3.0, stall_timeout=0.3) as seat:
+        async with lab.session(fake="hang", stall_timeout=0.3) as seat:
             result = await seat.turn("x")
             assert (result.status, result.error.code if result.error else "") == ("failed", "RUNTIME_STALL")
 

@@ -419,6 +419,18 @@ def test_closing_in_the_middle_of_a_turn(tmp_path: Path) -> None:
     run(tmp_path, work)
 
 
+def test_a_start_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
+    async def work(lab: Lab) -> None:
+        for seconds in (0.0, 0.02, 0.05, 0.1, 0.2, 0.4):
+            with anyio.move_on_after(seconds):
+                async with lab.session() as seat:
+                    await seat.turn("[[run sleep 7654.5]]")
+            assert not list(lab.scratch.iterdir())
+        assert not list(processes("sleep 7654.5"))
+
+    run(tmp_path, work)
+
+
 # ---- the key
 
 HUNT = """

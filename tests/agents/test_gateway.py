@@ -10,7 +10,12 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import ssl
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +23,12 @@ import anyio
 import anyio.abc
 import httpx2
 import pytest
+from anyio.streams.tls import TLSListener
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -244,6 +255,64 @@ def test_a_redirect_is_not_followed_and_an_echo_of_the_key_is_cut_out(tmp_path: 
     anyio.run(main)
 
 
+def certificate(directory: Path) -> tuple[Path, Path]:
+    """A self-signed certificate for 127.0.0.1, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    public, private = directory / "cert.pem", directory / "key.pem"
+    public.write_bytes(made.public_bytes(Encoding.PEM))
+    private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    return public, private
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_the_key_goes_only_to_who_has_a_certificate_that_is_trusted(
+    tmp_path: Path, trusted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    public, private = certificate(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(public, private)
+    if trusted:
+        monkeypatch.setenv("SSL_CERT_FILE", str(public))
+    heard: list[bytes] = []
+
+    async def serve(stream: anyio.abc.ByteStream) -> None:
+        async with stream:
+            heard.append(await stream.receive())
+            await stream.send(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+
+    async def main() -> None:
+        plain = await anyio.create_tcp_listener(local_host="127.0.0.1")
+        port = plain.extra(anyio.abc.SocketAttribute.local_port)
+        listener = TLSListener(plain, context, standard_compatible=False)
+        async with listener, anyio.create_task_group() as tasks:
+            tasks.start_soon(listener.serve, serve)
+            async with laboratory(tmp_path / "gw", f"https://127.0.0.1:{port}/v1") as lab:
+                if trusted:
+                    assert (await lab.client.get("/model/x")).text == "ok"
+                else:
+                    with pytest.raises(httpx2.TransportError):
+                        await lab.client.get("/model/x")
+                assert lab.last.outcome == ("completed" if trusted else "unreachable")
+            tasks.cancel_scope.cancel()
+        assert bool([data for data in heard if KEY.encode() in data]) is trusted
+
+    anyio.run(main)
+
+
 def test_on_loopback_only_who_knows_the_address_gets_through() -> None:
     async def main() -> None:
         model = FakeModel()
@@ -409,6 +478,21 @@ def test_directives_make_answers_in_order(tmp_path: Path) -> None:
     path.write_text("[[rule]]\nwhen = 1\n")
     with pytest.raises(UsageError):
         load_rules(path)
+
+
+def test_the_fake_as_a_program(tmp_path: Path) -> None:
+    rules = tmp_path / "rules.toml"
+    rules.write_text('[[rule]]\nwhen = "greet"\ndo = "[[say good morning]]"\n')
+    argv = [sys.executable, "-m", "proofbox.agents.fakemodel", "--rules", str(rules)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            url = process.stdout.readline().strip()
+            answer = httpx2.post(f"{url}/responses", json={"input": [{"role": "user", "content": "please greet"}]})
+            assert "good morning" in answer.text
+            assert httpx2.get(f"{url}/models").status_code == 404
+        finally:
+            process.terminate()
 
 
 def test_the_fake_goes_on_where_the_tools_left_off(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ import anyio.lowlevel
 import pytest
 from drive import Driven, drive
 
-from proofbox.agents.events import Message, ToolCall, Unrecognized
+from proofbox.agents.contract import SessionOptions
+from proofbox.agents.events import Event, Message, ToolCall, TurnEnded, Unrecognized
 from proofbox.agents.script import FAULTS, read_script
 from proofbox.agents.scripted import ScriptedRuntime
 from proofbox.errors import RuntimeCrashed, UsageError
@@ -150,3 +151,25 @@ def test_interrupted_while_its_box_starts(tmp_path: Path) -> None:
 
     steps = [{"tool": "run_command", "args": {"command": "sleep 300"}}]
     drive(ScriptedRuntime(), tmp_path, {"script": {"step": steps}}, work)
+
+
+def test_a_loop_that_ends_under_a_turn_makes_no_success_of_it(tmp_path: Path) -> None:
+    """Nobody closed the session: its tasks are cancelled with the loop."""
+    ends: list[TurnEnded] = []
+
+    async def run() -> None:
+        options = SessionOptions(
+            workspace=tmp_path, scratch=tmp_path, settings={"script": {"step": [{"delay": 60}, {"say": "done"}]}}
+        )
+        session = await ScriptedRuntime().start_session(options)
+
+        async def hear(event: Event) -> None:
+            if isinstance(event, TurnEnded):
+                ends.append(event)
+
+        session.add_listener(hear)
+        await session.start_turn(await session.start_thread(), "go")
+        await anyio.lowlevel.checkpoint()
+
+    anyio.run(run)
+    assert [end.status for end in ends] == ["interrupted"]

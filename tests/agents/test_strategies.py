@@ -240,7 +240,7 @@ def test_an_installed_package_brings_its_runtime(tmp_path: Path, monkeypatch: py
     entries = "extra = test_strategies:GOOD.__class__\nscripted = test_strategies:Nothing\nBad-Id = x:y\n"
     (info / "entry_points.txt").write_text(f"[proofbox.runtimes]\n{entries}")
     monkeypatch.syspath_prepend(str(tmp_path))
-    registry = installed()
+    registry = installed.__wrapped__()
     assert "extra" in registry.ids
     assert "Bad-Id" not in registry.ids
     assert Chain(parse_chain("extra", "flag").candidates, "flag")

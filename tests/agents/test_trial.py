@@ -15,6 +15,7 @@ from typing import Any
 import anyio
 import pytest
 
+from proofbox.agents import record, steps
 from proofbox.agents.forking import fork_trial
 from proofbox.agents.outcome import Trial, TrialRequest
 from proofbox.agents.record import bounded, copy_home
@@ -220,6 +221,33 @@ def test_a_step_that_can_t_be_recorded_fails_the_turn(
     assert trial.error is not None
     assert (trial.status, trial.error.code) == ("failed", "RUNTIME_LISTENER_FAILURE")
     assert [call.tool for call in trial.tool_calls] == ["write_file"]  # it was stopped there
+
+
+def test_an_agent_that_floods_its_record_is_stopped(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record, "LARGEST_CHAIN", 1 << 20)
+    flood = 'while :; do echo \'{"type":"reasoning","text":"' + "x" * 4000 + "\"}'; done"
+    flags = {"command": ["sh", "-c", flood], "output": "jsonl"}
+    wanted = TrialRequest(
+        prompt="x", workspace=project, strategies="process", provider="bubblewrap", flags=flags, out=tmp_path / "out"
+    )
+    trial = attempt(wanted)
+    assert trial.error is not None
+    assert (trial.status, trial.error.code) == ("failed", "RUNTIME_LISTENER_FAILURE")
+    assert (tmp_path / "out/events.jsonl").stat().st_size < 4 << 20
+
+
+def test_an_agent_without_end_of_steps_is_stopped(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "MOST_STEPS", 3)
+    trial = attempt(request(project, *[{"claim": {"command": "true"}}] * 6, {"say": "done"}))
+    assert trial.error is not None
+    assert (trial.error.code, len(trial.steps)) == ("RUNTIME_LISTENER_FAILURE", 3)
+
+
+def test_a_prompt_is_text(project: Path) -> None:
+    with pytest.raises(UsageError, match="not text"):
+        attempt(request(project, {"say": "x"}, prompt="\udcff"))
 
 
 def test_a_command_that_could_reach_further_is_an_effect(project: Path, tmp_path: Path) -> None:

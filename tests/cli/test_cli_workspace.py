@@ -44,3 +44,42 @@ def test_back_and_forward_by_the_command_line(tmp_path: Path, capsys: pytest.Cap
     for words in (["log"], ["status"], ["diff"], ["verify"]):
         assert main(["workspace", *words, str(project)]) == 0
     assert "first" in capsys.readouterr().out
+
+
+def said(command: str, project: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    capsys.readouterr()
+    assert main(["workspace", command, str(project)]) == 0
+    return capsys.readouterr().out
+
+
+def test_diff_shows_lines_and_nothing_a_terminal_obeys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "text").write_text("one\ntwo\nthree\n")
+    (tmp_path / "moved").write_text("the same")
+    (tmp_path / "binary").write_bytes(b"\0\1")
+    assert main(["workspace", "init", str(tmp_path)]) == 0
+    assert main(["workspace", "snapshot", str(tmp_path)]) == 0
+    (tmp_path / "text").write_text("one\n\x1b[31mtwo\u202e\nthree")
+    (tmp_path / "moved").rename(tmp_path / "was\nmodified  text")
+    (tmp_path / "binary").write_bytes(b"\0\2\3")
+    (tmp_path / "long").write_text("x" * 5000 + "\n")
+    shown = said("diff", tmp_path, capsys)
+    assert "\x1b" not in shown
+    assert "\u202e" not in shown
+    lines = shown.splitlines()
+    assert "-two" in lines
+    assert "+\\x1b[31mtwo\\u202e" in lines
+    assert "\\ no newline at the end of the file" in lines
+    assert "renamed from moved to was\\nmodified  text" in lines
+    assert "binary or too large to show: 2 bytes, then 3" in lines
+    assert max(map(len, lines)) < 2100
+    status = said("status", tmp_path, capsys).splitlines()
+    assert status.count("modified  text") == 1
+
+
+def test_a_diff_is_bounded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["workspace", "init", str(tmp_path)]) == 0
+    for number in range(6):
+        (tmp_path / f"{number}").write_text("line\n" * 4000)
+    lines = said("diff", tmp_path, capsys).splitlines()
+    assert len(lines) == 10_001
+    assert lines[-1] == "more than 10000 lines, and 3 more paths: --json lists them all"

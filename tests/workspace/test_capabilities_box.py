@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from capabilities import OrdinaryUser
 
+from proofbox.core.clock import ManualClock
 from proofbox.errors import CapabilitiesRefused, CapabilityDenied, PolicyRefused
 from proofbox.workspace.capabilities.capabilities import Capabilities
 from proofbox.workspace.capabilities.compiling import compile_rules
@@ -157,6 +162,25 @@ def test_a_secret_that_appears_later_is_hidden_from_the_next_command(project: Pa
         assert SECRET not in env.run_command("cat late; ps").stdout
 
 
+def test_exact_names_are_looked_at_before_each_command_and_a_costly_walk_now_and_then(project: Path) -> None:
+    class SlowClock(ManualClock):
+        def monotonic(self) -> float:
+            self.advance(1.0)  # every look at it takes a second: a walk is between two
+            return super().monotonic()
+
+    clock = SlowClock()
+    rules = Capabilities(parse('preset = "sandbox"\n[fs]\nread = ["!late"]'))
+    with BoxedEnvironment(project, rules, provider="bubblewrap", clock=clock) as env:
+        env.run_command("true")
+        env.run_command("true")  # the walk that was costly
+        (project / "late").write_text(SECRET)
+        assert env.run_command(["cat", "late"]).exit_code != 0
+        env.run_command("true")
+        (project / "src/.env").write_text(SECRET)
+        clock.advance(60)
+        assert env.run_command(["cat", "src/.env"]).exit_code != 0
+
+
 def test_a_secret_that_is_replaced_stays_hidden(project: Path) -> None:
     """An editor saves by a rename, and with the file it covered goes the cover."""
     with boxed(project, 'preset = "sandbox"\n[fs]\nread = ["!private"]') as env:
@@ -168,6 +192,19 @@ def test_a_secret_that_is_replaced_stays_hidden(project: Path) -> None:
         (project / "private/deep").mkdir(parents=True)
         (project / "private/deep/f").write_text(SECRET)
         assert env.run_command("cat .env conf/.env private/deep/f").stdout == ""
+
+
+def test_a_box_is_replaced_only_when_no_command_runs(project: Path) -> None:
+    with boxed(project, 'preset = "sandbox"\n[fs]\nread = ["!late"]') as env, ThreadPoolExecutor(4) as pool:
+        os.mkfifo(project / "go")
+        first = pool.submit(env.run_command, "echo > begun; cat go; echo first")
+        while not (project / "begun").exists():
+            assert not first.done()
+        (project / "late").write_text(SECRET)
+        others = [pool.submit(env.run_command, "cat late; echo other") for _ in range(3)]
+        (project / "go").write_text("")
+        assert first.result().stdout == "first\n"  # it was not ended for the others' sake
+        assert [each.result().stdout for each in others] == ["other\n"] * 3
 
 
 @pytest.mark.parametrize(
@@ -228,3 +265,33 @@ def test_variables_that_may_not_be_set(project: Path) -> None:
         assert env.run_command("echo $A", env={"A": "1"}).stdout == "1\n"
         with pytest.raises(CapabilityDenied):
             env.run_command("true", env={"LD_PRELOAD": "x"})
+
+
+AS_ANYBODY = """
+import os, sys
+from pathlib import Path
+from proofbox import Workspace, open_toolbox
+project = Path(sys.argv[1])
+(project / "conf").mkdir(parents=True)
+(project / "conf/.env").write_text("the-secret-value")
+Workspace.init(project).close()
+with open_toolbox(project, capabilities="sandbox", provider="bubblewrap") as box:
+    done = box.env.run_command("cat conf/.env; mv conf other; chmod 777 conf/.env; cat conf/.env; echo x > made")
+    box.env.edit_file("made", "x", "y")
+    again = box.env.run_command("cat made; grep -rs secret-value .")
+print(repr(done.stdout), repr(again.stdout), box.workspace.path.joinpath("made").stat().st_uid == os.getuid())
+"""
+
+
+@pytest.mark.needs("unprivileged-user")
+def test_an_ordinary_user_has_the_same(ordinary_user: OrdinaryUser, tmp_path: Path) -> None:
+    place = Path(ordinary_user.env["HOME"]) if ordinary_user.identity else tmp_path
+    done = subprocess.run(
+        [ordinary_user.python, "-c", AS_ANYBODY, str(place / "project")],
+        env=dict(ordinary_user.env),
+        cwd="/",
+        capture_output=True,
+        text=True,
+        **ordinary_user.identity,
+    )
+    assert done.stdout == "'' 'y\\n' True\n", done.stderr

@@ -83,6 +83,7 @@ def test_a_call_goes_through_every_layer(workspace: Workspace, host: HostEnviron
     assert outcome.id == intent.id
     head, *_, first = reversed(workspace.history())
     assert first.message == "before the first change"
+    assert (intent.snapshot_before, outcome.snapshot_before) == ("", first.id)
     assert second.snapshot_before == outcome.snapshot_after != ""
     assert (ended.exit_code, ended.stdout_sha256, ended.duration_ms) == (3, done.stdout_sha256, done.duration_ms)
     assert ended.reach == ("host", "network")
@@ -111,8 +112,11 @@ def test_denials_are_recorded_and_nothing_is_done(workspace: Workspace, host: Ho
         [*_, entry] = log(workspace)
         assert (entry.phase, entry.decision, entry.rule) == ("denied", "deny", rule)
     assert sorted(path.name for path in workspace.path.iterdir()) == ["link", "secret", "src"]
-    with pytest.raises(ToolPathRefused):
-        env.read_file("../x")
+    for path in ("../x", "src/../../x"):
+        with pytest.raises(ToolPathRefused):
+            env.read_file(path)
+    with pytest.raises(FileAbsent):
+        env.read_file("..x")  # a name like any other
     with pytest.raises(PatchRefused):
         env.apply_patch("none")
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,9 @@ from hypothesis import strategies as st
 
 from proofbox import Workspace
 from proofbox.errors import ArgumentsInvalid, CapabilityDenied, FileAbsent, ToolUnknown
-from proofbox.workspace.tools.memory import MemoryEnvironment
+from proofbox.workspace.capabilities.capabilities import Capabilities
+from proofbox.workspace.capabilities.grants import parse
+from proofbox.workspace.tools.memory import MemoryEnvironment, MemoryTree
 from proofbox.workspace.tools.registry import ToolRegistry, create_tool_registry
 from proofbox.workspace.tools.toolbox import open_toolbox
 
@@ -101,6 +106,18 @@ def test_any_arguments_give_an_answer(tool: str, arguments: dict[str, Any]) -> N
     msgspec.json.encode(answer.error)
 
 
+def test_a_machine_that_would_not_is_an_answer_too(registry: ToolRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(MemoryTree, "write", full)
+    registry = create_tool_registry(MemoryEnvironment())
+    answer = registry.answer("write_file", {"path": "a", "content": "x"})
+    assert answer.error is not None
+    assert (answer.error["code"], answer.error["retryable"]) == ("PROOFBOX_IO", True)
+    assert "No space left" in answer.text
+
+
 def test_only_some_of_them() -> None:
     assert set(create_tool_registry(MemoryEnvironment(), only=["read_file"]).tools) == {"read_file"}
 
@@ -129,6 +146,36 @@ def test_a_toolbox_has_it_all(tmp_path: Path) -> None:
             ("read_file", "denied"),
             ("read_file", "denied"),
         ]
+    (project / "link").symlink_to(".env")
     with open_toolbox(project, capabilities="agent", provider="bubblewrap") as box:
+        with pytest.raises(CapabilityDenied):
+            box.env.read_file("link")
+        [*_, intent, outcome] = box.workspace.effects.entries()
+        assert (intent.decision, outcome.decision, outcome.rule) == ("allow", "deny", "fs.read: !**/.env")
         assert "rollback" not in box.registry.tools
         assert "snapshot" in box.registry.tools
+
+
+@pytest.mark.needs("bubblewrap")
+def test_whom_a_command_reached_is_on_the_record(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    Workspace.init(project, track=False).close()
+    script = """
+import socket
+for host in ("127.0.0.1:{port}", "example.org:443"):
+    with socket.create_connection(("127.0.0.1", 3128), 5) as proxy:
+        proxy.sendall(f"CONNECT {{host}} HTTP/1.1\\r\\nHost: {{host}}\\r\\n\\r\\n".encode())
+        print(proxy.recv(100).split()[1].decode())
+"""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        rules = Capabilities(parse(f'preset = "sandbox"\n[network]\nallow = ["127.0.0.1:{port}"]'))
+        with open_toolbox(project, capabilities=rules, provider="bubblewrap") as box:
+            done = box.env.run_command(["python3", "-c", script.format(port=port)])
+            assert done.stdout == "200\n403\n", done.stderr
+            found = [(e.phase, e.target, e.rule) for e in box.workspace.effects.entries() if e.kind == "network"]
+    assert found == [
+        ("outcome", f"127.0.0.1:{port}", f"network: 127.0.0.1:{port}"),
+        ("denied", "example.org:443", "network: nothing allows it"),
+    ]

@@ -131,6 +131,8 @@ def test_literally_every_text_finds_itself(text: str) -> None:
     line = [n for n, each in enumerate(data.split(b"\n"), 1) if text.encode() in each]
     for engine in (best_engine(), PythonEngine()):
         assert engine.lines(compiled, data, 10, 20.0) == line
+    found = search(Search(text, literal=True), TreeSource(MemoryTree({"f": data}), ".", Ignore(())))
+    assert [each.line for each in found.lines] == line
 
 
 @pytest.mark.parametrize(

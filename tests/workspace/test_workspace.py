@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -96,13 +97,13 @@ def test_collection_keeps_what_is_kept(project: Path) -> None:
         assert (project / "a").read_text() == "one"
 
 
-def test_every_flipped_byte_of_the_store_is_found(project: Path) -> None:
+def test_every_flipped_byte_of_the_store_is_found(project: Path, rounds: Callable[[int, int], int]) -> None:
     with Workspace.init(project, track=False) as ws:
         ws.snapshot("first")
         store = state_dir() / "workspaces/stores" / ws._registration.store
     for path in sorted(store.glob("*-1")):
         whole = path.read_bytes()
-        for place in range(len(whole)):
+        for place in range(0, len(whole), rounds(7, 1)):
             path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
             try:
                 with Workspace.open(project, track=False) as ws:

@@ -121,7 +121,8 @@ class AgentSession(Protocol):
     def remove_listener(self, number: int) -> None:
         """Stop doing so. Removing one that is not there is no error."""
 
-    async def start_thread(self) -> str: ...
+    async def start_thread(self, folder: str = "") -> str:
+        """A new conversation; its id. `folder` is the directory of the workspace that it works in."""
 
     async def resume_thread(self, thread: str) -> str:
         """Go on with a thread of an earlier session of the same home."""

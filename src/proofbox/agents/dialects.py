@@ -32,6 +32,8 @@ from proofbox.core.text import preview
 from proofbox.errors import AgentError, AuthFailed, ModelFailed, Overloaded, RateLimited
 
 PAYLOAD_LIMIT = 64 << 10
+ID_LIMIT = 200
+MOST_OPEN = 1000  # calls whose results have not come back
 DIALECTS = ("plain", "jsonl", "codex_exec", "claude_stream")
 DialectName = Literal["plain", "jsonl", "codex_exec", "claude_stream"]
 
@@ -69,7 +71,7 @@ class Dialect:
 
     def _item(self, line: _Json) -> str:
         self._count += 1
-        return _text(line.get("id", f"item-{self._count}"))
+        return _id(line.get("id", f"item-{self._count}"))
 
     def _once(self, event: ToolCall | FileChange | Message | Reasoning) -> list[Event]:
         if event.item in self._told:
@@ -123,7 +125,7 @@ class CodexExec(Dialect):
                 return []
             case "item.started":
                 item = line["item"]
-                return [ItemStarted(session="", item=_text(item["id"]), kind=_text(item["type"]))]
+                return [ItemStarted(session="", item=_id(item["id"]), kind=_text(item["type"]))]
             case "item.completed":
                 return self._completed(line["item"])
             case "turn.completed":
@@ -136,7 +138,7 @@ class CodexExec(Dialect):
         return None
 
     def _completed(self, item: _Json) -> list[Event] | None:
-        id = _text(item["id"])
+        id = _id(item["id"])
         match item["type"]:
             case "agent_message":
                 return self._once(Message(session="", item=id, text=_text(item["text"])))
@@ -196,14 +198,16 @@ class ClaudeStream(Dialect):
         if part["type"] == "thinking":
             return self._once(Reasoning(session="", item=item, text=_text(part["thinking"])))
         if part["type"] == "tool_use":
-            self._open[_text(part["id"])] = part
-            return [ItemStarted(session="", item=part["id"], kind=_text(part["name"]))]
+            if len(self._open) >= MOST_OPEN:
+                raise _Odd
+            self._open[_id(part["id"])] = part
+            return [ItemStarted(session="", item=_id(part["id"]), kind=_text(part["name"]))]
         raise _Odd
 
     def _returned(self, part: _Json) -> list[Event]:
         if not isinstance(part, dict) or part.get("type") != "tool_result":
             return []
-        id = _text(part["tool_use_id"])
+        id = _id(part["tool_use_id"])
         call = self._open.pop(id, None)
         if call is None:
             raise _Odd
@@ -260,6 +264,11 @@ def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise _Odd
     return value
+
+
+def _id(value: Any) -> str:
+    """Ids are remembered, so that a program can't make them as long as it likes."""
+    return preview(_text(value), ID_LIMIT)[0]
 
 
 def _optional(value: Any, kind: type[Any]) -> Any:

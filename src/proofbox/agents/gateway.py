@@ -14,6 +14,7 @@ import contextlib
 import os
 import re
 import secrets
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -147,7 +148,12 @@ class ModelGateway:
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
         async with (
             httpx2.AsyncClient(
-                timeout=timeout, limits=limits, follow_redirects=False, trust_env=False, proxy=self._proxy()
+                timeout=timeout,
+                limits=limits,
+                follow_redirects=False,
+                trust_env=False,  # it would read a .netrc, too
+                proxy=self._proxy(),
+                verify=ssl.create_default_context(),  # what this machine trusts, SSL_CERT_FILE included
             ) as self._client,
             listener,
             anyio.create_task_group() as tasks,

@@ -48,6 +48,8 @@ class HostedSession:
         self.options = options
         self.feed = Feed(self.id, self._clock)
         self._threads: set[str] = set()
+        self.folders: dict[str, str] = {}
+        """Where in the workspace each thread works."""
         self._background = Background()
         self._scopes: dict[str, anyio.CancelScope] = {}
         self._endings: dict[str, Ending] = {}
@@ -66,9 +68,10 @@ class HostedSession:
     def remove_listener(self, number: int) -> None:
         self.feed.remove_listener(number)
 
-    async def start_thread(self) -> str:
+    async def start_thread(self, folder: str = "") -> str:
         self._check_open()
         thread = self._ids.new_id("thread")
+        self.folders[thread] = folder
         return await self._have_thread(thread, ThreadStarted(session=self.id, thread=thread))
 
     async def resume_thread(self, thread: str) -> str:
@@ -166,8 +169,9 @@ class HostedSession:
     async def _run(self, turn: Turn, prompt: str) -> None:
         scope = self._scopes[turn.id] = anyio.CancelScope()
         self._signs[turn.id] = self._clock.monotonic()
-        status: TurnStatus = "completed"
-        failure: AgentError | None = None
+        # What it is unless something says otherwise: an end that nobody gave a word for is no success.
+        status: TurnStatus = "interrupted"
+        failure: AgentError | None = TurnInterrupted("the session ended under the turn", op="turn")
         try:
             if self.options.stall_timeout is not None:
                 self._background.spawn(self._watch, turn, self.options.stall_timeout)
@@ -175,6 +179,7 @@ class HostedSession:
             with scope:
                 if turn.id not in self._endings:
                     await self._play(turn, prompt)
+                    status, failure = "completed", None
         except AgentError as error:
             status, failure = "failed", error
         except ProofboxError as error:
@@ -184,9 +189,10 @@ class HostedSession:
             status, failure = "failed", AgentError(f"{self.runtime} failed: {type(error).__name__}: {error}", op="turn")
         finally:
             with anyio.CancelScope(shield=True):
-                ending = self._endings.get(turn.id) or ("close" if scope.cancel_called else None)
+                ending = self._endings.get(turn.id)
                 if ending is not None:
                     status, failure = _early(ending, self.options.stall_timeout)
+                if status != "completed":
                     await self._kill(turn)
                 await self.feed.end_turn(turn.id, status, failure)
                 self._scopes.pop(turn.id, None)

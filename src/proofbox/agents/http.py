@@ -127,18 +127,18 @@ class _Reader:
     async def watch(self, answering: anyio.CancelScope) -> None:
         """While a request is answered: a client that leaves ends the work for it. What it sends on is kept."""
         with contextlib.suppress(anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
-            raw = self._stream.extra(anyio.abc.SocketAttribute.raw_socket)  # noqa: S610 (no Django here)
-            if raw.family == socket.AF_UNIX:
-                # Looked at, not received: anyio's receive from a unix socket can't be cancelled without a complaint of
-                # asyncio's when data come at that very moment.
-                await anyio.wait_readable(raw)
-                if raw.recv(1, socket.MSG_PEEK):
-                    return
-            else:
-                while len(self._held) <= MAX_HEAD:
-                    self._held += await self._stream.receive()
-                return
+            while len(self._held) <= MAX_HEAD:
+                self._held += await self._receive()
+            return
         answering.cancel()
+
+    async def _receive(self) -> bytes:
+        """What there is. Waited for first: anyio's own waiting on a unix socket can't be cancelled without a complaint
+        of asyncio's when data come, or an end, at that very moment."""
+        raw = self._stream.extra(anyio.abc.SocketAttribute.raw_socket)  # noqa: S610 (no Django here)
+        if raw.family == socket.AF_UNIX:
+            await anyio.wait_readable(raw)
+        return await self._stream.receive()
 
     async def _head(self) -> str:
         with anyio.move_on_after(None) as patience:
@@ -147,7 +147,7 @@ class _Reader:
                     raise BadRequest(431, "the request's head has no end")
                 if self._held:
                     patience.deadline = min(patience.deadline, anyio.current_time() + HEAD_SECONDS)
-                self._held += await self._stream.receive()
+                self._held += await self._receive()
         if patience.cancelled_caught:
             raise BadRequest(408, "the request did not come to an end")
         head, _, self._held = self._held.partition(b"\r\n\r\n")
@@ -158,7 +158,7 @@ class _Reader:
             raise BadRequest(413, "the body is too large")
         pieces, have = [self._held], len(self._held)
         while have < size:
-            piece = await self._stream.receive()
+            piece = await self._receive()
             pieces.append(piece)
             have += len(piece)
         whole = b"".join(pieces)
@@ -183,7 +183,7 @@ class _Reader:
         while b"\r\n" not in self._held:
             if len(self._held) > MAX_HEAD:
                 raise BadRequest(400, "a chunk's head has no end")
-            self._held += await self._stream.receive()
+            self._held += await self._receive()
         line, _, self._held = self._held.partition(b"\r\n")
         return line.decode("latin-1")
 

@@ -3,18 +3,23 @@
 The prompt comes on stdin or as an argument; what the program prints is its answer (`plain`) or one of the JSON dialects
 of `dialects.py`. Its exit code decides how the turn ended, unless it says itself that it failed. A program that is run
 anew each time keeps no thread, so that there is nothing to resume or fork, and nobody to steer.
+
+With a `base_url` the program reaches its model as Codex does: at a loopback address without a key, through the gateway
+outside, which adds the key and records what passes.
 """
 
 from __future__ import annotations
 
 import codecs
+import os
 import shutil
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 import msgspec
 
+from proofbox.agents.boxfacts import box_facts
 from proofbox.agents.contract import Capabilities, RuntimeProbe, SessionOptions
 from proofbox.agents.dialects import DialectName, dialect_named
 from proofbox.agents.events import Delta, Event, Integrity, Message, Notice
@@ -36,7 +41,11 @@ from proofbox.sandbox.aservice import AsyncSandboxes, AsyncSession
 from proofbox.sandbox.contract import ExecResult
 from proofbox.sandbox.inside import PolicyOptions
 
+if TYPE_CHECKING:
+    from proofbox.agents.modelway import WayToModel
+
 PLACE_OF_THE_PROMPT = "{prompt}"
+PLACE_OF_THE_MODEL = "{base_url}"
 LINE_LIMIT = 4 << 20
 
 
@@ -48,6 +57,11 @@ class ProcessSettings(msgspec.Struct, frozen=True):
     output: DialectName = "plain"
     mounts: tuple[str, ...] = ()
     """What the program needs besides the box: HOST:GUEST[:ro|rw]."""
+    base_url: str | None = None
+    """The endpoint of its model. Where the program finds it, in the box, is in OPENAI_BASE_URL, and in its arguments in
+    place of `{base_url}`."""
+    api_key_env: str | None = None
+    """The variable that holds the model's key: in our environment, never in the box."""
     on_host: bool = True
     """The program is one of this machine's, to be found by its PATH. False: the image of the box has it."""
 
@@ -76,6 +90,14 @@ class ProcessRuntime:
                 code=StrategyUnavailable.code,
                 reason=f"{said.command[0]} is not on this machine",
                 fix_hints=("install it", "or set on_host = false, if the image of the box has it"),
+            )
+        if said.base_url is not None and said.api_key_env and not os.environ.get(said.api_key_env):
+            return RuntimeProbe(
+                strategy=self.id,
+                available=False,
+                code=StrategyUnavailable.code,
+                reason=f"the variable {said.api_key_env} holds no key",
+                fix_hints=(f"export {said.api_key_env}=…",),
             )
         return RuntimeProbe(strategy=self.id, available=True, details={"program": found or said.command[0]})
 
@@ -107,34 +129,51 @@ class ProcessSession(HostedSession):
         self._boxes = AsyncSandboxes(options.workspace, clock=self._clock, ids=self._ids)
         self._box: AsyncSession | None = None
         self._running: dict[str, AsyncProcess] = {}
+        self._way: WayToModel | None = None
+        if said.base_url is not None:
+            from proofbox.agents.modelway import WayToModel  # costs an HTTP client, for who has a model
+
+            self._way = WayToModel(said.base_url, said.api_key_env, self)
 
     async def open(self) -> None:
         options = self.options
+        await super().open()
+        try:
+            await self._open_box(options)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _open_box(self, options: SessionOptions) -> None:
         policy: PolicyOptions = {**options.policy}
+        if self._way is not None:
+            self._background.spawn(self._way.keep_open)
+            policy["doors"] = [*(options.policy.get("doors") or ()), *await self._way.doors()]
+            if options.sandboxed and policy.get("network") is None:
+                policy["network"] = "none"
         policy["mounts"] = [*(options.policy.get("mounts") or ()), *self._said.mounts]
         provider = options.provider if options.sandboxed else "off"
         self._box = await self._boxes.start_session(provider=provider, **policy)
-        await super().open()
 
     def facts(self) -> Mapping[str, Any]:
         assert self._box is not None  # noqa: S101 (opened before anyone has it)
         info = self._box.info
         return {
             "transport": "one process a turn",
-            "provider": info.provider,
-            "isolation": info.isolation.value,
-            "network": info.policy.network,
-            "sandboxed": info.isolation.value != "none",
+            **box_facts(info),
             "command": list(self._said.command),
             "output": self._said.output,
+            **(self._way.facts() if self._way is not None else {}),
         }
 
     async def _play(self, turn: Turn, prompt: str) -> None:
         assert self._box is not None  # noqa: S101 (opened before anyone has it)
-        argv = _argv(self._said, prompt)
+        address = self._way.base_url if self._way is not None else ""
+        argv = _argv(self._said, prompt, address)
+        env = {**self.options.env, **({"OPENAI_BASE_URL": address} if address else {})}
         speech = _Speech(self._said.output)
         try:
-            async with open_process(self._box, argv, env=self.options.env) as process:
+            async with open_process(self._box, argv, env=env, cwd=self.folders.get(turn.thread) or None) as process:
                 self._running[turn.id] = process
                 try:
                     result = await self._converse(turn, process, prompt, speech)
@@ -170,6 +209,8 @@ class ProcessSession(HostedSession):
 
     async def _release(self) -> None:
         await self._boxes.close()
+        if self._way is not None:
+            self._way.close()
 
 
 class _Speech:
@@ -249,12 +290,13 @@ async def _quietly(work: Any) -> None:
         return
 
 
-def _argv(said: ProcessSettings, prompt: str) -> list[str]:
+def _argv(said: ProcessSettings, prompt: str, address: str) -> list[str]:
+    command = [word.replace(PLACE_OF_THE_MODEL, address) if address else word for word in said.command]
     if said.prompt == "stdin":
-        return list(said.command)
-    if PLACE_OF_THE_PROMPT in said.command:
-        return [prompt if word == PLACE_OF_THE_PROMPT else word for word in said.command]
-    return [*said.command, prompt]
+        return command
+    if PLACE_OF_THE_PROMPT in command:
+        return [prompt if word == PLACE_OF_THE_PROMPT else word for word in command]
+    return [*command, prompt]
 
 
 def _failure_of(result: ExecResult) -> AgentError | None:

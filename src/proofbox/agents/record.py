@@ -23,9 +23,11 @@ from proofbox.core.atomic import write_document
 from proofbox.core.chain import ChainWriter, verify_chain
 from proofbox.core.redaction import Redactor
 from proofbox.core.text import preview
-from proofbox.errors import CorruptError, NotFoundError, UsageError
+from proofbox.errors import CorruptError, IoFailed, NotFoundError, UsageError
 
 TEXT_LIMIT = 64 << 10
+LARGEST_CHAIN = 1 << 30
+LOOK_EVERY = 256
 _MAX_INTEGER = 2**53 - 1
 _MAX_DEPTH = 64
 T = TypeVar("T", bound=msgspec.Struct)
@@ -47,7 +49,11 @@ class Record:
         self._chains = {name: ChainWriter(self.directory / f"{name}.jsonl", f"{trial}/{name}") for name in CHAINS}
 
     def append(self, chain: str, entry: Mapping[str, Any]) -> None:
-        self._chains[chain].append(self._redactor.redact_json(bounded(dict(entry))))
+        """Raises `IoFailed` when the record is as large as one may be: who floods it is stopped."""
+        writer = self._chains[chain]
+        if writer.count % LOOK_EVERY == LOOK_EVERY - 1 and os.path.getsize(writer.path) > LARGEST_CHAIN:
+            raise IoFailed(f"{chain}.jsonl is over {LARGEST_CHAIN} bytes", op="record")
+        writer.append(self._redactor.redact_json(bounded(dict(entry))))
 
     def ends(self) -> dict[str, ChainEnd]:
         """Close the chains; how long each one is, and its head."""

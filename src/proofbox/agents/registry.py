@@ -10,6 +10,7 @@ import difflib
 import importlib
 import re
 from collections.abc import Callable, Mapping
+from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -57,8 +58,9 @@ class Registry:
             ) from error
 
 
+@cache
 def installed() -> Registry:
-    """The built-in runtimes, and those that installed packages bring."""
+    """The built-in runtimes, and those that installed packages bring: looked for once."""
     loaders: dict[str, Loader] = {
         entry.name: lambda entry=entry: entry.load()()  # type: ignore[misc]  # a default binds it
         for entry in entry_points(group=GROUP)

@@ -14,6 +14,7 @@ import anyio
 import msgspec
 from anyio.to_thread import run_sync
 
+from proofbox.agents.boxfacts import box_facts
 from proofbox.agents.contract import AgentRuntime, Capabilities, RuntimeProbe, SessionOptions
 from proofbox.agents.events import Event, Message, Notice, Reasoning, ThreadStarted, ToolCall, Unrecognized, Usage
 from proofbox.agents.feed import Turn
@@ -48,7 +49,8 @@ class ScriptedSettings(msgspec.Struct, frozen=True):
 class Tools(Protocol):
     """The tools of one thread, and the box that its commands run in."""
 
-    facts: Mapping[str, Any]
+    @property
+    def facts(self) -> Mapping[str, Any]: ...
 
     def call(self, name: str, args: Mapping[str, Any]) -> ToolResult: ...
 
@@ -70,14 +72,10 @@ class BoxedTools:
         self._env = dict(options.env)
         self._environment = SandboxEnvironment(self._session)
         self._registry = create_tool_registry(self._environment)
-        info = self._session.info
-        isolation = info.isolation.value
-        self.facts: Mapping[str, Any] = {
-            "provider": info.provider,
-            "isolation": isolation,
-            "sandboxed": isolation != "none",
-            "network": info.policy.network,
-        }
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return box_facts(self._session.info)
 
     def call(self, name: str, args: Mapping[str, Any]) -> ToolResult:
         if name == "run_command" and self._env:
@@ -145,7 +143,7 @@ class ScriptedSession(HostedSession):
         self._store = ThreadStore(options.home or options.scratch / "home")
         self._kept: dict[str, Thread] = {}
         self._tools: dict[str, Tools] = {}
-        self._facts: dict[str, Any] = {}
+        self._box: Tools | None = None
         self._steered: dict[str, list[str]] = {}
         self._hearing: dict[str, anyio.Event] = {}
         self._items = 0
@@ -153,10 +151,10 @@ class ScriptedSession(HostedSession):
 
     def facts(self) -> Mapping[str, Any]:
         boxed = self.options.sandboxed and self.options.provider != "off"  # until there is a box to ask
-        return {"transport": "embedded", "sandboxed": boxed, **self._facts}
+        return {"transport": "embedded", "sandboxed": boxed, **(self._box.facts if self._box is not None else {})}
 
-    async def start_thread(self) -> str:
-        thread = await super().start_thread()
+    async def start_thread(self, folder: str = "") -> str:
+        thread = await super().start_thread(folder)
         self._keep(Thread(thread))
         return thread
 
@@ -293,8 +291,10 @@ class ScriptedSession(HostedSession):
     async def _tools_of(self, turn: Turn) -> Tools:
         if turn.thread not in self._tools:
             with anyio.CancelScope(shield=True):  # a box that was started must come into somebody's hands
-                tools = self._tools[turn.thread] = await run_sync(self._open_tools, self.options)
-            self._facts = dict(tools.facts)
+                place = self.options.workspace / self.folders.get(turn.thread, "")
+                options = msgspec.structs.replace(self.options, workspace=place)
+                tools = self._tools[turn.thread] = await run_sync(self._open_tools, options)
+            self._box = tools
         return self._tools[turn.thread]
 
     async def _kill(self, turn: Turn) -> None:

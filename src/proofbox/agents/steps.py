@@ -17,10 +17,12 @@ from anyio.to_thread import run_sync
 
 from proofbox.agents.events import Decision, Event, FileChange, ToolCall, TurnEnded
 from proofbox.core.text import preview
+from proofbox.errors import UsageError
 from proofbox.sandbox.contract import Mount
 from proofbox.workspace.workspace import Workspace
 
 PREVIEW = 4096
+MOST_STEPS = 100_000
 
 
 class Decided(msgspec.Struct, frozen=True):
@@ -142,6 +144,8 @@ class StepRecorder:
         return id
 
     def _append(self, event: Event, before: str, after: str, changed: int, **facts: Any) -> None:
+        if len(self.steps) >= MOST_STEPS:
+            raise UsageError(f"a trial has at most {MOST_STEPS} steps", op="record")
         step = Step(
             n=len(self.steps) + 1,
             thread=event.thread,

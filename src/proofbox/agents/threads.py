@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
 import msgspec
 
-from proofbox.core.atomic import write_document
 from proofbox.errors import RuntimeProtocolError, UsageError
 
 SCHEMA = "proofbox.thread/1"
@@ -53,7 +53,11 @@ class ThreadStore:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def save(self, thread: Thread) -> None:
-        write_document(self._directory / f"{thread.id}.json", msgspec.json.encode(thread), mode=0o600)
+        """Whole or not at all, whenever we are killed. Not synced: a thread is the agent's memory, and no evidence."""
+        path = self._directory / f"{thread.id}.json"
+        temporary = path.with_suffix(".tmp")  # a thread has one session at a time
+        temporary.write_bytes(msgspec.json.encode(thread))
+        os.replace(temporary, path)
 
     def load(self, id: str) -> Thread:
         """Raises `UsageError` for one that is not there, `RuntimeProtocolError` for one that can't be read."""

@@ -103,7 +103,11 @@ class Running:
         ids: IdSource | None,
         fork: ForkedFrom | None = None,
     ) -> None:
-        if not request.prompt or len(request.prompt.encode("utf-8", "replace")) > LARGEST_PROMPT:
+        try:
+            size = len(request.prompt.encode())
+        except UnicodeEncodeError:
+            raise UsageError("the prompt is not text: it holds bytes that are no UTF-8", op="trial") from None
+        if not 0 < size <= LARGEST_PROMPT:
             raise UsageError(f"a prompt has from 1 to {LARGEST_PROMPT} bytes", op="trial", fix_hints=["--prompt TEXT"])
         self.request = request
         self.registry = registry or installed()

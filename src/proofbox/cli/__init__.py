@@ -71,6 +71,13 @@ COMMANDS = (
     Command("workspace tools", "tools:tools", "List the tools an agent has here, with their schemas."),
     Command("workspace call", "tools:call", "Call one tool, as an agent would."),
     Command("mcp serve", "mcp:serve_", "Serve a workspace's tools over MCP, on stdin and stdout."),
+    Command("deliver spec", "deliver:spec", "Show what an app is, or write a mission from it."),
+    Command("deliver plan", "deliver:plan", "Show what would be sent, and change nothing."),
+    Command("deliver init", "deliver:init", "Make an app's repository of a tree that is proven."),
+    Command("deliver pr", "deliver:pr", "Propose a tree that is proven as a pull request."),
+    Command("backend serve", "backend:serve_", "Run the reference backend on local bare repositories."),
+    Command("backend spec", "backend:spec", "Keep an app's spec in the reference backend."),
+    Command("demo", "demo:demo", "The whole pipeline in a minute, without a key or a network."),
     Command("contract", "contract:contract", "List every command, schema and code, for programs."),
     Command("completion", "completion:completion", "Print a tab completion script for a shell."),
 )
@@ -85,6 +92,8 @@ GROUPS = {
     "bundle": "Bundles of evidence: look, check, reindex, copy.",
     "promotion": "Packets that say whether a bundle may be relied on.",
     "key": "Keys that sign promotion packets.",
+    "deliver": "From promoted evidence to a repository or a pull request.",
+    "backend": "The reference backend, for local use.",
 }
 
 

@@ -106,6 +106,8 @@ def write_all(bundle: BundleWriter, story: Story, redactor: Redactor) -> None:
         bundle.write_json(name, redactor.redact_json(document))
     if story.infra is not None:
         bundle.mark_partial(f"infra: {story.infra.code}")
+    if story.isolation == "shared":
+        bundle.mark_partial("shared isolation: other attempts could reach this one")
 
 
 def write_torn(bundle: BundleWriter, attempt: Attempt, run_id: str, lost: ProofboxError) -> None:
@@ -214,7 +216,7 @@ def _report(story: Story) -> dict[str, Any]:
         "resources": {
             "requested": msgspec.to_builtins(story.mission.limits),
             "enforced": facts.get("policy"),
-            "observed": facts.get("usage"),
+            "observed": facts.get("observed"),
         },
         "put_back": list(story.checked.put_back),
         "retry_after": story.retry_after,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +25,25 @@ from proofbox.agents.strategies import Chain, Considered, first_usable
 from proofbox.core.clock import Clock, isoformat
 from proofbox.core.ids import IdSource
 from proofbox.core.redaction import Redactor
-from proofbox.errors import AgentError, ContextExceeded, InternalError, ProofboxError, SetupFailed, TurnInterrupted
+from proofbox.errors import (
+    AgentError,
+    CapabilityUnsupported,
+    ContextExceeded,
+    InternalError,
+    ProofboxError,
+    SetupFailed,
+    TurnInterrupted,
+)
 from proofbox.evidence.writer import BundleWriter
 from proofbox.lab import artifacts, pressure
 from proofbox.lab.claims import Feedback, read_feedback
 from proofbox.lab.expectations import Unmet, unmet
 from proofbox.lab.ledger import Attempt, Ended
 from proofbox.lab.reading import Suite
+from proofbox.lab.sharing import SharedSession, Started, only
 from proofbox.lab.spec import Isolation, Mission
 from proofbox.lab.states import Reason, State, States
+from proofbox.lab.template import Templates
 from proofbox.lab.trace import Trace
 from proofbox.lab.verifier import Checked, argv_of, check, lay_beside, lay_out
 from proofbox.sandbox.contract import Mount
@@ -54,8 +65,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     run_dir: Path
     work: Path
     suite: Suite
-    templates: Mapping[str, str]
-    """Of each mission the snapshot that its attempts begin with; the workspace is `work/templates/MISSION`."""
+    templates: Templates
     chain: Chain
     registry: Registry
     settings: Callable[[AgentRuntime], dict[str, Any]]
@@ -64,6 +74,8 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     isolation: Isolation
     clock: Clock
     ids: IdSource
+    shared: SharedSession | None = None
+    """With isolation `shared`: the one session of all attempts."""
 
 
 class Watch:
@@ -127,6 +139,7 @@ class _Trial:
         self._feedback: Feedback = read_feedback("")
         self._unmet: list[Unmet] = []
         self.place = around.work / "attempts" / f"{attempt.id}.e{attempt.epoch}"
+        self._common = around.work / "shared"
 
     def enter(self, state: State) -> None:
         self._states.enter(state)
@@ -159,9 +172,8 @@ class _Trial:
         mission, around = self._mission, self._around
         self.place.mkdir(parents=True)
         (self.place / "scratch").mkdir()
-        template = around.work / "templates" / mission.id
-        with Workspace.open(template, track=False, clock=around.clock) as origin:
-            workspace = origin.fork(around.templates[mission.id], self.place / "workspace", track=True)
+        self._common.mkdir(exist_ok=True)
+        workspace = around.templates.fork(mission.id, self.place / "workspace")
         try:
             if mission.setup:
                 self._set_up()
@@ -219,34 +231,54 @@ class _Trial:
             on_activity=self._watch.on_activity,
         )
         self.enter("running")
-        session = await self._start()
+        shared = self._around.shared
+        if shared is None:
+            session, self._considered = await self._start(self.place / "workspace", self.place / "scratch")
+            folder = ""
+        else:
+            start = partial(self._start, self.place.parent, self._common)
+            session, self._considered = await shared.get(start)
+            folder = f"{self.place.name}/workspace"
+        self._runner = {"runtime": session.runtime, "version": session.version, "session_id": session.id}
+        hearing = 0
         try:
-            session.add_listener(trace)
-            thread = await session.start_thread()
+            if shared is None:
+                hearing = session.add_listener(trace)
+            thread = await session.start_thread(folder)
+            if shared is not None:
+                hearing = session.add_listener(only(thread, trace))
             turn = await session.start_turn(thread, prompt)
             self._runner |= {"thread_id": thread, "turn_id": turn}
             self._result = await self._wait(session, thread, turn)
         finally:
             self.enter("stopping")
             with anyio.CancelScope(shield=True):
-                self._runner |= {"facts": dict(session.facts())}
-                await session.close()
+                session.remove_listener(hearing)
+                self._runner |= {"facts": dict(session.facts()), "shared": shared is not None}
+                if shared is None:
+                    await session.close()
         self._judge_turn(self._result)
 
-    async def _start(self) -> AgentSession:
+    async def _start(self, workspace: Path, scratch: Path) -> Started:
         around, mission = self._around, self._mission
 
         async def start(runtime: AgentRuntime) -> AgentSession:
             settings = around.settings(runtime)
             if runtime.id == "scripted":
+                if around.shared is not None:
+                    raise CapabilityUnsupported(
+                        "scripted plays one script a session, so that its sessions can't be shared",
+                        op="strategy",
+                        fix_hints=["--isolation process"],
+                    )
                 settings = {**settings, "script": {"step": list(mission.script.step)}}
             elif runtime.id == "oracle":
                 solution = "" if mission.solution is None else str(around.suite.base / mission.solution)
                 settings = {**settings, "solution": solution, "env": mission.solution_env}
             self._environment = decide_environment(mission.env, model_keys=_model_keys(settings))
             options = SessionOptions(
-                workspace=self.place / "workspace",
-                scratch=self.place / "scratch",
+                workspace=workspace,
+                scratch=scratch,
                 provider=self._provider,
                 policy=self._policy(),
                 settings=settings,
@@ -255,13 +287,7 @@ class _Trial:
             )
             return await runtime.start_session(options, clock=around.clock, ids=around.ids)
 
-        session, self._considered = await first_usable(around.chain, around.registry, start, settings=around.settings)
-        self._runner = {
-            "runtime": session.runtime,
-            "version": session.version,
-            "session_id": session.id,
-        }
-        return session
+        return await first_usable(around.chain, around.registry, start, settings=around.settings)
 
     async def _wait(self, session: AgentSession, thread: str, turn: str) -> TurnResult:
         """Until the turn ends, its time is up, or somebody stops it. Waiting in a queue was before this."""

@@ -19,10 +19,13 @@ from proofbox.core.redaction import Redactor
 from proofbox.lab.attempt import Surroundings
 from proofbox.lab.ledger import Ledger, Planned
 from proofbox.lab.reading import Suite, parse_suite
+from proofbox.lab.sharing import SharedSession
 from proofbox.lab.spec import Isolation
+from proofbox.lab.template import Templates
 
 PLAN = "plan"
 WORK = ".work"
+TEMPLATES = "templates"
 LEDGER_SUFFIX = ".ledger"
 SHORTEST_SECRET = 8
 """A shorter value of a variable with a secret's name is more likely a word that texts are full of."""
@@ -45,7 +48,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     retries: int = 1
     runtimes: dict[str, dict[str, Any]] = {}
     flags: dict[str, Any] = {}
-    templates: dict[str, str] = {}
 
     def suite(self) -> Suite:
         return parse_suite(self.suite_source, base=Path(self.base), name=self.suite_name, json=self.suite_json)
@@ -79,6 +81,7 @@ def read_plan(ledger: Ledger) -> Plan:
 def surroundings(
     plan: Plan,
     out: Path,
+    owner: str,
     *,
     clock: Clock | None = None,
     ids: IdSource | None = None,
@@ -91,7 +94,7 @@ def surroundings(
         run_dir=out / plan.run_id,
         work=out / WORK / plan.run_id,
         suite=plan.suite(),
-        templates=plan.templates,
+        templates=Templates(out / WORK / plan.run_id / TEMPLATES, owner, clock),
         chain=plan.parsed_chain(),
         registry=installed(),
         settings=plan.runtime_settings(),
@@ -100,6 +103,7 @@ def surroundings(
         isolation=plan.isolation,
         clock=clock,
         ids=ids or IdSource(clock),
+        shared=SharedSession() if plan.isolation == "shared" else None,
     )
 
 

@@ -32,11 +32,11 @@ from proofbox.evidence.schedule import ScheduleLog
 from proofbox.evidence.writer import BundleWriter
 from proofbox.lab import artifacts
 from proofbox.lab.ledger import Attempt, Ended, Ledger, Planned
-from proofbox.lab.plan import PLAN, WORK, Plan, attempts_of, ledger_path, read_plan, redactor_of
+from proofbox.lab.plan import PLAN, TEMPLATES, WORK, Plan, attempts_of, ledger_path, read_plan, redactor_of
 from proofbox.lab.reading import Suite
 from proofbox.lab.spec import Mission
 from proofbox.lab.summary import SUMMARY, summarize
-from proofbox.lab.template import Source, forget_templates, make_template
+from proofbox.lab.template import GIVEN, Source, fill, forget_templates
 
 CONDUCTOR = "conductor"
 MOST_LOST = 3
@@ -51,11 +51,8 @@ def create_run(plan: Plan, out: Path, *, clock: Clock | None = None) -> Path:
     """Plan it: after this it can be resumed from any process. The path of its ledger."""
     suite = plan.suite()
     out.mkdir(parents=True, exist_ok=True)
-    work = out / WORK / plan.run_id / "templates"
-    templates = {}
     for mission in suite.missions:
-        templates[mission.id] = make_template(_source(suite, mission), work / mission.id)
-    plan = msgspec.structs.replace(plan, templates=templates)
+        fill(_source(suite, mission), out / WORK / plan.run_id / TEMPLATES / mission.id / GIVEN)
     about = {PLAN: msgspec.json.encode(plan).decode(), "run_id": plan.run_id}
     path = ledger_path(out, plan.run_id)
     Ledger.create(path, about, attempts_of(plan, suite), clock=clock).close()
@@ -117,7 +114,7 @@ class Conductor:
             bundle.__exit__(None, None, None)
             self._ledger.set_about("committed", "yes")
             work = self._out / WORK / self._run_id
-            forget_templates(work / "templates")
+            forget_templates(work / TEMPLATES)
             shutil.rmtree(work, ignore_errors=True)
         return run_dir
 

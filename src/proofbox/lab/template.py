@@ -6,16 +6,22 @@ import contextlib
 import os
 import shutil
 import tarfile
+import threading
 import zipfile
+from collections import Counter
 from pathlib import Path
 
 import msgspec
 
-from proofbox.errors import SuiteInvalid, WorkspaceError, WorkspaceExists
+from proofbox.core.clock import Clock
+from proofbox.errors import SuiteInvalid, WorkspaceError
 from proofbox.lab.overlaying import Overlaid
 from proofbox.sandbox.imagefiles import copy_from_image
 from proofbox.workspace.workspace import Workspace
 
+GIVEN = "given"
+"""The mission's files as they were when the run was planned."""
+FORKS_OF_A_STORE = 25
 MOST_FILES = 1_000_000
 MOST_BYTES = 64 << 30
 
@@ -31,42 +37,64 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     """Places in it, and what goes there."""
 
 
-def make_template(source: Source, dest: Path) -> str:
-    """A workspace at `dest` with the files of its source, or none; the snapshot that forks start from.
+class Templates:
+    """The templates of one worker. A store opens in a time that grows with what happened in it, so that each holds the
+    attempts of one worker, and not too many of them."""
 
-    Made beside and moved into place: killed in the middle, the next call begins anew.
-    """
-    if not dest.exists():
-        making = dest.with_name(f".{dest.name}.new")
-        shutil.rmtree(making, ignore_errors=True)
-        making.parent.mkdir(parents=True, exist_ok=True)
-        _fill(source, making)
-        os.rename(making, dest)
-    try:
-        workspace = Workspace.init(dest, track=False)
-    except WorkspaceExists:
-        workspace = Workspace.open(dest, track=False)
-    with workspace:
+    def __init__(self, place: Path, owner: str, clock: Clock) -> None:
+        self._place = place
+        self._owner = owner
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._forks: Counter[str] = Counter()
+        self._current: dict[str, tuple[Path, str]] = {}
+
+    def fork(self, mission: str, dest: Path) -> Workspace:
+        """A new workspace with the mission's files, its changes tracked."""
+        template, snapshot = self._template(mission)
+        with Workspace.open(template, track=False, clock=self._clock) as origin:
+            return origin.fork(snapshot, dest, track=True)
+
+    def _template(self, mission: str) -> tuple[Path, str]:
+        with self._lock:
+            number, used = divmod(self._forks[mission], FORKS_OF_A_STORE)
+            self._forks[mission] += 1
+            if not used:
+                given = self._place / mission / GIVEN
+                template = self._place / mission / f"{self._owner}.{number}"
+                self._current[mission] = template, make_template(given, template)
+            return self._current[mission]
+
+
+def make_template(source: Path, dest: Path) -> str:
+    """A workspace at `dest`, which is not there, with the files of `source`; the snapshot that forks start from."""
+    fill(Source(workspace=source), dest)
+    with Workspace.init(dest, track=False) as workspace:
         return workspace.snapshot("as given").id
 
 
 def forget_templates(place: Path) -> None:
     """They are no workspaces any more; their stores hold what attempts left, and stay."""
-    for template in place.iterdir() if place.is_dir() else ():
+    for template in place.glob("*/*") if place.is_dir() else ():
         with contextlib.suppress(WorkspaceError):
             Workspace.open(template, track=False).forget()
 
 
-def _fill(source: Source, dest: Path) -> None:
+def fill(source: Source, dest: Path) -> None:
+    """The files of a source, or none, in a directory that appears whole or not at all."""
+    making = dest.with_name(f".{dest.name}.new")
+    shutil.rmtree(making, ignore_errors=True)
+    making.parent.mkdir(parents=True, exist_ok=True)
     if source.image is not None:
-        copy_from_image(*source.image, dest)
-    _fill_from(source.workspace, dest)
-    over = Overlaid(dest)
+        copy_from_image(*source.image, making)
+    _fill(source.workspace, making)
+    over = Overlaid(making)
     for place, path in source.files:
         over.put(place, path)
+    os.rename(making, dest)
 
 
-def _fill_from(source: Path | None, dest: Path) -> None:
+def _fill(source: Path | None, dest: Path) -> None:
     if source is None:
         dest.mkdir(exist_ok=True)
     elif source.is_dir():

@@ -15,14 +15,12 @@ import msgspec
 from proofbox.agents.events import (
     Delta,
     Event,
-    FileChange,
     Integrity,
     ItemStarted,
     Message,
     RateWindows,
     Retrying,
     ToolCall,
-    TurnEnded,
     TurnStarted,
     Usage,
 )
@@ -67,7 +65,6 @@ class Trace:
         self._steps: BundleLog = bundle.open_log(STEPS)
         self._events: BundleLog = bundle.open_log(EVENTS)
         self._kept: set[str] = set()
-        self._open: set[str] = set()
         self._previous: tuple[str, str] | None = None
         self._same = 0
         self.calls: list[ToolCall] = []
@@ -88,14 +85,10 @@ class Trace:
                 self.turns += 1
                 self._check("turns", self.turns, self._budget.turns)
             case ItemStarted():
-                self._open.add(event.item)
                 self._on_activity(event.kind)
             case ToolCall():
                 self._tool_call(event)
-            case FileChange():
-                self._open.discard(event.item)
             case Message():
-                self._open.discard(event.item)
                 self.messages += 1
             case Usage():
                 self.usage[event.source] = event
@@ -106,8 +99,6 @@ class Trace:
                 self.retries[event.code] += 1
             case Integrity():
                 self.integrity.append(event)
-            case TurnEnded():
-                self._missing(event)
             case _:
                 pass
         await self._recorder(event)
@@ -141,7 +132,6 @@ class Trace:
         return {source: msgspec.to_builtins(event.total) for source, event in sorted(self.usage.items())}
 
     def _tool_call(self, event: ToolCall) -> None:
-        self._open.discard(event.item)
         self.calls.append(event)
         output = self._redactor.redact(event.output).encode("utf-8", "replace")
         self.output_bytes += len(output)
@@ -183,19 +173,6 @@ class Trace:
             self._kept.add(digest)
             self._bundle.write_bytes(f"outputs/{digest}.txt", output)
         return digest
-
-    def _missing(self, event: TurnEnded) -> None:
-        """What began in a turn and never was said to end is a hole in the trace, unless it may still come late."""
-        if self._open and event.status == "completed":
-            names = ", ".join(sorted(self._open)[:5])
-            self.integrity.append(
-                Integrity(
-                    session=event.session,
-                    code="items_never_ended",
-                    message=f"{len(self._open)} items began and never ended: {names}",
-                )
-            )
-        self._open.clear()
 
     def _check(self, name: str, used: int, allowed: int | None) -> None:
         if allowed is not None and used > allowed and self._on_budget is not None:

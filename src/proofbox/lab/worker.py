@@ -72,6 +72,8 @@ class Worker:
                 watch = self._running[attempt.id] = self._watch(attempt)
                 tasks.start_soon(self._run, attempt, watch, place)
             tasks.cancel_scope.cancel()
+        if self._around.shared is not None:
+            await self._around.shared.close()
 
     def _next(self) -> tuple[Attempt, str] | float | None:
         """An attempt to run, with its place at the gate; or how long to wait; or None when all is done."""
@@ -162,7 +164,7 @@ def main(argv: list[str]) -> None:
     plan = read_plan(ledger)
     credential = credential_of(plan)
     limiter = None if credential is None else Limiter(credential, plan.concurrency, clock=clock)
-    around = surroundings(plan, Path(out), clock=clock)
+    around = surroundings(plan, Path(out), name, clock=clock)
     worker = Worker(name, int(epoch), int(slots), ledger, around, limiter, clock)
     anyio.run(worker.work)
 

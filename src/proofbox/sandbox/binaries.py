@@ -1,4 +1,4 @@
-"""Where the two C programs are.
+"""Where the C programs are.
 
 They are built when proofbox is installed; a wheel carries them for both architectures.
 """
@@ -17,7 +17,7 @@ _BIN = Path(__file__).parent / "agent" / "bin"
 
 @functools.cache
 def program(name: str) -> Path:
-    """`boxagent` or `boxlaunch`, for this machine."""
+    """`boxagent`, `boxlaunch` or `treestat`, for this machine."""
     arch = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower(), platform.machine())
     path = _BIN / f"{name}-{arch}"
     if not os.access(path, os.X_OK):

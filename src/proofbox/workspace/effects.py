@@ -43,7 +43,7 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     time: str
     phase: Phase
     kind: str
-    """The tool's name; or `rollback`, `check`, `repair`."""
+    """The tool's name; or `network`, `rollback`, `repair`."""
     target: str = ""
     """The path, or the command as a shell would read it."""
     cwd: str = ""

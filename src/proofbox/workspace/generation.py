@@ -15,6 +15,7 @@ from proofbox.workspace.lookup import Lookup
 
 _LENGTH_BITS = 44
 _UNSORTED = 4096
+_SMALL = 1 << 20
 _LENGTH = (1 << _LENGTH_BITS) - 1
 _HINTS = ("proofbox workspace verify DIR lists what is damaged",)
 
@@ -57,9 +58,19 @@ class Generation:
     def size(self, digest: bytes) -> int:
         return self._place(digest)[1]
 
+    def is_large(self, digest: bytes) -> bool:
+        """Whether it is in a file of its own."""
+        return self._place(digest)[0] == 0
+
     def get(self, digest: bytes) -> bytes:
         """The object's bytes, compared with the digest: what is damaged is never handed out."""
-        return b"".join(self.chunks(digest))
+        offset, length = self._place(digest)
+        if not offset or length > _SMALL:
+            return b"".join(self._checked(digest, offset, length))
+        data = os.pread(self._pack, length, offset)
+        if hashlib.sha256(data).digest() != digest:
+            raise _damaged(digest)
+        return data
 
     def chunks(self, digest: bytes) -> Iterator[bytes]:
         """The object piece by piece; raises at the end when the pieces are not what the digest says."""
@@ -85,7 +96,7 @@ class Generation:
             found.update(chunk)
             yield chunk
         if found.digest() != digest:
-            raise WorkspaceCorrupt(f"object {digest.hex()} is damaged", op="store", fix_hints=_HINTS)
+            raise _damaged(digest)
 
     def _place(self, digest: bytes) -> tuple[int, int]:
         place = self._places.get(digest)
@@ -130,9 +141,14 @@ class Generation:
         os.fdatasync(self._index)
         self.synced = True
 
+    @property
+    def unsorted(self) -> bool:
+        """Whether the table lacks much."""
+        return len(self._places) >= max(_UNSORTED, len(self._lookup) // 4)
+
     def sort(self) -> None:
         """Of what has reached the disk, make a new table when the old one lacks much."""
-        if not self.synced or len(self._places) < max(_UNSORTED, len(self._lookup) // 4):
+        if not self.synced or not self.unsorted:
             return
         fresh = [(digest, place >> _LENGTH_BITS, place & _LENGTH) for digest, place in self._places.items()]
         events = [(digest, place >> _LENGTH_BITS, place & _LENGTH) for digest, place in self._events]
@@ -187,6 +203,10 @@ class Generation:
             ):
                 return place
         return len(batches)
+
+
+def _damaged(digest: bytes) -> WorkspaceCorrupt:
+    return WorkspaceCorrupt(f"object {digest.hex()} is damaged", op="store", fix_hints=_HINTS)
 
 
 def _packed(offset: int, length: int) -> int:

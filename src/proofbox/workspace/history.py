@@ -9,7 +9,7 @@ import msgspec
 from proofbox.errors import SnapshotUnknown, WorkspaceCorrupt
 from proofbox.workspace.model import Snapshot
 from proofbox.workspace.store import Store
-from proofbox.workspace.stored import entries_of, pages_of
+from proofbox.workspace.stored import entries_and_pages
 
 _SHORTEST = 4
 
@@ -74,11 +74,12 @@ def reachable(store: Store, tree: bytes, seen: set[bytes]) -> None:
         each = waiting.pop()
         if each in seen:
             continue
-        for entry in entries_of(store, each).values():
+        entries, pages = entries_and_pages(store, each)
+        for entry in entries.values():
             if entry.kind == "directory":
                 waiting.append(entry.digest)
             elif entry.digest not in seen:
                 store.size(entry.digest)
                 seen.add(entry.digest)
         if each in store:
-            seen.update((each, *pages_of(store, each)))
+            seen.update((each, *pages))

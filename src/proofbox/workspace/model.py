@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import base64
+import os
 from typing import Literal
 
 import msgspec
 
 Kind = Literal["added", "modified", "deleted", "renamed", "mode"]
 Method = Literal["tracked", "scan", "sealed"]
+
+
+def exact(path: str, path_b64: str | None) -> str:
+    """The path that two members of a document mean, as Python gives file names."""
+    return os.fsdecode(base64.b64decode(path_b64)) if path_b64 else path
 
 
 class Left(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -73,6 +80,16 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
     path_b64: str | None = None
     old_path: str | None = None
     old_path_b64: str | None = None
+
+    @property
+    def exact_path(self) -> str:
+        """As Python gives file names: `path`, unless that is only a rendering."""
+        return exact(self.path, self.path_b64)
+
+    @property
+    def exact_old_path(self) -> str:
+        """The same of where it was: of `old_path`, or of `path` where it has not moved."""
+        return self.exact_path if self.old_path is None else exact(self.old_path, self.old_path_b64)
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):

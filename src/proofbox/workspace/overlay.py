@@ -15,15 +15,16 @@ that is written out, `change/upper` what the box has changed. A lock beside it t
 from __future__ import annotations
 
 import fcntl
+import functools
 import hashlib
 import os
 import secrets
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from proofbox.sandbox.contract import Layers
-from proofbox.sandbox.inside import PolicyOptions
 from proofbox.workspace.diff import Difference, differences, tell
 from proofbox.workspace.lower import LowerTrees, remove_tree
 from proofbox.workspace.model import Change
@@ -31,6 +32,9 @@ from proofbox.workspace.restore import write_file
 from proofbox.workspace.store import Store
 from proofbox.workspace.stored import entries_of
 from proofbox.workspace.tree import EMPTY_TREE, Entry
+
+if TYPE_CHECKING:
+    from proofbox.sandbox.inside import PolicyOptions
 
 _OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _OPAQUE = ("trusted.overlay.opaque", "user.overlay.opaque")
@@ -95,39 +99,39 @@ class Overlay:
 def _write_over(store: Store, place: Path, tree: bytes, found: Iterable[Difference]) -> None:
     """A layer that makes another snapshot's files this one's."""
     place.mkdir()
-    modes: dict[str, int] = {}
+    made = {"": Entry(stat.S_IFDIR, tree)}
+    read = functools.lru_cache(maxsize=64)(functools.partial(entries_of, store))
+
+    def make(folder: str) -> None:
+        """A directory of the layer, as it is in `tree`; its mode is set when everything is written."""
+        if folder in made:
+            return
+        parent, _, name = folder.rpartition("/")
+        make(parent)
+        (place / folder).unlink(missing_ok=True)  # the whiteout of a file that was there
+        (place / folder).mkdir()
+        made[folder] = read(made[parent].digest)[name]
+
     gone = "/"
     for path, old, new in found:
         if path.startswith(gone):
             continue  # below a directory that is not there any more
-        folder = _made(store, place, tree, os.path.dirname(path), modes)
+        make(os.path.dirname(path))
         if new is None:
             os.mknod(place / path, stat.S_IFCHR | 0o600, os.makedev(0, 0))  # a whiteout
             gone = path + "/" if old is not None and old.kind == "directory" else "/"
         elif new.kind == "directory":
-            _made(store, place, tree, path, modes)
+            make(path)
         else:
             (place / path).unlink(missing_ok=True)  # the whiteout of a directory that was there
-            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fd = os.open((place / path).parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 write_file(store, fd, os.path.basename(path), new)
             finally:
                 os.close(fd)
-    for path in sorted(modes, reverse=True):
-        os.chmod(place / path, stat.S_IMODE(modes[path]))
-
-
-def _made(store: Store, place: Path, tree: bytes, folder: str, modes: dict[str, int]) -> Path:
-    """A directory of the layer, with the modes that its path has in `tree`, to be set when all is written."""
-    path = ""
-    for part in folder.split("/") if folder else ():
-        entry = entries_of(store, tree)[part]
-        path, tree = (f"{path}/{part}" if path else part), entry.digest
-        if path not in modes:
-            (place / path).unlink(missing_ok=True)  # the whiteout of a file that was there
-            (place / path).mkdir()
-            modes[path] = entry.mode
-    return place / path
+    del made[""]
+    for path in sorted(made, reverse=True):
+        os.chmod(place / path, stat.S_IMODE(made[path].mode))
 
 
 def _differences(store: Store, upper: Path, tree: bytes, folder: str) -> Iterator[Difference]:

@@ -85,14 +85,23 @@ def refuse_own_state(real: str) -> None:
         )
 
 
-def register(registration: Registration) -> None:
-    """Make the directory a workspace. Of two that try, one gets WorkspaceExists."""
+def is_registered(real: str) -> bool:
+    return _place(os.fsencode(real)).exists()
+
+
+def register(registration: Registration, *, replace: bool = False) -> None:
+    """Make the directory a workspace. Of two that try, one gets WorkspaceExists.
+
+    `replace` is for a directory that was not there before: what is registered under its path was another one.
+    """
     path = bytes.fromhex(registration.path_hex)
     home = home_of(registration.id)
     home.mkdir(mode=0o700, parents=True)
     write(home / "workspace.json", registration)
     place = _place(path)
     place.parent.mkdir(mode=0o700, exist_ok=True)
+    if replace:
+        place.unlink(missing_ok=True)
     try:
         create_only(place, registration.id.encode() + b"\n", mode=0o600)
     except FileExistsError:

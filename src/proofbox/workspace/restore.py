@@ -27,7 +27,7 @@ from proofbox.workspace.tree import UNSETTLED, Directory, Entry, Known
 
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_THREADS = 4
+_THREADS = 2
 _FICLONE = 0x40049409
 _FEW = 16
 
@@ -142,54 +142,61 @@ class Restorer:
 
 def write_file(store: Store, fd: int, name: str, entry: Entry, *, sync: bool = False) -> os.stat_result:
     """A new file or link of that name; what the file system says of it."""
-    if entry.kind == "symlink":
+    if stat.S_ISLNK(entry.mode):
         os.symlink(store.get(entry.digest), os.fsencode(name), dir_fd=fd)
         return os.stat(name, dir_fd=fd, follow_symlinks=False)
-    out = os.open(name, _CREATE, 0o600, dir_fd=fd)
+    mode = stat.S_IMODE(entry.mode)
+    out = os.open(name, _CREATE, mode & 0o777, dir_fd=fd)
     try:
         large = store.large_file(entry.digest)
-        if large is not None:
-            if not _cloned(large, out):
-                write_sparse(out, store.chunks(entry.digest))
-        else:
-            view = memoryview(store.get(entry.digest))
-            while view:
-                view = view[os.write(out, view) :]
-        os.fchmod(out, stat.S_IMODE(entry.mode))
+        if large is None:
+            data = store.get(entry.digest)
+            written = os.write(out, data) if data else 0
+            while written < len(data):
+                written += os.write(out, memoryview(data)[written:])
+        elif not _cloned(large, out):
+            write_sparse(out, store.chunks(entry.digest))
+        info = os.fstat(out)
+        if stat.S_IMODE(info.st_mode) != mode:  # the umask's doing, most often
+            os.fchmod(out, mode)
+            info = os.fstat(out)
         if sync:
             os.fsync(out)
-        return os.fstat(out)
+        return info
     finally:
         os.close(out)
 
 
 def write_new(store: Store, root: str, tree: bytes) -> Directory:
     """Write a tree into an empty directory that nobody else knows of. What it then holds."""
-    made: list[tuple[str, Directory]] = []
+    made: list[tuple[str, Directory, dict[str, Entry]]] = []
 
     def directories(path: str, tree: bytes, mode: int) -> Directory:
         directory = Directory(mode=mode, tree_id=tree)
-        made.append((path, directory))
-        for name, entry in entries_of(store, tree).items():
-            if entry.kind == "directory":
+        entries = entries_of(store, tree)
+        made.append((path, directory, entries))
+        for name, entry in entries.items():
+            if stat.S_ISDIR(entry.mode):
                 os.mkdir(os.path.join(path, name), 0o700)
                 directory.dirs[name] = directories(os.path.join(path, name), entry.digest, entry.mode)
         return directory
 
-    def files(job: tuple[str, Directory]) -> None:
-        path, directory = job
+    def files(job: tuple[str, Directory, dict[str, Entry]]) -> None:
+        path, directory, entries = job
         with _opened(path, None) as fd:
-            for name, entry in entries_of(store, directory.tree_id).items():
-                if entry.kind != "directory":
+            for name, entry in entries.items():
+                if not stat.S_ISDIR(entry.mode):
                     info = write_file(store, fd, name, entry)
                     times = (info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino)
                     directory.files[name] = Known(entry.mode, entry.digest, *times)
+        directory.pack()
+        entries.clear()
 
     top = directories(root, tree, 0)
     with ThreadPoolExecutor(_THREADS) as pool:
         for _ in pool.map(files, made):
             pass
-    for path, directory in reversed(made[1:]):
+    for path, directory, _ in reversed(made[1:]):
         os.chmod(path, stat.S_IMODE(directory.mode))
     return top
 

@@ -22,7 +22,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -36,6 +36,7 @@ from proofbox.workspace.tree import PAGED, UNSETTLED, Directory, Known
 DEEPEST = 200
 LARGEST = 16 << 30
 _TRIES = 3
+_TELL_EVERY = 500
 _CHUNK = 1 << 20
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -62,6 +63,8 @@ class Scanner:
         self._began = 0
         self.skipped: dict[str, str] = {}
         self.unstable: dict[str, str] = {}
+        self.on_progress: Callable[[int], None] | None = None
+        self._read = 0
         self._went: dict[int, Directory] = {}
         self._came: list[tuple[str, str]] | None = None
         self.changed = 0
@@ -90,7 +93,7 @@ class Scanner:
     def _begin(self) -> None:
         self._began = _file_clock()
         self.unstable.clear()
-        self.changed = 0
+        self.changed = self._read = 0
 
     def _watch_known(self, root: int, directory: Directory) -> None:
         """Before anything is looked at: what changes after the look is then reported."""
@@ -264,6 +267,9 @@ class Scanner:
         return self._known(stat.S_IFLNK, digest, info)
 
     def _file(self, folder: int, path: str, name: str) -> Known:
+        self._read += 1
+        if self.on_progress is not None and self._read % _TELL_EVERY == 0:
+            self.on_progress(self._read)
         fd = os.open(name, _OPEN_FILE, dir_fd=folder)
         try:
             info = os.fstat(fd)

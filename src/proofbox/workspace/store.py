@@ -33,8 +33,12 @@ class Store:
         self._pending_size = 0
         self._large = LargeObjects(directory)
         self._files = Generation(directory, self._current())
-        with self._appending():
-            pass
+        try:
+            with self._appending():
+                pass
+        except BaseException:
+            self._files.close()
+            raise
 
     @classmethod
     def create(cls, directory: Path) -> Store:
@@ -43,11 +47,14 @@ class Store:
         return cls(directory)
 
     def close(self) -> None:
-        if not self._files.synced:
-            with self._appending():
-                self._files.sync()
-                self._files.sort()
-        self._files.close()
+        try:
+            if not self._files.synced or self._files.unsorted:
+                with self._appending():
+                    if not self._files.synced:
+                        self._files.sync()
+                    self._files.sort()
+        finally:
+            self._files.close()
 
     def __contains__(self, digest: bytes) -> bool:
         return digest in self._files or digest in self._pending
@@ -116,8 +123,7 @@ class Store:
 
     def large_file(self, digest: bytes) -> Path | None:
         """The file that holds an object, if it has one of its own."""
-        path = self._large.path(digest)
-        return path if digest not in self._pending and path.exists() else None
+        return self._large.path(digest) if digest not in self._pending and self._files.is_large(digest) else None
 
     def commit(self, event: bytes, *, sync: bool = False) -> None:
         """Write what was put, and the event that needs it, in one step."""

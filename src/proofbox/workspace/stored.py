@@ -11,18 +11,16 @@ from proofbox.workspace.tree import EMPTY_TREE, PAGE_MODE, Entry, Row, decode_ro
 
 def entries_of(store: Store, tree: bytes) -> dict[str, Entry]:
     """What is in a directory, by name."""
-    return {os.fsdecode(name): Entry(int(mode, 8), digest) for name, mode, digest in rows_of(store, tree)}
+    return entries_and_pages(store, tree)[0]
 
 
-def rows_of(store: Store, tree: bytes) -> list[Row]:
-    rows = _read(store, tree)
-    return rows if not _paged(rows) else [row for _, _, page in rows for row in _page(store, page)]
-
-
-def pages_of(store: Store, tree: bytes) -> list[bytes]:
-    """The objects a directory is written in besides its tree."""
-    rows = _read(store, tree)
-    return [digest for _, _, digest in rows] if _paged(rows) else []
+def entries_and_pages(store: Store, tree: bytes) -> tuple[dict[str, Entry], list[bytes]]:
+    """The same, and the objects that it is written in besides its tree."""
+    rows, pages = _read(store, tree), []
+    if rows and rows[0][1] == PAGE_MODE:
+        pages = [digest for _, _, digest in rows]
+        rows = [row for page in pages for row in _page(store, page)]
+    return {os.fsdecode(name): Entry(int(mode, 8), digest) for name, mode, digest in rows}, pages
 
 
 def differing_rows(store: Store, old: bytes, new: bytes) -> tuple[dict[bytes, Row], dict[bytes, Row]]:
@@ -35,13 +33,9 @@ def differing_rows(store: Store, old: bytes, new: bytes) -> tuple[dict[bytes, Ro
     return {row[0]: row for row in before - after}, {row[0]: row for row in after - before}
 
 
-def _paged(rows: list[Row]) -> bool:
-    return bool(rows) and rows[0][1] == PAGE_MODE
-
-
 def _page(store: Store, digest: bytes) -> list[Row]:
     rows = _read(store, digest)
-    if _paged(rows):
+    if any(mode == PAGE_MODE for _, mode, _ in rows):
         raise WorkspaceCorrupt(f"page {digest.hex()} is no page", op="store")
     return rows
 

@@ -4,27 +4,33 @@ Nothing is read here. What is reported is looked at again by the scanner, one na
 taken as unchanged. So a directory that is swapped for a link while it is looked at can only lead to a needless look:
 the swap changes its parent.
 
-Large trees are shared out between two processes, since two threads would wait for each other. A process that has
-threads can't be forked safely, and does it alone.
+Large trees are asked of `treestat`, a small C program, twice at once; without it, or for few files, Python does it.
 """
 
 from __future__ import annotations
 
-import marshal
+import contextlib
 import os
-import signal
 import stat
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+import struct
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from typing import IO
 
+from proofbox.errors import ProviderUnavailable
+from proofbox.sandbox.binaries import program
 from proofbox.workspace.tree import Directory
 
 Suspects = dict[str, set[str] | None]
 """Names by directory; None where the directory has to be listed anew."""
 
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_WORTH_A_PROCESS = 4000
+_WORTH_A_PROCESS = 2000
+_PROCESSES = 2
+_HEAD = struct.Struct("=IIIIqQ")
+_ANSWER = struct.Struct("=III")
+_LOOK, _LIST = 0, 1
 
 _Job = tuple[str, Directory]
 _Suspect = tuple[str, set[str] | None]
@@ -35,16 +41,16 @@ def suspects(root: int, directory: Directory, *, thorough: bool) -> Suspects:
     jobs = list(directory.walk())
     weights = [each.weight + 3 for _, each in jobs]
     total = sum(weights)
-    if total < _WORTH_A_PROCESS or threading.active_count() > 1 or (os.cpu_count() or 1) < 2:
-        return _together(_look(root, jobs, thorough))
-    half, cut = 0, 0
-    while half < total // 2:
-        half += weights[cut]
-        cut += 1
-    with _elsewhere(root, jobs[cut:], thorough) as answer:
-        here = list(_look(root, jobs[:cut], thorough))
-        there = answer()
-    return _together([*here, *(_look(root, jobs[cut:], thorough) if there is None else there)])
+    found: Iterable[_Suspect] | None = None
+    if total >= _WORTH_A_PROCESS:
+        share, cut = 0, 0
+        while share < total // _PROCESSES:
+            share += weights[cut]
+            cut += 1
+        found = _ask(root, [jobs[:cut], jobs[cut:]])
+    if found is None:
+        found = _look(root, jobs)
+    return _together([*found, *(_listed(root, jobs) if thorough else ())])
 
 
 def _together(found: Iterable[_Suspect]) -> Suspects:
@@ -56,38 +62,27 @@ def _together(found: Iterable[_Suspect]) -> Suspects:
     return together
 
 
-def _look(root: int, jobs: Sequence[_Job], thorough: bool) -> Iterator[_Suspect]:
-    status = os.stat
+def _look(root: int, jobs: Sequence[_Job]) -> Iterator[_Suspect]:
     for path, directory in jobs:
         try:
             fd = os.open(path or ".", _OPEN_DIRECTORY, dir_fd=root)
         except OSError:
-            folder, _, name = path.rpartition("/")
-            yield folder, {name}
+            yield _gone(path)
             continue
         try:
             info = os.fstat(fd)
-            if (
-                info.st_ctime_ns != directory.ctime_ns
-                or info.st_ino != directory.ino
-                or (path and stat.S_IFDIR | stat.S_IMODE(info.st_mode) != directory.mode)
-                or (thorough and _names_differ(fd, directory))
-            ):
+            changed = (info.st_ctime_ns, info.st_ino) != (directory.ctime_ns, directory.ino)
+            if changed or (path and stat.S_IFDIR | stat.S_IMODE(info.st_mode) != directory.mode):
                 yield path, None
                 continue
             look = set()
-            for name, (_, _, size, mtime_ns, ctime_ns, ino) in directory.records():
+            for name, record in directory.records():
                 try:
-                    found = status(name, dir_fd=fd, follow_symlinks=False)
+                    found = os.stat(name, dir_fd=fd, follow_symlinks=False)
                 except OSError:
                     look.add(name)
                     continue
-                if (
-                    found.st_ctime_ns != ctime_ns
-                    or found.st_mtime_ns != mtime_ns
-                    or found.st_ino != ino
-                    or found.st_size != size
-                ):
+                if (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino) != record[2:]:
                     look.add(name)
             if look:
                 yield path, look
@@ -95,38 +90,78 @@ def _look(root: int, jobs: Sequence[_Job], thorough: bool) -> Iterator[_Suspect]
             os.close(fd)
 
 
-def _names_differ(fd: int, directory: Directory) -> bool:
-    return set(os.listdir(fd)) != {name for name, _ in directory.records()} | directory.dirs.keys()
+def _gone(path: str) -> _Suspect:
+    folder, _, name = path.rpartition("/")
+    return folder, {name}
 
 
-@contextmanager
-def _elsewhere(root: int, jobs: Sequence[_Job], thorough: bool) -> Iterator[Callable[[], list[_Suspect] | None]]:
-    """Look in a process of our own. Its answer is None if it died."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
+def _listed(root: int, jobs: Sequence[_Job]) -> Iterator[_Suspect]:
+    for path, directory in jobs:
         try:
-            os.close(reading)
-            data = marshal.dumps(list(_look(root, jobs, thorough)))
-            while data:
-                data = data[os.write(writing, data) :]
-            os._exit(0)
+            fd = os.open(path or ".", _OPEN_DIRECTORY, dir_fd=root)
+        except OSError:
+            yield _gone(path)
+            continue
+        try:
+            if set(os.listdir(fd)) != {name for name, _ in directory.records()} | directory.dirs.keys():
+                yield path, None
         finally:
-            os._exit(1)
-    os.close(writing)
+            os.close(fd)
 
-    def answer() -> list[_Suspect] | None:
-        with open(reading, "rb", closefd=False) as pipe:
-            data = pipe.read()
-        ended = os.waitpid(child, 0)[1]
-        waited.append(ended)
-        return list(marshal.loads(data)) if ended == 0 else None  # noqa: S302 (our own words)
 
-    waited: list[int] = []
+def _ask(root: int, shares: Sequence[Sequence[_Job]]) -> list[_Suspect] | None:
+    """The same as `_look`, by one process a share. None if that can't be."""
     try:
-        yield answer
-    finally:
-        os.close(reading)
-        if not waited:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
+        command = [str(program("treestat")), str(root)]
+    except ProviderUnavailable:
+        return None
+    with contextlib.ExitStack() as stack:
+        asked = []
+        for jobs in shares:
+            questions = stack.enter_context(_unnamed_file())
+            questions.write(b"".join([_question(path, directory) for path, directory in jobs]))
+            questions.flush()
+            try:
+                process = subprocess.Popen(command, stdin=questions, stdout=subprocess.PIPE, pass_fds=[root], env={})
+            except OSError:
+                return None  # too many processes, say
+            asked.append(stack.enter_context(process))
+        found: list[_Suspect] = []
+        for process, jobs in zip(asked, shares, strict=True):
+            data = process.communicate()[0]
+            if process.returncode != 0:
+                return None
+            found += _answers(data, jobs)
+        return found
+
+
+def _unnamed_file() -> IO[bytes]:
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("proofbox-questions"), "w+b")
+    return tempfile.TemporaryFile()
+
+
+def _question(path: str, directory: Directory) -> bytes:
+    names, records = directory.pack()
+    place = (os.fsencode(path) if path else b".") + b"\0"
+    if names:
+        names += b"\0"
+    mode = directory.mode if path else 0
+    head = _HEAD.pack(len(place), len(names), directory.weight, mode, directory.ctime_ns, directory.ino)
+    return b"".join((head, place, names, records))
+
+
+def _answers(data: bytes, jobs: Sequence[_Job]) -> Iterator[_Suspect]:
+    at = 0
+    while at < len(data):
+        number, what, count = _ANSWER.unpack_from(data, at)
+        at += _ANSWER.size
+        path, directory = jobs[number]
+        if what == _LIST:
+            yield path, None
+        elif what == _LOOK:
+            names = [name for name, _ in directory.records()]
+            yield path, {names[each] for each in struct.unpack_from(f"={count}I", data, at)}
+        else:
+            yield _gone(path)
+        at += 4 * count

@@ -15,14 +15,13 @@ one thread at a time.
 
 from __future__ import annotations
 
-import base64
 import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 
@@ -30,8 +29,7 @@ from proofbox.core.atomic import TEMPORARY_PREFIX
 from proofbox.core.clock import Clock, SystemClock, isoformat
 from proofbox.core.ids import IdSource
 from proofbox.core.text import path_fields
-from proofbox.errors import UsageError, WorkspaceChanging, WorkspaceCorrupt, WorkspacePathRefused
-from proofbox.sandbox.service import Session
+from proofbox.errors import UsageError, WorkspaceChanging, WorkspaceCorrupt, WorkspaceExists, WorkspacePathRefused
 from proofbox.workspace import cache, effects, registry
 from proofbox.workspace.diff import changes, differences
 from proofbox.workspace.history import History, reachable
@@ -49,6 +47,7 @@ from proofbox.workspace.model import (
     Snapshot,
     Status,
     Verification,
+    exact,
 )
 from proofbox.workspace.overlay import Overlay
 from proofbox.workspace.registry import Registration, Rollback
@@ -58,6 +57,9 @@ from proofbox.workspace.store import Store
 from proofbox.workspace.tracking import Tracker
 from proofbox.workspace.tree import EMPTY_TREE, Directory
 
+if TYPE_CHECKING:
+    from proofbox.sandbox.service import Session
+
 _TRIES = 3
 NOTHING = Context()
 T = TypeVar("T")
@@ -66,7 +68,14 @@ T = TypeVar("T")
 class Workspace:
     """Made by `init`, `open` and `fork`; close it, or use it in a `with`."""
 
-    def __init__(self, registration: Registration, *, track: bool, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        registration: Registration,
+        *,
+        track: bool,
+        clock: Clock | None = None,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> None:
         self.id = registration.id
         self.path = Path(os.fsdecode(bytes.fromhex(registration.path_hex)))
         self._registration = registration
@@ -76,6 +85,7 @@ class Workspace:
         self._history = History(self._store, self.id)
         self._tracker = Tracker() if track else None
         self._scanner = Scanner(str(self.path), self._store, Ignore(registration.ignore), self._tracker)
+        self._scanner.on_progress = on_progress
         self._directory: Directory | None = None
         self._generation = self._store.generation
         self._looked_from = b""
@@ -109,9 +119,20 @@ class Workspace:
         return cls(new, track=track, clock=clock)
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], *, track: bool = True, clock: Clock | None = None) -> Workspace:
-        """Open a workspace, and finish a rollback that was interrupted. Without `track` every look is a scan."""
-        return cls(registry.registered(registry.real_directory(path)), track=track, clock=clock)
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        track: bool = True,
+        clock: Clock | None = None,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> Workspace:
+        """Open a workspace, and finish a rollback that was interrupted. Without `track` every look is a scan.
+
+        `on_progress` is told now and then how many files a look has read so far.
+        """
+        registration = registry.registered(registry.real_directory(path))
+        return cls(registration, track=track, clock=clock, on_progress=on_progress)
 
     def __enter__(self) -> Workspace:
         return self
@@ -121,9 +142,11 @@ class Workspace:
 
     def close(self) -> None:
         """Stop tracking, and put what is known of the files and all history on the disk."""
-        if self._directory is not None:
-            cache.save(self._home / "cache", self._directory, self._store.position)
-        self._release()
+        try:
+            if self._directory is not None:
+                cache.save(self._home / "cache", self._directory, self._store.position)
+        finally:
+            self._release()
 
     def forget(self) -> None:
         """Close it, and make its directory an ordinary one again. What it recorded stays in the store, for its forks
@@ -133,9 +156,11 @@ class Workspace:
 
     def _release(self) -> None:
         self._directory = None
-        if self._tracker:
-            self._tracker.close()
-        self._store.close()
+        try:
+            if self._tracker:
+                self._tracker.close()
+        finally:
+            self._store.close()
 
     # Looking.
 
@@ -254,6 +279,9 @@ class Workspace:
         if os.path.lexists(path) and (not os.path.isdir(path) or os.listdir(path)):
             raise WorkspacePathRefused(f"{path} is not empty", op="workspace fork", fix_hints=["name a new directory"])
         registry.refuse_own_state(path)
+        existed = os.path.lexists(path)
+        if existed and registry.is_registered(path):
+            raise WorkspaceExists(f"{path} is a workspace already", op="workspace fork")
         with self._store.use():
             source = self._resolve(name)
             making = os.path.join(parent, TEMPORARY_PREFIX + secrets.token_hex(8))
@@ -285,7 +313,7 @@ class Workspace:
                 shutil.rmtree(making, ignore_errors=True)
                 raise
             # Last: killed before this, there is an ordinary directory, and never a workspace without one.
-            registry.register(new)
+            registry.register(new, replace=not existed)
             cache.save(registry.home_of(new.id) / "cache", directory, self._store.position)
         return Workspace(new, track=self._tracker is not None if track is None else track, clock=self._clock)
 
@@ -516,4 +544,4 @@ def _left(found: Mapping[str, str]) -> tuple[Left, ...]:
 
 
 def _paths(left: Iterable[Left]) -> list[str]:
-    return [os.fsdecode(base64.b64decode(each.path_b64)) if each.path_b64 else each.path for each in left]
+    return [exact(each.path, each.path_b64) for each in left]

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import anyio
-import msgspec
 from anyio.to_thread import run_sync
 
 from proofbox.agents.background import Background
+from proofbox.agents.boxfacts import box_facts
 from proofbox.agents.codex.binary import Binary
 from proofbox.agents.codex.hearing import Hearing
 from proofbox.agents.codex.launch import prepare, remove_home, way_to_model
@@ -79,6 +79,7 @@ class CodexSession:
         self._background = Background()
         self._program: Program | None = None
         self._opened = False
+        self._folders: dict[str, str] = {}
         self._starting: set[str] = set()
         self._recoveries: list[dict[str, Any]] = []
         self._changed = anyio.Event()
@@ -105,6 +106,7 @@ class CodexSession:
             "garbage_lines": self._hearing.garbage,
             "recoveries": list(self._recoveries),
             **self._facts,
+            **(box_facts(self._program.box.info) if self._program is not None else {}),
         }
 
     def add_listener(self, listener: Listener) -> int:
@@ -134,9 +136,11 @@ class CodexSession:
         if self._options.stall_timeout is not None:
             self._background.spawn(self._watch, self._options.stall_timeout)
 
-    async def start_thread(self) -> str:
-        result = await self._ask("thread/start", lambda program: self._place(program))
-        return await self._have_thread(result, "start")
+    async def start_thread(self, folder: str = "") -> str:
+        result = await self._ask("thread/start", lambda program: self._place(program, folder))
+        thread = await self._have_thread(result, "start")
+        self._folders[thread] = folder
+        return thread
 
     async def resume_thread(self, thread: str) -> str:
         result = await self._ask("thread/resume", lambda program: self._resuming(program, thread))
@@ -226,12 +230,7 @@ class CodexSession:
         async with running(boxes, launch, handlers) as program:
             self._hearing.life += 1
             self.version = program.version
-            info = program.box.info
-            self._facts |= {"user_agent": program.user_agent, "provider": info.provider}
-            self._facts |= {
-                "isolation": info.isolation.value,
-                "policy": msgspec.to_builtins(program.box._inside.policy, enc_hook=str),
-            }
+            self._facts |= {"user_agent": program.user_agent, **box_facts(program.box.info)}
             self._program = program
             self._wake()
             if self._recoveries:
@@ -250,7 +249,7 @@ class CodexSession:
         if crash is not None:
             self._recoveries.append({"reason": crash.message, "at_turns": len(self.feed.turns_under_way())})
             again = len(self._recoveries) <= MOST_RECOVERIES
-            crash.details |= {"recovered": again, "replayed": False}
+            crash.details |= {"restarting": again, "replayed": False}
             crash.fix_hints = (
                 "the turn may have acted, and is not played again; the thread can go on from here"
                 if again
@@ -291,27 +290,31 @@ class CodexSession:
         """The program, when there is one: while another is being started, wait for it."""
         try:
             with anyio.fail_after(self._options.request_timeout):
-                await self._wait(lambda: self._program is not None or self._over is not None)
+                await self._wait(lambda: self._answers() or self._over is not None)
         except TimeoutError:
             raise RuntimeTimedOut("codex did not come up again in time", op="session") from None
         if self._program is None or self._closing.is_set():
             raise _as_agent(self._over or TurnInterrupted("the session was closed", op="session"))
         return self._program
 
+    def _answers(self) -> bool:
+        """One whose stream has broken is still there for a moment, and of no use."""
+        return self._program is not None and self._program.peer.broken is None
+
     async def _load(self, thread: str) -> None:
         """A thread of an earlier life is resumed before it is used."""
-        if self._hearing.threads[thread] != self._hearing.life or self._program is None:
-            await self._up()
-            if self._hearing.threads[thread] != self._hearing.life:
-                await self._ask("thread/resume", lambda program: self._resuming(program, thread))
-                self._hearing.threads[thread] = self._hearing.life
+        await self._up()
+        if self._hearing.threads[thread] != self._hearing.life:
+            await self._ask("thread/resume", lambda program: self._resuming(program, thread))
+            self._hearing.threads[thread] = self._hearing.life
 
-    def _place(self, program: Program) -> dict[str, Any]:
+    def _place(self, program: Program, folder: str) -> dict[str, Any]:
         policy = self._settings.approval_policy
-        return {"cwd": program.workspace, "approvalPolicy": policy, "sandbox": "danger-full-access"}
+        cwd = f"{program.workspace}/{folder}" if folder else program.workspace
+        return {"cwd": cwd, "approvalPolicy": policy, "sandbox": "danger-full-access"}
 
     def _resuming(self, program: Program, thread: str) -> dict[str, Any]:
-        return {"threadId": thread, "excludeTurns": True, **self._place(program)}
+        return {"threadId": thread, "excludeTurns": True, **self._place(program, self._folders.get(thread, ""))}
 
     async def _have_thread(self, result: Any, origin: str, forked_from: str = "") -> str:
         thread = _member(result, "thread", "id", method=f"thread/{origin}")

@@ -434,7 +434,9 @@ def _prompt(text: str | None, file: Path | None) -> str:
     try:
         if file is not None:
             return file.read_text()
-        return sys.stdin.read() if text == "-" else str(text)
+        if text == "-":
+            return sys.stdin.read() if sys.stdin is not None else ""
+        return str(text)
     except (OSError, UnicodeDecodeError) as error:
         raise NotFoundError(f"the prompt can't be read: {error}", op="runtime") from None
 

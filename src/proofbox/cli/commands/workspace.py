@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from proofbox.cli.commands import flags
-from proofbox.cli.output import Document, columns, show
+from proofbox.cli.output import Document, columns, show, write_json
 from proofbox.core.text import printable
+from proofbox.errors import UsageError
 from proofbox.workspace.model import Change, Collected, Left, Snapshot, Status, Verification
+from proofbox.workspace.unified import Line, unified
 from proofbox.workspace.workspace import Workspace
+
+_COLOURS = {"file": "1", "hunk": "36", "added": "32", "removed": "31", "note": "33"}
+_SHOWN = 20
 
 Directory = Annotated[Path, Parameter(help="The workspace's directory.")]
 SnapshotName = Annotated[str, Parameter(help="An id, its beginning, a name, or HEAD.")]
@@ -96,20 +105,30 @@ def snapshot(
     For example:
       proofbox workspace snapshot project -m "before the refactoring"
     """
-    with Workspace.open(directory, track=False) as workspace:
+    with _opened(directory, json=json) as workspace:
         taken = workspace.snapshot(message, sealed=sealed)
-    show(SnapshotDocument(snapshot=taken), lambda: f"{taken.id} {taken.changed} changed", as_json=json)
+    lines = [f"{taken.id} {taken.changed} changed", *_left("not in it", taken.skipped)]
+    lines += _left("changed while it was read", taken.unstable)
+    show(SnapshotDocument(snapshot=taken), lambda: "\n".join(lines), as_json=json)
     return 0
 
 
-def log(directory: Directory = Path(), /, *, json: flags.Json = False) -> int:
+def log(
+    directory: Directory = Path(),
+    /,
+    *,
+    limit: Annotated[int | None, Parameter(name=["--limit", "-n"], help="Only so many, the latest.")] = None,
+    json: flags.Json = False,
+) -> int:
     """List the history, newest first.
 
     For example:
-      proofbox workspace log project
+      proofbox workspace log project -n 20
     """
+    if limit is not None and limit < 1:
+        raise UsageError(f"a limit of {limit} shows nothing", op="workspace log", fix_hints=["give 1 or more"])
     with Workspace.open(directory, track=False) as workspace:
-        found = tuple(reversed(workspace.history()))
+        found = tuple(reversed(workspace.history()))[:limit]
     show(LogDocument(snapshots=found), lambda: _history(found), as_json=json)
     return 0
 
@@ -120,9 +139,11 @@ def status(directory: Directory = Path(), /, *, json: flags.Json = False) -> int
     For example:
       proofbox workspace status project
     """
-    with Workspace.open(directory, track=False) as workspace:
+    with _opened(directory, json=json) as workspace:
         found = workspace.status()
-    show(StatusDocument(status=found), lambda: _changes(found.changes) or "nothing changed", as_json=json)
+    lines = [f"since {found.head[:12]}:" if found.head else "no snapshot yet"]
+    lines += [_changes(found.changes) or "nothing changed", *_left("in no snapshot", found.skipped)]
+    show(StatusDocument(status=found), lambda: "\n".join(lines), as_json=json)
     return 0
 
 
@@ -134,15 +155,21 @@ def diff(
     *,
     json: flags.Json = False,
 ) -> int:
-    """List what differs between two snapshots, or a snapshot and the files.
+    """Show what differs between two snapshots, or a snapshot and the files: with --json paths, else lines.
 
     For example:
       proofbox workspace diff project
       proofbox workspace diff project 3f2a 91c0
     """
-    with Workspace.open(directory, track=False) as workspace:
-        found = tuple(workspace.diff(a, b))
-    show(DiffDocument(changes=found), lambda: _changes(found) or "no difference", as_json=json)
+    with _opened(directory, json=json) as workspace:
+        if json:
+            write_json(DiffDocument(changes=tuple(workspace.diff(a, b))))
+            return 0
+        lines = workspace.compare(a, b, unified)
+    for text in map(_coloured, lines) if _in_colour() else (line.text for line in lines):
+        print(text)
+    if not lines:
+        print("no difference")
     return 0
 
 
@@ -152,7 +179,7 @@ def rollback(directory: Directory, snapshot_id: SnapshotName, /, *, json: flags.
     For example:
       proofbox workspace rollback project 3f2a
     """
-    with Workspace.open(directory, track=False) as workspace:
+    with _opened(directory, json=json) as workspace:
         done = workspace.rollback(snapshot_id)
     document = RollbackDocument(
         id=done.id,
@@ -163,6 +190,7 @@ def rollback(directory: Directory, snapshot_id: SnapshotName, /, *, json: flags.
         left=done.left,
     )
     lines = [f"{len(done.restored)} restored; back to where you were: {done.before[:12]}", done.warning]
+    lines += _left("left", done.left)
     show(document, lambda: printable("\n".join(line for line in lines if line)), as_json=json)
     return 0
 
@@ -228,11 +256,50 @@ def gc(
     return 0
 
 
+@contextmanager
+def _opened(directory: Path, *, json: bool) -> Iterator[Workspace]:
+    """For one look at all files, with a count of them for whoever waits at a terminal."""
+    told = 0
+
+    def tell(count: int) -> None:
+        nonlocal told
+        told = count
+        print(f"\r{count} files read", end="", file=sys.stderr, flush=True)
+
+    patient = json or sys.stderr is None or not sys.stderr.isatty()
+    try:
+        with Workspace.open(directory, track=False, on_progress=None if patient else tell) as workspace:
+            yield workspace
+    finally:
+        if told:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def _in_colour() -> bool:
+    return sys.stdout is not None and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+def _coloured(line: Line) -> str:
+    colour = _COLOURS.get(line.kind)
+    return f"\x1b[{colour}m{line.text}\x1b[0m" if colour else line.text
+
+
+def _left(what: str, found: tuple[Left, ...]) -> list[str]:
+    lines = [_line(f"{what}: {each.path} ({each.reason})") for each in found[:_SHOWN]]
+    return lines + ([f"and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else [])
+
+
 def _history(found: tuple[Snapshot, ...]) -> str:
     rows = [("SNAPSHOT", "CREATED", "KIND", "CHANGED", "MESSAGE")]
-    rows += [(s.id[:12], s.created_at[:19] + "Z", s.kind, str(s.changed), s.message[:80]) for s in found]
+    rows += [(s.id[:12], s.created_at[:19] + "Z", s.kind, str(s.changed), _line(s.message[:80])) for s in found]
     return columns(rows)
 
 
 def _changes(found: tuple[Change, ...]) -> str:
-    return printable("\n".join(f"{c.kind:<9} {c.path}" + (f" (was {c.old_path})" if c.old_path else "") for c in found))
+    lines = (f"{c.kind:<9} {c.path}" + (f" (was {c.old_path})" if c.old_path else "") for c in found)
+    return "\n".join(map(_line, lines))
+
+
+def _line(text: str) -> str:
+    """A name or message can't pass for a line of ours."""
+    return printable(text).replace("\n", "\\n")

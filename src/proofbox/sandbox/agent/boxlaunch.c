@@ -168,7 +168,7 @@ static void add_layer(char *options, size_t size, const char *before, const char
 }
 
 static void layers(const char *path, char **lower, unsigned count, const char *upper, const char *work) {
-    char options[4096 + 16] = "redirect_dir=off,metacopy=off,index=off";
+    char options[4096 + 16] = "redirect_dir=nofollow,metacopy=off,index=off";
     struct stat owner;
     own_mounts();
     /* What is kept in UPPER is the workload's, as LOWER is through an idmapped mount. UPPER has none: the kernel works there

@@ -70,6 +70,12 @@ def compile_rules(capabilities: Capabilities, root: str) -> BoxRules:
     )
 
 
+def uncovered(capabilities: Capabilities, root: str, rules: BoxRules) -> bool:
+    """Whether something is there now that is denied by its exact name and not hidden: found without a walk."""
+    exact = (glob.subtree if glob.subtree is not None else glob.literal for _, glob in capabilities.read.deny)
+    return any(path and _kind(root, path) is not None and not _within(path, rules.hidden) for path in exact)
+
+
 def needs_walk(capabilities: Capabilities) -> bool:
     """Whether compiling looks at more than a few paths: a deny with wildcards may match anywhere."""
     exact = all(glob.literal is not None or glob.subtree is not None for _, glob in capabilities.read.deny)

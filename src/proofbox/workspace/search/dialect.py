@@ -34,6 +34,7 @@ _SETS: dict[str, _Ranges] = {
     "w": [(0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)],
     "s": [(0x09, 0x09), (0x0B, 0x0D), (0x20, 0x20)],
 }
+_SPECIAL = frozenset(".^$*+?{}[]|()\\")
 _CONTROLS = {"t": "\t", "r": "\r", "f": "\f", "v": "\v"}
 
 
@@ -42,6 +43,8 @@ class Pattern(NamedTuple):
 
     python: str
     rust: str
+    literal: bytes | None = None
+    """What it matches, when that is one text: no engine is needed then."""
 
 
 class _Piece(NamedTuple):
@@ -57,7 +60,9 @@ def compile_pattern(text: str, *, ignore_case: bool = False, literal: bool = Fal
     if not text or len(text) > MAX_LENGTH:
         parser.refuse(f"a pattern has 1 to {MAX_LENGTH} characters")
     piece = parser.literally() if literal else parser.pattern()
-    return Pattern(piece.python, piece.rust)
+    plain = literal or not _SPECIAL.intersection(text)
+    cased = ignore_case and any(sign.isascii() and sign.isalpha() for sign in text)
+    return Pattern(piece.python, piece.rust, text.encode() if plain and not cased else None)
 
 
 class _Parser:

@@ -142,12 +142,24 @@ def _batches(source: Source, paths: Iterator[str]) -> Iterator[_Batch]:
         yield batch
 
 
+def _holding(literal: bytes, text: bytes, most: int) -> Iterator[int]:
+    """The first `most` lines with `literal` in them, counted from 1."""
+    number, at = 1, 0
+    while most > 0 and (begin := text.find(literal, at)) >= 0:
+        number += text.count(b"\n", at, begin)
+        yield number
+        at = text.index(b"\n", begin) + 1
+        number += 1
+        most -= 1
+
+
 def _matching(
     engine: Engine, pattern: Pattern, batch: _Batch, asked: Search, most: int, left: Callable[[], float]
 ) -> Iterator[Line]:
     """All files of the batch as one text: a line's number in it tells the file."""
     text = b"".join(data if data.endswith(b"\n") else data + b"\n" for _, data in batch)
-    numbers = engine.lines(pattern, text, most, left())
+    literal = pattern.literal
+    numbers = engine.lines(pattern, text, most, left()) if literal is None else list(_holding(literal, text, most))
     files = iter(batch)
     path, lines, begin, end = "", [b""], 0, 0
     for number in numbers:

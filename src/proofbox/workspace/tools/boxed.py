@@ -19,10 +19,11 @@ import msgspec
 
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.sandbox.config import Settings, load
+from proofbox.sandbox.contract import OnEvent
 from proofbox.sandbox.paths import resolve_project
 from proofbox.sandbox.service import Sandboxes, Session
 from proofbox.workspace.capabilities.capabilities import Capabilities, CapabilityGuard, require
-from proofbox.workspace.capabilities.compiling import BoxRules, compile_rules, needs_walk
+from proofbox.workspace.capabilities.compiling import BoxRules, compile_rules, needs_walk, uncovered
 from proofbox.workspace.ignore import Ignore
 from proofbox.workspace.search import Engine
 from proofbox.workspace.tools.contract import COMMAND_TIMEOUT, OUTPUT_LIMIT, CommandResult
@@ -30,7 +31,8 @@ from proofbox.workspace.tools.files import FileTools
 from proofbox.workspace.tools.handles import DirectoryTree
 from proofbox.workspace.tools.host import command_argv, command_result
 
-_SHARE = 10  # a walk over all files may take this part of the time
+_CHEAP = 0.05  # seconds that a walk over all files may take before each command
+_SHARE = 10  # one that takes longer may take this part of the time
 
 
 class BoxedEnvironment(FileTools):
@@ -45,6 +47,7 @@ class BoxedEnvironment(FileTools):
         ignore: Ignore | None = None,
         engine: Engine | None = None,
         settings: Settings | None = None,
+        on_event: OnEvent | None = None,
         clock: Clock | None = None,
     ) -> None:
         project = resolve_project(root)
@@ -53,7 +56,7 @@ class BoxedEnvironment(FileTools):
         self.capabilities = capabilities
         self._provider = provider
         self._clock: Clock = clock or SystemClock()
-        self._boxes = Sandboxes(project, settings=msgspec.structs.replace(given, env=forwarded))
+        self._boxes = Sandboxes(project, settings=msgspec.structs.replace(given, env=forwarded), on_event=on_event)
         self._files = DirectoryTree(project, CapabilityGuard(capabilities))
         super().__init__(self._files, ignore=ignore, engine=engine)
         self._turn = threading.Condition()
@@ -88,16 +91,11 @@ class BoxedEnvironment(FileTools):
     @contextmanager
     def _box(self) -> Iterator[Session]:
         with self._turn:
-            if self._session is None or not self._holds(self._session):
-                self._turn.wait_for(lambda: self._running == 0)
-                if self._session is not None:
-                    self._session.stop()
-                    self._session = None
-                # Once more: nothing runs now that could have changed the files since.
-                root = self._files.host
-                self._rules = compile_rules(self.capabilities, root)
-                self._identities = self._rules.identities(root)
-                self._session = self._boxes.start_session(provider=self._provider, **self._rules.options(root))
+            while self._session is None or not self._holds(self._session):
+                if self._running == 0:
+                    self._session = self._started()
+                    break
+                self._turn.wait()
             session = self._session
             self._running += 1
         try:
@@ -107,18 +105,29 @@ class BoxedEnvironment(FileTools):
                 self._running -= 1
                 self._turn.notify_all()
 
+    def _started(self) -> Session:
+        """A box for the files as they are: nothing runs now that could change them meanwhile."""
+        if self._session is not None:
+            self._session.stop()
+            self._session = None
+        root = self._files.host
+        self._rules = compile_rules(self.capabilities, root)
+        self._identities = self._rules.identities(root)
+        return self._boxes.start_session(provider=self._provider, **self._rules.options(root))
+
     def _holds(self, session: Session) -> bool:
         """Whether the box that runs still keeps the rules, for the files as they are now."""
-        root = self._files.host
-        if self._rules is None or session.info.state != "running" or self._rules.identities(root) != self._identities:
+        root, rules = self._files.host, self._rules
+        if rules is None or session.info.state != "running" or rules.identities(root) != self._identities:
             return False
         now = self._clock.monotonic()
-        if needs_walk(self.capabilities) and now < self._walked_at + self._walk_took * _SHARE:
-            return True
-        rules = compile_rules(self.capabilities, root)
+        costly = self._walk_took > _CHEAP and needs_walk(self.capabilities)
+        if costly and now < self._walked_at + self._walk_took * _SHARE:
+            return not uncovered(self.capabilities, root, rules)
+        compiled = compile_rules(self.capabilities, root)
         self._walked_at = self._clock.monotonic()
         self._walk_took = self._walked_at - now
-        return rules == self._rules
+        return compiled == rules
 
     def __enter__(self) -> Self:
         return self

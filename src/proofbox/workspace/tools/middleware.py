@@ -16,7 +16,8 @@ from proofbox.core.clock import Clock, SystemClock
 from proofbox.core.digest import digest_of, sha256_hex
 from proofbox.core.redaction import Redactor
 from proofbox.core.text import printable
-from proofbox.errors import CapabilityDenied, CheckFailed, ProofboxError, ToolNudged, ToolPathRefused
+from proofbox.errors import CapabilityDenied, CheckFailed, ProofboxError, ToolNudged
+from proofbox.sandbox.contract import Event
 from proofbox.workspace.capabilities.capabilities import Capabilities, require
 from proofbox.workspace.capabilities.rules import Decision
 from proofbox.workspace.effects import EffectLog
@@ -24,7 +25,7 @@ from proofbox.workspace.model import RollbackResult
 from proofbox.workspace.tools.contract import CommandResult, ToolEnvironment, ToolResult
 from proofbox.workspace.tools.host import command_argv
 from proofbox.workspace.tools.layers import READING, Below, Call, Layer, Layered, patched_paths
-from proofbox.workspace.tools.paths import split
+from proofbox.workspace.tools.paths import refusal, split
 from proofbox.workspace.tools.tree import Access
 from proofbox.workspace.workspace import Workspace
 
@@ -79,8 +80,8 @@ class CapabilityCheck:
     def _file(self, access: Access, path: str) -> Decision:
         names = split(path, self._root)
         plain = normpath("/".join(names)) if names else "."
-        if plain.startswith(".."):
-            raise ToolPathRefused(f"the path {path[:200]!r} leads outside the workspace", op="path")
+        if plain.split("/")[0] == "..":
+            raise refusal(path, "leads outside the workspace")
         return self._capabilities.file(access, "" if plain == "." else plain)
 
 
@@ -110,13 +111,27 @@ class Recording:
             return result
         finally:
             ended.setdefault("duration_ms", round((self._clock.monotonic() - began) * 1000, 3))
-            ended["snapshot_after"] = call.snapshot_after
+            ended |= {"snapshot_before": call.snapshot_before, "snapshot_after": call.snapshot_after}
             self._log.append(id=id, phase="outcome", kind=call.tool, **ended)
 
     def denied(self, call: Call, decision: Decision) -> None:
         """A call that never got so far as to be an intent."""
         facts = {**_intent(call), "decision": "deny", "rule": decision.rule}
         self._log.append(id=self._log.new_id(), phase="denied", kind=call.tool, **facts)
+
+    def saw(self, event: Event) -> None:
+        """What a box tells (`on_event`): of it, whom its commands reached by the proxy, and whom they could not."""
+        if event.kind != "network" or event.phase not in ("allowed", "denied"):
+            return
+        allowed = event.phase == "allowed"
+        self._log.append(
+            id=self._log.new_id(),
+            phase="outcome" if allowed else "denied",
+            kind="network",
+            target=f"{event.detail.get('host')}:{event.detail.get('port')}",
+            decision="allow" if allowed else "deny",
+            rule=f"network: {event.detail.get('rule') or 'nothing allows it'}",
+        )
 
     def rolled_back(self, back: RollbackResult) -> None:
         note = f"{len(back.restored)} paths restored, {len(back.irreversible_effects)} effects remain"
@@ -141,7 +156,7 @@ class SnapshotOnWrite:
         if not call.writes:
             return below(call)
         if not self.head():
-            self.snapshot("before the first change")
+            call.snapshot_before = self.snapshot("before the first change")
         try:
             return below(call)
         finally:  # also of a change that failed: a command may have got half way

@@ -10,6 +10,7 @@ never raises what proofbox raises on purpose, and has the bounded text that a mo
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Annotated, Any
 
@@ -17,7 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from proofbox.core.text import printable
-from proofbox.errors import ArgumentsInvalid, ProofboxError, ToolUnknown
+from proofbox.errors import ArgumentsInvalid, IoFailed, ProofboxError, ToolUnknown
 from proofbox.workspace.tools import rendering
 from proofbox.workspace.tools.contract import (
     COMMAND_TIMEOUT,
@@ -129,14 +130,21 @@ class ToolRegistry:
         return [{"name": t.name, "description": t.description, "parameters": t.schema} for t in self.tools.values()]
 
     def call(self, name: str, arguments: Mapping[str, Any] | str | bytes) -> ToolResult:
-        """Raises ToolUnknown, ArgumentsInvalid, and what the tool raises."""
+        """Raises ToolUnknown, ArgumentsInvalid, IoFailed when the machine would not, and what the tool raises."""
         tool = self.tools.get(name)
         if tool is None:
             raise ToolUnknown(
                 f"there is no tool {printable(name[:80])!r}", op="call", fix_hints=[f"known: {', '.join(self.tools)}"]
             )
         given = _parsed(tool, arguments)
-        return tool.run(**{field: getattr(given, field) for field in given.__struct_fields__})
+        try:
+            return tool.run(**{field: getattr(given, field) for field in given.__struct_fields__})
+        except OSError as error:
+            raise IoFailed(
+                f"{name}: {error.strerror or type(error).__name__}",
+                op=name,
+                fix_hints=["check that there is room, and that the state directory can be written"],
+            ) from error
 
     def answer(
         self, name: str, arguments: Mapping[str, Any] | str | bytes, limit: int = rendering.TEXT_LIMIT
@@ -177,6 +185,7 @@ def make_tool(
     return Tool(run.__name__, description, _schema(arguments), arguments, run, read_only)
 
 
+@functools.cache
 def _schema(arguments: type[Arguments]) -> dict[str, Any]:
     """As APIs want it: the object itself, without references or titles."""
     (found,), _ = msgspec.json.schema_components([arguments])

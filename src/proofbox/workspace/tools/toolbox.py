@@ -51,9 +51,11 @@ def open_toolbox(
     with ExitStack() as stack:
         workspace = stack.enter_context(Workspace.open(directory, track=track))
         ignore = Ignore(workspace.ignored)
-        env = stack.enter_context(BoxedEnvironment(workspace.path, granted, provider=provider, ignore=ignore))
         history = SnapshotOnWrite(workspace)
         recording = Recording(workspace.effects, history.head)
+        env = stack.enter_context(
+            BoxedEnvironment(workspace.path, granted, provider=provider, ignore=ignore, on_event=recording.saw)
+        )
         layered = Layered(env, workspace_layers(env, history, recording, granted, check=check, nudge=nudge))
         more = history_tools(history, recording, granted)
         yield Toolbox(workspace, granted, layered, create_tool_registry(layered, more=more))

@@ -1,0 +1,101 @@
+"""What attempts cost: scripted agents in boxes, with full evidence, verified, committed.
+
+    scripts/bench lab [--attempts N] [--many N] [--provider P] [--check]
+
+- attempts a second on all cores, a tool call and a verifier in each, and the memory of the processes that run them;
+- the cost of one attempt in a run of few and in a run of many: it must be the same.
+
+With --check the run fails when a figure is past its threshold. `--many 10000` is the full count, and takes minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from proofbox.core.ids import IdSource
+from proofbox.lab.plan import Plan
+from proofbox.lab.run import Conductor, create_run
+
+LEAST_RATE = 25.0
+MOST_MEMORY_MB = 200
+FLAT = 1.3
+SUITE = """
+[suite]
+id = "bench"
+[[mission]]
+id = "answer"
+prompt = "Write 42 into answer.txt"
+verify = { commands = ["grep -qx 42 answer.txt"] }
+[[mission.script.step]]
+tool = "write_file"
+args = { path = "answer.txt", content = "42\\n" }
+[[mission.script.step]]
+say = "done"
+"""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--attempts", type=int, default=1000, metavar="N", help="attempts of the timed run")
+    parser.add_argument("--many", type=int, default=2000, metavar="N", help="attempts of the long run")
+    parser.add_argument("--provider", default="bubblewrap", metavar="P")
+    parser.add_argument("--check", action="store_true", help="exit 1 when a figure is past its threshold")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="proofbox-bench-") as place:
+        os.environ["XDG_STATE_HOME"] = place
+        few, _ = run(Path(place) / "few", 100, options.provider)
+        timed, memory = run(Path(place) / "timed", options.attempts, options.provider)
+        many, _ = run(Path(place) / "many", options.many, options.provider)
+    rate = options.attempts / timed
+    held = [
+        told(f"{options.attempts} attempts", f"{rate:.1f} a second", f"at least {LEAST_RATE:g}", rate >= LEAST_RATE),
+        told("memory of a worker", f"{memory} MB", f"under {MOST_MEMORY_MB}", memory < MOST_MEMORY_MB),
+    ]
+    ratio = (many / options.many) / (few / 100)
+    each = (
+        f"{few * 10:.1f} ms in a run of 100, {many / options.many * 1000:.1f} ms in one of {options.many}: {ratio:.2f}"
+    )
+    held.append(told("one attempt", each, f"at most {FLAT}", ratio <= FLAT))
+    return 1 if options.check and not all(held) else 0
+
+
+def run(out: Path, count: int, provider: str) -> tuple[float, int]:
+    """Seconds for so many attempts, and the most memory that one of its workers had, in MB."""
+    plan = Plan(
+        run_id=IdSource().new_id("run"),
+        suite_name="bench",
+        suite_source=SUITE,
+        base=str(out.parent),
+        chain="scripted",
+        chain_origin="flag",
+        concurrency=8,
+        provider=provider,
+        replicates=count,
+    )
+    create_run(plan, out)
+    began = time.perf_counter()
+    conductor = Conductor(out, plan.run_id)
+    path = conductor.conduct()
+    conductor.close()
+    took = time.perf_counter() - began
+    totals = json.loads((path / "summary.json").read_bytes())["totals"]
+    if totals["passed"] != count:
+        raise SystemExit(f"only {totals['passed']} of {count} passed: {totals}")
+    print(f"  {count} attempts in {took:.1f} s", flush=True)
+    return took, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10
+
+
+def told(name: str, figure: str, threshold: str, ok: bool) -> bool:
+    print(f"{name:<20} {figure}   ({threshold}) {'ok' if ok else 'MISSED'}")
+    return ok
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,234 @@
+"""`demo`: the whole pipeline in a minute, without a key, an engine or a network."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from proofbox.cli.commands import flags
+from proofbox.cli.output import Document, ErrorBody, show
+from proofbox.errors import DemoFailed, ProofboxError
+
+PATIENCE = 30.0
+
+
+class StepFacts(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.demo_step/1"
+    what: str
+    command: str
+    exit_code: int
+
+
+class DemoDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.demo/1"
+    steps: tuple[StepFacts, ...]
+    kept: str | None
+    error: ErrorBody | None = None
+
+
+def demo(
+    *,
+    codex: Annotated[
+        bool, Parameter(name="--codex", negative="", help="The same with the real Codex, and a model that is built in.")
+    ] = False,
+    keep: Annotated[
+        Path | None, Parameter(name="--keep", help="Leave everything in this directory, which must not exist.")
+    ] = None,
+    json: flags.Json = False,
+) -> int:
+    """Show the whole: missions in a box, evidence, a lie caught, a byte flipped, a signature, a pull request.
+
+    Nothing is left behind, unless --keep says where.
+
+    For example:
+      proofbox demo
+      proofbox demo --keep demo-1
+    """
+    if keep is not None and keep.exists():
+        raise DemoFailed(f"{keep} is already there", op="demo", fix_hints=["name a directory that is not"])
+    with contextlib.ExitStack() as stack:
+        if keep is None:
+            place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="proofbox-demo-")))
+        else:
+            keep.mkdir(parents=True)
+            place = keep.resolve()
+        stage = Stage(place, quiet=json)
+        error: ProofboxError | None = None
+        try:
+            play(stage, stack, codex=codex)
+        except DemoFailed as failed:
+            error = failed
+        document = DemoDocument(
+            ok=error is None,
+            steps=tuple(stage.steps),
+            kept=None if keep is None else str(place),
+            error=None
+            if error is None
+            else ErrorBody(error.code, error.message, error.op, error.fix_hints, error.retryable),
+        )
+        show(document, lambda: _farewell(document), as_json=json)
+    return 0 if error is None else 1
+
+
+class Stage:
+    """Runs each step as a person would type it, and shows it."""
+
+    def __init__(self, place: Path, *, quiet: bool) -> None:
+        self.place = place
+        self.steps: list[StepFacts] = []
+        self._quiet = quiet
+        self._bold, self._plain = ("\033[1m", "\033[0m") if sys.stdout.isatty() and not quiet else ("", "")
+        self.env = {**os.environ, "LC_ALL": "C.UTF-8"}
+        for name in ("STATE", "CACHE", "CONFIG"):
+            self.env[f"XDG_{name}_HOME"] = str(place / "home" / name.lower())
+
+    def say(self, text: str) -> None:
+        if not self._quiet:
+            print(f"\n{self._bold}{text}{self._plain}", flush=True)
+
+    def run(self, what: str, *words: str, expected: int = 0) -> str:
+        """One command of ours; what it printed. Any other exit code than the expected one ends the demo."""
+        shown = f"proofbox {' '.join(words)}".replace(str(self.place) + "/", "")
+        if not self._quiet:
+            print(f"$ {shown}", flush=True)
+        argv = [sys.executable, "-c", "from proofbox.cli import entry; entry()", *words]
+        done = subprocess.run(
+            argv, cwd=self.place, env=self.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False
+        )
+        if not self._quiet and "--json" not in words:
+            print(done.stdout, end="", flush=True)
+        ok = done.returncode == expected
+        self.steps.append(StepFacts(ok=ok, what=what, command=shown, exit_code=done.returncode))
+        if not ok:
+            raise DemoFailed(
+                f"{what}: exit code {done.returncode}, and {expected} was expected",
+                op="demo",
+                fix_hints=["proofbox doctor says what works on this machine"],
+            )
+        return done.stdout
+
+
+def play(stage: Stage, stack: contextlib.ExitStack, *, codex: bool) -> None:
+    place = stage.place
+    for name in ("suite.toml", "model.toml", "app", "hidden"):
+        with as_file(files("proofbox.demo") / name) as source:
+            copy = shutil.copytree if source.is_dir() else shutil.copyfile
+            copy(source, place / name)
+    agent = ["--strategies", "scripted"]
+    if codex:
+        url = stack.enter_context(_serving(stage, "-m", "proofbox.agents.fakemodel", "--rules", "model.toml"))
+        agent = ["--strategies", "codex_app_server!", "--base-url", url, "--model", "fake-model"]
+
+    stage.say("1. Three missions for an agent in a box: one is done, one is a lie, one never ends.")
+    stage.run("missions", "suite", "run", "suite.toml", "--out", "out", "-n", "3", *agent, expected=1)
+    stage.run("the lie", "attempt", "explain", "lie.1", "--run", "out")
+
+    stage.say("2. What happened is evidence: anyone can check it, offline.")
+    stage.run("verify", "verify", "out")
+    run = (place / "out" / "LATEST").read_text().strip()
+    attempt = f"out/{run}/attempts/fix.1.e1"
+    shutil.copytree(place / "out", place / "copy")
+    _flip(place / "copy" / run / "attempts/lie.1.e1/outcome.json")
+    stage.say("   One byte flipped in a copy:")
+    stage.run("a flipped byte is found", "verify", "copy", expected=1)
+
+    stage.say("3. What was verified may be relied on: a packet that pins it, signed.")
+    stage.run("key", "key", "new", "demo")
+    packet = "fix.promotion.json"
+    stage.run("promote", "promotion", "emit", attempt, "--require-promotable", "--sign", "demo", "--output", packet)
+    stage.run("check the packet", "promotion", "verify", packet, "--key", "demo.pub")
+    lie = attempt.replace("fix.1", "lie.1")
+    stage.run("a lie is not promotable", "promotion", "emit", lie, "--require-promotable", expected=1)
+
+    stage.say("4. Promoted code is delivered as a pull request. The backend alone holds Git credentials.")
+    stage.env["INTERNAL_API_KEY"] = secrets.token_urlsafe(24)
+    port = _free_port()
+    stage.env["MOZAIKS_BACKEND_URL"] = f"http://127.0.0.1:{port}"
+    stack.enter_context(_backend(stage, port))
+    app = ("--app-id", "slug")
+    stage.run("first export", "deliver", "init", *app, "--source", "app", "--allow-unpromoted")
+    stage.run("plan", "deliver", "plan", *app, "--source", attempt)
+    stage.run("pull request", "deliver", "pr", *app, "--source", attempt, "--packet", packet, "--key", "demo.pub")
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@contextlib.contextmanager
+def _serving(stage: Stage, *words: str) -> Iterator[str]:
+    """A server of ours that says its address when it is ready."""
+    server = subprocess.Popen(
+        [sys.executable, *words], cwd=stage.place, env=stage.env, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        yield (server.stdout.readline() if server.stdout else "").strip()
+    finally:
+        server.terminate()
+        server.communicate()
+
+
+@contextlib.contextmanager
+def _backend(stage: Stage, port: int) -> Iterator[None]:
+    words = ["backend", "serve", "--port", str(port), "--data", "backend"]
+    argv = [sys.executable, "-c", "from proofbox.cli import entry; entry()", *words]
+    log = (stage.place / "backend.log").open("wb")
+    with log:
+        server = subprocess.Popen(argv, cwd=stage.place, env=stage.env, stdout=log, stderr=log)
+        try:
+            end = time.monotonic() + PATIENCE
+            while not _answers(port):
+                if server.poll() is not None or time.monotonic() > end:
+                    raise DemoFailed("the backend did not come up", op="demo", fix_hints=["see --keep and backend.log"])
+                time.sleep(0.05)
+            yield
+        finally:
+            server.terminate()
+            server.wait()
+
+
+def _answers(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _farewell(document: DemoDocument) -> str:
+    if not document.ok:
+        return f"\nThe demo did not go as it should: {document.error and document.error.message}"
+    where = (
+        f"Everything is in {document.kept}." if document.kept else "Nothing is left behind; --keep DIR keeps it all."
+    )
+    return "\n".join(
+        [
+            "",
+            where,
+            "Next:",
+            "  proofbox doctor                      what the sandboxes on this machine hold",
+            "  proofbox exec -- COMMAND             one command in a box",
+            "  proofbox suite run suite.toml        your own missions; docs/lab.md says what a suite is",
+            "  proofbox runtime list                which agents could be used here",
+        ]
+    )

@@ -1,0 +1,410 @@
+"""The backend's promise: an app has one repository, a branch one pull request, however often one asks and whoever dies.
+
+Work on one app is done by one thread at a time, and begins by finishing or undoing what a crash has left. A repository
+that was never acknowledged is made anew in another directory; a pull request whose objects are written is carried
+through; a merge that moved the branch has happened, any other has not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import secrets
+import shutil
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+from urllib.parse import quote
+
+import msgspec
+
+from proofbox.core.clock import Clock, SystemClock, isoformat
+from proofbox.core.redaction import Redactor
+from proofbox.core.text import path_fields
+from proofbox.delivery.backend.git import MAIN, NOTHING, Edit, Git, blob_id, check_git
+from proofbox.delivery.backend.ledger import Ledger, Pull, Repository
+from proofbox.delivery.backend.rules import (
+    Refusal,
+    check_branch,
+    check_clashes,
+    check_edits,
+    check_text,
+    digest_of_id,
+    slug,
+)
+from proofbox.delivery.wire import (
+    AppSpec,
+    ExportAnswer,
+    FileChange,
+    InitialExport,
+    ManifestFile,
+    ManifestRequest,
+    PullRequest,
+    PullRequestAnswer,
+    RepoManifest,
+)
+from proofbox.errors import RepositoryFailed
+
+_HASHED_AT_ONCE = 200
+
+
+class Repositories:
+    """All there is in a data directory. `idempotent=False` forgets idempotency keys, as a lesser backend would."""
+
+    def __init__(
+        self, data: Path, url: str, *, clock: Clock | None = None, idempotent: bool = True, max_file: int = 100 << 20
+    ) -> None:
+        check_git()
+        self.url = url.rstrip("/")
+        self._clock: Clock = clock or SystemClock()
+        self._idempotent = idempotent
+        self._max_file = max_file
+        self._data = data
+        (data / "repos").mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._held = _hold(data / "lock")
+        self.ledger = Ledger(data / "backend.db")
+        self._locks: dict[str, threading.Lock] = {}
+        self._guard = threading.Lock()
+        for repository in self.ledger.repositories():
+            if repository.state == "ready":
+                self._git(repository).recover()
+            with self._working(repository.app):
+                pass
+        for leftover in (data / "repos").iterdir():
+            if leftover.name not in {repository.directory for repository in self.ledger.repositories()}:
+                shutil.rmtree(leftover, ignore_errors=True)
+
+    def close(self) -> None:
+        self.ledger.close()
+        os.close(self._held)
+
+    # Specs
+
+    def put_spec(self, enterprise: str, spec: AppSpec) -> AppSpec:
+        """Keep what an app is. One that holds what looks like a secret is refused."""
+        plain = msgspec.to_builtins(spec)
+        if Redactor().redact_json(plain) != plain:
+            raise Refusal(422, "spec_holds_secret", "a spec never holds secrets, and this one seems to")
+        self.ledger.put_spec(enterprise, spec.app_id, msgspec.json.encode(spec))
+        return spec
+
+    def spec(self, enterprise: str, app: str | None) -> AppSpec:
+        found = [msgspec.json.decode(each, type=AppSpec) for each in self.ledger.specs(enterprise)]
+        if not found:
+            raise Refusal(404, "enterprise_unknown", "no such enterprise")
+        if app is not None:
+            found = [spec for spec in found if spec.app_id == app]
+        if not found:
+            raise Refusal(404, "app_unknown", "the enterprise has no such app")
+        if len(found) > 1:
+            raise Refusal(422, "app_ambiguous", "the enterprise has several apps: name one by appId")
+        return found[0]
+
+    def _allowed(self, app: str, user: str) -> None:
+        owners = [msgspec.json.decode(spec, type=AppSpec).owner_user_id for _, spec in self.ledger.specs_of_app(app)]
+        if any(owner not in (None, user) for owner in owners):
+            raise Refusal(403, "not_the_owner", "the app belongs to another user")
+
+    # The three operations
+
+    def manifest(self, app: str, asked: ManifestRequest) -> RepoManifest:
+        self._allowed(app, asked.user_id)
+        with self._working(app):
+            repository, git = self._ready(app, asked.repo_url)
+            ref, pull = MAIN, None
+            if asked.branch_name is not None:
+                pull = self._pull_of(app, asked.branch_name)
+                if pull is None:
+                    raise Refusal(404, "branch_unknown", "no pull request has that branch")
+                ref = pull.head
+            commit = git.head(ref)
+            return RepoManifest(
+                base_commit_sha=commit,
+                files=tuple(self._files(git, commit)) if commit else (),
+                repo_url=self._url(repository),
+                repo_full_name=repository.full_name,
+                branch_name=pull.branch if pull else None,
+                pr_url=self.pull_url(pull) if pull else None,
+                pr_state=_shown_state(pull) if pull else None,
+            )
+
+    def export(self, app: str, asked: InitialExport, key: str | None, digest: str) -> ExportAnswer:
+        self._allowed(app, asked.user_id)
+        edits = [Edit(file.path, file.mode or "100644", file.content_base64) for file in asked.files]
+        check_edits(edits, self._max_file)
+        check_text(asked.commit_message)
+        with self._working(app):
+            if (before := self._answered(app, "export", key, digest)) is not None:
+                return msgspec.json.decode(before, type=ExportAnswer)
+            if self.ledger.repository(app) is not None:
+                raise Refusal(409, "repository_exists", "the app has a repository already")
+            if not asked.create_repo:
+                raise Refusal(404, "repository_unknown", "the app has no repository, and none is to be made")
+            if not edits:
+                raise Refusal(422, "nothing_to_export", "an export has at least one file")
+            directory = f"{digest_of_id(app)[:32]}-{secrets.token_hex(4)}.git"
+            full_name = f"{slug(app)}/{slug(asked.repo_name or app)}"
+            made = Repository(app, full_name, directory, "pending", isoformat(self._clock.now()))
+            self.ledger.add_repository(made)
+            git = Git.create(self._data / "repos" / directory)
+            commit = git.commit(edits, asked.commit_message or "Initial export", self._when())
+            git.move(MAIN, commit, NOTHING)
+            answer = ExportAnswer(
+                success=True, repo_url=self._url(made), repo_full_name=full_name, base_commit_sha=commit
+            )
+            with self.ledger.together():
+                self._remember_blobs(edits)
+                self.ledger.repository_is_ready(app)
+                self._note_in_specs(app, full_name)
+                self._answer(app, "export", key, digest, answer)
+            return answer
+
+    def propose(self, app: str, asked: PullRequest, key: str | None, digest: str) -> PullRequestAnswer:
+        self._allowed(app, asked.user_id)
+        check_branch(asked.branch_name)
+        check_text(asked.title, asked.body)
+        with self._working(app):
+            if (before := self._answered(app, "pull", key, digest)) is not None:
+                return msgspec.json.decode(before, type=PullRequestAnswer)
+            _, git = self._ready(app, asked.repo_url)
+            there = self._pull_of(app, asked.branch_name)
+            if there is not None:
+                raise Refusal(409, "branch_exists", "a pull request has that branch already", self.pull_url(there))
+            if git.head(asked.base_commit_sha) is None or not git.is_ancestor(asked.base_commit_sha, MAIN):
+                raise Refusal(409, "base_unknown", "the base commit is not part of the main branch")
+            edits = self._edits(git, asked.base_commit_sha, asked.changes)
+            head = git.commit(edits, f"{asked.title}\n\n{asked.body}", self._when(), asked.base_commit_sha)
+            number = max((pull.number for pull in self.ledger.pulls(app)), default=0) + 1
+            pull = Pull(
+                app=app,
+                number=number,
+                branch=asked.branch_name,
+                title=asked.title,
+                body=asked.body,
+                base=asked.base_commit_sha,
+                head=head,
+                state="pending",
+                user=asked.user_id,
+                created_at=isoformat(self._clock.now()),
+                evidence=msgspec.json.encode(asked.evidence) if asked.evidence else None,
+            )
+            answer = self._opened(pull)
+            with self.ledger.together():
+                self._remember_blobs(edits)
+                self.ledger.add_pull(pull)
+                self._answer(app, "pull", key, digest, answer)
+            self._open(git, pull)
+            return answer
+
+    # What people do on the pages
+
+    def merge(self, app: str, number: int) -> Pull:
+        with self._working(app):
+            _, git = self._ready(app, None)
+            pull = self._numbered(app, number)
+            main = git.head()
+            if pull.state != "open" or main is None:
+                raise Refusal(409, "not_open", f"the pull request is {pull.state}")
+            commit = git.merge(main, pull.head, f"Merge #{number}: {pull.title}\n", self._when())
+            if commit is None:
+                raise Refusal(409, "merge_conflict", "it conflicts with what has happened on main since")
+            merging = msgspec.structs.replace(pull, state="merging", merge=commit)
+            self.ledger.update_pull(merging)
+            git.move(MAIN, commit, main)
+            return self._settle_merge(git, merging)
+
+    def close_pull(self, app: str, number: int) -> Pull:
+        with self._working(app):
+            pull = self._numbered(app, number)
+            if pull.state != "open":
+                raise Refusal(409, "not_open", f"the pull request is {pull.state}")
+            return self.ledger.update_pull(msgspec.structs.replace(pull, state="closed"))
+
+    def repositories(self) -> list[Repository]:
+        return [each for each in self.ledger.repositories() if each.state == "ready"]
+
+    def pulls(self, app: str) -> list[Pull]:
+        with self._working(app):
+            return self.ledger.pulls(app)
+
+    def pull(self, app: str, number: int) -> Pull:
+        with self._working(app):
+            return self._numbered(app, number)
+
+    def files(self, app: str) -> RepoManifest:
+        """What main has, for a page."""
+        with self._working(app):
+            repository, git = self._ready(app, None)
+            commit = git.head()
+            found = tuple(self._files(git, commit)) if commit else ()
+            return RepoManifest(base_commit_sha=commit, files=found, repo_url=self._url(repository))
+
+    def diff(self, pull: Pull, limit: int) -> tuple[str, bool]:
+        _, git = self._ready(pull.app, None)
+        return git.diff(pull.base, pull.head, limit)
+
+    def git_of(self, full_name: str) -> Git:
+        repository = self.ledger.named(full_name)
+        if repository is None:
+            raise Refusal(404, "repository_unknown", "no such repository")
+        return self._git(repository)
+
+    def pull_url(self, pull: Pull) -> str:
+        return f"{self.url}/apps/{quote(pull.app, safe='')}/pulls/{pull.number}"
+
+    # Inside
+
+    @contextlib.contextmanager
+    def _working(self, app: str) -> Iterator[None]:
+        with self._guard:
+            lock = self._locks.setdefault(app, threading.Lock())
+        with lock:
+            self._reconcile(app)
+            yield
+
+    def _reconcile(self, app: str) -> None:
+        """Finish or undo what a crash, or a failure of git, has left."""
+        repository = self.ledger.repository(app)
+        if repository is None:
+            return
+        if repository.state == "pending":
+            shutil.rmtree(self._data / "repos" / repository.directory, ignore_errors=True)
+            self.ledger.drop_repository(app)
+            return
+        git = self._git(repository)
+        for pull in self.ledger.pulls(app):
+            if pull.state == "pending":
+                with contextlib.suppress(Refusal):
+                    self._open(git, pull)
+            elif pull.state == "merging":
+                self._settle_merge(git, pull)
+
+    def _open(self, git: Git, pull: Pull) -> None:
+        ref = f"refs/heads/{pull.branch}"
+        try:
+            if git.head(ref) != pull.head:
+                git.move(ref, pull.head, NOTHING)
+        except RepositoryFailed as error:
+            # Taken by someone who pushed it, or in the way of another branch's name.
+            self.ledger.drop_pull(pull, msgspec.json.encode(self._opened(pull)))
+            raise Refusal(409, "branch_exists", "the repository has that branch, or one in its way") from error
+        self.ledger.update_pull(msgspec.structs.replace(pull, state="open"))
+
+    def _opened(self, pull: Pull) -> PullRequestAnswer:
+        return PullRequestAnswer(pr_url=self.pull_url(pull), branch_name=pull.branch, state="open")
+
+    def _settle_merge(self, git: Git, pull: Pull) -> Pull:
+        moved = pull.merge is not None and git.is_ancestor(pull.merge, MAIN)
+        return self.ledger.update_pull(msgspec.structs.replace(pull, state="merged" if moved else "open"))
+
+    def _ready(self, app: str, repo_url: str | None) -> tuple[Repository, Git]:
+        repository = self.ledger.repository(app)
+        if repository is None or repository.state != "ready":
+            raise Refusal(404, "repository_unknown", "the app has no repository")
+        if repo_url and repo_url.rstrip("/").removesuffix(".git") != self._url(repository).removesuffix(".git"):
+            raise Refusal(404, "repository_unknown", "the app has no repository at that address")
+        return repository, self._git(repository)
+
+    def _git(self, repository: Repository) -> Git:
+        return Git(self._data / "repos" / repository.directory)
+
+    def _url(self, repository: Repository) -> str:
+        return f"{self.url}/git/{repository.full_name}.git"
+
+    def _numbered(self, app: str, number: int) -> Pull:
+        for pull in self.ledger.pulls(app):
+            if pull.number == number:
+                return pull
+        raise Refusal(404, "pull_request_unknown", "no such pull request")
+
+    def _pull_of(self, app: str, branch: str) -> Pull | None:
+        return next((pull for pull in self.ledger.pulls(app) if pull.branch == branch), None)
+
+    def _files(self, git: Git, commit: str) -> Iterator[ManifestFile]:
+        blobs = list(git.blobs(commit))
+        known = self.ledger.blobs({blob.oid for blob in blobs})
+        new = sorted({blob.oid for blob in blobs} - known.keys())
+        for at in range(0, len(new), _HASHED_AT_ONCE):
+            some = new[at : at + _HASHED_AT_ONCE]
+            found = {
+                oid: (hashlib.sha256(data).hexdigest(), len(data))
+                for oid, data in zip(some, git.contents(some), strict=True)
+            }
+            self.ledger.put_blobs((oid, *facts) for oid, facts in found.items())
+            known |= found
+        for blob in blobs:
+            sha256, size = known[blob.oid]
+            # An odd mode that some old tool has written is an ordinary file's.
+            mode = blob.mode if blob.mode in ("100755", "120000") else "100644"
+            yield ManifestFile(path=path_fields(blob.path)["path"], sha256=sha256, size_bytes=size, mode=mode)  # type: ignore[arg-type]
+
+    def _edits(self, git: Git, base: str, changes: Sequence[FileChange]) -> list[Edit]:
+        """The changes as edits, if the base has what they say it has."""
+        there = {blob.path: blob for blob in git.blobs(base)}
+        edits = []
+        for change in changes:
+            blob = there.get(change.path)
+            if (blob is None) != (change.operation == "add"):
+                state = "not there" if blob is None else "there already"
+                raise Refusal(409, "change_misfits", f"can't {change.operation} {change.path[:200]!r}: it is {state}")
+            if (change.content_base64 is None) != (change.operation == "delete"):
+                raise Refusal(422, "content_misfits", f"{change.operation} of {change.path[:200]!r} and its content")
+            mode = change.mode or (blob.mode if blob else "100644")
+            edits.append(Edit(change.path, mode, change.content_base64))
+        if not edits:
+            raise Refusal(422, "nothing_to_change", "a pull request has at least one change")
+        check_edits(edits, self._max_file)
+        gone = {edit.path for edit in edits if edit.content is None}
+        check_clashes({*(there.keys() - gone), *(edit.path for edit in edits if edit.content is not None)})
+        # Removed first: a directory may take the place of a file.
+        return sorted(edits, key=lambda edit: edit.content is not None)
+
+    def _remember_blobs(self, edits: Sequence[Edit]) -> None:
+        self.ledger.put_blobs(
+            (blob_id(edit.content), hashlib.sha256(edit.content).hexdigest(), len(edit.content))
+            for edit in edits
+            if edit.content is not None
+        )
+
+    def _note_in_specs(self, app: str, full_name: str) -> None:
+        for enterprise, data in self.ledger.specs_of_app(app):
+            spec = msgspec.json.decode(data, type=AppSpec)
+            noted = msgspec.structs.replace(spec, git_hub_repo_full_name=full_name, status="exported")
+            self.ledger.put_spec(enterprise, app, msgspec.json.encode(noted))
+
+    def _answered(self, app: str, op: str, key: str | None, digest: str) -> bytes | None:
+        """The answer that was given to this request before."""
+        found = self.ledger.answer(app, op, key) if key and self._idempotent else None
+        if found is None:
+            return None
+        request, body = found
+        if request != digest:
+            raise Refusal(422, "idempotency_key_reused", "that idempotency key was used for another request")
+        return body
+
+    def _answer(self, app: str, op: str, key: str | None, digest: str, answer: msgspec.Struct) -> None:
+        if key and self._idempotent:
+            self.ledger.put_answer(app, op, key, digest, msgspec.json.encode(answer))
+
+    def _when(self) -> int:
+        return int(self._clock.now().timestamp())
+
+
+def _hold(path: Path) -> int:
+    """One backend a directory."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise RepositoryFailed(
+            f"another backend serves {path.parent}", op="backend", fix_hints=["end it, or give another --data"]
+        ) from None
+    return fd
+
+
+def _shown_state(pull: Pull) -> Literal["open", "merged", "closed"]:
+    return "open" if pull.state == "pending" or pull.state == "merging" else pull.state

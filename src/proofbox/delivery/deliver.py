@@ -1,0 +1,263 @@
+"""Delivering: look, plan, prove, send, and keep what was sent and answered as a bundle of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from proofbox.core.clock import Clock
+from proofbox.core.redaction import Redactor
+from proofbox.delivery import summary
+from proofbox.delivery.baseline import SCHEMA as BASELINE_SCHEMA
+from proofbox.delivery.baseline import Baseline, BaselineStore, State, encode_baseline
+from proofbox.delivery.calls import is_ambiguous
+from proofbox.delivery.client import BackendClient
+from proofbox.delivery.patchset import PatchChange, Patchset, patchset
+from proofbox.delivery.proof import Proof
+from proofbox.delivery.remembered import Remembered
+from proofbox.delivery.source import SourceTree
+from proofbox.delivery.wire import FileChange, InitialExport, PullRequest, RepoManifest
+from proofbox.errors import (
+    BackendError,
+    BackendNotFound,
+    DeliveryConflict,
+    DeliverySecretFound,
+    ProofboxError,
+    SourceRefused,
+)
+from proofbox.evidence import tree as trees
+from proofbox.evidence.writer import BundleWriter
+
+NO_REPOSITORY = RepoManifest(base_commit_sha=None, files=())
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Which app's repository, for whom, at which backend."""
+
+    backend_url: str
+    app_id: str
+    user_id: str
+    repo_url: str | None = None
+
+    def baselines(self) -> BaselineStore:
+        return BaselineStore(self.backend_url, self.app_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    patch: Patchset
+    repo_url: str | None = None
+    repo_full_name: str | None = None
+    pr_url: str | None = None
+    base_commit_sha: str | None = None
+    branch_name: str | None = None
+    bundle: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What may be chosen of a delivery. `out` is where its bundle goes."""
+
+    redactor: Redactor
+    out: Path | None = None
+    clock: Clock | None = None
+    repo_name: str | None = None
+    message: str = ""
+    title: str = ""
+    branch: str | None = None
+
+
+def plan(client: BackendClient, target: Target, tree: SourceTree) -> tuple[Patchset, RepoManifest]:
+    """What a delivery would change. Where there is no repository yet, everything is added."""
+    try:
+        manifest = client.get_repo_manifest(target.app_id, user_id=target.user_id, repo_url=target.repo_url)
+    except BackendNotFound:
+        if target.repo_url is not None:
+            raise
+        manifest = NO_REPOSITORY
+    store = target.baselines()
+    known = store.load()
+    baseline = known.observed(manifest) if manifest is not NO_REPOSITORY else known
+    if baseline != known:
+        store.save(baseline)
+    return patchset(tree, manifest, baseline), manifest
+
+
+def initial_export(
+    client: BackendClient, target: Target, tree: SourceTree, proof: Proof, options: Options
+) -> Delivered:
+    """Make the app's repository. One that holds exactly this tree already is the result too."""
+    if not tree.files:
+        raise SourceRefused("the source has no files to deliver", op="deliver.init", fix_hints=["check --source"])
+    patch = patchset(tree, NO_REPOSITORY, Baseline())
+    asked = InitialExport(
+        create_repo=True,
+        repo_name=options.repo_name,
+        repo_url=target.repo_url,
+        user_id=target.user_id,
+        commit_message=options.message or "Initial export",
+        evidence=proof.evidence(),
+    )
+    with _recorded(target, tree, proof, options, patch, "initial_export", asked) as bundle:
+        with _intended(target, patch):
+            answer = client.initial_export(target.app_id, asked, tree.files)
+        baseline = Baseline().exported({file.path: State(file.sha256, file.mode) for file in tree.files})
+        target.baselines().save(baseline)
+        _answered(bundle, answer, baseline)
+    _remember(target, tree, patch)
+    return Delivered(
+        patch=patch,
+        repo_url=answer.repo_url,
+        repo_full_name=answer.repo_full_name,
+        base_commit_sha=answer.base_commit_sha,
+        bundle=str(bundle.path),
+    )
+
+
+def pull_request(client: BackendClient, target: Target, tree: SourceTree, proof: Proof, options: Options) -> Delivered:
+    """Propose the tree as a pull request. Raises DeliveryConflict, with nothing sent, where someone must decide."""
+    patch, manifest = plan(client, target, tree)
+    if manifest is NO_REPOSITORY or manifest.base_commit_sha is None:
+        raise BackendNotFound(
+            f"the app {target.app_id!r} has no repository yet",
+            op="deliver.pr",
+            fix_hints=["make it first: proofbox deliver init"],
+            details={"ids": {"app_id": target.app_id}},
+        )
+    repo_url = manifest.repo_url or target.repo_url
+    if patch.conflicts:
+        raise DeliveryConflict(
+            f"{len(patch.conflicts)} files were changed on both sides, the first: {patch.conflicts[0].path}",
+            op="deliver.pr",
+            fix_hints=["take their changes into the source, and prove that; see them: proofbox deliver plan"],
+            details={
+                "conflicts": msgspec.to_builtins(patch.conflicts),
+                "patch_id": patch.patch_id,
+                "base_commit_sha": patch.base_commit_sha,
+            },
+        )
+    if not patch.changes:
+        return Delivered(patch=patch, repo_url=repo_url, base_commit_sha=manifest.base_commit_sha)
+    branch = options.branch or patch.branch_name
+    asked = PullRequest(
+        repo_url=repo_url,
+        user_id=target.user_id,
+        base_commit_sha=manifest.base_commit_sha,
+        branch_name=branch,
+        title=options.title or summary.title(patch, target.app_id),
+        body=summary.body(patch, tree, proof, options.message),
+        patch_id=patch.patch_id,
+        evidence=proof.evidence(),
+    )
+    files = {file.path: file for file in tree.files}
+    changes = [(_change(change), files.get(change.path)) for change in patch.changes]
+    with _recorded(target, tree, proof, options, patch, "pull_request", asked) as bundle:
+        with _intended(target, patch) as baseline:
+            answer = client.create_pull_request(target.app_id, asked, changes)
+        _answered(bundle, answer, baseline)
+    _remember(target, tree, patch)
+    return Delivered(
+        patch=patch,
+        repo_url=repo_url,
+        repo_full_name=manifest.repo_full_name,
+        pr_url=answer.pr_url,
+        base_commit_sha=manifest.base_commit_sha,
+        branch_name=branch,
+        bundle=str(bundle.path),
+    )
+
+
+def _change(change: PatchChange) -> FileChange:
+    return FileChange(
+        path=change.path,
+        operation=change.operation,
+        mode=change.after_mode,  # type: ignore[arg-type]  # a source's, so one of git's
+        renamed_from=change.renamed_from,
+        before_sha256=change.before_sha256,
+        after_sha256=change.after_sha256,
+    )
+
+
+def _after(change: PatchChange) -> State | None:
+    return State(change.after_sha256, change.after_mode) if change.after_sha256 else None
+
+
+@contextlib.contextmanager
+def _intended(target: Target, patch: Patchset) -> Iterator[Baseline]:
+    """Note what is about to be sent before it is: killed in between, it is known to be ours if it arrived.
+
+    Taken back only where it is certain that it did not arrive.
+    """
+    store = target.baselines()
+    before = store.load()
+    intended = before.proposed((change.path, _after(change)) for change in patch.changes)
+    store.save(intended)
+    try:
+        yield intended
+    except BackendError as error:
+        if not is_ambiguous(error):
+            store.save(before)
+        raise
+
+
+@contextlib.contextmanager
+def _recorded(
+    target: Target,
+    tree: SourceTree,
+    proof: Proof,
+    options: Options,
+    patch: Patchset,
+    operation: str,
+    asked: msgspec.Struct,
+) -> Iterator[BundleWriter]:
+    """A bundle of what is about to be sent; with the answer, or as failed, it is committed."""
+    if options.redactor.contains_secret(msgspec.json.encode(asked)):
+        raise DeliverySecretFound(
+            "the title, the message or an id holds a secret that this process knows",
+            op=f"deliver.{operation}",
+            fix_hints=["remove it from the words that are sent"],
+        )
+    out = options.out or target.baselines().directory / "bundles"
+    expected = ["delivery.json", "request.json", "answer.json", "baseline.json", trees.PATH]
+    with BundleWriter(out, expected=expected, redactor=options.redactor, clock=options.clock) as bundle:
+        bundle.stage = operation
+        bundle.write_json(
+            "delivery.json",
+            {
+                "schema_version": "proofbox.delivery/1",
+                "operation": operation,
+                "backend_url": target.backend_url,
+                "app_id": target.app_id,
+                "user_id": target.user_id,
+                "patch": msgspec.to_builtins(patch),
+                "left_out": msgspec.to_builtins(tree.left_out),
+                "source": tree.kind,
+                "proof": {**msgspec.to_builtins(proof), "packet": os.path.basename(proof.packet or "") or None},
+            },
+        )
+        bundle.write_json(trees.PATH, tree.manifest)
+        bundle.write_json("request.json", _stored("proofbox.delivery_request/1", asked))
+        yield bundle
+
+
+def _answered(bundle: BundleWriter, answer: msgspec.Struct, baseline: Baseline) -> None:
+    bundle.write_json("answer.json", _stored("proofbox.delivery_answer/1", answer))
+    bundle.write_bytes("baseline.json", encode_baseline(baseline), schema_version=BASELINE_SCHEMA)
+
+
+def _stored(schema: str, what: msgspec.Struct) -> dict[str, Any]:
+    return {"schema_version": schema, **msgspec.to_builtins(what)}
+
+
+def _remember(target: Target, tree: SourceTree, patch: Patchset) -> None:
+    changed = {change.path for change in patch.changes}
+    # It is sent and on record. That a later plan may show fewer lines is no reason to call it failed.
+    with contextlib.suppress(ProofboxError, OSError), Remembered(target.baselines().directory) as remembered:
+        remembered.keep(file for file in tree.files if file.path in changed)

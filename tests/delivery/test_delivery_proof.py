@@ -1,0 +1,212 @@
+"""Only what evidence supports is sent: the packet holds, the policy says yes, the tree is the one proven."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running_backend import Backend, backend, clone, deliver, tree_of
+
+from proofbox.cli import main
+from proofbox.core.canonical import canonical_bytes
+from proofbox.core.dirs import config_dir
+from proofbox.delivery.proof import TRUSTED, examine, require
+from proofbox.delivery.snapshot import FINAL_SNAPSHOT, FINAL_SNAPSHOT_SCHEMA
+from proofbox.delivery.source import open_source
+from proofbox.errors import DeliveryNotProven
+from proofbox.evidence.keys import new_key
+from proofbox.evidence.outcome import Outcome, Verdict
+from proofbox.evidence.policies import POLICIES
+from proofbox.evidence.promotion import Promotion, emit_promotion
+from proofbox.evidence.reader import load_bundle
+from proofbox.evidence.tree import scan_tree, tree_manifest
+from proofbox.evidence.writer import BundleWriter
+from proofbox.workspace import registry
+from proofbox.workspace.workspace import Workspace
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Path:
+    root = tmp_path / "app"
+    root.mkdir()
+    (root / "main.py").write_text("print(1)\n")
+    (root / "run").write_text("#!/bin/sh\n")
+    (root / "run").chmod(0o755)
+    (root / ".env").write_text("x")
+    return root
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Backend]:
+    with backend(tmp_path / "data") as started:
+        yield started
+
+
+def attempt(
+    app: Path, out: Path, *, verified: str = "passed", tree: bool = True, final: Any = None, **options: Any
+) -> Promotion:
+    with BundleWriter(out) as bundle:
+        outcome = Outcome(
+            claimed=Verdict("passed", "runtime_reported", "its last message"),
+            verified=Verdict(verified, "verifier", "ran `pytest` | in a fresh box"),
+            infra=Verdict("ok", "supervisor", "nothing broke"),
+        )
+        bundle.write_json("outcome.json", outcome.as_json())
+        if tree:
+            bundle.write_json("tree_manifest.json", tree_manifest(scan_tree(app)))
+        if final is not None:
+            bundle.write_json(FINAL_SNAPSHOT, final)
+    return emit_promotion(bundle.path, **options)
+
+
+def problems(promotion: Promotion, app: Path, **options: Any) -> list[str]:
+    with open_source(app) as tree:
+        return list(examine(Path(promotion.path), None, tree, **options).problems)
+
+
+def test_what_was_proven_is_delivered_with_its_proof(running: Backend, app: Path, tmp_path: Path) -> None:
+    new_key(tmp_path / "release")
+    promotion = attempt(app, tmp_path / "out", sign=tmp_path / "release")
+    proof = ["--packet", promotion.path, "--key", tmp_path / "release.pub"]
+    common = ["--app-id", "shop", "--source", app]
+    made = deliver(running.url, "init", *common, *proof)
+    assert made["proof"]["problems"] == []
+    assert made["proof"]["signed_by"] == promotion.signed_by
+    assert set(tree_of(clone(made["repo_url"], tmp_path / "clone"))) == {"main.py", "run"}
+
+    (app / "main.py").write_text("print(2)\n")
+    changed = deliver(running.url, "pr", *common, *proof, expect=1)
+    assert changed["error"]["code"] == "DELIVERY_NOT_PROVEN"
+    assert changed["error"]["problems"] == ["main.py is not the file that was proven"]
+    second = attempt(app, tmp_path / "out2", sign=tmp_path / "release")
+    done = deliver(
+        running.url, "pr", *common, "--packet", second.path, "--bundle", tmp_path / "out2", "--key",
+        tmp_path / "release.pub", "--out", tmp_path / "delivered",
+    )  # fmt: skip
+    stored = load_bundle(done["bundle"])
+    body = stored.read_json("request.json")["body"]
+    packet = done["proof"]["packet_sha256"]
+    assert f"packet sha256 `{packet}`" in body
+    assert "| verified | `passed` | `verifier` | `ran 'pytest' \\| in a fresh box` |" in body
+    assert stored.read_json("request.json")["evidence"]["packetSha256"] == packet
+    assert stored.read_json("delivery.json")["proof"]["problems"] == []
+
+
+def test_without_evidence_nothing_is_sent_unless_asked_for(running: Backend, app: Path) -> None:
+    common = ["--app-id", "shop", "--source", app]
+    assert deliver(running.url, "init", *common, expect=1)["error"]["code"] == "DELIVERY_NOT_PROVEN"
+    assert deliver(running.url, "plan", *common)["base_commit_sha"] is None
+    made = deliver(running.url, "init", *common, "--allow-unpromoted")
+    assert made["proof"]["problems"]
+    (app / "main.py").write_text("print(2)\n")
+    proposed = deliver(running.url, "pr", *common, "--allow-unpromoted")
+    assert "Not proven" in load_bundle(proposed["bundle"]).read_json("request.json")["body"]
+
+
+def test_what_the_verifier_did_not_pass_is_not_proven(app: Path, tmp_path: Path) -> None:
+    for number, verified in enumerate(("failed", "unknown")):
+        promotion = attempt(app, tmp_path / str(number), verified=verified)
+        assert any("may be relied on" in problem for problem in problems(promotion, app))
+
+
+def test_a_packet_that_says_more_than_its_bundle_is_caught(app: Path, tmp_path: Path) -> None:
+    promotion = attempt(app, tmp_path / "out", verified="failed")
+    lie = copy.deepcopy(promotion.document)
+    lie["promotability"] |= {"promotable_decision_stage": True, "reasons": []}
+    Path(promotion.path).write_bytes(canonical_bytes(lie))
+    assert any(problem.startswith("verdict_wrong") for problem in problems(promotion, app))
+
+
+def test_a_lenient_policy_counts_only_with_a_trusted_signature(app: Path, tmp_path: Path) -> None:
+    lenient = {**POLICIES["attempt"], "rules": POLICIES["attempt"]["rules"][:1], "acceptable": []}
+    (tmp_path / "lenient.json").write_text(json.dumps(lenient))
+    new_key(tmp_path / "release")
+    unsigned = attempt(app, tmp_path / "out", verified="failed", policy=str(tmp_path / "lenient.json"))
+    assert unsigned.promotable
+    assert any("policy of its own" in problem for problem in problems(unsigned, app))
+    signed = attempt(
+        app, tmp_path / "out2", verified="failed", policy=str(tmp_path / "lenient.json"), sign=tmp_path / "release"
+    )
+    assert any("policy of its own" in problem for problem in problems(signed, app))
+    assert problems(signed, app, key=tmp_path / "release.pub") == []
+
+
+def test_a_bundle_without_a_tree_proves_none(app: Path, tmp_path: Path) -> None:
+    found = problems(attempt(app, tmp_path / "out", tree=False), app)
+    assert any("proves no tree" in problem for problem in found)
+
+
+@pytest.mark.parametrize("spoil", ["content", "mode", "more", "less"])
+def test_another_tree_than_the_proven_one(app: Path, tmp_path: Path, spoil: str) -> None:
+    promotion = attempt(app, tmp_path / "out")
+    assert problems(promotion, app) == []
+    if spoil == "content":
+        (app / "main.py").write_text("print(9)\n")
+    elif spoil == "mode":
+        (app / "main.py").chmod(0o755)
+    elif spoil == "more":
+        (app / "more").write_text("")
+    else:
+        (app / "run").unlink()
+    assert len(problems(promotion, app)) == 1
+
+
+def test_where_a_key_is_configured_it_must_have_signed(app: Path, tmp_path: Path) -> None:
+    new_key(tmp_path / "release")
+    new_key(tmp_path / "other")
+    unsigned = attempt(app, tmp_path / "out")
+    signed = attempt(app, tmp_path / "out2", sign=tmp_path / "release")
+    foreign = attempt(app, tmp_path / "out3", sign=tmp_path / "other")
+    place = config_dir() / TRUSTED
+    place.mkdir()
+    try:
+        (place / "a.pub").write_bytes((tmp_path / "release.pub").read_bytes())
+        assert problems(signed, app) == []
+        assert any(problem.startswith("signature_absent") for problem in problems(unsigned, app))
+        assert any(problem.startswith("signature_wrong") for problem in problems(foreign, app))
+        new_key(tmp_path / "b")
+        (place / "b.pub").write_bytes((tmp_path / "other.pub").read_bytes())
+        assert problems(foreign, app) == []
+    finally:
+        for path in place.iterdir():
+            path.unlink()
+        place.rmdir()
+    assert problems(unsigned, app) == []
+
+
+def test_a_damaged_bundle_proves_nothing(app: Path, tmp_path: Path) -> None:
+    promotion = attempt(app, tmp_path / "out")
+    (next((tmp_path / "out").glob("run-*/outcome.json"))).write_text("{}")
+    with open_source(app) as tree:
+        found = examine(Path(promotion.path), None, tree)
+        with pytest.raises(DeliveryNotProven):
+            require(found, allow_unpromoted=False)
+        require(found, allow_unpromoted=True)
+    evidence = found.evidence()
+    assert evidence is not None
+    assert not evidence.promotable
+
+
+@pytest.mark.parametrize("command", ["deliver spec", "deliver plan", "deliver init", "deliver pr", "backend serve"])
+def test_help_shows_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*command.split(), "--help"]) == 0
+    assert "For example:" in capsys.readouterr().out
+
+
+def test_an_attempts_final_snapshot_is_delivered_with_its_own_proof(
+    running: Backend, app: Path, tmp_path: Path
+) -> None:
+    with Workspace.init(app) as workspace:
+        taken = workspace.snapshot("done", sealed=True)
+    store = registry.registered(str(app.resolve())).store
+    final = {"schema_version": FINAL_SNAPSHOT_SCHEMA, "store": store, "snapshot": taken.id}
+    promotion = attempt(app, tmp_path / "out", final=final)
+    (app / "main.py").write_text("what comes later does not count\n")
+    source = next((tmp_path / "out").glob("run-*/"))
+    made = deliver(running.url, "init", "--app-id", "a", "--source", source, "--packet", promotion.path)
+    assert made["proof"]["problems"] == []
+    assert (clone(made["repo_url"], tmp_path / "clone") / "main.py").read_text() == "print(1)\n"

@@ -1,0 +1,99 @@
+"""A backend that is killed at any step, and clients that try again: one repository, one pull request.
+
+Also by a backend that forgets idempotency keys, and by one of the API's first version, where the client can't ask for
+a branch and has the name of the branch alone.
+"""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running_backend import Backend, bare, git, settings
+
+from proofbox.delivery.client import BackendClient
+from proofbox.delivery.source import SourceTree, open_source
+from proofbox.delivery.wire import FileChange, InitialExport, PullRequest
+from proofbox.errors import BackendConflict
+
+pytestmark = pytest.mark.needs("git")
+
+KINDS: dict[str, dict[str, Any]] = {
+    "whole": {},
+    "forgetful": {"forgetful": True},
+    "old": {"forgetful": True, "old": True},
+}
+
+
+@contextmanager
+def kept_alive(backend: Backend) -> Iterator[None]:
+    backend.start()
+    done = threading.Event()
+    keeper = threading.Thread(target=backend.keep_alive, args=(done,))
+    keeper.start()
+    try:
+        yield
+    finally:
+        done.set()
+        keeper.join(60)
+        backend.stop()
+
+
+def one_round(place: Path, die_at: int, faults: dict[str, Any], tree: SourceTree) -> int:
+    backend = Backend(place, die_at=die_at, **faults)
+    old = bool(faults.get("old"))
+    with kept_alive(backend), BackendClient(settings(backend.url)) as client:
+        made = client.initial_export("app", InitialExport(user_id="u", repo_name="app"), tree.files)
+        change = FileChange(path="new", operation="add", mode="100755", after_sha256=tree.files[0].sha256)
+        asked = PullRequest(
+            user_id="u", base_commit_sha=made.base_commit_sha, branch_name="proofbox/1", title="t", body="b"
+        )
+        try:
+            proposed = client.create_pull_request("app", asked, [(change, tree.files[0])])
+            assert proposed.pr_url.endswith("/apps/app/pulls/1")
+        except BackendConflict:
+            assert old, "this backend can say which pull request it is"
+    (repository,) = bare(place)
+    assert git(repository, "for-each-ref", "--format=%(refname)").split() == [
+        "refs/heads/main",
+        "refs/heads/proofbox/1",
+    ]
+    assert git(repository, "rev-list", "--count", "main").strip() == "1"
+    assert git(repository, "rev-parse", "proofbox/1^", "main").split() == [made.base_commit_sha] * 2
+    names = git(repository, "ls-tree", "-r", "--name-only", "proofbox/1").split()
+    assert names == sorted([*(file.path for file in tree.files), "new"])
+    with sqlite3.connect(place / "backend.db") as db:
+        assert db.execute("SELECT state FROM pulls").fetchall() == [("open",)]
+        assert db.execute("SELECT state FROM repositories").fetchall() == [("ready",)]
+    db.close()
+    git(repository, "fsck", "--strict")
+    return backend.deaths
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", KINDS)
+def test_killed_at_any_step_there_is_one_of_each(kind: str, tmp_path: Path, rounds: Callable[[int, int], int]) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("a", "b", "c"):
+        (source / name).write_text(name * 100_000)  # several pieces on the wire
+    chance = random.Random()  # noqa: S311
+    seed = chance.randrange(1 << 30)
+    chance.seed(seed)
+    deaths = 0
+    with open_source(source) as tree:
+        # An export and a pull request take about 110 steps; some points are past the end, and nobody dies.
+        points = [chance.randrange(1, 115) for _ in range(rounds(4, 50))]
+        for number, point in enumerate(points):
+            try:
+                deaths += one_round(tmp_path / str(number), point, KINDS[kind], tree)
+            except BaseException as error:
+                error.add_note(f"died at step {point} (seed {seed})")
+                raise
+    assert deaths

@@ -1,0 +1,333 @@
+"""The reference backend by itself: who may ask, what is refused, what is isolated, and its own description."""
+
+from __future__ import annotations
+
+import base64
+import re
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from running_backend import KEY
+from schemathesis import GenerationMode
+from schemathesis.checks import CHECKS
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
+
+from proofbox.delivery.backend.markdown import to_html
+from proofbox.delivery.backend.repositories import Repositories
+from proofbox.delivery.backend.serve import application, serve
+from proofbox.delivery.settings import ApiKey
+from proofbox.errors import RepositoryFailed, SettingsInvalid
+
+pytestmark = pytest.mark.needs("git")
+
+URL = "http://127.0.0.1:3000"
+DEPLOY = "/api/apps/{}/deploy/repo"
+
+
+@pytest.fixture
+def repositories(tmp_path: Path) -> Iterator[Repositories]:
+    made = Repositories(tmp_path / "data", URL)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def app(repositories: Repositories) -> Starlette:
+    return application(repositories, ApiKey(KEY), max_body=200_000)
+
+
+@pytest.fixture
+def api(app: Starlette) -> TestClient:
+    return TestClient(app, base_url=URL, headers={"X-Internal-Api-Key": KEY})
+
+
+def content(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def export(files: dict[str, bytes], **more: Any) -> dict[str, Any]:
+    found = [{"path": path, "contentBase64": content(data)} for path, data in files.items()]
+    return {"createRepo": True, "userId": "u", "files": found, **more}
+
+
+def make(api: TestClient, app_id: str = "shop", files: dict[str, bytes] | None = None) -> dict[str, Any]:
+    answer = api.post(f"{DEPLOY.format(app_id)}/initial-export", json=export(files or {"a": b"1"}))
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+def propose(api: TestClient, base: str, changes: list[dict[str, Any]], app_id: str = "shop", **more: Any) -> Any:
+    body = {"userId": "u", "baseCommitSha": base, "branchName": "b", "title": "t", "changes": changes, **more}
+    return api.post(f"{DEPLOY.format(app_id)}/pull-requests", json=body)
+
+
+ADD = {"path": "n", "operation": "add", "contentBase64": content(b"x")}
+
+
+@pytest.mark.parametrize("key", [None, "", "wrong", KEY + "x", KEY[:-1], "ключ".encode()])
+def test_every_address_wants_the_key(api: TestClient, key: Any) -> None:
+    headers = {} if key is None else {"X-Internal-Api-Key": key}
+    stranger = TestClient(api.app, base_url=URL, headers=headers)
+    for method, path in (
+        ("POST", f"{DEPLOY.format('shop')}/manifest"),
+        ("POST", f"{DEPLOY.format('shop')}/initial-export"),
+        ("POST", f"{DEPLOY.format('shop')}/pull-requests"),
+        ("GET", "/api/enterprises/e/appgen/spec"),
+        ("PUT", "/api/enterprises/e/appgen/spec"),
+        ("GET", "/git/shop/shop.git/info/refs?service=git-upload-pack"),
+        ("GET", "/"),
+        ("GET", "/apps/shop"),
+        ("POST", "/apps/shop/pulls/1/merge"),
+    ):
+        answer = stranger.request(method, path, json={} if method != "GET" else None)
+        assert answer.status_code == 401, (method, path)
+        assert KEY not in answer.text
+
+
+def test_an_app_sees_its_own_repository_alone(api: TestClient) -> None:
+    mine, theirs = make(api, "mine", {"a": b"mine"}), make(api, "theirs", {"a": b"theirs"})
+    assert mine["repoUrl"] != theirs["repoUrl"]
+    asked = {"userId": "u", "repoUrl": theirs["repoUrl"]}
+    assert api.post(f"{DEPLOY.format('mine')}/manifest", json=asked).status_code == 404
+    assert propose(api, theirs["baseCommitSha"], [ADD], "mine").status_code == 409
+    assert propose(api, mine["baseCommitSha"], [ADD], "mine", repoUrl=theirs["repoUrl"]).status_code == 404
+    for app_id in ("..", "%2e%2e%2f", "a" * 500, "x\u202ey"):
+        assert api.post(f"{DEPLOY.format(app_id)}/manifest", json={"userId": "u", "repoUrl": None}).status_code in (
+            401,
+            404,
+        )
+
+
+def test_names_that_look_alike_are_two_apps(api: TestClient) -> None:
+    urls = {make(api, app_id)["repoUrl"] for app_id in ("a-b", "a b", "A-b", "a_b", "a.b", "-a-b")}
+    assert len(urls) == 6
+
+
+@pytest.mark.parametrize(
+    ("files", "status"),
+    [
+        ({"../a": b""}, 422), ({"/a": b""}, 422), ({".git/config": b""}, 422), ({"a/.GIT/x": b""}, 422),
+        ({"a": b"", "a/b": b""}, 422), ({"a\nb": b""}, 422), ({"a\\b": b""}, 422), ({"": b""}, 422), ({}, 422),
+        ({'q"uo\u00e9te "d': b"x"}, 200),
+    ],
+)  # fmt: skip
+def test_paths(api: TestClient, files: dict[str, bytes], status: int) -> None:
+    assert api.post(f"{DEPLOY.format('shop')}/initial-export", json=export(files)).status_code == status
+    answer = api.post(f"{DEPLOY.format('shop')}/manifest", json={"userId": "u", "repoUrl": None})
+    assert answer.status_code == (200 if status == 200 else 404)
+    if status == 200:
+        assert [file["path"] for file in answer.json()["files"]] == list(files)
+
+
+def test_an_idempotency_key_is_for_one_request(api: TestClient) -> None:
+    headers = {"Idempotency-Key": "k"}
+    first = api.post(f"{DEPLOY.format('shop')}/initial-export", json=export({"a": b"1"}), headers=headers)
+    again = api.post(f"{DEPLOY.format('shop')}/initial-export", json=export({"a": b"1"}), headers=headers)
+    other = api.post(f"{DEPLOY.format('shop')}/initial-export", json=export({"a": b"2"}), headers=headers)
+    without = api.post(f"{DEPLOY.format('shop')}/initial-export", json=export({"a": b"1"}))
+    assert first.json() == again.json()
+    assert [each.status_code for each in (first, again, other, without)] == [200, 200, 422, 409]
+
+
+@pytest.mark.parametrize(
+    ("changes", "status"),
+    [
+        ([{"path": "a", "operation": "add", "contentBase64": ""}], 409),
+        ([{"path": "z", "operation": "modify", "contentBase64": ""}], 409),
+        ([{"path": "z", "operation": "delete"}], 409),
+        ([{"path": "a", "operation": "delete", "contentBase64": "eA=="}], 422),
+        ([{"path": "n", "operation": "add"}], 422),
+        ([{"path": "a/b", "operation": "add", "contentBase64": ""}], 422),
+        ([{"path": "n", "operation": "add", "contentBase64": content(b"/etc/passwd"), "mode": "120000"}], 422),
+        ([{"path": "n", "operation": "rename", "contentBase64": ""}], 422),
+        ([{"path": "n", "operation": "add", "contentBase64": "***"}], 422),
+        ([], 422),
+        ([ADD, ADD], 422),
+        ([{"path": "a", "operation": "delete"}, {"path": "a/b", "operation": "add", "contentBase64": ""}], 200),
+    ],
+)
+def test_changes_that_do_not_fit(api: TestClient, changes: list[dict[str, Any]], status: int) -> None:
+    base = make(api)["baseCommitSha"]
+    assert propose(api, base, changes).status_code == status
+
+
+@pytest.mark.parametrize("branch", ["main", "-x", "a..b", "a.lock", "/a", "a//b", ".a", "a b", "refs/../x", "a/"])
+def test_branches_that_are_none(api: TestClient, branch: str) -> None:
+    base = make(api)["baseCommitSha"]
+    assert propose(api, base, [ADD], branchName=branch).status_code == 422
+
+
+def test_a_branch_is_one_pull_request(api: TestClient, repositories: Repositories) -> None:
+    base = make(api)["baseCommitSha"]
+    first = propose(api, base, [ADD])
+    second = propose(api, base, [ADD], title="other")
+    assert second.status_code == 409
+    assert second.json()["prUrl"] == first.json()["prUrl"]
+    inside = propose(api, base, [ADD], branchName="b/c")  # a file in the place of a directory, to git
+    assert inside.status_code == 409
+    assert len(repositories.pulls("shop")) == 1
+
+
+def test_sizes_are_bounded(api: TestClient) -> None:
+    big = export({"a": b"x" * 300_000})
+    assert api.post(f"{DEPLOY.format('shop')}/initial-export", json=big).status_code == 413
+
+    def endless() -> Iterator[bytes]:
+        for _ in range(100):
+            yield b" " * 10_000
+
+    headers = {"Content-Type": "application/json"}
+    answer = api.post(f"{DEPLOY.format('shop')}/initial-export", content=endless(), headers=headers)
+    assert answer.status_code == 413
+
+
+def test_many_at_once_make_one(api: TestClient, repositories: Repositories) -> None:
+    started = threading.Barrier(8)
+
+    def ask(number: int) -> int:
+        started.wait(30)
+        headers = {"Idempotency-Key": "same" if number % 2 else f"k{number}"}
+        body = export({"a": b"1"})
+        return api.post(f"{DEPLOY.format('shop')}/initial-export", json=body, headers=headers).status_code
+
+    with ThreadPoolExecutor(8) as pool:
+        statuses = sorted(pool.map(ask, range(8)))
+    assert set(statuses) <= {200, 409}
+    assert statuses[0] == 200
+    assert len(repositories.repositories()) == 1
+
+
+def test_pages_take_forms_from_themselves_alone(app: Starlette, api: TestClient) -> None:
+    base = make(api)["baseCommitSha"]
+    propose(api, base, [ADD], title="</title><script>alert(1)</script>", body='"><img src=x onerror=alert(1)>')
+    browser = TestClient(app, base_url=URL, headers={"Origin": URL}, follow_redirects=False)
+    assert browser.post("/sign-in", data={"key": "wrong"}).status_code == 401
+    assert browser.post("/sign-in", data={"key": KEY}, headers={"Origin": "http://evil.example"}).status_code == 401
+    assert browser.post("/sign-in", data={"key": "x" * 100_000}).status_code == 413
+    signed = browser.post("/sign-in", data={"key": KEY})
+    assert signed.status_code == 303
+    cookie = signed.headers["set-cookie"]
+    assert KEY not in cookie
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
+    page = browser.get("/apps/shop/pulls/1")
+    assert "<script" not in page.text
+    assert "<img" not in page.text
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    token = re.search(r'name="token" value="([0-9a-f]+)"', page.text)
+    assert token
+    merge = "/apps/shop/pulls/1/merge"
+    assert browser.post(merge, data={}).status_code == 403
+    evil = {"Origin": "http://evil.example"}
+    assert browser.post(merge, data={"token": token[1]}, headers=evil).status_code == 403
+    assert browser.get(merge).status_code == 405
+    assert browser.post(merge, data={"token": token[1]}).status_code == 303
+    assert browser.get("/apps/nobody").status_code == 404
+    rebound = TestClient(app, base_url="http://evil.example")
+    assert rebound.get("/").status_code == 400
+
+
+def test_hostile_content_is_shown_as_text(app: Starlette, api: TestClient) -> None:
+    hostile = b"<script>alert(1)</script>\n\x1b[31m\xff\xfe\n" + b"a" * 10_000 + b"\n"
+    base = make(api, files={"<b>.txt": b"1"})["baseCommitSha"]
+    change = {"path": "<b>.txt", "operation": "modify", "contentBase64": content(hostile)}
+    assert propose(api, base, [change]).status_code == 200
+    browser = TestClient(app, base_url=URL, headers={"Origin": URL})
+    browser.post("/sign-in", data={"key": KEY})
+    for path in ("/", "/apps/shop", "/apps/shop/pulls/1"):
+        text = browser.get(path).text
+        assert "<script" not in text
+        assert "<b>" not in text
+        assert "\x1b" not in text
+    assert "&lt;script&gt;alert(1)" in text
+
+
+FRAGMENTS = st.lists(
+    st.sampled_from(["<", ">", "&", '"', "'", "`", "**", "|", "\\|", "- ", "## ", "\n", "|-|", "<script>", "&lt;", "x"])
+    | st.text(max_size=5)
+)
+
+
+@given(FRAGMENTS)
+def test_markdown_makes_known_tags_of_anything(pieces: list[str]) -> None:
+    made = to_html("".join(pieces))
+    tags = set(re.findall(r"<[^>]*>", made))
+    names = ("h3", "ul", "li", "table", "tbody", "tr", "td", "p", "code", "strong")
+    assert tags <= {"<br>", *(f"<{name}>" for name in names), *(f"</{name}>" for name in names)}
+    assert made.count("<") == len(re.findall(r"<[^>]*>", made)) == made.count(">")
+    HTMLParser(convert_charrefs=True).feed(made)
+    for name in names:
+        assert made.count(f"<{name}>") == made.count(f"</{name}>")
+
+
+def test_markdown_of_our_own_summaries() -> None:
+    text = "## Evidence\n\n| a | b |\n|---|---|\n| x | `p \\| <q> **n**` |\n\n- one **two**\n- three\n\nwords\nmore"
+    assert to_html(text) == (
+        "<h3>Evidence</h3><table><tbody><tr><td>a</td><td>b</td></tr><tr><td>x</td><td><code>p | &lt;q&gt; **n**</code>"
+        "</td></tr></tbody></table><ul><li>one <strong>two</strong></li><li>three</li></ul><p>words<br>more</p>"
+    )
+
+
+def test_git_reads_and_does_not_write(api: TestClient) -> None:
+    made = make(api)
+    path = made["repoUrl"].removeprefix(URL)
+    assert api.get(f"{path}/info/refs?service=git-receive-pack").status_code == 403
+    assert api.post(f"{path}/git-receive-pack", content=b"").status_code in (404, 405)
+    basic = TestClient(api.app, base_url=URL)
+    listing = basic.get(f"{path}/info/refs?service=git-upload-pack", auth=("git", KEY))
+    assert b"refs/heads/main" in listing.content
+    for other in ("/git/shop/other.git", "/git/../data.git", "/git/shop/..git"):
+        assert api.get(f"{other}/info/refs?service=git-upload-pack").status_code in (401, 404)
+
+
+def test_one_backend_a_directory(repositories: Repositories, tmp_path: Path) -> None:
+    with pytest.raises(RepositoryFailed):
+        Repositories(tmp_path / "data", URL)
+
+
+def test_it_does_not_serve_other_machines(tmp_path: Path) -> None:
+    with pytest.raises(SettingsInvalid):
+        serve(tmp_path, ApiKey(KEY), host="0.0.0.0", port=0, ready=lambda _: None)  # noqa: S104
+
+
+WANTED = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_schema_conformance",
+    "negative_data_rejection",
+    "ignored_auth",
+)
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_the_backend_is_what_its_description_says(
+    number: int, tmp_path: Path, rounds: Callable[[int, int], int]
+) -> None:
+    """By schemathesis: requests that fit the description and requests that don't, and every answer held against it."""
+    repositories = Repositories(tmp_path / "data", "http://testserver")
+    schema = schemathesis.openapi.from_asgi("/openapi.json", application(repositories, ApiKey(KEY)))
+    operations: list[Any] = [result.ok() for result in schema.get_all_operations()]  # type: ignore[union-attr]
+    assert len(operations) == 5
+    checks: list[Any] = [check for check in CHECKS.get_all() if check.__name__ in WANTED]
+    assert len(checks) == len(WANTED)
+    either = [operations[number].as_strategy(generation_mode=mode) for mode in GenerationMode]
+
+    @settings(max_examples=rounds(25, 500), suppress_health_check=list(HealthCheck))
+    @given(case=st.one_of(either))
+    def ask(case: schemathesis.Case[Any]) -> None:
+        case.call_and_validate(headers={"X-Internal-Api-Key": KEY}, checks=checks)
+
+    try:
+        ask()
+    finally:
+        repositories.close()

@@ -1,0 +1,205 @@
+"""Real Codex attempts against a fake model: many at once, limits that pause them, and the same by another way."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from suites import HEAD, attempts, conduct, document, lines, plan
+
+from proofbox.agents.codex.binary import find_binary
+from proofbox.evidence.promotion import emit_promotion
+from proofbox.evidence.reader import load_bundle
+from proofbox.evidence.verify import verify
+from proofbox.lab.ledger import Ledger
+from proofbox.lab.limiter import Limiter
+from proofbox.lab.parity import compare
+from proofbox.lab.plan import Plan, credential_of, ledger_path
+from proofbox.lab.validation import validate
+
+pytestmark = pytest.mark.needs("bubblewrap", "codex")
+
+
+def prompt(id: str, text: str, **fields: Any) -> str:
+    more = "".join(f"{name} = {json.dumps(value)}\n" for name, value in fields.items())
+    verifier = 'verify = { commands = ["grep -qx 42 answer.txt"] }\n'
+    return f"[[mission]]\nid = {json.dumps(id)}\nprompt = {json.dumps(text)}\n{more}{verifier}"
+
+
+@contextlib.contextmanager
+def serving(*argv: str) -> Iterator[str]:
+    server = subprocess.Popen([sys.executable, *argv], stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    try:
+        yield server.stdout.readline().strip()
+    finally:
+        server.terminate()
+        server.communicate()
+
+
+@pytest.fixture
+def model() -> Iterator[str]:
+    with serving("-m", "proofbox.agents.fakemodel") as url:
+        yield url
+
+
+LIMITED_ONCE = """
+import anyio, json, time
+from proofbox.agents.fakemodel import FakeModel
+
+class LimitedOnce(FakeModel):
+    limited = False
+    async def _answer(self, request, responder):
+        if self.limited:
+            return await super()._answer(request, responder)
+        self.limited = True
+        error = {"type": "usage_limit_reached", "message": "used up", "resets_at": int(time.time()) + 4}
+        await responder.send(429, json.dumps({"error": error}).encode(), {"content-type": "application/json"})
+
+async def serve():
+    async with LimitedOnce().listening() as url:
+        print(url, flush=True)
+        await anyio.sleep_forever()
+
+anyio.run(serve)
+"""
+
+
+@pytest.fixture
+def limited_once() -> Iterator[str]:
+    """A model that says of the first request of all that the plan is used up, for a few seconds."""
+    with serving("-c", LIMITED_ONCE) as url:
+        yield url
+
+
+def codex(source: str, out: Path, model: str, **options: Any) -> Plan:
+    said = {"base_url": model, "model": "fake-model"}
+    return plan(source, out, out.parent, chain="codex_app_server!", flags=said, **options)
+
+
+def test_many_attempts_at_once_each_in_its_own_session_and_trace(
+    tmp_path: Path, model: str, rounds: Callable[[int, int], int]
+) -> None:
+    count = rounds(6, 18)
+    source = HEAD + "".join(
+        prompt(f"m{n}", f"[[run echo marker-{n}-marker; echo 42 > answer.txt]] [[say done marker-{n}-marker]]")
+        for n in range(count)
+    )
+    source += prompt("slow", "[[run sleep 600]]", timeout=3.0) + prompt("stopped", "[[run sleep 601]]")
+    out = tmp_path / "out"
+    made = codex(source, out, model, concurrency=count + 2)
+
+    def stop_one(event: dict[str, Any]) -> None:
+        if event["attempt_id"] == "stopped.1" and event["event"] == "activity":
+            ledger = Ledger(ledger_path(out, made.run_id))
+            ledger.interrupt("stopped.1")
+            ledger.close()
+
+    run = conduct(made, out, stop_one)
+    found = attempts(made, out)
+    for n in range(count):
+        attempt = found[f"m{n}.1"]
+        assert attempt.result is not None
+        assert (attempt.result.claimed, attempt.result.verified, attempt.result.infra) == ("success", "passed", None)
+        text = "".join(json.dumps(each) for each in lines(out, made, attempt, "events.jsonl"))
+        assert f"marker-{n}-marker" in text
+        assert not any(f"marker-{other}-marker" in text for other in range(count) if other != n)
+    reasons = {id: each.result.reason for id, each in found.items() if each.result is not None}
+    assert (reasons["slow.1"], reasons["stopped.1"]) == ("timed_out", "interrupted")
+    runners = [document(out, made, each, "runner.ref.json") for each in found.values()]
+    assert len({each["session_id"] for each in runners}) == len({each["thread_id"] for each in runners}) == count + 2
+    assert verify(out).ok
+    assert [each.code for each in validate(load_bundle(run), strict=True)] == []
+
+
+def test_a_shared_process_carries_many_attempts_and_none_of_them_is_promotable(tmp_path: Path, model: str) -> None:
+    source = HEAD + "".join(
+        prompt(f"m{n}", f"[[run echo marker-{n}-marker; echo 42 > answer.txt]] [[say done]]") for n in range(3)
+    )
+    out = tmp_path / "out"
+    made = codex(source, out, model, isolation="shared")
+    run = conduct(made, out)
+    found = attempts(made, out)
+    assert {each.result and each.result.verified for each in found.values()} == {"passed"}
+    runners = [document(out, made, each, "runner.ref.json") for each in found.values()]
+    assert len({each["session_id"] for each in runners}) == 1
+    assert len({each["thread_id"] for each in runners}) == 3
+    for n in range(3):
+        text = "".join(json.dumps(each) for each in lines(out, made, found[f"m{n}.1"], "events.jsonl"))
+        assert [other for other in range(3) if f"marker-{other}-marker" in text] == [n]
+        assert not emit_promotion(run / found[f"m{n}.1"].path).promotable
+
+
+def test_a_usage_limit_pauses_the_credential_and_burns_no_attempts(tmp_path: Path, limited_once: str) -> None:
+    source = HEAD + prompt("limited", "[[run echo 42 > answer.txt]] [[say done]]")
+    made = codex(source, tmp_path / "out", limited_once, retries=0)
+    conduct(made, tmp_path / "out")
+    found = attempts(made, tmp_path / "out")
+    results = {
+        id: (each.parent, each.result and (each.result.infra, each.result.verified)) for id, each in found.items()
+    }
+    assert results == {
+        "limited.1": (None, ("RUNTIME_USAGE_LIMIT", "none")),
+        "limited.1.r1": ("limited.1", (None, "passed")),
+    }
+    credential = credential_of(made)
+    assert credential is not None
+    state = Limiter(credential, 4).state()
+    assert state.why == "usage limit"
+    assert state.inside == ()
+
+
+MISSIONS = HEAD + "".join(
+    [
+        prompt("does-it", "[[run echo 42 > answer.txt]] [[say done]]"),
+        prompt("lies", "[[say done]]"),
+        prompt("gives-up", "[[run cat nothing-here]] [[say failed: it is not there]]"),
+        prompt(
+            "two-steps", "[[run echo 4 > a]] [[run tr -d '\\n' < a > answer.txt; echo 2 >> answer.txt]] [[say done]]"
+        ),
+    ]
+)
+
+
+def test_the_same_missions_score_the_same_by_protocol_and_by_command_line(tmp_path: Path, model: str) -> None:
+    native = codex(MISSIONS, tmp_path / "native", model)
+    binary = find_binary()
+    port = model.split(":")[2].split("/")[0]
+    config = {
+        "model": "fake-model",
+        "model_provider": "fake",
+        "model_providers.fake.name": "fake",
+        "model_providers.fake.base_url": model,
+        "model_providers.fake.wire_api": "responses",
+        "check_for_update_on_startup": False,
+        "features.plugins": False,
+        "features.apps": False,
+    }
+    words = [word for name, value in config.items() for word in ("-c", f"{name}={json.dumps(value)}")]
+    line = 'mkdir -p /tmp/home && export CODEX_HOME=/tmp/home && exec "$@"'
+    command = ["sh", "-c", line, "sh", str(binary.path), "exec", "--json", "--skip-git-repo-check"]
+    command += ["--dangerously-bypass-approvals-and-sandbox", *words, "-"]
+    process = plan(
+        MISSIONS.replace("[[mission]]", f'[[mission]]\nnetwork = "allow:127.0.0.1:{port}"'),
+        tmp_path / "process",
+        tmp_path,
+        chain="process!",
+        runtimes={
+            "process": {
+                "command": command,
+                "output": "codex_exec",
+                "mounts": [f"{binary.path.parent}:{binary.path.parent}:ro"],
+            }
+        },
+    )
+    one = load_bundle(conduct(native, tmp_path / "native"))
+    other = load_bundle(conduct(process, tmp_path / "process"))
+    assert compare(one, other) == []
+    results = {id: each.result and each.result.verified for id, each in attempts(native, tmp_path / "native").items()}
+    assert results == {"does-it.1": "passed", "lies.1": "failed", "gives-up.1": "failed", "two-steps.1": "passed"}

@@ -1,0 +1,100 @@
+"""A process that forks workers on a workspace and kills them at random moments. Says what it saw as JSON.
+
+    python killing.py DIRECTORY ROUNDS SEED
+
+By itself, because a process with threads, such as a test runner's, can't fork safely.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+from proofbox import Workspace
+from proofbox.workspace import registry
+
+VERIFIED_EVERY = 20
+
+
+def work(root: Path, seed: int, out: int) -> None:
+    """Until killed: edit, snapshot, roll back. Each id is said when its snapshot has returned."""
+    chance = random.Random(seed)  # noqa: S311
+    with Workspace.open(root, track=bool(seed % 2)) as ws:
+        ids = [snapshot.id for snapshot in ws.history()]
+        os.write(out, b".")
+        while True:
+            for _ in range(chance.randint(1, 5)):
+                path = root / f"d{chance.randint(0, 2)}" / f"f{chance.randint(0, 6)}"
+                if chance.random() < 0.2 and path.exists():
+                    path.unlink()
+                else:
+                    path.parent.mkdir(exist_ok=True)
+                    path.write_text(str(chance.random()) * chance.randint(1, 200))
+            if chance.random() < 0.5:
+                ws.rollback(chance.choice(ids))
+            taken = ws.snapshot("x", sealed=chance.random() < 0.3)
+            ids.append(taken.id)
+            os.write(out, bytes.fromhex(taken.id))
+
+
+def killed_worker(root: Path, seed: int, after: int, delay: float) -> list[str]:
+    """Killed so many seconds after so many snapshots. The ids it had said."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        try:
+            work(root, seed, writing)
+        finally:
+            os._exit(1)
+    os.close(writing)
+    with open(reading, "rb", buffering=0) as pipe:
+        if pipe.read(1) != b".":
+            raise RuntimeError(f"the worker of round {seed} did not get to open the workspace")
+        said = b"".join(pipe.read(32) for _ in range(after))
+        time.sleep(delay)
+        os.kill(child, signal.SIGKILL)
+        said += b"".join(iter(lambda: pipe.read(65536), b""))
+    os.waitpid(child, 0)
+    return [said[at : at + 32].hex() for at in range(0, len(said) - 31, 32)]
+
+
+def main() -> None:
+    root, rounds, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    chance = random.Random(seed)  # noqa: S311
+    wrong: list[str] = []
+    seen = {"rollback under way": 0, "none": 0}
+    with Workspace.init(root) as made:
+        known = {made.snapshot("first").id}
+        journal_path = registry.home_of(made.id) / "rollback.json"
+    for number in range(rounds):
+        known |= set(killed_worker(root, number, chance.randint(0, 3), chance.random() ** 2 * 0.03))
+        journal = registry.read(journal_path, registry.Rollback)
+        seen["none" if journal is None else "rollback under way"] += 1
+        with Workspace.open(root, track=False) as ws:
+            history = ws.history()
+            lost = known - {snapshot.id for snapshot in history}
+            if lost:
+                wrong.append(f"round {number}: lost {lost}")
+            if journal is not None and (history[-1].kind, history[-1].id) != ("rollback", journal.target):
+                wrong.append(f"round {number}: an interrupted rollback was not finished")
+            if journal is not None and ws.status().changes:
+                wrong.append(f"round {number}: a finished rollback left differences")
+            wanted = chance.choice(sorted(known))
+            ws.rollback(wanted)
+            if ws.snapshot("after", sealed=True).id != wanted:
+                wrong.append(f"round {number}: rolled back to something else")
+            if number % VERIFIED_EVERY == 0 or number == rounds - 1:
+                wrong += [f"round {number}: {problem}" for problem in ws.verify().problems]
+        if [name for name in os.listdir(root) if name.startswith(".proofbox")]:
+            wrong.append(f"round {number}: a temporary file was left")
+    print(json.dumps({"wrong": wrong, "seen": seen, "snapshots": len(known)}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,435 @@
+"""What is not an ordinary tree has a defined fate: odd files, odd moments, odd machines."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from capabilities import OrdinaryUser
+
+from proofbox import Workspace
+from proofbox.core.dirs import state_dir
+from proofbox.errors import WorkspaceExists
+from proofbox.workspace import generation, pack, scan, suspects
+from proofbox.workspace.store import Store
+from proofbox.workspace.tree import PAGED
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    made = tmp_path / "project"
+    made.mkdir()
+    (made / "file").write_text("one")
+    return made
+
+
+@pytest.fixture
+def ws(root: Path) -> Iterator[Workspace]:
+    with Workspace.init(root) as made:
+        yield made
+
+
+def store_of(ws: Workspace) -> Path:
+    return state_dir() / "workspaces/stores" / ws._registration.store
+
+
+# Files that are none.
+
+
+def test_what_is_no_file_is_named_and_left_alone(ws: Workspace, root: Path) -> None:
+    first = ws.snapshot("first")
+    os.mkfifo(root / "fifo")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(root / "socket"))
+    second = ws.snapshot("second")
+    assert second.id == first.id
+    assert [(left.path, left.reason) for left in second.skipped] == [
+        (name, "not a file, directory or symbolic link") for name in ("fifo", "socket")
+    ]
+    (root / "file").write_text("two")
+    ws.rollback(first.id)
+    assert stat.S_ISFIFO((root / "fifo").stat().st_mode)
+    assert (root / "file").read_text() == "one"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes devices")
+def test_a_device_is_never_opened(ws: Workspace, root: Path) -> None:
+    os.mknod(root / "device", stat.S_IFCHR | 0o600, os.makedev(1, 5))  # zeros without end
+    assert [left.path for left in ws.snapshot("device").skipped] == ["device"]
+
+
+def test_a_name_that_is_not_text_is_exact(ws: Workspace, root: Path) -> None:
+    ws.snapshot("first")
+    name = os.fsencode(root) + b"/\xff\n"
+    with open(name, "wb") as file:
+        file.write(b"odd")
+    second = ws.snapshot("second")
+    (change,) = ws.diff(second.parent, second.id)
+    assert (change.path_b64, change.kind) == ("/wo=", "added")
+    os.unlink(name)
+    ws.rollback(second.id)
+    with open(name, "rb") as file:
+        assert file.read() == b"odd"
+
+
+@pytest.mark.parametrize("track", [True, False])
+def test_an_edit_through_a_hard_link_is_found_by_a_sealed_snapshot(root: Path, tmp_path: Path, track: bool) -> None:
+    os.link(root / "file", tmp_path / "elsewhere")
+    with Workspace.init(root, track=track) as ws:
+        first = ws.snapshot("first")
+        (tmp_path / "elsewhere").write_text("two")
+        second = ws.snapshot("sealed", sealed=True)
+        assert second.id != first.id
+        assert second.method == "sealed"
+        ws.rollback(first.id)
+    assert (root / "file").read_text() == "one"
+    assert (tmp_path / "elsewhere").read_text() == "two", "the link was cut, and the other name left alone"
+
+
+def test_a_sparse_file_comes_back_sparse(ws: Workspace, root: Path) -> None:
+    size = 64 << 20
+    with (root / "sparse").open("wb") as file:
+        file.seek(size // 2)
+        file.write(b"in the middle")
+        file.truncate(size)
+    first = ws.snapshot("sparse")
+    (root / "sparse").unlink()
+    ws.rollback(first.id)
+    info = (root / "sparse").stat()
+    assert info.st_size == size
+    assert info.st_blocks * 512 < size // 8
+    with (root / "sparse").open("rb") as file:
+        file.seek(size // 2)
+        assert file.read(13) == b"in the middle"
+    assert ws.verify().sound
+
+
+def test_a_giant_file_is_skipped_with_the_reason(ws: Workspace, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan, "LARGEST", 1000)
+    (root / "giant").write_bytes(bytes(1001))
+    (left,) = ws.snapshot("giant").skipped
+    assert left.path == "giant"
+    assert "1000" in left.reason
+
+
+def test_storing_a_large_file_keeps_nobody_waiting(ws: Workspace) -> None:
+    with_lock = Store(store_of(ws))
+    other = Store(store_of(ws))
+
+    def chunks() -> Iterator[bytes]:
+        yield b"a" * 100
+        other.commit(b"{}")  # would wait for ever if the lock were held
+        yield b"b" * 100
+
+    digest = with_lock.put_stream(chunks())
+    assert b"".join(with_lock.chunks(digest)) == b"a" * 100 + b"b" * 100
+    with_lock.close()
+    other.close()
+
+
+def test_a_file_that_keeps_changing_is_named(ws: Workspace, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = scan.Scanner._content
+
+    def content(self: scan.Scanner, fd: int, size: int) -> tuple[bytes, int]:
+        found = read(self, fd, size)
+        with (root / "file").open("a") as file:
+            file.write("more")
+        return found
+
+    monkeypatch.setattr(scan.Scanner, "_content", content)
+    (root / "file").write_text("two")
+    assert [left.path for left in ws.snapshot("unstable").unstable] == ["file"]
+    monkeypatch.undo()
+    settled = ws.snapshot("settled", sealed=True)
+    assert settled.unstable == ()
+    (root / "file").rename(root / "kept")
+    ws.rollback(settled.id)
+    assert (root / "file").read_text().startswith("two")
+
+
+# Moments.
+
+
+@pytest.mark.parametrize("track", [True, False])
+def test_edits_within_one_tick_of_the_clock_are_seen(root: Path, track: bool) -> None:
+    seen: dict[str, str] = {}
+    with Workspace.init(root, track=track) as ws:
+        for number in range(300):
+            text = str(number % 7)
+            (root / "file").write_text(text)
+            assert seen.setdefault(ws.snapshot().id, text) == text
+    assert len(seen) == 7
+
+
+def test_times_that_were_set_back_hide_nothing(root: Path) -> None:
+    with Workspace.init(root, track=False) as ws:
+        first = ws.snapshot("first")
+        before = (root / "file").stat()
+        (root / "file").write_text("two")
+        os.utime(root / "file", ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert ws.snapshot("second").id != first.id
+
+
+def test_a_queue_that_overflowed_means_a_scan(ws: Workspace, root: Path) -> None:
+    ws.snapshot("first")
+    events = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+    for number in range(100):
+        (root / f"{number}").write_text("new")
+    for number in range(events):
+        os.utime(root / f"{number % 2}")  # by turns: the kernel makes one of two equal events in a row
+    (root / "file").unlink()
+    taken = ws.snapshot("after")
+    assert taken.method == "scan"
+    assert taken.changed == 101
+    (root / "file").write_text("again")
+    assert ws.snapshot("tracked again").method == "tracked"
+    assert ws.status().changes == ()
+
+
+def test_without_watches_every_look_is_a_scan(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proofbox.workspace.tracking._MASK", 0)
+    monkeypatch.setattr("proofbox.workspace.tracking._ONLYDIR", 0)  # a watch for nothing, which the kernel refuses
+    with Workspace.init(root) as ws:
+        first = ws.snapshot("first")
+        (root / "file").write_text("two")
+        second = ws.snapshot("second")
+        assert (first.method, second.method, second.changed) == ("scan", "scan", 1)
+
+
+def test_a_moved_directory_stays_tracked(ws: Workspace, root: Path) -> None:
+    (root / "z/below").mkdir(parents=True)
+    (root / "z/below/one").write_text("one")
+    ws.snapshot("first")
+    for old, new in (("z", "a"), ("a", "m"), ("m/below", "below"), ("below", "m/again")):
+        (root / old).rename(root / new)
+        moved = ws.snapshot(f"{old} to {new}")
+        place = next(root.rglob("one"))
+        place.write_text(new)
+        written = ws.snapshot("written")
+        assert (moved.method, written.method, written.changed) == ("tracked", "tracked", 1)
+        place.write_text("one")
+    ws.snapshot("last")
+    assert ws.snapshot("sealed", sealed=True).changed == 0
+
+
+# Sizes.
+
+
+def test_a_large_directory_is_kept_in_pages(root: Path, tmp_path: Path) -> None:
+    chance = random.Random(3)  # noqa: S311
+    for number in range(PAGED + 200):
+        (root / f"n{number}").write_text(str(number))
+    (root / "below").mkdir()
+    trees: dict[str, dict[str, str]] = {}
+    with Workspace.init(root) as ws:
+        for step in range(15):
+            names = [path for path in root.iterdir() if path.is_file()]
+            for path in chance.sample(names, 5 if step % 3 else 150):  # back and forth over the limit
+                path.unlink()
+            for number in range(5 if step % 3 else 150):
+                (root / f"s{step}-{number}").write_text(str(chance.random()))
+            (root / "below/file").write_text(str(step))
+            trees[ws.snapshot().id] = {path.name: path.read_text() for path in root.iterdir() if path.is_file()}
+        with Workspace.open(root, track=False) as again:
+            assert again.snapshot("the same", sealed=True).id == list(trees)[-1]
+        for wanted in chance.sample(sorted(trees), 5):
+            ws.rollback(wanted)
+            assert {path.name: path.read_text() for path in root.iterdir() if path.is_file()} == trees[wanted]
+        with ws.fork(wanted, tmp_path / "fork") as fork:
+            assert {path.name: path.read_text() for path in fork.path.iterdir() if path.is_file()} == trees[wanted]
+            assert fork.snapshot("sealed", sealed=True).id == wanted
+        ws.gc(keep=3)
+        assert ws.verify().sound
+
+
+# Machines, users, other processes.
+
+
+def test_a_damaged_table_is_made_anew(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generation, "_UNSORTED", 1)
+    for number in range(20):
+        (root / str(number)).write_text(str(number))
+    with Workspace.init(root) as ws:
+        first = ws.snapshot("first")
+        table = store_of(ws) / "lookup.1"
+    whole = table.read_bytes()
+    assert len(whole) > 1000
+    for damaged in (b"", whole[:-1], whole[:-20] + b"x" + whole[-19:], whole + b"\0", b"\0" * len(whole)):
+        table.write_bytes(damaged)
+        with Workspace.open(root, track=False) as ws:
+            assert ws.verify().sound
+            (root / "file").write_text(str(len(damaged)))
+            ws.rollback(first.id)
+            assert (root / "file").read_text() == "one"
+
+
+def test_a_power_cut_that_took_the_last_objects_is_noticed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Workspace.init(root) as ws:
+        first = ws.snapshot("first")
+        files = store_of(ws)
+    ws = Workspace.open(root)
+    (root / "file").write_text("two")
+    ws.snapshot("lost")
+    ws._store.sync = ws._store.close = lambda: None  # type: ignore[method-assign]
+    ws.close()  # which leaves a cache that knows of what is about to be lost
+    pack_file = files / "pack-1"
+    with pack_file.open("r+b") as file:
+        file.truncate(pack_file.stat().st_size - 40)
+    monkeypatch.setattr(pack, "this_boot", lambda: 12345)
+    with Workspace.open(root) as ws:
+        assert [each.id for each in ws.history()] == [first.id]
+        again = ws.snapshot("again")
+        assert ws.verify().sound
+        ws.rollback(first.id)
+        ws.rollback(again.id)
+    assert (root / "file").read_text() == "two"
+
+
+def test_two_processes_on_one_workspace(ws: Workspace, root: Path) -> None:
+    code = """if True:
+        import sys
+        from pathlib import Path
+        from proofbox import Workspace
+        with Workspace.open(sys.argv[1]) as ws:
+            for number in range(20):
+                Path(sys.argv[1], sys.argv[2]).write_text(f"{sys.argv[2]} {number}")
+                print(ws.snapshot(f"{sys.argv[2]} {number}").id)"""
+    clients = [
+        subprocess.Popen([sys.executable, "-c", code, str(root), name], stdout=subprocess.PIPE, text=True)
+        for name in ("left", "right")
+    ]
+    taken = [line for client in clients for line in client.communicate()[0].split()]
+    assert [client.returncode for client in clients] == [0, 0]
+    head = ws.head
+    assert head is not None
+    assert head.message.endswith("19"), "this one sees what others made"
+    history = ws.history()
+    assert len(history) == 40
+    assert {each.id for each in history} == set(taken)
+    assert ws.snapshot("all of it").id == head.id
+    assert ws.verify().sound
+
+
+def test_a_fork_takes_the_place_of_one_that_was_removed(ws: Workspace, tmp_path: Path) -> None:
+    first = ws.snapshot("first")
+    for _ in range(2):
+        with ws.fork(first.id, tmp_path / "fork") as fork:
+            (fork.path / "file").unlink()
+        (tmp_path / "fork").rmdir()
+    (tmp_path / "fork").mkdir()
+    with pytest.raises(WorkspaceExists):
+        ws.fork(first.id, tmp_path / "fork")
+
+
+AS_SOMEONE = """if True:
+    import json, os, sys
+    from pathlib import Path
+    from proofbox import Sandboxes, Workspace
+    root = Path(os.environ["HOME"], "project")
+    (root / "closed").mkdir(parents=True)
+    (root / "file").write_text("one")
+    (root / "secret").write_text("secret")
+    (root / "closed/below").write_text("below")
+    with Workspace.init(root) as ws:
+        first = ws.snapshot("first")
+        (root / "secret").chmod(0)
+        (root / "closed").chmod(0)
+        (root / "file").write_text("two")
+        second = ws.snapshot("second")
+        (root / "closed").chmod(0o755)
+        ws.rollback(first.id)
+        said = {"skipped": [left.path for left in second.skipped], "file": (root / "file").read_text(),
+                "secret": (root / "secret").read_text(), "below": (root / "closed/below").read_text()}
+        ws.rollback(second.id)
+        said["kept"] = (root / "secret").exists()
+        if sys.argv[1:]:
+            with ws.overlay(first.id) as layers, Sandboxes(root) as boxes:
+                done = boxes.exec(["sh", "-c", "cat file; rm -r closed secret; echo new > file"], provider="bubblewrap",
+                                  **layers.options())
+                said["box"] = done.stdout or done.stderr
+                said["changes"] = [[change.path, change.kind] for change in layers.changes()]
+        print(json.dumps(said))"""
+
+
+@pytest.mark.needs("unprivileged-user", "bubblewrap")
+def test_an_ordinary_user(ordinary_user: OrdinaryUser) -> None:
+    done = subprocess.run(
+        [ordinary_user.python, "-c", AS_SOMEONE, "box"],
+        env=dict(ordinary_user.env),
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+        **ordinary_user.identity,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {
+        "skipped": ["closed", "secret"],
+        "file": "one",
+        "secret": "secret",
+        "below": "below",
+        "kept": True,
+        "box": "one",
+        "changes": [["closed", "deleted"], ["closed/below", "deleted"], ["file", "modified"], ["secret", "deleted"]],
+    }
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")
+def test_a_rollback_crosses_mount_points(root: Path) -> None:
+    code = """if True:
+        import sys
+        from pathlib import Path
+        from proofbox import Workspace
+        root = Path(sys.argv[1])
+        (root / "mounted/file").write_text("one")
+        with Workspace.init(root) as ws:
+            first = ws.snapshot("first")
+            (root / "mounted/file").write_text("two")
+            (root / "mounted/new").write_text("new")
+            ws.rollback(first.id)
+            print((root / "mounted/file").read_text(), (root / "mounted/new").exists(), ws.status().changes)
+            (root / "mounted/file").unlink()
+            empty = ws.snapshot("empty")
+            (root / "mounted/file").write_text("three")
+            print(ws.rollback(empty.id).left)"""
+    (root / "mounted").mkdir()
+    script = 'mount -t tmpfs none "$1/mounted" && exec "$2" -c "$3" "$1"'
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script, "sh", str(root), sys.executable, code],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "one False ()\n()\n"
+
+
+def test_the_two_ways_to_look_find_the_same(ws: Workspace, root: Path) -> None:
+    for folder in range(30):
+        (root / f"d{folder}/below").mkdir(parents=True)
+        for number in range(5):
+            (root / f"d{folder}/below/f\udcff{number}").write_text("x")
+    ws.snapshot("first")
+    assert ws._directory is not None
+    jobs = list(ws._directory.walk())
+    (root / "d1/below/f\udcff1").write_text("changed")
+    (root / "d2/below/f\udcff2").unlink()
+    (root / "d3/below").rename(root / "d3/moved")
+    (root / "d4").rename(root / "d5/d4")
+    (root / "d6/below").chmod(0o700)
+    (root / "d7/new").symlink_to("nowhere")
+    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        by_python = suspects._together(suspects._look(fd, jobs))
+        assert suspects._together(suspects._ask(fd, [jobs[:20], jobs[20:]]) or ()) == by_python
+    finally:
+        os.close(fd)
+    assert len(by_python) >= 7
