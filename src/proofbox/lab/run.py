@@ -100,6 +100,8 @@ class Conductor:
                 self._out, run_id=self._run_id, expected=expected, redactor=redactor, clock=self._clock
             )
             if run_dir.exists():
+                for name in expected:  # written last, from the ledger: killed among them, they are written anew
+                    (run_dir / name).unlink(missing_ok=True)
                 bundle = bundle.taking_over()
             # Not a `with`: left by an exception or an interrupt, the run is to stay in progress, and be resumed.
             bundle.__enter__()
