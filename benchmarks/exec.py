@@ -23,9 +23,9 @@ from statistics import median
 
 from proofbox import AsyncSandboxes, Output, Sandboxes, Session
 from proofbox.sandbox.config import Settings
+from proofbox.sandbox.containers import our_containers
 from proofbox.sandbox.contract import Policy
 from proofbox.sandbox.providers import bubblewrap
-from proofbox.sandbox.providers.docker import our_containers
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 import private_engine

@@ -58,6 +58,7 @@ PACKAGES = {
     "test": [
         Package("docker.io", ("dockerd",), "a real engine of the tests' own"),
         Package("runsc", ("runsc",), "gVisor as that engine's runtime"),
+        Package("podman", ("podman",), "another engine, for the same provider"),
         Package("busybox-static", ("busybox",), "the image that the engine runs"),
         Package("musl-tools", ("musl-gcc",), "box programs that start in half the time"),
         Package(

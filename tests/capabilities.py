@@ -143,6 +143,10 @@ def probe_docker() -> str:
     return private_engine.missing()
 
 
+def probe_podman() -> str:
+    return private_engine.missing_podman()
+
+
 def probe_gvisor() -> str:
     return probe_docker() or ("" if shutil.which("runsc") else "no runsc on the PATH")
 
@@ -183,6 +187,7 @@ CAPABILITIES = {
     ),
     "git": Capability(probe_git, "scripts/setup --test installs it; 2.38 or newer", True),
     "gvisor": Capability(probe_gvisor, "scripts/setup --test installs runsc", True),
+    "podman": Capability(probe_podman, "as root: apt-get install podman runc busybox-static", False),
     "qemu-user": Capability(probe_qemu_user, "scripts/setup --test installs it", True),
     "root": Capability(probe_root, "run the tests as root", False),
     "ripgrep": Capability(probe_ripgrep, "scripts/setup --test installs it", True),

@@ -1,6 +1,7 @@
 """A Docker engine of the tests' own: private, without a network, gone afterwards with all it held.
 
-Its one image is made here, from a static busybox: no registry is needed, and the image has neither libc nor package.
+Its one image is made here, from a static busybox: no registry is needed. Where this machine has perl, as every Debian
+does, it is in there too, with the libraries it needs: some attacks take more than a shell.
 """
 
 from __future__ import annotations
@@ -64,11 +65,46 @@ def private_engine() -> Iterator[PrivateEngine]:
         engine = Engine(host)
         _wait_until_up(engine, process, base / "log")
         engine.call(
-            "POST", "/images/create", op="import", query={"fromSrc": "-", "repo": IMAGE.split(":")[0]}, body=_rootfs()
+            "POST", "/images/create", op="import", query={"fromSrc": "-", "repo": IMAGE.split(":")[0]}, body=rootfs()
         )
         yield PrivateEngine(host, process.pid, engine)
     finally:
         _stop(process)
+        _kill_below(base)
+        _unmount_below(base)
+        shutil.rmtree(base, ignore_errors=True)
+
+
+def missing_podman() -> str:
+    if os.geteuid() != 0:
+        return "a podman of our own needs root"
+    absent = [name for name in ("podman", "conmon", "runc", "busybox") if shutil.which(name) is None]
+    return f"not on the PATH: {', '.join(absent)}" if absent else ""
+
+
+@contextlib.contextmanager
+def private_podman() -> Iterator[PrivateEngine]:
+    """The same by Podman's socket. By runc: crun refuses the mixed control groups that some machines have."""
+    base = Path(tempfile.mkdtemp(prefix="pbp-", dir="/tmp"))
+    places = {"--root": "root", "--runroot": "run", "--tmpdir": "tmp"}
+    words = ["podman", *(word for flag, name in places.items() for word in (flag, str(base / name)))]
+    words += ["--runtime", "runc", "--cgroup-manager", "cgroupfs", "--events-backend", "file"]
+    host = f"unix://{base / 'sock'}"
+    with (base / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [*words, "system", "service", "--time", "0", host], stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        engine = Engine(host)
+        _wait_until_up(engine, process, base / "log")
+        engine.call(
+            "POST", "/images/create", op="import", query={"fromSrc": "-", "repo": IMAGE.split(":")[0]}, body=rootfs()
+        )
+        yield PrivateEngine(host, process.pid, engine)
+    finally:
+        _stop(process)
+        subprocess.run([*words, "system", "reset", "--force"], capture_output=True, check=False)
+        _kill_below(base)
         _unmount_below(base)
         shutil.rmtree(base, ignore_errors=True)
 
@@ -80,13 +116,15 @@ def _wait_until_up(engine: Engine, process: subprocess.Popen[bytes], log: Path) 
             engine.call("GET", "/_ping", op="answer", timeout=5)
         except ProviderUnavailable:
             if process.poll() is not None or time.monotonic() > end:
-                raise AssertionError(f"dockerd did not come up:\n{log.read_text(errors='replace')[-3000:]}") from None
+                raise AssertionError(
+                    f"the engine did not come up:\n{log.read_text(errors='replace')[-3000:]}"
+                ) from None
             time.sleep(0.05)
         else:
             return
 
 
-def _rootfs() -> bytes:
+def rootfs() -> bytes:
     busybox = shutil.which("busybox")
     assert busybox is not None
     names = subprocess.run([busybox, "--list"], capture_output=True, text=True, check=True).stdout.split()
@@ -102,11 +140,25 @@ def _rootfs() -> bytes:
                 link = tarfile.TarInfo(f"bin/{name}")
                 link.type, link.linkname = tarfile.SYMTYPE, "busybox"
                 tar.addfile(link)
+        _add_perl(tar)
         for name, text in {"etc/passwd": "root:x:0:0::/root:/bin/sh\n", "etc/group": "root:x:0:\n"}.items():
             file = tarfile.TarInfo(name)
             file.size, file.mode = len(text), 0o644
             tar.addfile(file, io.BytesIO(text.encode()))
     return data.getvalue()
+
+
+def _add_perl(tar: tarfile.TarFile) -> None:
+    perl = shutil.which("perl", path="/usr/bin")
+    if perl is None:
+        return
+    places = subprocess.run([perl, "-e", "print join qq(\n), @INC"], capture_output=True, text=True, check=True)
+    base = [place for place in places.stdout.split() if place.endswith("/perl-base")]
+    programs = [perl, "/usr/bin/id"]  # the second is what a check plants in a project as setuid
+    listed = subprocess.run(["ldd", *programs], capture_output=True, text=True, check=False).stdout.split()
+    libraries = {word for word in listed if word.startswith("/") and not word.endswith(":")}
+    for path in sorted({perl, *base, *libraries}):
+        tar.add(os.path.realpath(path), path.lstrip("/"))
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
@@ -119,6 +171,14 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     # Its containerd and shims are in its session; what still runs there had no time to end.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+
+
+def _kill_below(base: Path) -> None:
+    """What an engine that was itself killed has left running; all of it names the engine's directory."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"{base}/".encode() in (entry / "cmdline").read_bytes():
+                os.kill(int(entry.name), signal.SIGKILL)
 
 
 def _unmount_below(base: Path) -> None:

@@ -43,6 +43,10 @@ if TYPE_CHECKING:
     from proofbox.evidence.writer import BundleWriter as BundleWriter
     from proofbox.sandbox.aservice import AsyncSandboxes as AsyncSandboxes
     from proofbox.sandbox.aservice import AsyncSession as AsyncSession
+    from proofbox.sandbox.catalogue import Image as Image
+    from proofbox.sandbox.catalogue import list_images as list_images
+    from proofbox.sandbox.catalogue import resolve_default_image as resolve_default_image
+    from proofbox.sandbox.config import Settings as Settings
     from proofbox.sandbox.contract import Diagnostic as Diagnostic
     from proofbox.sandbox.contract import Event as Event
     from proofbox.sandbox.contract import ExecResult as ExecResult
@@ -51,6 +55,8 @@ if TYPE_CHECKING:
     from proofbox.sandbox.contract import Output as Output
     from proofbox.sandbox.contract import Policy as Policy
     from proofbox.sandbox.contract import ProbeResult as ProbeResult
+    from proofbox.sandbox.images import pull_image as pull_image
+    from proofbox.sandbox.initialize import initialize as initialize
     from proofbox.sandbox.service import Sandboxes as Sandboxes
     from proofbox.sandbox.service import Session as Session
     from proofbox.sandbox.sessions import SessionInfo as SessionInfo
@@ -76,6 +82,7 @@ _HOME = {
     "Diagnostic": "sandbox.contract",
     "Event": "sandbox.contract",
     "ExecResult": "sandbox.contract",
+    "Image": "sandbox.catalogue",
     "Isolation": "sandbox.contract",
     "Mount": "sandbox.contract",
     "Output": "sandbox.contract",
@@ -90,6 +97,7 @@ _HOME = {
     "Sandboxes": "sandbox.service",
     "Session": "sandbox.service",
     "SessionInfo": "sandbox.sessions",
+    "Settings": "sandbox.config",
     "Snapshot": "workspace.model",
     "ToolEnvironment": "workspace.tools.contract",
     "Trial": "agents.outcome",
@@ -100,9 +108,13 @@ _HOME = {
     "create_tool_registry": "workspace.tools.registry",
     "emit_promotion": "evidence.promotion",
     "fork_trial": "agents.forking",
+    "initialize": "sandbox.initialize",
+    "list_images": "sandbox.catalogue",
     "load_bundle": "evidence.reader",
     "open_bundle_unverified": "evidence.reader",
     "open_toolbox": "workspace.tools.toolbox",
+    "pull_image": "sandbox.images",
+    "resolve_default_image": "sandbox.catalogue",
     "run_trial": "agents.trial",
     "verify": "evidence.verify",
 }
@@ -122,6 +134,7 @@ __all__ = [
     "Diagnostic",
     "Event",
     "ExecResult",
+    "Image",
     "Isolation",
     "Mount",
     "Output",
@@ -136,6 +149,7 @@ __all__ = [
     "Sandboxes",
     "Session",
     "SessionInfo",
+    "Settings",
     "Snapshot",
     "ToolEnvironment",
     "Trial",
@@ -146,9 +160,13 @@ __all__ = [
     "create_tool_registry",
     "emit_promotion",
     "fork_trial",
+    "initialize",
+    "list_images",
     "load_bundle",
     "open_bundle_unverified",
     "open_toolbox",
+    "pull_image",
+    "resolve_default_image",
     "run_trial",
     "verify",
 ]

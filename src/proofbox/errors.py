@@ -20,7 +20,13 @@
     │   ├── SandboxLost          SANDBOX_LOST                exit 4, retryable
     │   ├── NotFrozen            SANDBOX_NOT_FROZEN          exit 4, retryable
     │   ├── ProtocolError        SANDBOX_PROTOCOL            exit 4
-    │   └── SessionUnknown       SANDBOX_SESSION_UNKNOWN     exit 2
+    │   ├── SessionUnknown       SANDBOX_SESSION_UNKNOWN     exit 2
+    │   ├── ImageUnknown         SANDBOX_IMAGE_UNKNOWN       exit 2
+    │   ├── ImageUnavailable     SANDBOX_IMAGE_UNAVAILABLE   exit 3
+    │   ├── ImageCorrupt         SANDBOX_IMAGE_CORRUPT       exit 1
+    │   ├── ImageLocked          SANDBOX_IMAGE_LOCKED        exit 1
+    │   ├── DownloadFailed       SANDBOX_DOWNLOAD_FAILED     exit 4, retryable
+    │   └── ProvisionFailed      SANDBOX_PROVISION_FAILED    exit 3
     ├── BundleError              BUNDLE_FAILED               exit 4
     │   ├── BundleNotFound       BUNDLE_NOT_FOUND            exit 2
     │   ├── BundleInProgress     BUNDLE_IN_PROGRESS          exit 1
@@ -303,6 +309,48 @@ class SessionUnknown(SandboxError):
 
     code = "SANDBOX_SESSION_UNKNOWN"
     exit_code = 2
+
+
+class ImageUnknown(SandboxError):
+    """The catalogue has no image of that name for this architecture."""
+
+    code = "SANDBOX_IMAGE_UNKNOWN"
+    exit_code = 2
+
+
+class ImageUnavailable(SandboxError):
+    """There is no image to be had: none is named, it was not pulled yet, or its server has no such file."""
+
+    code = "SANDBOX_IMAGE_UNAVAILABLE"
+    exit_code = 3
+
+
+class ImageCorrupt(SandboxError):
+    """An image's bytes are not those its digest promises. They were not kept."""
+
+    code = "SANDBOX_IMAGE_CORRUPT"
+    exit_code = 1
+
+
+class ImageLocked(SandboxError):
+    """The catalogue means another image by that name than the project's lock file does."""
+
+    code = "SANDBOX_IMAGE_LOCKED"
+    exit_code = 1
+
+
+class DownloadFailed(SandboxError):
+    """A download did not come to its end. What has come is kept, and the next try goes on from there."""
+
+    code = "SANDBOX_DOWNLOAD_FAILED"
+    retryable = True
+
+
+class ProvisionFailed(SandboxError):
+    """The script that prepares a box did not succeed, so that there is no box. `details` has what it said."""
+
+    code = "SANDBOX_PROVISION_FAILED"
+    exit_code = 3
 
 
 class BundleError(ProofboxError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import pty
@@ -225,13 +226,16 @@ def test_a_reader_that_leaves_ends_the_command(project: Path) -> None:
     assert done.stderr == b""
 
 
-def test_ctrl_c_kills_the_command(project: Path) -> None:
+def test_a_command_that_ignores_ctrl_c_is_killed_when_one_insists(project: Path) -> None:
     script = "echo up; trap '' INT; while :; do sleep 0.05; done"
     words = [sys.executable, "-m", "proofbox", "exec", "--provider", "off", "--shell", script]
     with subprocess.Popen(words, stdout=subprocess.PIPE, cwd=project) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"up\n"
-        process.send_signal(2)
+        for _ in range(3):
+            process.send_signal(2)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=1)
         assert process.wait(timeout=30) == 130
 
 

@@ -706,6 +706,14 @@ def test_idle_groups_that_others_removed_hurt_nobody(tmp_path: Path) -> None:
         assert not survivors(tmp_path)
 
 
+def test_tags_are_for_a_pid_namespace_alone() -> None:
+    """A process without a tag is ended: outside a namespace that would be the machine."""
+    words = [str(program("boxagent")), "--tag", "--user", "12345", "12345", "--stream", "0", "1"]
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 125
+    assert "pid namespace" in done.stderr
+
+
 # ---- terminals
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import os
 import signal
 import socket
@@ -13,17 +15,32 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from private_engine import IMAGE, PrivateEngine, private_engine
+from private_engine import IMAGE, PrivateEngine, private_engine, rootfs
 
 from proofbox import Sandboxes
-from proofbox.errors import PolicyRefused, ProofboxError, ProviderUnavailable, SandboxLost, StartFailed
+from proofbox.core.dirs import cache_dir, config_dir, state_dir
+from proofbox.errors import (
+    ImageUnavailable,
+    PolicyRefused,
+    ProofboxError,
+    ProviderUnavailable,
+    SandboxError,
+    SandboxLost,
+    StartFailed,
+)
+from proofbox.sandbox.catalogue import architecture
 from proofbox.sandbox.config import Settings
 from proofbox.sandbox.conformance import CHECKS, run_conformance
+from proofbox.sandbox.containers import our_containers
 from proofbox.sandbox.engine import Engine
-from proofbox.sandbox.providers.docker import our_containers
 
 # One engine for all of these: they go to one worker.
 pytestmark = [pytest.mark.needs("docker"), pytest.mark.xdist_group("docker")]
+
+
+# gVisor takes a second for what others do in a tenth: those checks where it differs most, and all of them in a soak.
+SOAK = os.environ.get("PROOFBOX_SOAK", "") not in ("", "0")
+SAMPLED = {"agent", "killing", "limits", "policy", "commands.one-death-among-many"}
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +59,18 @@ def boxes(engine: PrivateEngine, tmp_path: Path) -> Generator[Sandboxes]:
 
 @pytest.mark.parametrize("check", [check.name for check in CHECKS])
 def test_conformance(check: str, engine: PrivateEngine) -> None:
-    [result] = run_conformance("docker", only=[check], settings=Settings(image=IMAGE)).results
+    conforms(check, Settings(image=IMAGE))
+
+
+@pytest.mark.needs("gvisor")
+@pytest.mark.parametrize("check", [check.name for check in CHECKS if SOAK or {check.subject, check.name} & SAMPLED])
+def test_conformance_of_gvisor(check: str, engine: PrivateEngine) -> None:
+    conforms(check, Settings(image=IMAGE, runtime="runsc"))
+
+
+def conforms(check: str, settings: Settings) -> None:
+    report = run_conformance("docker", only=[check], settings=settings)
+    [result] = report.results
     if result.outcome == "failed":
         pytest.fail(result.detail, pytrace=False)
     if result.outcome == "not_checked":
@@ -81,6 +109,51 @@ def test_no_image_and_an_unknown_one_are_explained(boxes: Sandboxes, tmp_path: P
         plain.exec(["true"], provider="docker")
 
 
+def test_an_image_of_the_catalogue_is_imported_when_it_is_first_used(
+    engine: PrivateEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("STATE", "CACHE", "CONFIG"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
+    project = tmp_path / "project"
+    project.mkdir()
+    data = gzip.compress(rootfs(), 1)
+    digest = hashlib.sha256(data).hexdigest()
+    (config_dir() / "images.toml").write_text(
+        f'schema_version = "proofbox.images/1"\n[[image]]\nname = "small"\narch = "{architecture()}"\n'
+        f'url = "http://127.0.0.1:9/small.tar.gz"\nsha256 = "{digest}"\n'
+    )
+    with Sandboxes(project, settings=Settings(provider="docker", image="small")) as found:
+        with pytest.raises(ImageUnavailable) as raised:
+            found.exec(["true"])
+        assert raised.value.fix_hints == ("proofbox images pull small",)
+        place = cache_dir() / "images" / f"{digest}.rootfs"
+        place.parent.mkdir()
+        place.write_bytes(data)
+        result = found.exec(["sh", "-c", "echo from the catalogue"])
+        assert result.stdout == "from the catalogue\n"
+        assert result.policy.image == f"proofbox-image/small:{digest}"
+        place.unlink()  # imported once: the engine has it now
+        assert found.exec(["true"]).exit_code == 0
+
+
+def test_what_is_no_archive_is_explained(
+    engine: PrivateEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    digest = hashlib.sha256(b"no archive").hexdigest()
+    (config_dir() / "images.toml").write_text(
+        f'schema_version = "proofbox.images/1"\n[[image]]\nname = "wrong"\narch = "{architecture()}"\n'
+        f'url = "http://127.0.0.1:9/wrong"\nsha256 = "{digest}"\n'
+    )
+    (cache_dir() / "images").mkdir()
+    (cache_dir() / "images" / f"{digest}.rootfs").write_bytes(b"no archive")
+    (tmp_path / "project").mkdir()
+    with Sandboxes(tmp_path / "project") as found, pytest.raises(SandboxError) as raised:
+        found.exec(["true"], provider="docker", image="wrong")
+    assert "import" in raised.value.message
+
+
 def test_a_container_killed_under_a_command_is_a_lost_box(engine: PrivateEngine, boxes: Sandboxes) -> None:
     with boxes.start_session() as session:
         session.exec(["true"])
@@ -91,6 +164,29 @@ def test_a_container_killed_under_a_command_is_a_lost_box(engine: PrivateEngine,
             session.exec(["sleep", "60"])
         assert time.monotonic() - began < 2
         assert session.info.state == "lost"
+
+
+@pytest.mark.parametrize("runtime", [None, pytest.param("runsc", marks=pytest.mark.needs("gvisor"))])
+def test_an_agent_killed_under_a_command_is_a_lost_box(
+    engine: PrivateEngine, boxes: Sandboxes, runtime: str | None
+) -> None:
+    with boxes.start_session(runtime=runtime) as session:
+        session.exec(["true"])
+        container = our_containers(engine.engine)[session.id]
+        agent = engine.engine.call("GET", f"/containers/{container}/json", op="inspect it")["State"]["Pid"]
+        began = 0.0
+
+        def kill(_: object) -> None:
+            nonlocal began
+            os.kill(agent, signal.SIGKILL)
+            began = time.monotonic()
+
+        with pytest.raises(SandboxLost) as raised:
+            session.exec(["sh", "-c", "echo up; sleep 60"], on_output=kill)
+        assert time.monotonic() - began < 2
+        assert raised.value.details["account"]
+        with pytest.raises(SandboxLost):
+            session.exec(["true"])
 
 
 def test_a_client_killed_leaves_no_container(engine: PrivateEngine, tmp_path: Path) -> None:
@@ -108,6 +204,59 @@ def test_a_client_killed_leaves_no_container(engine: PrivateEngine, tmp_path: Pa
     while session in our_containers(engine.engine) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert session not in our_containers(engine.engine)
+
+
+def test_prune_reaps_what_killed_clients_left(
+    engine: PrivateEngine, boxes: Sandboxes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client killed between creating a container and starting it: nothing but its labels tells of it."""
+    with monkeypatch.context() as patch:
+        patch.setattr("proofbox.sandbox.providers.docker.DockerBox._run", lambda _: os.kill(os.getpid(), 9))
+        if (child := os.fork()) == 0:
+            boxes.start_session()
+            os._exit(1)
+        assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    [left] = our_containers(engine.engine)
+    [scratch] = state_dir().glob("scratch-*")
+    with boxes.start_session() as bound:
+        detached = boxes.start_session(detached=True)
+        with monkeypatch.context() as patch:
+            patch.setattr("proofbox.sandbox.containers._home", lambda: "another user's")
+            assert left not in boxes.prune_sessions()
+        assert left in boxes.prune_sessions()
+        assert set(our_containers(engine.engine)) == {bound.id, detached.id}
+        assert not scratch.exists()
+        assert bound.exec(["true"]).exit_code == detached.exec(["true"]).exit_code == 0
+        detached.stop()
+        assert boxes.prune_sessions() == [detached.id]
+
+
+def test_prune_works_without_an_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nothing.sock")
+    with Sandboxes(tmp_path) as found:
+        found.prune_sessions()
+        assert found.list_sessions() == []
+
+
+def test_a_detached_session_outlives_its_killed_client_by_its_ttl_and_no_longer(
+    engine: PrivateEngine, tmp_path: Path
+) -> None:
+    script = (
+        "import os; from proofbox import Sandboxes; from proofbox.sandbox.config import Settings\n"
+        f"s = Sandboxes({str(tmp_path)!r}, settings=Settings(provider='docker', image={IMAGE!r}))\n"
+        "print(s.start_session(detached=True, ttl=2).id, flush=True); os.kill(os.getpid(), 9)"
+    )
+    client = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, timeout=60)
+    assert client.returncode == -9
+    session = client.stdout.strip()
+    assert session in our_containers(engine.engine)
+    deadline = time.monotonic() + 15
+    while session in our_containers(engine.engine):
+        assert time.monotonic() < deadline, "it outlived its time to live"
+        time.sleep(0.05)
+    with Sandboxes(tmp_path) as found:
+        assert found.get_session(session).state == "lost"
+        assert session in found.prune_sessions()
 
 
 def test_fifty_sessions_at_once(engine: PrivateEngine, boxes: Sandboxes, rounds: object) -> None:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -75,7 +81,7 @@ def test_a_box_reaches_what_is_listed_and_nothing_else(tmp_path: Path, port: int
         finished = [event.detail for event in events if event.kind == "network" and event.phase == "finished"]
         assert finished
         assert all(isinstance(each["bytes_in"], int) for each in finished)
-    assert not list(state_dir().glob("net-*"))
+    assert not list(state_dir().glob("scratch-*"))
 
 
 @pytest.mark.parametrize("network", [f"allow:localhost:{port}" for port in (80, 3128)])
@@ -83,12 +89,78 @@ def test_a_box_reaches_what_is_listed_and_nothing_else(tmp_path: Path, port: int
 def test_endpoints_that_can_not_appear_inside_are_refused(tmp_path: Path, network: str) -> None:
     with Sandboxes(tmp_path) as boxes, pytest.raises(PolicyRefused, match="can't appear in a box"):
         boxes.exec(["true"], provider="bubblewrap", network=network)
+    with Sandboxes(tmp_path) as boxes, pytest.raises(PolicyRefused, match="can't appear in a box"):
+        boxes.start_session(provider="bubblewrap", network=network, detached=True)
 
 
-def test_where_there_is_no_box_or_nobody_to_keep_it_an_allowlist_is_refused(tmp_path: Path) -> None:
+START = """
+import sys; from proofbox import Sandboxes
+project, network = sys.argv[1:]
+session = Sandboxes(project).start_session(provider="bubblewrap", network=network, detached=True)
+print(session.id); session.detach()
+"""
+
+
+def outlets() -> list[int]:
+    """The proxies of sessions that outlive their clients, of this test run."""
+    mine = os.environ["XDG_STATE_HOME"].encode()
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if b"lasting_outlet" in (entry / "cmdline").read_bytes() and mine in (entry / "environ").read_bytes():
+                found.append(int(entry.name))
+    return found
+
+
+def wait_for_no_outlet() -> None:
+    deadline = time.monotonic() + 10
+    while outlets() or any(state_dir().glob("scratch-*")):
+        assert time.monotonic() < deadline, outlets()
+        time.sleep(0.02)
+
+
+@pytest.mark.needs("bubblewrap")
+def test_a_session_that_outlives_its_client_keeps_its_way_out_and_no_other(tmp_path: Path, port: int) -> None:
+    words = [sys.executable, "-c", START, str(tmp_path), f"allow:127.0.0.1:{port}"]
+    id = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+    request = r"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    with Sandboxes(tmp_path) as boxes:
+
+        def fetch(line: str, at: int = 3128) -> str:
+            return boxes.exec_in_session(id, ["python3", "-c", FETCH, "127.0.0.1", str(at), line], timeout=20).stdout
+
+        assert "found" in fetch(request, port)
+        assert "found" in fetch(request.replace("GET /", f"GET http://127.0.0.1:{port}/"))
+        assert "403 Forbidden" in fetch(request.replace("GET /", "GET http://other.example/"))
+        log = (state_dir() / "sessions" / id / "network.jsonl").read_text()
+        assert '"denied"' in log
+        assert "other.example" in log
+        boxes.stop_session(id)
+        wait_for_no_outlet()
+        assert id in boxes.prune_sessions()
+
+
+@pytest.mark.needs("bubblewrap")
+def test_a_proxy_that_is_killed_leaves_no_way_out_and_a_box_that_ends_no_proxy(tmp_path: Path, port: int) -> None:
+    with Sandboxes(tmp_path) as boxes:
+        session = boxes.start_session(provider="bubblewrap", network=f"allow:127.0.0.1:{port}", detached=True, ttl=1)
+        [outlet] = outlets()
+        os.kill(outlet, signal.SIGKILL)
+        request = r"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        said = session.exec(["python3", "-c", FETCH, "127.0.0.1", str(port), request], timeout=20)
+        assert "found" not in said.stdout
+        session.stop()
+        boxes.prune_sessions()
+        wait_for_no_outlet()
+        boxes.start_session(provider="bubblewrap", network=f"allow:127.0.0.1:{port}", detached=True, ttl=1).detach()
+        wait_for_no_outlet()  # by its time to live
+        boxes.prune_sessions()
+
+
+def test_where_there_is_no_box_an_allowlist_is_refused(tmp_path: Path) -> None:
     with Sandboxes(tmp_path) as boxes:
         with pytest.raises(PolicyRefused, match="network allow"):
             boxes.exec(["true"], provider="off", network="allow:example.org")
-        with pytest.raises(PolicyRefused, match="outlives its client"):
-            boxes.start_session(provider="bubblewrap", network="allow:example.org", detached=True)
-    assert not list(state_dir().glob("net-*"))
+        with pytest.raises(PolicyRefused, match="network allow"):
+            boxes.start_session(provider="off", network="allow:example.org", detached=True)
+    assert not list(state_dir().glob("scratch-*"))

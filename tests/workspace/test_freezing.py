@@ -6,9 +6,10 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import anyio
 import pytest
 
-from proofbox import Sandboxes, Session, Workspace
+from proofbox import AsyncSandboxes, Sandboxes, Session, Workspace
 from proofbox.errors import PolicyRefused
 from proofbox.sandbox import cgroups, freezing
 
@@ -75,3 +76,17 @@ def test_a_box_that_cant_be_frozen_is_said_to_be_one(
     with pytest.raises(PolicyRefused, match="can't be frozen"):
         ws.snapshot("frozen", freeze=session)
     assert ws.history() == []
+
+
+@pytest.mark.skipif(cgroups.tree().unified is None, reason="no control groups of ours here")
+def test_an_async_client_can_hold_a_box_still_too(tmp_path: Path) -> None:
+    async def hold() -> None:
+        async with AsyncSandboxes(tmp_path) as boxes, await boxes.start_session(provider="bubblewrap") as session:
+            await session.exec(["sh", "-c", f"({TWINS}) >/dev/null 2>&1 & until [ -s two ]; do :; done"])
+            async with await session.frozen():
+                assert await session.commands_alive() == 1
+                before = (tmp_path / "one").read_text()
+                await anyio.sleep(0.05)
+                assert (tmp_path / "one").read_text() == before
+
+    anyio.run(hold)

@@ -5,7 +5,6 @@ What a runtime says of itself is marked `runtime_reported`; everything else proo
 
 from __future__ import annotations
 
-import difflib
 import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -28,10 +27,11 @@ from proofbox.lab.ledger import Attempt
 from proofbox.lab.spec import Mission, comparability
 from proofbox.lab.trace import CALLS, EVENTS, STEPS
 from proofbox.lab.verifier import Checked
-from proofbox.workspace.diff import Difference, differences
+from proofbox.workspace.diff import differences
 from proofbox.workspace.model import Snapshot
 from proofbox.workspace.store import Store
 from proofbox.workspace.tree import EMPTY_TREE, Entry
+from proofbox.workspace.unified import unified
 from proofbox.workspace.workspace import Workspace
 
 ATTEMPT, PROMPT, RUNNER, METRICS = "attempt.json", "prompt.txt", "runner.ref.json", "runner.metrics.json"
@@ -46,8 +46,6 @@ EXPECTED = (
 """What a whole attempt has. One that the machinery failed lacks some, and is partial."""
 
 LARGEST_READ = 16 << 20
-LARGEST_DIFF_FILE = 1 << 20
-LARGEST_DIFF = 16 << 20
 
 
 class Story(msgspec.Struct, frozen=True, kw_only=True):
@@ -241,7 +239,7 @@ def write_final(
             for path, entry in entries.items()
         )
         bundle.write_json(tree.PATH, manifest)
-        text = _diff(store, list(differences(store, old, new)))
+        text = "".join(f"{line.text}\n" for line in unified(store, old, new))
         bundle.write_bytes(FINAL_DIFF, redactor.redact(text).encode("utf-8", "replace"))
         return entries
 
@@ -267,38 +265,3 @@ def _mode(entry: Entry) -> str:
     if entry.kind == "symlink":
         return "120000"
     return "100755" if entry.mode & stat.S_IXUSR else "100644"
-
-
-def _diff(store: Store, found: list[Difference]) -> str:
-    """A unified diff for people: what can't be shown is named, and it ends where it would be too long."""
-    parts: list[str] = []
-    size = 0
-    for each in found:
-        if any(entry is not None and entry.kind == "directory" for entry in (each.old, each.new)):
-            continue
-        old, new = _lines(store, each.old), _lines(store, each.new)
-        name = each.path.encode("utf-8", "backslashreplace").decode().replace("\n", "\\n")
-        if old is None or new is None:
-            lines = [f"Binary or large file {name} differs\n"]
-        else:
-            before = "/dev/null" if each.old is None else f"a/{name}"
-            after = "/dev/null" if each.new is None else f"b/{name}"
-            lines = list(difflib.unified_diff(old, new, before, after))
-        text = "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
-        size += len(text)
-        if size > LARGEST_DIFF:
-            parts.append(f"The diff is longer than {LARGEST_DIFF >> 20} MiB, and ends here.\n")
-            break
-        parts.append(text)
-    return "".join(parts)
-
-
-def _lines(store: Store, entry: Entry | None) -> list[str] | None:
-    if entry is None:
-        return []
-    if store.size(entry.digest) > LARGEST_DIFF_FILE:
-        return None
-    data = store.get(entry.digest)
-    if b"\0" in data:
-        return None
-    return data.decode("utf-8", "replace").splitlines(keepends=True)

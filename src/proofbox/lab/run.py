@@ -291,7 +291,8 @@ def _source_name(plan: Plan) -> str:
 
 
 def _source(suite: Suite, mission: Mission) -> Source:
-    image = (mission.image, mission.workdir) if mission.image and mission.workdir else None
+    in_docker = mission.provider == "docker"
+    image = (mission.image, mission.workdir) if in_docker and mission.image and mission.workdir else None
     return Source(
         image=image,
         workspace=None if mission.workspace is None else suite.base / mission.workspace,

@@ -157,8 +157,8 @@ class MissionFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     files: dict[Text, str] = {}
     """More for the workspace: places in it, and the files or directories that go there."""
     workdir: GuestPath | None = None
-    """Where in the box the workspace is as well, and where commands begin. What an image has there, attempts begin
-    with; `workspace` and `files` lie over it."""
+    """Where in the box the workspace is as well, and where commands begin. With provider docker attempts begin with
+    what the image has there; `workspace` and `files` lie over it."""
     setup: tuple[str | tuple[str, ...], ...] = ()
     """Commands run in the box before the agent starts."""
     timeout: Seconds = 600.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
@@ -15,7 +16,7 @@ from proofbox.errors import ProofboxError, SandboxLost
 from proofbox.sandbox import wire
 from proofbox.sandbox.call import Call, CallsUnderWay
 from proofbox.sandbox.connection import PATIENCE, RECEIVE, read_stdin, unanswered
-from proofbox.sandbox.contract import OnOutput
+from proofbox.sandbox.contract import OnOutput, OnStart
 from proofbox.sandbox.request import Request
 from proofbox.sandbox.wire import Send
 
@@ -39,20 +40,30 @@ class AsyncConnection:
         return self._calls.hello
 
     @property
+    def running(self) -> int:
+        """How many commands this client waits for."""
+        return len(self._calls)
+
+    @property
     def lost(self) -> bool:
         """Whether the box was seen to be gone."""
         return self._lost is not None
 
-    async def run(self, request: Request, on_output: OnOutput | None = None) -> Call:
+    async def run(self, request: Request, on_output: OnOutput | None = None, on_start: OnStart | None = None) -> Call:
         """Start it, feed it, wait for its end. If the caller is cancelled, the command is killed first."""
         call, data = self._calls.begin(request)
         try:
             await self._send(data)
-            if request.stdin is None:
+            if request.stdin is None and on_start is None:
                 await self._wait(call, on_output)
             else:
                 async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(self._pour, call, request.stdin)
+                    if request.stdin is not None:
+                        tasks.start_soon(self._pour, call, request.stdin)
+                    if on_start is not None:
+                        running = AsyncRunningCall(call)
+                        tasks.start_soon(self._post, running)
+                        on_start(running)
                     await self._wait(call, on_output)
                     tasks.cancel_scope.cancel()
         except BaseExceptionGroup as group:
@@ -64,6 +75,11 @@ class AsyncConnection:
         finally:
             self._calls.end(call)
         return call
+
+    async def _post(self, running: AsyncRunningCall) -> None:
+        with contextlib.suppress(ProofboxError):  # whoever waits for the command hears of it too
+            while True:
+                await self._send(await running.next_letter())
 
     async def greet(self, patience: float) -> wire.Hello:
         with _deadline(patience):
@@ -196,6 +212,25 @@ class AsyncConnection:
                 while not call.finished:
                     call.waiting.clear()
                     await self._turn(lambda: call.finished or bool(call.waiting))
+
+
+class AsyncRunningCall:
+    """A command under way, reached from the event loop it runs in: what is said is sent by a task of its own."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._letters: deque[bytes] = deque()
+        self._written = anyio.Event()
+
+    def signal(self, number: int) -> None:
+        self._letters.append(wire.signal(self._call.id, number))
+        self._written.set()
+
+    async def next_letter(self) -> bytes:
+        while not self._letters:
+            self._written = anyio.Event()
+            await self._written.wait()
+        return self._letters.popleft()
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 from typing import Self, Unpack
 
@@ -24,6 +24,7 @@ from anyio.to_thread import run_sync
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
 from proofbox.errors import ProofboxError, SandboxLost, UsageError
+from proofbox.sandbox import freezing
 from proofbox.sandbox.aconnection import AsyncConnection
 from proofbox.sandbox.config import Settings
 from proofbox.sandbox.contract import DEFAULT_TTL, Event, ExecResult, OnEvent, ProbeResult, stream_of
@@ -71,7 +72,7 @@ class AsyncSession:
         before = inside.oom_kills()
         self._house.tell(Event("exec", "started", self.id))
         try:
-            call = await self._connection.run(request, options.get("on_output"))
+            call = await self._connection.run(request, options.get("on_output"), options.get("on_start"))
             result = inside.result(call, before)
         except ProofboxError as error:
             self._house.tell(Event("exec", "failed", self.id, {"code": error.code}))
@@ -80,6 +81,25 @@ class AsyncSession:
             Event("exec", "finished", self.id, {"exit_code": result.exit_code, "duration_ms": result.duration_ms})
         )
         return result
+
+    async def frozen(self) -> contextlib.AbstractAsyncContextManager[None]:
+        """Nothing in the box runs within the block, `async with await session.frozen()`; see `freezing.py`."""
+        return self._frozen()
+
+    @contextlib.asynccontextmanager
+    async def _frozen(self) -> AsyncIterator[None]:
+        held = freezing.frozen(self.id)
+        await run_sync(held.__enter__)
+        try:
+            yield
+        finally:
+            with anyio.CancelScope(shield=True):
+                await run_sync(held.__exit__, None, None, None)
+
+    async def commands_alive(self) -> int:
+        """How many commands have processes in the box now. Without control groups, those of this client alone."""
+        known = await run_sync(freezing.commands_alive, self.id)
+        return self._connection.running if known is None else known
 
     async def detach(self) -> None:
         """Let go of a detached session: it goes on without this client, and its idle time begins."""

@@ -45,6 +45,8 @@ class Settings(msgspec.Struct, frozen=True):
     """The agent runtimes to try, in this order."""
     runtimes: dict[str, dict[str, Any]] = {}
     """Of each agent runtime its own settings: which ones there are is its to say."""
+    provision: str | None = None
+    """A script of the project that prepares its boxes, once: see `provision.py`."""
 
     def over(self, other: Settings) -> Settings:
         """These, and the other's where these say nothing."""
@@ -54,7 +56,7 @@ class Settings(msgspec.Struct, frozen=True):
 
     def widening(self) -> list[str]:
         """What in here gives a box more than it would have by default."""
-        found = [name for name in ("mounts", "env") if getattr(self, name)]
+        found = [name for name in ("mounts", "env", "provision") if getattr(self, name)]
         # They name programs to start and endpoints to send a key to.
         found += [f"[runtimes.{id}]" for id, said in self.runtimes.items() if said]
         if self.provider == "off":
@@ -70,7 +72,7 @@ def load(project: Path) -> Settings:
     data = _read(path)
     own = _parse(data, path) if data is not None else Settings()
     widening = own.widening()
-    if data is not None and widening and not is_trusted(project, data):
+    if data is not None and widening and not is_trusted(project, data, own):
         raise PolicyRefused(
             f"{path} asks for {', '.join(widening)}, and you have not agreed to this version of it",
             op="config",
@@ -79,7 +81,34 @@ def load(project: Path) -> Settings:
         )
     user = config_dir() / "config.toml"
     user_data = _read(user)
-    return own.over(_parse(user_data, user)) if user_data is not None else own
+    if user_data is None:
+        return own
+    users = _parse(user_data, user)
+    if users.provision is not None:
+        raise UsageError(
+            f"{user}: provision is for a project's own {PROJECT_FILE}", op="config", fix_hints=["move it there"]
+        )
+    return own.over(users)
+
+
+def script(project: Path, settings: Settings, *, given: bool) -> bytes | None:
+    """The bytes of the script that prepares this project's boxes: those the user has agreed to, and no others.
+
+    Settings that a caller has `given` are the caller's own word.
+    """
+    if settings.provision is None:
+        return None
+    if given:
+        return _read_script(project, settings.provision)
+    data = _read(project / PROJECT_FILE) or b""
+    found = _read_script(project, settings.provision)
+    if _agreed().get(str(project)) != _fingerprint(data, found):
+        raise PolicyRefused(
+            f"{settings.provision} changed since you agreed to it",
+            op="config",
+            fix_hints=[f"read it, and then: proofbox init --trust --project {project}"],
+        )
+    return found
 
 
 def trust(project: Path) -> None:
@@ -87,18 +116,20 @@ def trust(project: Path) -> None:
     data = _read(project / PROJECT_FILE)
     if data is None:
         raise UsageError(f"{project} has no {PROJECT_FILE}", op="config", fix_hints=["make one: proofbox init"])
-    _parse(data, project / PROJECT_FILE)
-    agreed = {**_agreed(), str(project): hashlib.sha256(data).hexdigest()}
+    settings = _parse(data, project / PROJECT_FILE)
+    agreed = {**_agreed(), str(project): _fingerprint(data, script(project, settings, given=True))}
     write_document(_trusted_file(), msgspec.json.encode({"schema_version": "proofbox.trusted/1", "projects": agreed}))
 
 
-def is_trusted(project: Path, data: bytes) -> bool:
-    return _agreed().get(str(project)) == hashlib.sha256(data).hexdigest()
+def is_trusted(project: Path, data: bytes, settings: Settings) -> bool:
+    """Whether the user has agreed to this version of the file, and of the script that it names."""
+    return _agreed().get(str(project)) == _fingerprint(data, script(project, settings, given=True))
 
 
 def write(project: Path, settings: Settings) -> Path:
     """Write the project's file, and trust it: who writes it by this function has seen it."""
     path = project / PROJECT_FILE
+    script(project, settings, given=True)  # one that is not there is said before anything is written
     path.parent.mkdir(mode=0o755, exist_ok=True)
     write_document(path, render(settings).encode())
     trust(project)
@@ -122,6 +153,19 @@ def _toml(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ",".join(_toml(member) for member in value) + "]"
     return msgspec.json.encode(value).decode()
+
+
+def _read_script(project: Path, name: str) -> bytes:
+    path = project / name
+    found = _read(path)
+    if found is None:
+        raise UsageError(f"provision: {path} is not there", op="config", fix_hints=["name a file of the project"])
+    return found
+
+
+def _fingerprint(data: bytes, script: bytes | None) -> str:
+    parts = [hashlib.sha256(data), *([hashlib.sha256(script)] if script is not None else [])]
+    return "+".join(part.hexdigest() for part in parts)
 
 
 def _read(path: Path) -> bytes | None:

@@ -57,7 +57,7 @@ class Connection:
         self,
         request: Request,
         on_output: OnOutput | None = None,
-        on_start: Callable[[Call], None] | None = None,
+        on_start: Callable[[RunningCall], None] | None = None,
     ) -> Call:
         """Start it, feed it, wait for its end. Left by an exception (Ctrl-C too), the command is killed first."""
         with self._changed:
@@ -65,7 +65,7 @@ class Connection:
         try:
             self._send(data)
             if on_start is not None:
-                on_start(call)
+                on_start(RunningCall(self, call))
             if request.stdin is not None:
                 self._feed_stdin(call, request.stdin)
             self._wait(call, on_output)
@@ -82,11 +82,11 @@ class Connection:
         """How many commands this client waits for."""
         return len(self._calls)
 
-    def signal(self, call: Call, number: int) -> None:
-        self._send(wire.frame(Send.SIGNAL, call.id, bytes([number])))
-
-    def resize(self, call: Call, rows: int, cols: int) -> None:
-        self._send(wire.resize(call.id, rows, cols))
+    def say(self, call: Call, data: bytes) -> None:
+        """Send a frame about a command; whether that is still under way, or the box still there, is not asked."""
+        with contextlib.suppress(ProofboxError):
+            if not call.finished:
+                self._send(data)
 
     def greet(self, patience: float) -> wire.Hello:
         """Wait for the agent's greeting: the box is up when this returns."""
@@ -231,6 +231,20 @@ class Connection:
                 while not call.finished:
                     call.waiting.clear()
                     self._turn(lambda: call.finished or bool(call.waiting), deadline)
+
+
+class RunningCall:
+    """A command under way, reached from any thread."""
+
+    def __init__(self, connection: Connection, call: Call) -> None:
+        self._connection = connection
+        self._call = call
+
+    def signal(self, number: int) -> None:
+        self._connection.say(self._call, wire.signal(self._call.id, number))
+
+    def resize(self, rows: int, cols: int) -> None:
+        self._connection.say(self._call, wire.resize(self._call.id, rows, cols))
 
 
 def read_stdin(stdin: BinaryIO, room: int) -> bytes:

@@ -105,7 +105,10 @@ class Diagnostic(msgspec.Struct, frozen=True):
 class Enforcement(msgspec.Struct, frozen=True):
     """What a provider enforces on this machine. A conformance check asks this before it asks the box.
 
-    `gaps` says of each thing that is not enforced why not: name of the policy or guarantee → reason.
+    `agent_hidden`: nothing of the box agent can be looked at from inside, not even what is harmless. `own_streams`: a
+    command may open its streams again by name. `memory_kill`: what ends when the memory limit is reached, the command
+    that did it or the whole box. `gaps` says of each thing that is not enforced why not: name of the policy or
+    guarantee → reason.
     """
 
     network_none: bool = False
@@ -122,6 +125,11 @@ class Enforcement(msgspec.Struct, frozen=True):
     memory: bool = False
     cpus: bool = False
     pids: bool = False
+    detached: bool = True
+    own_streams: bool = True
+    agent_hidden: bool = True
+    memory_kill: Literal["command", "box"] = "command"
+    isolation: Isolation = Isolation.NONE
     kill_tree: Literal["sure", "fail-closed", "best-effort"] = "best-effort"
     gaps: Mapping[str, str] = {}
 
@@ -150,6 +158,10 @@ class BoxSpec(msgspec.Struct, frozen=True):
     forwards: tuple[Forward, ...] = ()
     sockets: Path | None = None
     """The directory with the sockets that `forwards` lead to, to be mounted read-only."""
+    home: Path | None = None
+    """A prepared directory to be the commands' home: covered by a throw-away layer, unless `preparing`."""
+    preparing: bool = False
+    """What is done in this box is meant to be kept (`provision.py`): more of it can be written."""
 
 
 class Box(Protocol):
@@ -200,8 +212,11 @@ class Provider(Protocol):
         Raises `ProviderUnavailable` when it isn't there at all.
         """
 
-    def enforcement(self) -> Enforcement:
-        """What can be enforced here. Cheap: it looks, and starts nothing."""
+    def enforcement(self, policy: Policy | None = None) -> Enforcement:
+        """What can be enforced here, in boxes with such a policy (its runtime may matter).
+
+        Cheap: it looks, and starts nothing.
+        """
 
     def start(self, spec: BoxSpec) -> Box:
         """Start a box, or raise `PolicyRefused`, `ProviderUnavailable` or `StartFailed` and leave nothing behind."""
@@ -277,12 +292,20 @@ class ProbeResult(msgspec.Struct, frozen=True):
 class Event(msgspec.Struct, frozen=True):
     """Something that happened on the way, for whoever watches: `on_event`."""
 
-    kind: Literal["provider", "session", "exec", "network"]
+    kind: Literal["provider", "session", "exec", "network", "provision"]
     phase: Literal["selected", "rejected", "starting", "started", "finished", "failed", "stopped", "allowed", "denied"]
     name: str
     """The provider's name, or the session's id."""
     detail: Mapping[str, object] = {}
 
 
+class Running(Protocol):
+    """A command under way, for who wants to reach it."""
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the command's process group. Once it has ended, nothing happens."""
+
+
 OnEvent = Callable[[Event], None]
 OnOutput = Callable[[Output], None]
+OnStart = Callable[[Running], None]

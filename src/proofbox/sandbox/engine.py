@@ -6,6 +6,7 @@ Podman's socket speaks the same. Answers are bounded; what the engine says of a 
 from __future__ import annotations
 
 import http.client
+import io
 import json
 import os
 import socket
@@ -13,7 +14,7 @@ import ssl
 import urllib.parse
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from proofbox.errors import EngineRefused, ProviderUnavailable
 
@@ -59,12 +60,14 @@ class Engine:
         body: Any = None,
         timeout: float = 60,
     ) -> Any:
-        """One request; the JSON of its answer, or None. Raises `EngineRefused` for a refusal."""
+        """One request; the JSON of its answer, or None. Raises `EngineRefused` for a refusal.
+
+        A body of bytes, or an open file, is an archive; anything else is sent as JSON.
+        """
         connection = self._connect(timeout)
         try:
-            data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
-            kind = "application/x-tar" if isinstance(body, bytes) else "application/json"
-            connection.request(method, _target(path, query), body=data, headers={"Content-Type": kind})
+            data, headers = _body(body)
+            connection.request(method, _target(path, query), body=data, headers=headers)
             answer = connection.getresponse()
             text = answer.read(ANSWER_LIMIT)
         except (OSError, http.client.HTTPException) as error:
@@ -175,6 +178,13 @@ def _secured(stream: socket.socket, host: str) -> socket.socket:
 
 def _target(path: str, query: Mapping[str, str] | None) -> str:
     return f"/{API}{path}" + (f"?{urllib.parse.urlencode(query)}" if query else "")
+
+
+def _body(body: Any) -> tuple[bytes | BinaryIO | None, dict[str, str]]:
+    if isinstance(body, bytes | io.IOBase):
+        length = len(body) if isinstance(body, bytes) else os.fstat(body.fileno()).st_size
+        return cast(bytes | BinaryIO, body), {"Content-Type": "application/x-tar", "Content-Length": str(length)}
+    return None if body is None else json.dumps(body).encode(), {"Content-Type": "application/json"}
 
 
 def _refusal(status: int, message: str, op: str) -> EngineRefused:

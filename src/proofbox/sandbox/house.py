@@ -13,13 +13,17 @@ from proofbox.core.clock import Clock, SystemClock, isoformat
 from proofbox.core.dirs import state_dir
 from proofbox.core.ids import IdSource
 from proofbox.errors import PolicyRefused, ProofboxError, ProviderUnavailable, SandboxLost, StartFailed
-from proofbox.sandbox import cgroups
+from proofbox.sandbox import cgroups, config
 from proofbox.sandbox.config import Settings, load
+from proofbox.sandbox.containers import reap_containers
 from proofbox.sandbox.contract import Box, BoxSpec, Diagnostic, Event, OnEvent, ProbeResult, Provider
 from proofbox.sandbox.inside import Inside, PolicyOptions, RunOptions, make_policy
+from proofbox.sandbox.lasting_outlet import LastingOutlet
 from proofbox.sandbox.outlet import Outlet
 from proofbox.sandbox.paths import resolve_project
 from proofbox.sandbox.providers import AUTO
+from proofbox.sandbox.provision import provision
+from proofbox.sandbox.scratch import sweep_scratch
 from proofbox.sandbox.selection import choose, probe
 from proofbox.sandbox.sessions import PREFIX, Record, SessionInfo, SessionStore, State
 
@@ -97,32 +101,35 @@ class House:
         self.tell(Event("session", "starting", id, {"provider": choice.provider.name}))
         spec = BoxSpec(label=id, project=project, policy=policy)
         with contextlib.ExitStack() as on_failure:
-            outlet: Outlet | None = None
-            if policy.network == "allow":
-                if ttl is not None:
-                    raise PolicyRefused(
-                        "a session that outlives its client has nobody to keep its allowlist",
-                        op="start",
-                        fix_hints=["hold the session in one process, or use network none or full"],
-                    )
-                outlet = Outlet(policy.allow, name=id, on_event=self.on_event)
-                on_failure.callback(outlet.close)
-                spec = msgspec.structs.replace(spec, forwards=outlet.forwards, sockets=outlet.directory)
+            outlet: Outlet | LastingOutlet | None = None
             if policy.doors and ttl is not None:
                 raise PolicyRefused(
                     "a session that outlives its client has nobody at the other end of its doors",
                     op="start",
                     fix_hints=["hold the session in one process"],
                 )
+            script = config.script(project, settings, given=self.settings is not None)
+            if script is not None:
+                spec = provision(choice.provider, spec, script, on_event=self.on_event)
             store = self.store
             if ttl is not None:
                 on_failure.callback(store.forget, id)
                 spec = msgspec.structs.replace(spec, listen=store.create(id), ttl=ttl, log=store.log(id))
+            if policy.network == "allow":
+                if spec.listen is None:
+                    outlet = Outlet(policy.allow, name=id, on_event=self.on_event)
+                else:
+                    outlet = LastingOutlet(policy.allow, name=id, session=spec.listen, log=store.network_log(id))
+                on_failure.callback(outlet.close)
+                spec = msgspec.structs.replace(spec, forwards=outlet.forwards, sockets=outlet.directory)
             box = self._start(choice.provider, spec, choice.diagnostics)
             on_failure.callback(box.destroy)
             inside = Inside.of(box, choice, project, settings.env, outlet.environment if outlet is not None else {})
             if ttl is not None:
                 store.save(Record(id, created_at, ttl, inside))
+            if isinstance(outlet, LastingOutlet):
+                outlet.release()
+                outlet = None
             on_failure.pop_all()
         return Opened(id, created_at, choice.provider, box, inside, outlet)
 
@@ -160,7 +167,9 @@ class House:
             store.forget(id)
             cgroups.sweep(cgroups.tree(), id)
         cgroups.sweep(cgroups.tree())
-        return sorted(gone)
+        gone += reap_containers(store.running)
+        sweep_scratch()
+        return sorted(set(gone))
 
     def _settings_for(self, project: Path) -> Settings:
         return load(project) if self.settings is None else self.settings

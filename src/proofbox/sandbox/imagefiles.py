@@ -10,8 +10,9 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from proofbox.errors import EngineRefused, StartFailed
+from proofbox.sandbox.containers import remove_container
 from proofbox.sandbox.engine import Engine
-from proofbox.sandbox.providers.docker import find_image, remove_container
+from proofbox.sandbox.engine_images import inspect_image
 
 MOST_BYTES = 64 << 30
 MOST_FILES = 1_000_000
@@ -24,7 +25,7 @@ def copy_from_image(image: str, place: str, dest: Path) -> bool:
     they are, and nothing is written through one.
     """
     engine = Engine.find()
-    find_image(engine, image)
+    inspect_image(engine, image)
     config = {"Image": image, "Cmd": ["-"], "Labels": {"proofbox.files": place}, "NetworkDisabled": True}
     container = engine.call("POST", "/containers/create", op="create a container", body=config)["Id"]
     dest.mkdir()
@@ -53,7 +54,7 @@ def copy_from_image(image: str, place: str, dest: Path) -> bool:
 
 def working_directory(image: str) -> str:
     """Where the image's commands begin; empty where it does not say."""
-    return str((find_image(Engine.find(), image).get("Config") or {}).get("WorkingDir") or "")
+    return str((inspect_image(Engine.find(), image).get("Config") or {}).get("WorkingDir") or "")
 
 
 def _unpack(archive: IO[bytes], dest: Path) -> None:

@@ -27,6 +27,7 @@ from proofbox.sandbox.contract import (
     Layers,
     Mount,
     OnOutput,
+    OnStart,
     Policy,
 )
 from proofbox.sandbox.paths import parse_mount, resolve_cwd, resolve_mount
@@ -60,7 +61,8 @@ class ExecOptions(TypedDict, total=False):
 
     `cwd` is a directory of the project (default: the project itself). `env` is added to the box's own. `grace`
     seconds pass between SIGTERM and the kill when `timeout` is over. `on_output` sees the output as it comes.
-    `limits` are per process, by the names in `request.RLIMITS`.
+    `limits` are per process, by the names in `request.RLIMITS`. `on_start` is given the command as soon as it was
+    asked for, to signal it; the call is still the one that waits for its end.
     """
 
     cwd: str | os.PathLike[str] | None
@@ -71,6 +73,7 @@ class ExecOptions(TypedDict, total=False):
     max_output: int
     on_output: OnOutput | None
     limits: Mapping[str, int] | None
+    on_start: OnStart | None
 
 
 class RunOptions(ExecOptions, PolicyOptions, total=False):

@@ -2,38 +2,41 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from pathlib import Path
-
-from proofbox.core.dirs import state_dir
 from proofbox.errors import PolicyRefused
-from proofbox.sandbox.allowlist import parse_rules
+from proofbox.sandbox.allowlist import Rule, parse_rules
 from proofbox.sandbox.contract import Forward, OnEvent
 from proofbox.sandbox.proxy import PROXY_SOCKET, AllowlistProxy
+from proofbox.sandbox.scratch import Scratch
 
 PROXY_PORT = 3128
 LEAST_PORT = 1024
+
+
+def usable_rules(rules: tuple[str, ...]) -> tuple[Rule, ...]:
+    """The rules, parsed; refused where an endpoint could not appear inside."""
+    parsed = parse_rules(rules)
+    for rule in parsed:
+        if rule.is_loopback and rule.port is not None and (rule.port < LEAST_PORT or rule.port == PROXY_PORT):
+            raise PolicyRefused(
+                f"{rule} can't appear in a box: its ports begin at {LEAST_PORT}, and {PROXY_PORT} is the proxy's",
+                op="start",
+                fix_hints=["serve it at another port"],
+            )
+    return parsed
 
 
 class Outlet:
     """Open while its box lives; closing it ends every connection and leaves nothing behind."""
 
     def __init__(self, rules: tuple[str, ...], *, name: str, on_event: OnEvent | None) -> None:
-        parsed = parse_rules(rules)
-        for rule in parsed:
-            if rule.is_loopback and rule.port is not None and (rule.port < LEAST_PORT or rule.port == PROXY_PORT):
-                raise PolicyRefused(
-                    f"{rule} can't appear in a box: its ports begin at {LEAST_PORT}, and {PROXY_PORT} is the proxy's",
-                    op="start",
-                    fix_hints=["serve it at another port"],
-                )
-        self.directory = Path(tempfile.mkdtemp(prefix="net-", dir=state_dir()))
+        parsed = usable_rules(rules)
+        self._scratch = Scratch()
+        self.directory = self._scratch.path
         self.directory.chmod(0o755)  # the box agent has a uid of its own; the state directory above is closed
         try:
             self._proxy = AllowlistProxy(self.directory, parsed, name=name, on_event=on_event)
         except BaseException:
-            shutil.rmtree(self.directory, ignore_errors=True)
+            self._scratch.remove()
             raise
         direct = {rule.port for rule in self._proxy.loopback if rule.port is not None}
         self.forwards = (Forward(PROXY_PORT, PROXY_SOCKET), *(Forward(port, str(port)) for port in sorted(direct)))
@@ -43,4 +46,4 @@ class Outlet:
 
     def close(self) -> None:
         self._proxy.close()
-        shutil.rmtree(self.directory, ignore_errors=True)
+        self._scratch.remove()

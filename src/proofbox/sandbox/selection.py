@@ -49,7 +49,8 @@ def choose(name: str, policy: Policy, *, on_event: OnEvent | None = None) -> Cho
     """
     if name != AUTO:
         provider = provider_named(name)
-        return Choice(provider, {provider.name: Diagnostic(available=True, isolation=provider.isolation)})
+        isolation = provider.enforcement(policy).isolation
+        return Choice(provider, {provider.name: Diagnostic(available=True, isolation=isolation)})
     return _first_that_works(policy, on_event)
 
 
@@ -70,7 +71,7 @@ def diagnose(provider: Provider, policy: Policy) -> Diagnostic:
     wanted = Policy(image=policy.image, runtime=policy.runtime)
     try:
         identity = f"{_boot_id()} {provider.identity()} {wanted.image} {wanted.runtime}"
-        refuse_unenforceable(provider.name, policy, provider.enforcement())
+        refuse_unenforceable(provider.name, policy, provider.enforcement(policy))
         remembered = _Trials.load()
         if remembered.worked.get(provider.name) != identity:
             _try_out(provider, wanted)
@@ -80,7 +81,7 @@ def diagnose(provider: Provider, policy: Policy) -> Diagnostic:
         return Diagnostic(
             available=False, isolation=provider.isolation, reason=error.message, fix_hints=tuple(error.fix_hints)
         )
-    return Diagnostic(available=True, isolation=provider.isolation)
+    return Diagnostic(available=True, isolation=provider.enforcement(policy).isolation)
 
 
 def _first_that_works(policy: Policy, on_event: OnEvent | None, look_further: bool = False) -> Choice:

@@ -18,14 +18,14 @@ from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
 from proofbox.errors import ProofboxError, SandboxLost, UsageError
 from proofbox.sandbox import freezing
-from proofbox.sandbox.call import Call
 from proofbox.sandbox.config import Settings
-from proofbox.sandbox.connection import Connection
+from proofbox.sandbox.connection import Connection, RunningCall
 from proofbox.sandbox.contract import DEFAULT_TTL, Event, ExecResult, OnEvent, ProbeResult, stream_of
 from proofbox.sandbox.house import House, Opened
 from proofbox.sandbox.inside import ExecOptions, Inside, PolicyOptions, RunOptions
 from proofbox.sandbox.request import check_ttl, encode_env
 from proofbox.sandbox.sessions import Record, SessionInfo
+from proofbox.sandbox.signals import passing_on
 from proofbox.sandbox.terminal import following_size, is_terminal, own_stdin, pass_on, raw_terminal, terminal_size
 
 START_PATIENCE = 30.0
@@ -68,7 +68,7 @@ class Session:
         before = inside.oom_kills()
         self._house.tell(Event("exec", "started", self.id))
         try:
-            call = self._connection.run(request, options.get("on_output"))
+            call = self._connection.run(request, options.get("on_output"), options.get("on_start"))
             result = inside.result(call, before)
         except ProofboxError as error:
             self._house.tell(Event("exec", "failed", self.id, {"code": error.code}))
@@ -81,19 +81,21 @@ class Session:
     def _interact(self, argv: Sequence[str | bytes]) -> ExecResult:
         """Give a command the caller's own stdin, stdout and stderr until it ends; a terminal, where they are one."""
         if not is_terminal():
-            with own_stdin() as stdin:
-                return self.exec(argv, stdin=stdin, on_output=pass_on)
+            with own_stdin() as stdin, contextlib.ExitStack() as stack:
+                options: ExecOptions = {"stdin": stdin, "on_output": pass_on}
+                options["on_start"] = lambda running: stack.enter_context(passing_on(running.signal))
+                return self.exec(argv, **options)
         inside = self._inside
         with own_stdin() as stdin, contextlib.ExitStack() as stack:
-            options: ExecOptions = {"stdin": stdin, "on_output": pass_on}
+            options = {"stdin": stdin, "on_output": pass_on}
             if "TERM" in os.environ:
                 options["env"] = {"TERM": os.environ["TERM"]}
             request = inside.request(argv, options, self._environment, pty=terminal_size())
             before = inside.oom_kills()
 
-            def follow(call: Call) -> None:
+            def follow(running: RunningCall) -> None:
                 stack.enter_context(raw_terminal())
-                stack.enter_context(following_size(lambda rows, cols: self._connection.resize(call, rows, cols)))
+                stack.enter_context(following_size(running.resize))
 
             return inside.result(self._connection.run(request, pass_on, follow), before)
 

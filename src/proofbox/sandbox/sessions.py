@@ -3,6 +3,7 @@
     sessions/<id>/session.json   what a client must know to use it
                   box/sock       where its box agent listens; all of the session that a box may see
                   agent.log      what its programs said
+                  network.jsonl  what its allowlist decided, where it has one
 
 Whether a session runs is asked of its socket, never read from the record: a record can't know that its box has died.
 A box ends by `stop`, by its own idle TTL, or with the machine; its record stays, as a tombstone, until it is pruned.
@@ -88,6 +89,10 @@ class SessionStore:
 
     def log(self, id: str) -> Path:
         return self._root / id / "agent.log"
+
+    def network_log(self, id: str) -> Path:
+        """What its allowlist decided, where it has one."""
+        return self._root / id / "network.jsonl"
 
     def save(self, record: Record) -> None:
         try:

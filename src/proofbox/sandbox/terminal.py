@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import signal
 import sys
 import termios
-import threading
 import tty
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import BinaryIO
 
 from proofbox.sandbox.contract import Output
+from proofbox.sandbox.signals import ending_on, hearing
 
 Resize = Callable[[int, int], None]
 
@@ -45,38 +43,28 @@ def pass_on(output: Output) -> None:
 
 @contextlib.contextmanager
 def raw_terminal() -> Iterator[None]:
-    """Every key goes through, Ctrl-C too: the terminal inside makes a signal of it."""
+    """Every key goes through, Ctrl-C too: the terminal inside makes a signal of it.
+
+    Put back at the end, also when that is asked for from outside.
+    """
     fd = sys.stdin.fileno()
     before = termios.tcgetattr(fd)
-    tty.setraw(fd)
-    try:
-        yield
-    finally:
-        termios.tcsetattr(fd, termios.TCSADRAIN, before)
+    with ending_on((signal.SIGTERM, signal.SIGHUP)):
+        tty.setraw(fd)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(termios.error):  # a terminal that was closed needs nothing any more
+                termios.tcsetattr(fd, termios.TCSADRAIN, before)
 
 
 @contextlib.contextmanager
 def following_size(resize: Resize) -> Iterator[None]:
-    """Tell of every change of size. From a thread of its own: a signal handler may come in the middle of a frame."""
-    if threading.current_thread() is not threading.main_thread():  # the only one that hears signals
+    """Tell of every change of size, by a call from a thread of its own."""
+
+    def follow(_number: int) -> None:
+        with contextlib.suppress(OSError):
+            resize(*terminal_size())
+
+    with hearing((signal.SIGWINCH,), follow):
         yield
-        return
-    changes: queue.SimpleQueue[bool] = queue.SimpleQueue()  # its put may be called from a signal handler
-
-    def changed(_signum: int, _frame: FrameType | None) -> None:
-        changes.put(True)
-
-    def follow() -> None:
-        while changes.get():
-            with contextlib.suppress(OSError):
-                resize(*terminal_size())
-
-    thread = threading.Thread(target=follow, name="proofbox-resize", daemon=True)
-    before = signal.signal(signal.SIGWINCH, changed)
-    thread.start()
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGWINCH, before)
-        changes.put(False)
-        thread.join()

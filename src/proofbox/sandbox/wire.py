@@ -8,7 +8,7 @@ from enum import IntEnum, IntFlag
 
 import msgspec
 
-from proofbox.errors import ProtocolError
+from proofbox.errors import ProtocolError, RequestInvalid
 
 PROTOCOL = 1
 MAGIC = 0x31584250
@@ -149,6 +149,12 @@ def credit(id: int, count: int) -> bytes:
 
 def resize(id: int, rows: int, cols: int) -> bytes:
     return frame(Send.RESIZE, id, struct.pack("<HH", rows, cols))
+
+
+def signal(id: int, number: int) -> bytes:
+    if not 1 <= number <= 64:
+        raise RequestInvalid(f"{number} is no signal", op="signal", fix_hints=["give a number from 1 to 64"])
+    return frame(Send.SIGNAL, id, bytes([number]))
 
 
 class Decoder:

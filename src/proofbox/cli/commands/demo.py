@@ -123,8 +123,8 @@ class Stage:
 
 def play(stage: Stage, stack: contextlib.ExitStack, *, codex: bool) -> None:
     place = stage.place
-    for name in ("suite.toml", "model.toml", "app", "hidden"):
-        with as_file(files("proofbox.demo") / name) as source:
+    for name in ("suite.toml", "model.toml", "app", "hidden"):  # what each is for, they say themselves
+        with as_file(files("proofbox.cli") / "demo_files" / name) as source:
             copy = shutil.copytree if source.is_dir() else shutil.copyfile
             copy(source, place / name)
     agent = ["--strategies", "scripted"]

@@ -98,10 +98,10 @@ def doctor(
 
 def _examine(name: str, settings: Settings, quick: bool, progress: bool) -> ProviderReport:
     provider = provider_named(name)
-    works = diagnose(provider, Policy(image=settings.image if name == "docker" else None))
+    own = settings if name == "docker" else Settings()
+    works = diagnose(provider, Policy(image=own.image, runtime=own.runtime))
     if not works.available:
         return ProviderReport(works, None, None)
-    own = settings if name == "docker" else Settings()
     done: list[Result] = []
 
     def tell(result: Result) -> None:

@@ -22,6 +22,7 @@ from proofbox.sandbox.contract import (
     ExecResult,
     Isolation,
     OnOutput,
+    OnStart,
     Output,
     Policy,
     Truncated,
@@ -29,6 +30,8 @@ from proofbox.sandbox.contract import (
 )
 from proofbox.sandbox.request import parse_env
 from proofbox.sandbox.service import Sandboxes
+from proofbox.sandbox.signals import passing_on
+from proofbox.sandbox.terminal import own_stdin
 
 
 class ExecDocument(Document, frozen=True, kw_only=True, omit_defaults=False):
@@ -92,7 +95,8 @@ def exec_(
     """Run one command in a box of its own: proofbox exec [OPTIONS] -- COMMAND [ARG...]
 
     The exit code is the command's own; 124 when it timed out, 126 or 127 when it can't be executed or is not there,
-    125 when proofbox failed. Without --json the output comes as it is made.
+    125 when proofbox failed. Without --json the output comes as it is made. Signals (Ctrl-C, TERM, HUP, QUIT, USR1,
+    USR2, WINCH) are passed on to the command; the third Ctrl-C or TERM ends it in any case.
 
     For example:
       proofbox exec -- python3 -m pytest -q
@@ -100,7 +104,7 @@ def exec_(
       proofbox exec --access overlay --memory 512 --json -- make test
     """
     words = command_words(argv, shell)
-    with Sandboxes(project) as boxes, open_stdin(stdin) as source:
+    with Sandboxes(project) as boxes, open_stdin(stdin) as source, passing_signals() as on_start:
         result = boxes.exec(
             words,
             provider=provider,
@@ -111,6 +115,7 @@ def exec_(
             stdin=source,
             max_output=max_output,
             on_output=None if json else writer(raw),
+            on_start=on_start,
         )
     return finish(result, as_json=json)
 
@@ -147,7 +152,8 @@ def open_stdin(name: str | None) -> Iterator[BinaryIO | None]:
             raise UsageError(
                 "--stdin - was asked for, and stdin is closed", op="exec", fix_hints=["give a file, or omit it"]
             )
-        yield sys.stdin.buffer
+        with own_stdin() as own:  # not sys.stdin: a thread that waits in its buffer would abort Python's exit
+            yield own
     else:
         try:
             source = open(name, "rb")  # noqa: SIM115 (closed below, while errors of the command itself pass through)
@@ -157,6 +163,13 @@ def open_stdin(name: str | None) -> Iterator[BinaryIO | None]:
             ) from None
         with source:
             yield source
+
+
+@contextlib.contextmanager
+def passing_signals() -> Iterator[OnStart]:
+    """From a command's start on, the signals that reach this process are for that command."""
+    with contextlib.ExitStack() as stack:
+        yield lambda running: stack.enter_context(passing_on(running.signal))
 
 
 def writer(raw: bool) -> OnOutput:

@@ -11,10 +11,8 @@ from cyclopts import Parameter
 from proofbox.cli.commands import flags
 from proofbox.cli.output import Document, show
 from proofbox.errors import UsageError
-from proofbox.sandbox import config
 from proofbox.sandbox.config import PROJECT_FILE, Settings
-from proofbox.sandbox.paths import resolve_project
-from proofbox.sandbox.providers import AUTO, provider_named
+from proofbox.sandbox.initialize import initialize
 
 
 class InitDocument(Document, frozen=True, kw_only=True):
@@ -33,6 +31,9 @@ def init(
     env: Annotated[
         tuple[str, ...], Parameter(name="--env", negative="", help="A variable of yours that every command gets.")
     ] = (),
+    provision: Annotated[
+        str | None, Parameter(name="--provision", help="A script of the project that prepares its boxes, once.")
+    ] = None,
     trust: Annotated[
         bool, Parameter(name="--trust", negative="", help="Agree to the file as it is; write nothing.")
     ] = False,
@@ -41,24 +42,13 @@ def init(
 ) -> int:
     """Write .proofbox/config.toml, the defaults for boxes over this project. Without flags, at a terminal, it asks.
 
-    A file that gives a box more than the defaults do (no sandbox, the network, mounts, variables) counts only once
-    you have agreed to it: by writing it with this command, or by --trust after reading it.
+    A file that gives a box more than the defaults do (no sandbox, the network, mounts, variables, a provision
+    script) counts only once you have agreed to it: by writing it with this command, or by --trust after reading it.
 
     For example:
       proofbox init --access overlay --memory 2048
       proofbox init --trust
     """
-    root = resolve_project(project)
-    path = root / PROJECT_FILE
-    if trust:
-        config.trust(root)
-        found = config.load(root)
-        show(_document(path, found, written=False), lambda: f"trusted: {path}", as_json=json)
-        return 0
-    if path.exists() and not force:
-        raise UsageError(
-            f"{path} is there already", op="init", fix_hints=["replace it: --force", "or agree to it as it is: --trust"]
-        )
     settings = Settings(
         provider=provider,
         image=box.image,
@@ -71,18 +61,15 @@ def init(
         disk=box.disk,
         mounts=box.mount,
         env=env,
+        provision=provision,
     )
-    if settings == Settings() and not json and sys.stdin is not None and sys.stdin.isatty():
+    asks = settings == Settings() and not (trust or json) and sys.stdin is not None and sys.stdin.isatty()
+    if asks and (force or not (project / PROJECT_FILE).exists()):
         settings = _ask()
-    if settings.provider not in (None, AUTO):
-        provider_named(str(settings.provider))
-    config.write(root, settings)
-    show(_document(path, settings, written=True), lambda: f"written: {path}", as_json=json)
+    done = initialize(project, settings, force=force, trust=trust)
+    document = InitDocument(path=str(done.path), settings=done.settings, trusted=True, written=done.written)
+    show(document, lambda: f"{'written' if done.written else 'trusted'}: {done.path}", as_json=json)
     return 0
-
-
-def _document(path: Path, settings: Settings, *, written: bool) -> InitDocument:
-    return InitDocument(path=str(path), settings=settings, trusted=True, written=written)
 
 
 def _ask() -> Settings:

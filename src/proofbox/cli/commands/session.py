@@ -9,7 +9,7 @@ import msgspec
 from cyclopts import Parameter
 
 from proofbox.cli.commands import flags
-from proofbox.cli.commands.exec import command_words, finish, open_stdin, writer
+from proofbox.cli.commands.exec import command_words, finish, open_stdin, passing_signals, writer
 from proofbox.cli.output import Document, columns, show
 from proofbox.errors import UsageError
 from proofbox.sandbox.contract import DEFAULT_OUTPUT_CAP, DEFAULT_TTL
@@ -83,14 +83,14 @@ def exec_(
 ) -> int:
     """Run a command in a session: proofbox session exec ID [OPTIONS] -- COMMAND [ARG...]
 
-    Exit codes and output are those of `proofbox exec`.
+    Exit codes, output and signals are those of `proofbox exec`.
 
     For example:
       proofbox session exec ses-01… -- make
       proofbox session exec ses-01… --json --timeout 60 --shell 'make test'
     """
     words = command_words(argv, shell)
-    with Sandboxes() as boxes, open_stdin(stdin) as source:
+    with Sandboxes() as boxes, open_stdin(stdin) as source, passing_signals() as on_start:
         result = boxes.exec_in_session(
             session_id,
             words,
@@ -100,6 +100,7 @@ def exec_(
             stdin=source,
             max_output=max_output,
             on_output=None if json else writer(raw),
+            on_start=on_start,
         )
     return finish(result, as_json=json)
 

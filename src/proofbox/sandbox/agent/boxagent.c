@@ -9,6 +9,10 @@
  *     --user UID GID    commands run as this user; the agent keeps its own
  *     --cgroup FD       a delegated cgroup v2 directory: each command gets a child of it, so that kill-tree is sure
  *     --forward PORT PATH  what connects to 127.0.0.1:PORT in here is passed on to the unix socket PATH
+ *     --tag             know a command's processes by a group of their own rather than by descent, where the kernel has no
+ *                       subreapers (gVisor); needs --user, and to be pid 1
+ *     --carry           go on in a pid namespace of its own, and carry its bytes between there and --stream from outside it:
+ *                       for a kernel that lets others open a process's descriptors by way of /proc (gVisor)
  *     --home PATH       make this directory, for the commands' user
  *     --rw PATH         landlock: nothing may be written but beneath these paths (and the devices)
  *     --seccomp         refuse the system calls that a command has no use for in a box
@@ -34,7 +38,7 @@
  *
  * Three rules hold it together. Memory is bounded: input grows only as bytes arrive, output stops being read from a
  * command while its peer is behind, caps keep head and tail. A killed command is reported only when its whole tree is
- * gone: by cgroup.kill, or else by a minder process that is subreaper to that command alone. And where the agent can't
+ * gone: by cgroup.kill, or else by a minder process that is subreaper to that command alone, or knows its tag. And where the agent can't
  * be sure, it ends, and the box with it: fail closed.
  */
 #define _GNU_SOURCE
@@ -60,6 +64,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
@@ -86,6 +91,8 @@ enum { F_CGROUP = 1, F_UID_SPLIT = 2, F_LANDLOCK = 4, F_SECCOMP = 8, F_PID1 = 16
 #define READ_CHUNK (64u << 10)
 #define MAX_TAIL (32u << 20)
 #define MAX_RELAYS 512
+#define FIRST_TAG 0x70000000u    /* groups from here on mark commands, and nobody has them otherwise */
+#define LAST_TAG 0x76000000u
 #define KILL_PATIENCE_US 5000000 /* a tree that outlives SIGKILL this long hangs in the kernel: said, not waited for */
 
 struct buffer { uint8_t *data; size_t start, end, size; };
@@ -144,6 +151,7 @@ struct spawn { /* what a child needs between fork and exec; no allocation happen
     int limits;
     uint8_t resource[16];
     uint64_t value[16];
+    gid_t tag;           /* 0: none */
     volatile int stage, error; /* written by the child, which shares our memory until it execs */
 };
 
@@ -160,6 +168,7 @@ static int listen_fd = -1, cgroup_fd = -1, signal_fd = -1;
 static uid_t run_uid = (uid_t)-1;
 static gid_t run_gid = (gid_t)-1;
 static uint32_t features, landlock_abi, next_slot;
+static gid_t next_tag; /* 0: commands are known by descent */
 static uint64_t ttl_us, idle_since;
 static struct peer *the_stream;
 static bool stopping;
@@ -331,7 +340,7 @@ static _Noreturn void child(struct spawn *s) {
         if (setrlimit(s->resource[i], &r)) goto failed;
     }
     /* Raw system calls: libc's would try to change the id of every thread, and we share our parent's memory. */
-    if (features & F_UID_SPLIT && (syscall(SYS_setgroups, 0, NULL) || syscall(SYS_setresgid, run_gid, run_gid, run_gid) ||
+    if (features & F_UID_SPLIT && (syscall(SYS_setgroups, s->tag ? 1 : 0, s->tag ? &s->tag : NULL) || syscall(SYS_setresgid, run_gid, run_gid, run_gid) ||
                                    syscall(SYS_setresuid, run_uid, run_uid, run_uid)))
         goto failed;
     if (features & F_UID_SPLIT) set_caps(0); /* leaving uid 0 has dropped them; leaving another has not */
@@ -378,6 +387,12 @@ static __attribute__((noinline)) pid_t spawn_child(struct spawn *s, int cgroup) 
 
 /* ---- the minder: subreaper to one command, where there is no cgroup ---------------------------------------------- */
 
+static char *last(char *text, const char *what) { /* what follows its last occurrence */
+    char *found = NULL;
+    for (char *at = text; (at = strstr(at, what)); at++) found = at + strlen(what);
+    return found;
+}
+
 static void kill_descendants(void) { /* one pass over /proc: everything that descends from this process */
     static struct { pid_t pid, parent; } all[32768];
     int n = 0;
@@ -409,6 +424,39 @@ static void kill_descendants(void) { /* one pass over /proc: everything that des
                 family[size++] = all[k].pid;
                 kill(all[k].pid, SIGKILL);
             }
+}
+
+/* The same by tag. A process without any tag that is not ours has got rid of it, however it did: it goes too. Returns how
+ * many were alive. */
+static int kill_tagged(gid_t tag) {
+    int found = 0;
+    DIR *d = opendir("/proc");
+    if (!d) return 1;
+    for (struct dirent *e; (e = readdir(d));) {
+        char path[300], text[4096];
+        if (e->d_name[0] < '0' || e->d_name[0] > '9') continue;
+        snprintf(path, sizeof path, "/proc/%s/status", e->d_name);
+        int fd = open(path, O_RDONLY | O_CLOEXEC);
+        ssize_t got = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
+        if (fd >= 0) close(fd);
+        if (got <= 0) continue;
+        text[got] = 0;
+        /* By the last match: a process chooses its own name, which comes first. */
+        char *state = last(text, "\nState:\t"), *uid = last(text, "\nUid:\t"), *groups = last(text, "\nGroups:\t");
+        if (!state || !uid || !groups) { found++; continue; }
+        if (*state == 'Z' || *state == 'X' || strtoul(uid, NULL, 10) == geteuid()) continue;
+        bool other = false;
+        for (char *end; *groups && *groups != '\n'; groups = end) {
+            unsigned long group = strtoul(groups, &end, 10);
+            if (end == groups) break;
+            other |= group >= FIRST_TAG && group < LAST_TAG && group != tag;
+        }
+        if (other) continue;
+        found++;
+        kill(atoi(e->d_name), SIGKILL);
+    }
+    closedir(d);
+    return found;
 }
 
 /* Whose process is whose is no longer known: end everything. In a pid namespace our own end does that; without one, all
@@ -445,6 +493,7 @@ static _Noreturn void minder(struct spawn *s, int status_fd, pid_t agent) {
     sigemptyset(&mine);
     sigaddset(&mine, SIGCHLD);
     sigaddset(&mine, SIGUSR1);
+    sigaddset(&mine, SIGUSR2);
     sigprocmask(SIG_SETMASK, &mine, NULL);
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
     prctl(PR_SET_PDEATHSIG, SIGUSR1, 0, 0, 0); /* the agent is gone: sweep, then go too */
@@ -453,11 +502,13 @@ static _Noreturn void minder(struct spawn *s, int status_fd, pid_t agent) {
     struct report r = {.kind = s->error ? REPORT_FAILED : REPORT_STARTED, .pid = pid, .stage = s->stage, .error = s->error};
     if (write(status_fd, &r, sizeof r) != sizeof r || s->error) _exit(s->error ? 0 : 125);
     for (int fd = 10; fd < 13; fd++) close(fd);
-    bool sweeping = false;
+    bool sweeping = false, released = !s->tag; /* with a tag, orphans are not our children: who sweeps must be here still */
+    int clean = 0;
     for (;;) {
         struct timespec tick = {0, 1000000};
         int sig = sweeping ? sigtimedwait(&mine, NULL, &tick) : sigwaitinfo(&mine, NULL);
         if (sig == SIGUSR1) sweeping = true;
+        if (sig == SIGUSR2) released = true;
         int status;
         pid_t gone;
         struct rusage usage;
@@ -466,8 +517,10 @@ static _Noreturn void minder(struct spawn *s, int status_fd, pid_t agent) {
                 r = (struct report){.kind = REPORT_EXITED, .status = status, .usage = usage};
                 if (write(status_fd, &r, sizeof r) != sizeof r) _exit(125);
             }
-        if (gone < 0 && errno == ECHILD) _exit(0);
-        if (sweeping) kill_descendants();
+        bool childless = gone < 0 && errno == ECHILD;
+        if (childless && (sweeping ? !s->tag || clean >= 3 : released)) _exit(0);
+        if (sweeping && s->tag) clean = kill_tagged(s->tag) ? 0 : clean + 1;
+        else if (sweeping) kill_descendants();
     }
 }
 
@@ -632,6 +685,7 @@ static void tell_exit(struct command *c) {
     struct peer *p = c->peer;
     uint8_t flags = (uint8_t)((c->out[0].fd >= 0 || c->out[1].fd >= 0 ? PIPES_HELD : 0) | (c->survivors ? SURVIVORS : 0));
     c->told = true;
+    if (next_tag && !c->killing && c->minder > 0) kill(c->minder, SIGUSR2); /* what it left running may go on */
     if (p) {
         for (int i = 0; i < 2; i++) {
             struct output *o = &c->out[i];
@@ -718,11 +772,9 @@ static void files_as(uid_t uid, gid_t gid) { /* what is created now belongs to t
 static bool open_pty(struct command *c, struct spawn *s, uint16_t rows, uint16_t cols) {
     int unlock = 0;
     struct winsize w = {.ws_row = rows, .ws_col = cols};
-    files_as(run_uid, run_gid); /* the terminal is the command's own: it may open it again by name */
     c->pty = open("/dev/ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC | O_NONBLOCK);
     if (c->pty >= 0 && !ioctl(c->pty, TIOCSPTLCK, &unlock) && !ioctl(c->pty, TIOCSWINSZ, &w))
         s->in = s->out = s->err = ioctl(c->pty, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC);
-    files_as(geteuid(), getegid());
     c->out[0].fd = c->pty;
     c->stdin_fd = c->pty;
     return s->in >= 0;
@@ -789,8 +841,12 @@ static void start(struct peer *p, uint32_t id, struct cursor *q) {
     c->out[1] = (struct output){.fd = -1, .type = A_STDERR};
     for (int i = 0; i < 2; i++) set_cap(&c->out[i], caps[i]);
     s.pty = flags & WANT_PTY;
+    s.tag = next_tag ? next_tag++ : 0;
     s.stage = AT_SETUP;
-    if (!(s.pty ? open_pty(c, &s, rows, cols) : open_pipes(c, &s, flags & WANT_STDIN))) {
+    if (s.pty || !next_tag) files_as(run_uid, run_gid); /* they are the command's own: it may open them again by name, as /dev/stdout */
+    bool opened = s.pty ? open_pty(c, &s, rows, cols) : open_pipes(c, &s, flags & WANT_STDIN);
+    if (s.pty || !next_tag) files_as(geteuid(), getegid());
+    if (!opened) {
         s.error = errno;
     } else if (cgroup_fd >= 0 && !(c->slot = get_slot())) {
         s.error = errno;
@@ -1113,11 +1169,61 @@ static void install_landlock(char **rw, int count) {
 static void become(uid_t uid, gid_t gid) {
     /* To start commands as another user, and to signal them. Where they share our uid they would inherit: keep none. */
     uint32_t keep_caps = run_uid == uid ? 0 : 1u << CAP_SETUID | 1u << CAP_SETGID | 1u << CAP_KILL;
-    prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0);
-    if (setgroups(0, NULL) || setresgid(gid, gid, gid) || setresuid(uid, uid, uid)) die("becoming the agent's user");
     for (int cap = 0, has; (has = prctl(PR_CAPBSET_READ, cap, 0, 0, 0)) >= 0; cap++)
         if (has && (cap > 31 || !(keep_caps >> cap & 1)) && prctl(PR_CAPBSET_DROP, cap, 0, 0, 0)) die("dropping a capability");
+    prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0);
+    if (setgroups(0, NULL) || setresgid(gid, gid, gid) || setresuid(uid, uid, uid)) die("becoming the agent's user");
     set_caps(keep_caps);
+}
+
+static void copy(int from, int to) {
+    static char chunk[READ_CHUNK];
+    for (ssize_t n; (n = read(from, chunk, sizeof chunk)) > 0 || (n < 0 && errno == EINTR);)
+        for (ssize_t done = 0; done < n;) {
+            ssize_t written = write(to, chunk + done, (size_t)(n - done));
+            if (written < 0 && errno != EINTR) return;
+            if (written > 0) done += written;
+        }
+}
+
+/* What is open as a file can be opened again in gVisor, by whoever may open the file, and the container's streams are
+ * root's. Sockets can't be. So the agent has sockets, and who holds the streams is in no /proc that a command can see. */
+static void carry(int *rfd, int *wfd) {
+    int stream[2], account[2];
+    if (socketpair(AF_UNIX, SOCK_STREAM, 0, stream) || socketpair(AF_UNIX, SOCK_STREAM, 0, account)) die("socketpair");
+    pid_t inwards = fork();
+    if (inwards == 0) { /* each holds its own ends alone: the end of the others must show */
+        close(stream[1]), close(account[0]), close(account[1]), close(*wfd);
+        set_caps(0);
+        copy(*rfd, stream[0]);
+        shutdown(stream[0], SHUT_WR); /* the agent ends with its stream */
+        _exit(0);
+    }
+    pid_t said = fork();
+    if (said == 0) {
+        close(stream[0]), close(stream[1]), close(account[1]), close(*rfd), close(*wfd);
+        set_caps(0);
+        copy(account[0], 2);
+        _exit(0);
+    }
+    if (inwards < 0 || said < 0 || unshare(CLONE_NEWPID)) die("a pid namespace");
+    pid_t agent = fork();
+    if (agent < 0) die("fork");
+    if (agent == 0) {
+        if (mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL)) die("mounting /proc");
+        close(*rfd), close(*wfd), close(stream[0]), close(account[0]);
+        if (dup2(account[1], 2) < 0) die("dup2");
+        close(account[1]);
+        *rfd = *wfd = stream[1];
+        return;
+    }
+    close(stream[1]), close(account[0]), close(account[1]), close(*rfd);
+    set_caps(0);
+    copy(stream[0], *wfd);
+    int status;
+    while (waitpid(agent, &status, 0) < 0 && errno == EINTR) {}
+    while (waitpid(said, NULL, 0) < 0 && errno == EINTR) {}
+    _exit(WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status));
 }
 
 static void enter_userns(int fd) {
@@ -1288,7 +1394,7 @@ static int unix_socket(const char *path, bool listening) {
 
 int main(int argc, char **argv) {
     int rfd = -1, wfd = -1, userns = -1, as_uid = -1, as_gid = -1, count = 0;
-    bool seccomp = false, landlock = false;
+    bool seccomp = false, landlock = false, carried = false;
     const char *home = NULL, *connect_to = NULL, *listen_on = NULL;
     char **rw = calloc((size_t)argc + 1, sizeof *rw), **paths = calloc((size_t)argc + 1, sizeof *paths);
     int *ports = calloc((size_t)argc + 1, sizeof *ports), port_count = 0;
@@ -1308,10 +1414,15 @@ int main(int argc, char **argv) {
         else if (!strcmp(a, "--home") && b) home = argv[++i];
         else if (!strcmp(a, "--rw") && b) landlock = true, rw[count++] = argv[++i];
         else if (!strcmp(a, "--seccomp")) seccomp = true;
+        else if (!strcmp(a, "--tag")) next_tag = FIRST_TAG;
+        else if (!strcmp(a, "--carry")) carried = true;
         else errno = EINVAL, die(a);
     }
     if ((rfd >= 0) + (listen_fd >= 0) + !!connect_to + !!listen_on != 1)
         errno = EINVAL, die("one of --stream, --listen, --connect and --listen-path is needed");
+
+    if ((carried && rfd < 0) || (next_tag && run_uid == (uid_t)-1))
+        errno = EINVAL, die("--carry needs --stream, and --tag needs --user");
 
     /* Nothing a command could read, trace or inherit: no dumps, no environment, no stray descriptors. */
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
@@ -1319,6 +1430,8 @@ int main(int argc, char **argv) {
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
     clearenv();
     if (userns >= 0) enter_userns(userns);
+    if (carried) carry(&rfd, &wfd);
+    if (next_tag && getpid() != 1) errno = EPERM, die("--tag ends whatever it does not know, and is for a pid namespace alone");
     if (as_uid >= 0) become((uid_t)as_uid, (gid_t)as_gid);
     if (connect_to) rfd = wfd = unix_socket(connect_to, false);
     if (listen_on) listen_fd = unix_socket(listen_on, true);
@@ -1341,7 +1454,8 @@ int main(int argc, char **argv) {
     sigemptyset(&set);
     for (const int *s = (const int[]){SIGCHLD, SIGTERM, SIGINT, SIGHUP, 0}; *s; s++) sigaddset(&set, *s);
     signal_fd = signalfd(-1, &set, SFD_NONBLOCK | SFD_CLOEXEC);
-    sigaddset(&set, SIGUSR1); /* for the minders, who must not die of the one that comes before they are ready for it */
+    sigaddset(&set, SIGUSR1); /* for the minders, who must not die of one that comes before they are ready for it */
+    sigaddset(&set, SIGUSR2);
     sigprocmask(SIG_SETMASK, &set, NULL);
     if (signal_fd < 0) die("signalfd");
 

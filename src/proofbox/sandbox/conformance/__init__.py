@@ -46,7 +46,7 @@ from proofbox.sandbox.conformance.check import (
     Result,
 )
 from proofbox.sandbox.conformance.context import Context, own_directories
-from proofbox.sandbox.contract import Enforcement, Provider
+from proofbox.sandbox.contract import Enforcement, Policy, Provider
 from proofbox.sandbox.providers import provider_named
 
 T = TypeVar("T")
@@ -91,7 +91,7 @@ def run_conformance(
             f"there is no check {unknown[0]!r}", op="conformance", fix_hints=[f"known: {', '.join(sorted(known))}"]
         )
     chosen = provider_named(provider)
-    enforcement = chosen.enforcement()
+    enforcement = chosen.enforcement(Policy(runtime=settings.runtime if settings is not None else None))
     results = []
     with own_directories(settings or Settings()):
         for check in CHECKS:
@@ -100,7 +100,7 @@ def run_conformance(
                 results.append(result)
                 if on_result is not None:
                     on_result(result)
-    return Report(chosen.name, chosen.isolation, os.geteuid(), enforcement, tuple(results))
+    return Report(chosen.name, enforcement.isolation, os.geteuid(), enforcement, tuple(results))
 
 
 def _run(check: Check, provider: Provider, enforcement: Enforcement) -> Result:

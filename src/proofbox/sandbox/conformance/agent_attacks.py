@@ -12,8 +12,8 @@ import os
 import time
 
 from proofbox.errors import SandboxLost
-from proofbox.sandbox.conformance.check import PROCESSES, Subject, expect
-from proofbox.sandbox.conformance.context import Context
+from proofbox.sandbox.conformance.check import AGENT_HIDDEN, PROCESSES, Subject, expect
+from proofbox.sandbox.conformance.context import Context, with_environment
 from proofbox.sandbox.conformance.probing import SystemCalls
 
 subject = Subject("agent")
@@ -35,22 +35,33 @@ ancestors() {
 """
 _READING = """
 for p in $(ancestors); do
-    for f in environ maps mem auxv stack syscall personality; do
+    for f in mem stack syscall personality; do
         head -c 1 "/proc/$p/$f" 2>/dev/null | grep -q . && echo "read $p/$f"
     done
     for f in mem oom_score_adj comm timerslack_ns clear_refs coredump_filter; do
         (echo 0 > "/proc/$p/$f") 2>/dev/null && echo "wrote $p/$f"
     done
-    for f in exe cwd root ns/user ns/mnt; do
+    for f in exe cwd root; do
         readlink "/proc/$p/$f" >/dev/null 2>&1 && echo "followed $p/$f"
     done
     (: >> "/proc/$p/exe") 2>/dev/null && echo "opened $p/exe"
+done
+"""
+_LOOKING = """
+for p in $(ancestors); do
+    for f in environ maps auxv; do
+        head -c 1 "/proc/$p/$f" 2>/dev/null | grep -q . && echo "read $p/$f"
+    done
+    for f in ns/user ns/mnt; do
+        readlink "/proc/$p/$f" >/dev/null 2>&1 && echo "followed $p/$f"
+    done
     ls "/proc/$p/fd" 2>/dev/null | sed "s|^|listed $p/fd/|"
 done
 """
 _FORGING = """
 for p in $(ancestors); do
     for n in 0 1 2 3 4 5 10 11 12 13 16 17 18 19 20 21 22; do
+        [ "$(readlink "/proc/$p/fd/$n" 2>/dev/null)" = /dev/null ] && continue
         (echo forged > "/proc/$p/fd/$n") 2>/dev/null && echo "wrote to $p/fd/$n"
     done
 done
@@ -64,10 +75,26 @@ sleep 1
 
 
 @check(PROCESSES)
-def memory_and_environment(context: Context) -> None:
-    """Nothing of the agent can be read or opened by way of /proc."""
+def memory(context: Context) -> None:
+    """The agent's memory, program and directories can't be had by way of /proc, nor anything of it be changed."""
     result = context.sh(context.session(), _ANCESTORS + _READING)
     expect(not result.stdout, f"a command {', '.join(result.stdout.splitlines()[:8])}")
+
+
+@check(AGENT_HIDDEN)
+def looks(context: Context) -> None:
+    """Not even its environment, its memory's layout or the list of its descriptors can be seen."""
+    result = context.sh(context.session(), _ANCESTORS + _LOOKING)
+    expect(not result.stdout, f"a command {', '.join(result.stdout.splitlines()[:8])}")
+
+
+@check(PROCESSES)
+def environment(context: Context) -> None:
+    """Whoever can see the agent's environment finds nothing of the caller's in it."""
+    with with_environment(PROOFBOX_CONFORMANCE_SECRET=context.marker):
+        session = context.session()
+    seen = context.sh(session, _ANCESTORS + 'for p in $(ancestors); do cat "/proc/$p/environ"; done 2>/dev/null').stdout
+    expect(context.marker not in seen, "the agent carries its caller's environment")
 
 
 @check(PROCESSES)

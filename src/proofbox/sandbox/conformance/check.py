@@ -64,6 +64,9 @@ HIDDEN = Need("hidden", lambda e: e.hidden)
 MEMORY = Need("memory", lambda e: e.memory)
 CPUS = Need("cpu", lambda e: e.cpus)
 PIDS = Need("pids", lambda e: e.pids)
+DETACHED = Need("detached", lambda e: e.detached)
+OWN_STREAMS = Need("own streams", lambda e: e.own_streams)
+AGENT_HIDDEN = Need("agent hidden", lambda e: e.agent_hidden)
 
 
 class Check(msgspec.Struct, frozen=True):

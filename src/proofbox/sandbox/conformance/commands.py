@@ -191,17 +191,19 @@ def many_at_once(context: Context) -> None:
 def one_death_among_many(context: Context) -> None:
     """A command that dies, or is killed for its timeout, takes neither its session nor the others in it along."""
     session = context.session()
-    with ThreadPoolExecutor(3) as pool:
+    up = threading.Event()
+    with ThreadPoolExecutor(4) as pool:
         steady = pool.submit(context.sh, session, "sleep 1; echo steady; exit 3")
         dying = pool.submit(context.sh, session, "sleep 0.1; kill -9 $$")
-        late = pool.submit(context.sh, session, "sleep 30", timeout=0.3)
+        late = pool.submit(context.sh, session, "echo up; sleep 30", timeout=0.6, on_output=lambda _: up.set())
+        up.wait(PATIENCE)
+        younger = pool.submit(context.sh, session, "sleep 1; echo steady; exit 3")
         expect(dying.result().signal == 9, "the dying command came back otherwise")
         expect(late.result().timed_out, "the late command came back without timed_out")
-        result = steady.result()
-    expect(
-        (result.exit_code, result.stdout) == (3, "steady\n"),
-        f"its neighbour came back as {result.exit_code}, {result.stdout!r}",
-    )
+        for which, command in (("an older", steady), ("a younger", younger)):
+            result = command.result()
+            answer = (result.exit_code, result.stdout)
+            expect(answer == (3, "steady\n"), f"{which} neighbour came back as {answer}")
     context.alive(session)
 
 

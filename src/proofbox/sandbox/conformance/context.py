@@ -40,7 +40,7 @@ class Context:
 
     def __init__(self, provider: Provider, enforcement: Enforcement) -> None:
         self.provider = provider.name
-        self.isolation = provider.isolation
+        self.isolation = enforcement.isolation
         self.enforcement = enforcement
         self.marker = f"proofbox-conformance-{secrets.token_hex(8)}"
         self.scratch = Path(tempfile.gettempdir()).resolve() / self.marker

@@ -13,7 +13,7 @@ from typing import Any
 
 import proofbox.sandbox
 from proofbox.errors import SandboxLost, SessionUnknown
-from proofbox.sandbox.conformance.check import Failed, Subject, expect
+from proofbox.sandbox.conformance.check import DETACHED, Failed, Subject, expect
 from proofbox.sandbox.conformance.context import Context, commands_of, settled
 from proofbox.sandbox.conformance.killing import BEAT
 from proofbox.sandbox.conformance.loss import SOON, find_agent
@@ -41,7 +41,7 @@ with Sandboxes(project) as boxes:
 _DAEMON = '(setsid sh -c "$1" "$0" </dev/null >/dev/null 2>&1 &); sleep 0.1'
 
 
-@check()
+@check(DETACHED)
 def used_by_another_process(context: Context) -> None:
     """Started by one process that ends, used by a second and by us, stopped by a third and by us again."""
     boxes = context.boxes
@@ -65,7 +65,7 @@ def used_by_another_process(context: Context) -> None:
     context.refused(SessionUnknown, "a session that was forgotten", boxes.get_session, id)
 
 
-@check()
+@check(DETACHED)
 def ended_by_its_idle_time(context: Context) -> None:
     """After its time without anyone it ends by itself, with everything its commands left running."""
     id = _other(context, "start", "1", _DAEMON, context.marker, BEAT)["id"]
@@ -87,7 +87,7 @@ def ended_by_its_idle_time(context: Context) -> None:
     context.refused(SandboxLost, "an expired session", context.boxes.exec_in_session, id, ["true"], timeout=3)
 
 
-@check()
+@check(DETACHED)
 def lost(context: Context) -> None:
     """The agent of a detached session is killed: its users hear of it within a second, and it can be stopped."""
     boxes = context.boxes

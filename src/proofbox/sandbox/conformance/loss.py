@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 from proofbox.errors import SandboxLost
-from proofbox.sandbox.conformance.check import Failed, NotChecked, Subject, expect
+from proofbox.sandbox.conformance.check import Failed, NotApplicable, NotChecked, Subject, expect
 from proofbox.sandbox.conformance.context import Context, command_line, commands_of, parent, settled
-from proofbox.sandbox.contract import ExecResult
+from proofbox.sandbox.contract import ExecResult, Isolation
 from proofbox.sandbox.service import Session
 
 subject = Subject("loss")
@@ -22,6 +23,7 @@ SOON = 1.0
 @check()
 def under_commands(context: Context) -> None:
     """The agent is killed from outside while three commands run: all three callers hear of it within a second."""
+    _needs_host_processes(context)
     session = context.session()
     context.alive(session)
     heard: list[float] = []
@@ -50,6 +52,7 @@ def under_commands(context: Context) -> None:
 
 @check()
 def between_commands(context: Context) -> None:
+    _needs_host_processes(context)
     session = context.session()
     agent = _agent_of_idle(context, session)
     os.kill(agent, signal.SIGKILL)
@@ -64,9 +67,11 @@ def between_commands(context: Context) -> None:
 def stopped_under_a_command(context: Context) -> None:
     """Another thread stops the session: the one that waits in it hears of it, and does not wait for ever."""
     session = context.session()
+    up = threading.Event()
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(context.sh, session, "sleep 20; exit 0", timeout=15)
-        find_agent(context, commands=1)
+        script = "echo up; sleep 20; exit 0"
+        waiting = pool.submit(context.sh, session, script, timeout=15, on_output=lambda _: up.set())
+        expect(up.wait(5), "a command that says something at once was not heard in 5 s")
         began = time.monotonic()
         session.stop()
         stopped = time.monotonic() - began
@@ -90,11 +95,20 @@ def stopped_twice(context: Context) -> None:
     context.refused(SandboxLost, "a command in a stopped session", session.exec, ["true"], timeout=3)
 
 
+def _needs_host_processes(context: Context) -> None:
+    if context.isolation is Isolation.SANDBOXED_KERNEL:
+        raise NotApplicable("the processes of a sandboxed kernel are not the host's: none can be killed from here")
+
+
 def find_agent(context: Context, commands: int) -> int:
     """The pid, on this host, of the box agent above running commands that bear our marker.
 
     Their scripts go on after what they wait for: some shells let the last command take their own place.
     """
+    if context.isolation is Isolation.SANDBOXED_KERNEL:
+        raise NotApplicable(
+            "the processes of a sandboxed kernel are not the host's: none of them can be killed from here"
+        )
     end = time.monotonic() + 3
     while len(found := _of_commands(context)) < commands:
         if time.monotonic() > end:

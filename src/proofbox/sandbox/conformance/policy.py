@@ -7,6 +7,7 @@ from pathlib import Path
 from proofbox.errors import PathRefused, PolicyRefused, RequestInvalid
 from proofbox.sandbox.conformance.check import (
     CPUS,
+    DETACHED,
     DISK,
     HIDDEN,
     MEMORY,
@@ -48,6 +49,11 @@ def refusals(context: Context) -> None:
         expect(need.gap in error.message, f"{need.gap}: the refusal does not name it: {error.message}")
         expect(context.enforcement.gaps.get(need.gap), f"{need.gap}: no reason is given")
         expect(error.fix_hints, f"{need.gap}: no way out is given")
+    if not context.enforcement.detached:
+        unmet.append((DETACHED, {}))
+        context.refused(
+            PolicyRefused, DETACHED.gap, context.boxes.start_session, provider=context.provider, detached=True
+        )
     if not unmet:
         raise NotApplicable(f"{context.provider} enforces every policy here: there is nothing to refuse")
 

@@ -8,7 +8,7 @@ import time
 import zlib
 from pathlib import Path
 
-from proofbox.sandbox.conformance.check import NotChecked, Subject, expect
+from proofbox.sandbox.conformance.check import OWN_STREAMS, NotChecked, Subject, expect
 from proofbox.sandbox.conformance.context import PATIENCE, Context
 from proofbox.sandbox.contract import Output
 
@@ -30,6 +30,16 @@ def streams_apart(context: Context) -> None:
     expect(not result.truncated.stdout and not result.truncated.stderr, "five bytes are called truncated")
     silent = context.sh(session, ":")
     expect((silent.stdout_bytes, silent.stderr_bytes) == (b"", b""), "a silent command said something")
+
+
+@check(OWN_STREAMS)
+def by_name(context: Context) -> None:
+    """/dev/stdout and /dev/stderr can be opened, as scripts do, with and without a stdin."""
+    session = context.session()
+    for stdin in (None, b"in\n"):
+        script = 'echo out > /dev/stdout; echo err > /dev/stderr; [ -z "$1" ] || cat /dev/stdin'
+        result = context.sh(session, script, "x" if stdin else "", stdin=stdin)
+        expect((result.stdout, result.stderr) == ("out\n" + ("in\n" if stdin else ""), "err\n"), f"{result.stderr!r}")
 
 
 @check()

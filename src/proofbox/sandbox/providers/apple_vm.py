@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 
 from proofbox.errors import ProviderUnavailable
-from proofbox.sandbox.contract import Box, BoxSpec, Enforcement, Isolation
+from proofbox.sandbox.contract import Box, BoxSpec, Enforcement, Isolation, Policy
 
 
 class AppleVm:
@@ -22,8 +22,8 @@ class AppleVm:
             fix_hints=["use --provider bubblewrap on Linux, or leave it to --provider auto"],
         )
 
-    def enforcement(self) -> Enforcement:
-        return Enforcement(gaps={"all": "apple-vm does not run here"})
+    def enforcement(self, policy: Policy | None = None) -> Enforcement:  # noqa: ARG002 (it changes nothing here)
+        return Enforcement(isolation=self.isolation, gaps={"all": "apple-vm does not run here"})
 
     def start(self, spec: BoxSpec) -> Box:  # noqa: ARG002
         self.identity()

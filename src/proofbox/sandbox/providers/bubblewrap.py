@@ -53,7 +53,7 @@ class Bubblewrap:
             parts.append(f"{path}:{st.st_ino}:{st.st_size}:{st.st_mtime_ns}")
         return " ".join(parts)
 
-    def enforcement(self) -> Enforcement:
+    def enforcement(self, policy: Policy | None = None) -> Enforcement:  # noqa: ARG002 (it changes nothing here)
         tree = cgroups.tree()
         limits = {name: tree.can_limit(name) for name in ("memory", "cpu", "pids")}
         gaps = {
@@ -66,6 +66,7 @@ class Bubblewrap:
             gaps["access overlay"] = gaps["layers"] = gaps["disk"] = "the kernel has no overlayfs"
         if not tree.can_kill:
             gaps["kill tree"] = f"{tree.reason}; a tree that can't be ended takes its box with it"
+        gaps["image"] = "its root is the host's own, read-only; images are for docker"
         return Enforcement(
             network_none=True,
             network_allow=True,
@@ -80,6 +81,7 @@ class Bubblewrap:
             cpus=limits["cpu"],
             pids=limits["pids"],
             kill_tree="sure" if tree.can_kill else "fail-closed",
+            isolation=self.isolation,
             gaps=gaps,
         )
 
@@ -93,22 +95,26 @@ class Bubblewrap:
         group = cgroups.group(spec.label, policy, owner=ids.cgroup_owner)
 
         def argv(with_: Plumbing) -> list[str]:
-            before = [*with_.enter, *ids.launch_options(spec.project, policy, with_.spare_fd)]
+            before = [*with_.enter, *ids.launch_options(spec, policy, with_.spare_fd)]
             if policy.layers is not None:
                 lower = [str(path) for path in policy.layers.lower]
                 before += ["--layers", str(spec.project), str(len(lower)), *lower]
                 before += [str(policy.layers.upper), str(policy.layers.work)]
             elif policy.access == "overlay":
                 before += ["--overlay", str(spec.project), str((policy.disk_mb or 0) << 20)]
+            if spec.home is not None and not spec.preparing:
+                before += ["--overlay", str(spec.home), "0"]
             agent = [_AGENT_INSIDE, *with_.agent, *ids.agent_options(with_.spare_fd)]
-            agent += ["--home", BOX_HOME, "--seccomp", *_writable(spec.project, policy)]
+            agent += [] if spec.home is not None else ["--home", BOX_HOME]
+            agent += ["--seccomp", *_writable(spec.project, policy)]
             agent += [w for f in spec.forwards for w in ("--forward", str(f.port), f"{_NET_INSIDE}/{f.socket}")]
             agent += [w for d in policy.doors for w in ("--forward", str(d.port), f"{_DOORS_INSIDE}/{d.port}")]
             net = ["--ro-bind", str(spec.sockets), _NET_INSIDE] if spec.sockets is not None else []
             net += directory(Path(_DOORS_INSIDE)) if policy.doors else []
             net += [w for d in policy.doors for w in ("--ro-bind", str(d.socket), f"{_DOORS_INSIDE}/{d.port}")]
             launcher = [str(program("boxlaunch")), *before, "--"] if before else []
-            return [*launcher, bwrap, *_box_options(spec.project, policy, ids), *net, *agent]
+            home = ["--bind", str(spec.home), BOX_HOME] if spec.home is not None else []
+            return [*launcher, bwrap, *_box_options(spec.project, policy, ids), *home, *net, *agent]
 
         return launch(
             argv,
@@ -155,15 +161,17 @@ class _Ids(msgspec.Struct, frozen=True):
     def inside(self) -> int:
         return INSIDE_ID if self.command[0] or not self.root else 0
 
-    def launch_options(self, project: Path, policy: Policy, userns_fd: int) -> list[str]:
+    def launch_options(self, spec: BoxSpec, policy: Policy, userns_fd: int) -> list[str]:
         if not self.root:
             return []
         if not self.command[0]:
             return ["--userns", str(userns_fd), "0 0 1", "0 0 1"]
         options = ["--userns", str(userns_fd), *(f"0 {self.agent} 1,{INSIDE_ID} {id} 1" for id in self.command)]
-        outside = [mount.host for mount in policy.mounts if not mount.host.is_relative_to(project)]
-        seen = [project] if policy.layers is None else policy.layers.lower
-        for path in [*seen, *(mount.host for mount in policy.mounts if mount.writable and mount.host in outside)]:
+        homes = [spec.home] if spec.home is not None else []
+        outside = [mount.host for mount in policy.mounts if not mount.host.is_relative_to(spec.project)]
+        seen = (spec.project,) if policy.layers is None else policy.layers.lower
+        mounts = [mount.host for mount in policy.mounts if mount.writable and mount.host in outside]
+        for path in [*seen, *homes, *mounts]:
             st = path.stat()
             if (st.st_uid, st.st_gid) != self.command:
                 options += ["--idmap", str(path), str(st.st_uid), str(st.st_gid), *map(str, self.command)]

@@ -19,8 +19,16 @@ from proofbox.sandbox.localbox import Plumbing, launch
 from proofbox.sandbox.refusal import refuse_unenforceable
 
 _NOT_HERE = (
-    *("network none", "network allow", "filesystem", "access ro", "access overlay", "layers", "disk", "mounts"),
+    "network none",
+    "network allow",
+    "filesystem",
+    "access ro",
+    "access overlay",
+    "layers",
+    "disk",
+    "mounts",
     "hidden",
+    "agent hidden",
 )
 _NO_BOX = "the provider is off: a command runs on the host itself"
 
@@ -34,7 +42,7 @@ class Off:
         agent = program("boxagent").stat()
         return f"off:{platform.release()}:{agent.st_size}:{agent.st_mtime_ns}"
 
-    def enforcement(self) -> Enforcement:
+    def enforcement(self, policy: Policy | None = None) -> Enforcement:  # noqa: ARG002 (it changes nothing here)
         tree = cgroups.tree()
         limits = {name: tree.can_limit(name) for name in ("memory", "cpu", "pids")}
         gaps = dict.fromkeys(_NOT_HERE, _NO_BOX)
@@ -42,10 +50,12 @@ class Off:
         if not tree.can_kill:
             gaps["kill tree"] = f"{tree.reason}; processes are found by their ancestry"
         return Enforcement(
+            agent_hidden=False,
             memory=limits["memory"],
             cpus=limits["cpu"],
             pids=limits["pids"],
             kill_tree="sure" if tree.can_kill else "best-effort",
+            isolation=self.isolation,
             gaps=gaps,
         )
 

@@ -1,0 +1,51 @@
+"""`initialize`: write a project's settings, and agree to them. What `proofbox init` does."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from proofbox.errors import UsageError
+from proofbox.sandbox import config
+from proofbox.sandbox.config import PROJECT_FILE, Settings
+from proofbox.sandbox.paths import resolve_project
+from proofbox.sandbox.providers import AUTO, provider_named
+
+
+class Initialized(msgspec.Struct, frozen=True):
+    """A project's settings, as they count from now on."""
+
+    path: Path
+    settings: Settings
+    written: bool
+    """False when a file that was there was agreed to as it is."""
+
+
+def initialize(
+    project_root: str | os.PathLike[str] = ".",
+    settings: Settings | None = None,
+    *,
+    force: bool = False,
+    trust: bool = False,
+) -> Initialized:
+    """Write `.proofbox/config.toml`, and trust it: who writes it by this call has seen it.
+
+    A file that is there is left alone, unless `force` replaces it. With `trust` nothing is written: the file that is
+    there is agreed to, in this version.
+    """
+    project = resolve_project(project_root)
+    path = project / PROJECT_FILE
+    if trust:
+        config.trust(project)
+        return Initialized(path, config.load(project), written=False)
+    if path.exists() and not force:
+        raise UsageError(
+            f"{path} is there already", op="init", fix_hints=["replace it: --force", "or agree to it as it is: --trust"]
+        )
+    wanted = settings or Settings()
+    if wanted.provider not in (None, AUTO):
+        provider_named(str(wanted.provider))
+    config.write(project, wanted)
+    return Initialized(path, wanted, written=True)

@@ -1,0 +1,49 @@
+"""Directories in the state directory that live no longer than the process that made them.
+
+The maker holds a lock on each. Killed, it leaves the directory and not the lock: `sweep` can tell, and removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from proofbox.core.dirs import state_dir
+
+_PREFIX = "scratch-"
+
+
+class Scratch:
+    """A new, empty directory of mode 0700. `remove` may be repeated."""
+
+    def __init__(self) -> None:
+        while True:
+            self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=state_dir()))
+            with contextlib.suppress(OSError):
+                self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                fcntl.flock(self._lock, fcntl.LOCK_EX)
+                if os.path.samestat(os.fstat(self._lock), self.path.stat()):
+                    return
+            # A sweep took it between its making and its lock: another one.
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def sweep_scratch() -> None:
+    """Remove what processes that were killed have left."""
+    for path in state_dir().glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(fd)
