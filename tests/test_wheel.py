@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pytest
 from capabilities import ROOT, find_uv, foreign_arch, native_arch, qemu_user
 
-PROGRAMS = ("boxagent", "boxlaunch", "treestat")
+PROGRAMS = ("boxagent", "boxlaunch", "boxrun", "treestat")
 ARCHES = ("x86_64", "aarch64")
 ELF_MACHINE = {"x86_64": 62, "aarch64": 183}
 BIN = "proofbox/sandbox/agent/bin"

@@ -92,7 +92,8 @@
     │   ├── ContextExceeded      RUNTIME_CONTEXT_EXCEEDED    exit 1
     │   ├── ModelFailed          RUNTIME_MODEL_ERROR         exit 1
     │   ├── RuntimeCrashed       RUNTIME_CRASH               exit 1, retryable
-    │   └── TurnInterrupted      RUNTIME_INTERRUPTED         exit 1
+    │   ├── TurnInterrupted      RUNTIME_INTERRUPTED         exit 1
+    │   └── FunnelUnavailable    RUNTIME_FUNNEL_UNAVAILABLE  exit 3
     ├── LabError                 ATTEMPT_FAILED              exit 4
     │   ├── SuiteInvalid         SUITE_INVALID               exit 1
     │   ├── ImageAbsent          SUITE_IMAGE_ABSENT          exit 3
@@ -822,6 +823,13 @@ class TurnInterrupted(AgentError):
     """The turn was stopped before its end, by us or by the agent's own program."""
 
     code = "RUNTIME_INTERRUPTED"
+
+
+class FunnelUnavailable(AgentError):
+    """What only an agent in a box can ask its supervisor for was asked for elsewhere."""
+
+    code = "RUNTIME_FUNNEL_UNAVAILABLE"
+    exit_code = 3
 
 
 class LabError(ProofboxError):

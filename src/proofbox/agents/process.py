@@ -24,7 +24,9 @@ from proofbox.agents.contract import Capabilities, RuntimeProbe, SessionOptions
 from proofbox.agents.dialects import DialectName, dialect_named
 from proofbox.agents.events import Delta, Event, Integrity, Message, Notice
 from proofbox.agents.feed import Turn
+from proofbox.agents.funnel.server import Funnel
 from proofbox.agents.hosted import HostedSession
+from proofbox.agents.lines import Lines
 from proofbox.agents.settings import read_settings
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
@@ -38,7 +40,7 @@ from proofbox.errors import (
 )
 from proofbox.sandbox.aprocess import AsyncProcess, open_process
 from proofbox.sandbox.aservice import AsyncSandboxes, AsyncSession
-from proofbox.sandbox.contract import ExecResult
+from proofbox.sandbox.contract import ExecResult, Mount
 from proofbox.sandbox.inside import PolicyOptions
 
 if TYPE_CHECKING:
@@ -64,6 +66,8 @@ class ProcessSettings(msgspec.Struct, frozen=True):
     """The variable that holds the model's key: in our environment, never in the box."""
     on_host: bool = True
     """The program is one of this machine's, to be found by its PATH. False: the image of the box has it."""
+    funnel: bool = True
+    """`proofbox run -- COMMAND` in the box has the supervisor run it, and record it. There is none without a box."""
 
 
 class ProcessRuntime:
@@ -129,6 +133,7 @@ class ProcessSession(HostedSession):
         self._boxes = AsyncSandboxes(options.workspace, clock=self._clock, ids=self._ids)
         self._box: AsyncSession | None = None
         self._running: dict[str, AsyncProcess] = {}
+        self._funnel: Funnel | None = None
         self._way: WayToModel | None = None
         if said.base_url is not None:
             from proofbox.agents.modelway import WayToModel  # costs an HTTP client, for who has a model
@@ -151,9 +156,17 @@ class ProcessSession(HostedSession):
             policy["doors"] = [*(options.policy.get("doors") or ()), *await self._way.doors()]
             if options.sandboxed and policy.get("network") is None:
                 policy["network"] = "none"
-        policy["mounts"] = [*(options.policy.get("mounts") or ()), *self._said.mounts]
+        mounts: list[str | Mount] = [*(options.policy.get("mounts") or ()), *self._said.mounts]
         provider = options.provider if options.sandboxed else "off"
+        if self._said.funnel and provider != "off":
+            self._funnel = Funnel(
+                options.scratch / self.id, self.tell_of, options.approvals, ids=self._ids, clock=self._clock
+            )
+            mounts += self._funnel.mounts()
+        policy["mounts"] = mounts
         self._box = await self._boxes.start_session(provider=provider, **policy)
+        if self._funnel is not None:
+            self._background.spawn(self._funnel.serve, self._box)
 
     def facts(self) -> Mapping[str, Any]:
         assert self._box is not None  # noqa: S101 (opened before anyone has it)
@@ -163,6 +176,8 @@ class ProcessSession(HostedSession):
             **box_facts(info),
             "command": list(self._said.command),
             "output": self._said.output,
+            # A runtime of the engine's other than its own (gVisor) passes no sockets on.
+            "funnel": self._funnel is not None and info.policy.runtime is None,
             **(self._way.facts() if self._way is not None else {}),
         }
 
@@ -172,6 +187,9 @@ class ProcessSession(HostedSession):
         argv = _argv(self._said, prompt, address)
         env = {**self.options.env, **({"OPENAI_BASE_URL": address} if address else {})}
         speech = _Speech(self._said.output)
+        if self._funnel is not None:
+            self._funnel.begin_turn(turn)
+            env = self._funnel.environment(turn, self._box, env)
         try:
             async with open_process(self._box, argv, env=env, cwd=self.folders.get(turn.thread) or None) as process:
                 self._running[turn.id] = process
@@ -181,6 +199,9 @@ class ProcessSession(HostedSession):
                     self._running.pop(turn.id, None)
         except (CommandNotFound, CommandNotExecutable) as error:
             raise RuntimeStartFailed(error.message, op="turn", fix_hints=error.fix_hints) from error
+        finally:
+            if self._funnel is not None:
+                await self._funnel.end_turn(turn)
         for event in speech.end(result):
             await self.tell_of(turn, event)
         failure = speech.failure or _failure_of(result)
@@ -203,6 +224,8 @@ class ProcessSession(HostedSession):
         return await process.wait()
 
     async def _kill(self, turn: Turn) -> None:
+        if self._funnel is not None:
+            await self._funnel.end_turn(turn)
         process = self._running.get(turn.id)
         if process is not None:
             await process.kill()
@@ -212,13 +235,18 @@ class ProcessSession(HostedSession):
         if self._way is not None:
             self._way.close()
 
+    async def close(self) -> None:
+        await super().close()
+        if self._funnel is not None:
+            self._funnel.close()
+
 
 class _Speech:
     """What a program prints, as events."""
 
     def __init__(self, output: DialectName) -> None:
         self._dialect = dialect_named(output)
-        self._lines = _Lines()
+        self._lines = Lines(LINE_LIMIT)
         decoder = codecs.getincrementaldecoder("utf-8")
         self._decoders = {stream: decoder("replace") for stream in ("stdout", "stderr")}
 
@@ -254,32 +282,6 @@ class _Speech:
             yield Integrity(session="", code="line_too_long", message=message)
         if line.strip():
             yield from self._dialect.translate(line)
-
-
-class _Lines:
-    """Cuts a stream into lines, and holds no more than LINE_LIMIT of one."""
-
-    def __init__(self) -> None:
-        self._held = bytearray()
-        self._cut = False
-
-    def feed(self, data: bytes) -> Iterator[tuple[bytes, bool]]:
-        *whole, rest = data.split(b"\n")
-        for line in whole:
-            self._hold(line)
-            yield from self.end()
-        self._hold(rest)
-
-    def end(self) -> Iterator[tuple[bytes, bool]]:
-        line, cut = bytes(self._held), self._cut
-        self._held, self._cut = bytearray(), False
-        if line:
-            yield line, cut
-
-    def _hold(self, data: bytes) -> None:
-        room = LINE_LIMIT - len(self._held)
-        self._held += data[:room]
-        self._cut = self._cut or len(data) > room
 
 
 async def _quietly(work: Any) -> None:

@@ -33,6 +33,8 @@ class Did(msgspec.Struct, frozen=True):
 
     command: str
     failed: bool
+    observed: bool = False
+    """We ran it ourselves: no agent's word for it."""
 
 
 ReadFile = Callable[[str], bytes | None]
@@ -56,15 +58,17 @@ def unmet(expect: Expect, feedback: Feedback, calls: Sequence[Did], read_file: R
         given = (feedback.result_json or {}).get(name)
         check(_same(given, value), f"result_json.{name}", value, given)
     failures = sum(call.failed for call in calls)
+    counted = [call for call in calls if call.observed] if expect.observed else calls
     if expect.min_tool_calls is not None:
-        check(len(calls) >= expect.min_tool_calls, "min_tool_calls", expect.min_tool_calls, len(calls))
+        check(len(counted) >= expect.min_tool_calls, "min_tool_calls", expect.min_tool_calls, len(counted))
     if expect.max_tool_calls is not None:
         check(len(calls) <= expect.max_tool_calls, "max_tool_calls", expect.max_tool_calls, len(calls))
     if expect.max_tool_failures is not None:
         check(failures <= expect.max_tool_failures, "max_tool_failures", expect.max_tool_failures, failures)
-    commands = [call.command[:MATCHED_TEXT] for call in calls]
+    required = [call.command[:MATCHED_TEXT] for call in counted]
     for pattern in expect.commands:
-        check(any(re.search(pattern, each) for each in commands), "commands", pattern, f"{len(commands)} others")
+        check(any(re.search(pattern, each) for each in required), "commands", pattern, f"{len(required)} others")
+    commands = [call.command[:MATCHED_TEXT] for call in calls]
     for pattern in expect.no_commands:
         hit = next((each for each in commands if re.search(pattern, each)), None)
         check(hit is None, "no_commands", f"none like {pattern}", hit)

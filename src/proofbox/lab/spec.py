@@ -101,6 +101,8 @@ class Expect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Each must match some command that was run, as a regular expression."""
     no_commands: tuple[str, ...] = ()
     """None may match any."""
+    observed: bool = False
+    """For `commands` and `min_tool_calls` only what proofbox ran itself counts, not what an agent says it did."""
     file: tuple[FileCondition, ...] = ()
 
 

@@ -109,7 +109,7 @@ class Trace:
 
     def did(self) -> list[Did]:
         """The tool calls as far as a mission's conditions ask."""
-        return [Did(call.command or call.tool, _failed(call)) for call in self.calls]
+        return [Did(call.command or call.tool, _failed(call), _observed(call)) for call in self.calls]
 
     def report(self) -> dict[str, Any]:
         """The figures, all of them counted from what is in the trace."""
@@ -119,6 +119,7 @@ class Trace:
             "turns": self.turns,
             "messages": self.messages,
             "tool_calls": len(self.calls),
+            "tool_calls_observed": sum(map(_observed, self.calls)),
             "tool_failures": dict(sorted(failures.items())),
             "retries": dict(sorted(self.retries.items())),
             "steps": self.steps,
@@ -132,7 +133,7 @@ class Trace:
         return {source: msgspec.to_builtins(event.total) for source, event in sorted(self.usage.items())}
 
     def _tool_call(self, event: ToolCall) -> None:
-        self.calls.append(event)
+        self.calls.append(msgspec.structs.replace(event, output=""))  # a long attempt's outputs are in its bundle
         output = self._redactor.redact(event.output).encode("utf-8", "replace")
         self.output_bytes += len(output)
         shown, cut = preview(output, PREVIEW)
@@ -191,6 +192,10 @@ def _bounded(event: Event) -> Mapping[str, Any]:
 
 def _failed(call: ToolCall) -> bool:
     return call.status != "completed" or call.exit_code not in (None, 0)
+
+
+def _observed(call: ToolCall) -> bool:
+    return call.source == "observed" and call.status != "declined"
 
 
 def _failure_code(call: ToolCall) -> str:

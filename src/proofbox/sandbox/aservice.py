@@ -62,6 +62,11 @@ class AsyncSession:
     def info(self) -> SessionInfo:
         return self._origin.info("stopped" if self._stopped else "lost" if self._connection.lost else "running")
 
+    @property
+    def inside(self) -> Inside:
+        """What is known of the box: paths and environment as a command finds them."""
+        return self._inside
+
     async def exec(self, argv: Sequence[str | bytes], **options: Unpack[ExecOptions]) -> ExecResult:
         """Run a command in the box and wait for its end. Many tasks may do so at once."""
         return await self.run(argv, options)

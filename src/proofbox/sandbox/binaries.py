@@ -17,7 +17,7 @@ _BIN = Path(__file__).parent / "agent" / "bin"
 
 @functools.cache
 def program(name: str) -> Path:
-    """`boxagent`, `boxlaunch` or `treestat`, for this machine."""
+    """`boxagent`, `boxlaunch`, `boxrun` or `treestat`, for this machine."""
     arch = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower(), platform.machine())
     path = _BIN / f"{name}-{arch}"
     if not os.access(path, os.X_OK):

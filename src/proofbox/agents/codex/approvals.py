@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from proofbox.agents.approvals import decide
 from proofbox.agents.contract import ApprovalRule
 from proofbox.agents.rpc import METHOD_NOT_FOUND, Refusal
 from proofbox.core.text import preview
@@ -69,26 +70,7 @@ def answer(method: str, params: Any, rules: Sequence[ApprovalRule], paths: Seque
 
 
 def _decide(subject: str, rules: Sequence[ApprovalRule]) -> tuple[str, str]:
-    for number, rule in enumerate(rules, 1):
-        if _fits(rule.command, subject):
-            return ("accept" if rule.answer == "accept" else "decline"), rule.name or f"rule {number}"
-    return "decline", NO_RULE
-
-
-def _fits(pattern: str, subject: str) -> bool:
-    """Whether the pattern covers all of the subject; a star is any text. Each piece is sought once, from the left."""
-    first, *rest = pattern.split("*")
-    if not rest:
-        return subject == first
-    if not subject.startswith(first):
-        return False
-    at = len(first)
-    for piece in rest[:-1]:
-        found = subject.find(piece, at)
-        if found < 0:
-            return False
-        at = found + len(piece)
-    return len(subject) - at >= len(rest[-1]) and subject.endswith(rest[-1])
+    return decide(subject, rules) or ("decline", NO_RULE)
 
 
 def _decision(method: str, chosen: str) -> dict[str, str]:

@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import anyio
 import msgspec
 from cyclopts import Parameter
 
+from proofbox.agents.contract import AgentRuntime
 from proofbox.agents.registry import installed
-from proofbox.agents.strategies import decide_chain
+from proofbox.agents.strategies import decide_chain, first_usable
 from proofbox.cli.commands import flags
 from proofbox.cli.commands.progress import Progress
 from proofbox.cli.output import Document, ErrorBody, columns, show, write_json
@@ -49,6 +51,11 @@ class LintDocument(Document, frozen=True, kw_only=True):
     notes: Mapping[str, tuple[str, ...]] = {}
     """Of each mission that was written for another system what of it is left out or done differently here."""
     error: ErrorBody | None = None
+
+
+class SchemaDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.suite_schema/1"
+    json_schema: dict[str, Any]
 
 
 class AttemptFacts(msgspec.Struct, frozen=True):
@@ -129,6 +136,21 @@ def lint(spec: SpecPath, *, host_root: HostRoot = False, json: flags.Json = Fals
     return 0 if suite is not None else 1
 
 
+def schema(*, json: flags.Json = False) -> int:
+    """Print the JSON Schema of a suite's file: for editors that complete and check TOML.
+
+    For example:
+      proofbox suite schema > suite.schema.json
+    """
+    found = reading.json_schema()
+    show(
+        SchemaDocument(json_schema=found),
+        lambda: msgspec.json.format(msgspec.json.encode(found)).decode(),
+        as_json=json,
+    )
+    return 0
+
+
 def run(
     spec: SpecPath,
     *,
@@ -193,6 +215,7 @@ def run(
         flags=said,
     )
     plan.runtime_settings().check(chain, installed())
+    anyio.run(_preflight, plan)
     create_run(plan, out)
     return _conduct(out, plan.run_id, json=json, jsonl=jsonl)
 
@@ -240,6 +263,15 @@ def _notes(suite: reading.Suite | None) -> dict[str, tuple[str, ...]]:
             reasons = (f"not comparable: {each}" for each in mission.origin.not_comparable)
             found[mission.id] = (*reasons, *mission.origin.notes)
     return found
+
+
+async def _preflight(plan: Plan) -> None:
+    """Whether any agent of the chain could be used, before anything is written or started."""
+
+    async def found(_: AgentRuntime) -> None:
+        return None
+
+    await first_usable(plan.parsed_chain(), installed(), found, settings=plan.runtime_settings())
 
 
 def _conduct(out: Path, run_id: str, *, json: bool, jsonl: bool) -> int:

@@ -1,0 +1,153 @@
+"""The carriage of `mcp proxy`: JSON-RPC between a client in the box and an MCP server, with each tool call recorded.
+
+A message is read and written anew on its way, so that the server is told exactly what was understood here: of a text
+that two readers read differently, the record would be a guess. What is no message does not get through.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+from proofbox.agents.funnel.calls import Call, Scribe
+from proofbox.agents.funnel.command import GONE
+from proofbox.agents.funnel.wire import Peer
+from proofbox.agents.lines import Lines
+from proofbox.core.text import preview
+from proofbox.sandbox.aprocess import AsyncProcess
+from proofbox.sandbox.contract import Output
+
+LINE_LIMIT = 4 << 20
+MOST_PENDING = 1000
+TOOL_CALL = "tools/call"
+_PARSE_ERROR, _INVALID = -32700, -32600
+
+
+class ToolRelay:
+    def __init__(self, process: AsyncProcess, peer: Peer, scribe: Scribe) -> None:
+        self._process = process
+        self._peer = peer
+        self._scribe = scribe
+        self._asked = Lines(LINE_LIMIT)
+        self._answered = Lines(LINE_LIMIT)
+        self._pending: dict[str, Call] = {}
+
+    async def inbound(self, data: bytes) -> None:
+        for line, cut in self._asked.feed(data):
+            await self._to_server(line, cut)
+
+    async def inbound_end(self) -> None:
+        for line, cut in self._asked.end():
+            await self._to_server(line, cut)
+        await self._process.close_stdin()
+
+    async def outbound(self, piece: Output) -> None:
+        if piece.stream == "stderr":
+            return await self._show("stderr", piece.data)
+        for line, cut in self._answered.feed(piece.data):
+            await self._to_client(line, cut)
+        return None
+
+    async def close(self) -> None:
+        for line, cut in self._answered.end():
+            await self._to_client(line, cut)
+        while self._pending:
+            _, call = self._pending.popitem()
+            await call.end("abandoned")
+
+    async def _to_server(self, line: bytes, cut: bool) -> None:
+        message = None if cut else _parse(line)
+        if message is None:
+            why = f"no JSON object of at most {LINE_LIMIT} bytes on one line"
+            return await self._reply(None, error={"code": _PARSE_ERROR, "message": why})
+        if message.get("method") == TOOL_CALL and not await self._admit(message):
+            return None
+        return await self._process.send(_encode(message))
+
+    async def _admit(self, message: dict[str, Any]) -> bool:
+        """Whether a tool call may go on to the server; where not, it has been answered."""
+        id = message.get("id")
+        key = _key(id)
+        if (
+            key is None
+            or key in self._pending
+            or len(self._pending) >= MOST_PENDING
+            or not self._scribe.allowance.take()
+        ):
+            why = "a tool call needs an id of its own, a text or a whole number; and too many calls are refused"
+            await self._reply(None if key is None else id, error={"code": _INVALID, "message": why})
+            return False
+        params = message.get("params")
+        params = params if isinstance(params, dict) else {}
+        # No tool of a server is called as ours are: `command` is what we ran.
+        tool = f"mcp/{preview(str(params.get('name')), 200)[0]}"
+        arguments = json.dumps(params.get("arguments"), ensure_ascii=False)
+        call = self._scribe.call(tool, arguments, subject=f"{tool} {arguments}")
+        rule = await call.begin(TOOL_CALL)
+        if rule is not None:
+            said = [{"type": "text", "text": f"declined: {rule}"}]
+            await self._reply(id, result={"content": said, "isError": True})
+            return False
+        self._pending[key] = call
+        return True
+
+    async def _to_client(self, line: bytes, cut: bool) -> None:
+        message = None if cut else _parse(line)
+        if message is None:
+            return await self._show("stderr", line + b"\n")
+        call = None
+        if "method" not in message:
+            call = self._pending.pop(_key(message.get("id")) or "", None)
+        if call is not None:  # told before the agent hears of it, as for a command
+            failed = "error" in message or _is_error(message.get("result"))
+            kept = call.kept()
+            kept.add(_text_of(message).encode())
+            await call.end("failed" if failed else "completed", output=kept.text())
+        return await self._show("stdout", _encode(message))
+
+    async def _reply(self, id: Any, **answer: Any) -> None:
+        await self._show("stdout", _encode({"jsonrpc": "2.0", "id": id, **answer}))
+
+    async def _show(self, stream: Any, data: bytes) -> None:
+        with contextlib.suppress(*GONE):
+            await self._peer.output(stream, data)
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        message = json.loads(line, parse_constant=_no_such)
+        json.dumps(message, ensure_ascii=False, allow_nan=False).encode()  # nor has 1e999 or half a pair any
+    except (ValueError, RecursionError):
+        return None
+    return message if isinstance(message, dict) else None
+
+
+def _no_such(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _encode(message: dict[str, Any]) -> bytes:
+    return json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+
+
+def _key(id: Any) -> str | None:
+    """1 and "1" are different ids; true is none."""
+    return json.dumps(id) if isinstance(id, str) or type(id) is int else None
+
+
+def _is_error(result: Any) -> bool:
+    return isinstance(result, dict) and result.get("isError") is True
+
+
+def _text_of(message: dict[str, Any]) -> str:
+    """What a tool gave: its text where it is text alone, else the whole answer as JSON."""
+    result = message.get("result")
+    content = result.get("content") if isinstance(result, dict) else None
+    if isinstance(content, list) and content and all(_is_text(part) for part in content):
+        return "\n".join(part["text"] for part in content)
+    return json.dumps(message.get("error", result), ensure_ascii=False)
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)

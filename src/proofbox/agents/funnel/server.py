@@ -1,0 +1,226 @@
+"""The supervisor's side: a socket outside that the box can reach, and what is done with those who come to it.
+
+Bounds hold against a box that floods it: so many connections at a time (more wait in the kernel's queue), so long for a
+request, so many calls of a session. Every call belongs to a turn, and is dead and told before the turn's end is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+
+import anyio
+import anyio.abc
+import msgspec
+
+from proofbox.agents.contract import ApprovalRule
+from proofbox.agents.events import Event, Notice
+from proofbox.agents.feed import Turn
+from proofbox.agents.funnel import HELPER, SOCKET_PLACE
+from proofbox.agents.funnel.calls import Allowance, Scribe
+from proofbox.agents.funnel.command import FAILED, GONE, Bytes, Carriage, run_command
+from proofbox.agents.funnel.mcp import ToolRelay
+from proofbox.agents.funnel.wire import Asked, Garbled, Peer
+from proofbox.core.clock import Clock
+from proofbox.core.ids import IdSource
+from proofbox.errors import PathRefused, ProofboxError
+from proofbox.sandbox.aprocess import AsyncProcess
+from proofbox.sandbox.aservice import AsyncSession
+from proofbox.sandbox.binaries import program
+from proofbox.sandbox.contract import Mount
+from proofbox.sandbox.unixpath import SOCKET, listen_at
+
+DECLINED = 126
+TURN_VARIABLE = "PROOFBOX_TURN"
+_GO_ON = 0.1
+
+TellOf = Callable[[Turn, Event], Awaitable[None]]
+
+
+class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+    connections: int = 16
+    request_seconds: float = 10.0
+    call_seconds: float = 3600.0
+    calls: int = 10_000
+    output: int = 256 << 20
+    """Of all calls together; of later ones only the beginning is kept."""
+
+
+class _Hosted:
+    """A turn that may have calls under way."""
+
+    def __init__(self, turn: Turn, scribe: Scribe) -> None:
+        self.turn = turn
+        self.scribe = scribe
+        self.under_way: dict[anyio.CancelScope, anyio.Event] = {}
+        self.refused = 0
+
+
+class Funnel:
+    """Of one session. `directory` must let nobody else in; the box gets the socket and the program, and not it."""
+
+    def __init__(
+        self,
+        directory: Path,
+        tell_of: TellOf,
+        rules: Sequence[ApprovalRule],
+        *,
+        ids: IdSource,
+        clock: Clock,
+        bounds: Bounds | None = None,
+    ) -> None:
+        self._directory = directory
+        self._tell_of = tell_of
+        self._rules = rules
+        self._ids = ids
+        self._clock = clock
+        self._bounds = bounds or Bounds()
+        self._turns: dict[str, _Hosted] = {}
+        self._allowance = Allowance(self._bounds.calls, self._bounds.output)
+        directory.mkdir(mode=0o700)
+        self._socket = listen_at(directory)
+        self._path.chmod(0o666)  # the box has uids of its own; who may come this far, the directory says
+
+    @property
+    def _path(self) -> Path:
+        return self._directory / SOCKET
+
+    def mounts(self) -> tuple[Mount, ...]:
+        return (
+            Mount(self._path, SOCKET_PLACE),
+            Mount(program("boxrun"), HELPER),
+        )
+
+    def environment(self, turn: Turn, box: AsyncSession, env: Mapping[str, str]) -> dict[str, str]:
+        """What an agent needs to find it: `proofbox` is the first of that name on its PATH."""
+        path = env.get("PATH") or box.inside.environment.get("PATH", "")
+        return {
+            **env,
+            "PATH": f"{PurePosixPath(HELPER).parent}:{path}",
+            "PROOFBOX_FUNNEL": SOCKET_PLACE,
+            TURN_VARIABLE: turn.id,
+        }
+
+    def begin_turn(self, turn: Turn) -> None:
+        async def tell(event: Event) -> None:
+            await self._tell_of(turn, event)
+
+        self._turns[turn.id] = _Hosted(turn, Scribe(tell, self._rules, self._allowance, self._ids, self._clock))
+
+    async def end_turn(self, turn: Turn) -> None:
+        """End its calls, and wait until each has been told. May be repeated."""
+        hosted = self._turns.pop(turn.id, None)
+        if hosted is None:
+            return
+        with anyio.CancelScope(shield=True):
+            for scope, done in list(hosted.under_way.items()):
+                scope.cancel()
+                await done.wait()
+            if hosted.refused:
+                message = f"{hosted.refused} requests to the funnel were none, or too many"
+                with contextlib.suppress(ProofboxError):  # a listener that failed: the turn's end says so
+                    await self._tell_of(turn, Notice(session="", kind="funnel_refused", message=message))
+
+    async def serve(self, box: AsyncSession) -> None:
+        """Until it is cancelled. Whatever comes, this does not raise."""
+        room = anyio.Semaphore(self._bounds.connections)
+        try:
+            listener = await anyio.abc.SocketListener.from_socket(self._socket)
+            async with listener, anyio.create_task_group() as tasks:
+                while True:
+                    await room.acquire()
+                    try:
+                        stream = await listener.accept()
+                    except OSError:  # the box's connections have used up our descriptors: some will end
+                        room.release()
+                        await anyio.sleep(_GO_ON)
+                        continue
+                    tasks.start_soon(self._host, box, stream, room)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """May be repeated."""
+        self._socket.close()
+        self._path.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            self._directory.rmdir()
+
+    async def _host(self, box: AsyncSession, stream: anyio.abc.SocketStream, room: anyio.Semaphore) -> None:
+        try:
+            async with stream:
+                await self._answer(box, Peer(stream))
+        except GONE:
+            pass
+        finally:
+            room.release()
+
+    async def _answer(self, box: AsyncSession, peer: Peer) -> None:
+        try:
+            with anyio.fail_after(self._bounds.request_seconds):
+                asked = await peer.request()
+        except (Garbled, TimeoutError, *GONE):
+            return self._refuse(None)
+        hosted = self._turn_of(asked)
+        if hosted is None:
+            return await peer.fail(FAILED, "no turn is under way that this could be a part of")
+        if not self._allowance.take():
+            self._refuse(hosted)
+            return await peer.fail(FAILED, f"this session has had its {self._allowance.calls} calls")
+        scope, done = anyio.CancelScope(), anyio.Event()
+        hosted.under_way[scope] = done
+        try:
+            with scope:
+                await self._run(box, asked, peer, hosted.scribe)
+        except ProofboxError:
+            pass  # told where it could be told; a listener that fails ends the turn by itself
+        finally:
+            hosted.under_way.pop(scope, None)
+            done.set()
+        return None
+
+    async def _run(self, box: AsyncSession, asked: Asked, peer: Peer, scribe: Scribe) -> None:
+        words = [each.decode("utf-8", "replace") for each in asked.argv]
+        shown = os.fsencode(asked.cwd).decode("utf-8", "replace")
+        call = scribe.call("command", shlex.join(words), shown)
+        rule = await call.begin(f"funnel/{asked.mode}")
+        if rule is not None:
+            return await peer.fail(DECLINED, f"declined: {rule}")
+        try:
+            cwd = _within(box, asked.cwd)
+        except PathRefused as error:
+            await call.end("failed", output=f"{error.code}: {error.message}")
+            return await peer.fail(FAILED, error.message)
+
+        def carriage(process: AsyncProcess, peer: Peer) -> Carriage:
+            return ToolRelay(process, peer, scribe) if asked.mode == "mcp" else Bytes(process, peer)
+
+        # A server of tools lasts as long as its turn.
+        seconds = None if asked.mode == "mcp" else self._bounds.call_seconds
+        return await run_command(box, asked, cwd, peer, call, carriage, seconds)
+
+    def _turn_of(self, asked: Asked) -> _Hosted | None:
+        """The one that is under way; of several, the one the program says it belongs to."""
+        if len(self._turns) == 1:
+            return next(iter(self._turns.values()))
+        return self._turns.get(asked.env.get(TURN_VARIABLE, ""))
+
+    def _refuse(self, hosted: _Hosted | None) -> None:
+        for each in [hosted] if hosted is not None else self._turns.values():
+            each.refused += 1
+
+
+def _within(box: AsyncSession, cwd: str) -> str:
+    """A directory of the box as a path from the project's root, which is where alone a call may work."""
+    root = box.inside.guest_project
+    inner = os.path.relpath(os.path.normpath(cwd), root)
+    if not os.path.isabs(cwd) or inner == ".." or inner.startswith("../"):
+        raise PathRefused(
+            f"the working directory {cwd!r} is outside the workspace {root}",
+            op="funnel",
+            fix_hints=[f"cd {shlex.quote(root)} first"],
+        )
+    return inner

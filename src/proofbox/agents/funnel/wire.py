@@ -1,0 +1,108 @@
+"""What passes between the program in the box and the supervisor: frames of a type, a length and a payload.
+
+The frames are drawn in `sandbox/agent/boxrun.c`. Everything that comes in is hostile: its size is bounded before it is
+held, and whatever is not as it should be ends the connection.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from typing import Literal
+
+import anyio
+import anyio.abc
+import msgspec
+
+VERSION = b"1"
+MAX_REQUEST = 1 << 20
+MAX_FRAME = 64 << 10
+STDIN_WINDOW = 64 << 10
+LAST_WORD = 5.0
+"""Seconds that the last frame of a connection may take: who does not read it does not want it."""
+_HEAD = struct.Struct(">cI")
+_COUNT = struct.Struct(">I")
+
+Mode = Literal["run", "mcp"]
+_MODES: dict[bytes, Mode] = {b"run": "run", b"mcp": "mcp"}
+
+
+class Garbled(Exception):
+    """What came is no frame, no request, or not what was due."""
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A request: run this there, with that environment."""
+
+    mode: Mode
+    cwd: str
+    argv: tuple[bytes, ...]
+    env: dict[str, str]
+
+
+class Peer:
+    """The other end of one connection. One task reads; any number may send, a frame at a time."""
+
+    def __init__(self, stream: anyio.abc.ByteStream) -> None:
+        self._stream = stream
+        self._held = bytearray()
+        self._sending = anyio.Lock()
+
+    async def request(self) -> Asked:
+        kind, payload = await self._frame(MAX_REQUEST)
+        if kind != b"Q":
+            raise Garbled("no request")
+        return parse_request(payload)
+
+    async def receive(self) -> tuple[bytes, bytes]:
+        """The next frame: its type and payload. `anyio.EndOfStream` or `BrokenResourceError` when they have left."""
+        return await self._frame(MAX_FRAME)
+
+    async def output(self, stream: Literal["stdout", "stderr"], data: bytes) -> None:
+        for start in range(0, len(data), MAX_FRAME):
+            await self._send(b"O" if stream == "stdout" else b"R", data[start : start + MAX_FRAME])
+
+    async def credit(self, count: int) -> None:
+        await self._send(b"C", _COUNT.pack(count))
+
+    async def exit(self, code: int) -> None:
+        with anyio.move_on_after(LAST_WORD):
+            await self._send(b"X", bytes([code & 0xFF]))
+
+    async def fail(self, code: int, message: str) -> None:
+        with anyio.move_on_after(LAST_WORD):
+            await self._send(b"F", bytes([code]) + message.encode("utf-8", "replace")[: MAX_FRAME - 1])
+
+    async def _send(self, kind: bytes, payload: bytes) -> None:
+        async with self._sending:
+            await self._stream.send(_HEAD.pack(kind, len(payload)) + payload)
+
+    async def _frame(self, most: int) -> tuple[bytes, bytes]:
+        await self._hold(_HEAD.size)
+        kind, size = _HEAD.unpack_from(self._held)
+        if size > most:
+            raise Garbled("a frame that is too large")
+        await self._hold(_HEAD.size + size)
+        payload = bytes(self._held[_HEAD.size : _HEAD.size + size])
+        del self._held[: _HEAD.size + size]
+        return kind, payload
+
+    async def _hold(self, size: int) -> None:
+        while len(self._held) < size:
+            self._held += await self._stream.receive()
+
+
+def parse_request(payload: bytes) -> Asked:
+    *words, rest = payload.split(b"\0")
+    if rest or len(words) < 4 or words[0] != VERSION or words[1] not in _MODES or not words[3].isdigit():
+        raise Garbled("no request")
+    count = int(words[3][:9])
+    argv = tuple(words[4 : 4 + count])
+    if len(argv) != count or not argv or not argv[0]:
+        raise Garbled("no command")
+    env = {}
+    for each in words[4 + count :]:
+        name, equals, value = each.partition(b"=")
+        if name and equals:
+            env[os.fsdecode(name)] = os.fsdecode(value)
+    return Asked(mode=_MODES[words[1]], cwd=os.fsdecode(words[2]), argv=argv, env=env)

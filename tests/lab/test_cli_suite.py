@@ -1,0 +1,132 @@
+"""Suites and attempts on the command line: documents for programs, words for people, errors that say what to do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from suites import HEAD, command, mission, say, write
+
+from proofbox.cli import main
+
+pytestmark = pytest.mark.needs("bubblewrap")
+
+ANSWER = {"commands": ["grep -qx 42 answer.txt"]}
+GOOD = HEAD + mission("answer", write("answer.txt", "42\n"), say("done"), verify=ANSWER)
+MIXED = GOOD + mission("lies", command("echo \x1b[31mred"), say("done"), verify=ANSWER)
+
+
+def told(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+@pytest.fixture
+def ran(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    (tmp_path / "suite.toml").write_text(MIXED)
+    out = tmp_path / "out"
+    assert main(["suite", "run", str(tmp_path / "suite.toml"), "--out", str(out), "--provider", "bubblewrap"]) == 1
+    capsys.readouterr()
+    return out
+
+
+def test_a_run_that_passes_and_its_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "suite.toml").write_text(GOOD)
+    words = [
+        "suite",
+        "run",
+        str(tmp_path / "suite.toml"),
+        "--out",
+        str(tmp_path / "out"),
+        "--replicates",
+        "2",
+        "--json",
+    ]
+    assert main(words) == 0
+    document = told(capsys)
+    assert (document["schema"], document["ok"], document["committed"]) == ("proofbox.suite_run/1", True, True)
+    assert [each["attempt_id"] for each in document["attempts"]] == ["answer.1", "answer.2"]
+    assert document["totals"]["passed"] == 2
+    for each in document["attempts"]:
+        assert (each["claimed"], each["verified"], each["infra"], each["reason"]) == (
+            "success",
+            "passed",
+            None,
+            "completed",
+        )
+        assert Path(each["bundle"], "artifact_index.json").exists()
+
+
+def test_a_run_that_does_not_pass_says_no_and_why(ran: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["suite", "report", str(ran), "--json"]) == 1
+    document = told(capsys)
+    assert document["ok"] is False
+    assert document["error"]["code"] == "SUITE_NOT_PASSED"
+    assert main(["suite", "report", str(ran)]) == 1
+    assert "1 of 2 verified as done; 1 claimed success and failed" in capsys.readouterr().out
+    assert main(["attempt", "list", str(ran), "--json"]) == 0
+    assert len(told(capsys)["attempts"]) == 2
+    assert main(["attempt", "show", "lies.1", "--run", str(ran), "--json"]) == 0
+    assert told(capsys)["documents"]["feedback.json"]["claimed"] == "success"
+    assert main(["attempt", "explain", "lies.1", "--run", str(ran)]) == 0
+    words = capsys.readouterr().out
+    assert words.startswith("lies.1: claimed success, and failed verification\nThe verifier's command")
+    assert "\x1b" not in words
+    assert main(["attempt", "interrupt", "lies.1", "--run", str(ran)]) == 0
+    assert "ended already" in capsys.readouterr().out
+    assert main(["suite", "resume", str(ran), "--json"]) == 1
+    assert told(capsys)["committed"] is True
+
+
+def test_events_come_as_lines_while_it_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "suite.toml").write_text(GOOD)
+    words = ["suite", "run", str(tmp_path / "suite.toml"), "--out", str(tmp_path / "out"), "--jsonl"]
+    assert main([*words, "--provider", "bubblewrap"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line.get("event") for line in lines if "event" in line and line["event"] != "activity"] == [
+        *("preparing", "running", "stopping", "verifying", "committing", "ended")
+    ]
+    assert lines[-1]["schema"] == "proofbox.suite_run/1"
+
+
+def test_lint_points_at_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "suite.toml").write_text(GOOD.replace("prompt =", "promt ="))
+    assert main(["suite", "lint", str(tmp_path / "suite.toml"), "--json"]) == 1
+    document = told(capsys)
+    assert document["problems"][0]["line"] == 5
+    assert document["problems"][0]["fix_hint"] == "did you mean prompt?"
+    assert main(["suite", "lint", str(tmp_path / "suite.toml")]) == 1
+    assert "suite.toml:5:1:" in capsys.readouterr().out
+    assert main(["suite", "schema", "--json"]) == 0
+    assert "Mission" in told(capsys)["json_schema"]["$defs"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["suite", "lint", "none.toml"], 2),
+        (["suite", "run", "none.toml"], 2),
+        (["suite", "run", "suite.toml", "-n", "0"], 2),
+        (["suite", "run", "suite.toml", "--strategies", "nobody"], 2),
+        (["suite", "run", "suite.toml", "--strategies", "a,,b"], 2),
+        (["suite", "run", "suite.toml", "--model", "x"], 2),
+        (["suite", "resume", "nowhere"], 2),
+        (["suite", "report", "nowhere"], 2),
+        (["attempt", "list", "nowhere"], 2),
+        (["attempt", "show", "x", "--run", "nowhere"], 2),
+        (["validate", "nowhere"], 2),
+        (["report", "nowhere"], 2),
+    ],
+)
+def test_bad_input_is_a_typed_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: list[str], code: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "suite.toml").write_text(GOOD)
+    assert main([*words, "--json"]) == code
+    error = told(capsys)["error"]
+    assert error["code"]
+    assert "Traceback" not in error["message"]
+    assert not list(tmp_path.glob("out/run-*"))

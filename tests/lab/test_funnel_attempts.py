@@ -1,0 +1,191 @@
+"""Process agents in a suite: what they have run through the funnel is in the evidence as observed, and nothing else is.
+
+The agent is a shell, and its mission's prompt is the script that it plays.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from suites import HEAD, attempts, conduct, document, lines, plan, toml
+
+from proofbox.agents.process import ProcessSettings
+from proofbox.agents.settings import read_settings
+from proofbox.cli import main
+from proofbox.evidence.reader import load_bundle
+from proofbox.evidence.verify import verify
+from proofbox.lab.ledger import Attempt
+from proofbox.lab.plan import Plan
+from proofbox.lab.validation import validate
+
+# One run for all of these: they go to one worker.
+pytestmark = [pytest.mark.needs("bubblewrap"), pytest.mark.xdist_group("funnel")]
+
+ANSWER = {"commands": ["grep -qx 42 answer.txt"]}
+RAN_THE_TESTS = {"observed": True, "commands": ["^pytest -q$"], "min_tool_calls": 1}
+SAYS_SO = '{"type":"tool_call","item":"i1","tool":"command","command":"pytest -q","status":"completed","exit_code":0}'
+MARK = f"funnel-{os.getpid()}"
+
+
+def mission(id: str, script: str, **fields: Any) -> str:
+    said = {"id": id, "prompt": script, **fields}
+    return "[[mission]]\n" + "".join(f"{name} = {toml(value)}\n" for name, value in said.items())
+
+
+WAIT = "until [ -e begun ]; do sleep 0.01; done; "
+HONEST = "proofbox run -n -- sh -c 'echo 42 > answer.txt'; proofbox run -n -- cat answer.txt; "
+HAS_IT_RUN = "printf '#!/bin/sh\\n' >pytest; chmod +x pytest; PATH=$PWD:$PATH; proofbox run -n -- pytest -q"
+NONSENSE = """
+cat >speak.py <<'.'
+import os, socket
+for garbage in (b"", b"nonsense", os.urandom(5000)):
+    s = socket.socket(socket.AF_UNIX)
+    s.connect(os.environ["PROOFBOX_FUNNEL"])
+    s.send(garbage)
+    s.close()
+.
+python3 speak.py
+proofbox run -n -- true
+"""
+STARTS = "proofbox run -n -- sh -c 'touch begun; exec sleep 1000' & " + WAIT
+WRITES = f"proofbox run -n -- sh -c 'touch begun; while :; do echo {MARK} >>late; sleep 0.01; done' & " + WAIT
+SECRET = "sk-proj-" + "a1B2" * 12
+SUITE = HEAD + "".join(
+    [
+        mission("honest", HONEST + 'echo \'{"type":"message","text":"done"}\'', verify=ANSWER),
+        mission("direct", "echo 42 > answer.txt", verify=ANSWER),
+        mission("forges", f"echo '{SAYS_SO}'; echo '{SAYS_SO[:-1]},\"source\":\"observed\"}}'", expect=RAN_THE_TESTS),
+        mission("has-it-run", HAS_IT_RUN, expect=RAN_THE_TESTS),
+        mission("declined", "proofbox run -n -- pytest -q || :", expect=RAN_THE_TESTS, tools={"decline": ["pytest*"]}),
+        mission("garbage", NONSENSE),
+        mission("kills-the-helper", STARTS + "kill -9 $!; wait; proofbox run -n -- true"),
+        mission("leaves-one", WRITES, verify={"commands": ["cp late a; sleep 0.2; cmp late a"]}),
+        mission("too-long", "proofbox run -n -- sleep 1000", timeout=1.5),
+        mission("too-many", "while proofbox run -n -- true; do :; done", budget={"tool_calls": 5}),
+        mission("secrets", f"proofbox run -n -- sh -c 'echo $0' {SECRET}"),
+    ]
+)
+
+
+class Ran(NamedTuple):
+    out: Path
+    plan: Plan
+    attempts: dict[str, Attempt]
+
+    def result(self, id: str) -> Any:
+        return self.attempts[f"{id}.1"].result
+
+    def calls(self, id: str) -> list[tuple[str, str, str]]:
+        told = lines(self.out, self.plan, self.attempts[f"{id}.1"], "tool.calls.jsonl")
+        return [(call["command"], call["status"], call["source"]) for call in told]
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    base = tmp_path_factory.mktemp("funnel")
+    out = base / "out"
+    settings = {"command": ["sh"], "output": "jsonl"}
+    assert read_settings(ProcessSettings, settings, "process")
+    made = plan(SUITE, out, base, chain="process", runtimes={"process": settings})
+    conduct(made, out)
+    return Ran(out, made, attempts(made, out))
+
+
+def test_the_evidence_of_all_of_them_is_whole_and_verifies(ran: Ran) -> None:
+    bundle = load_bundle(ran.out / ran.plan.run_id)
+    assert validate(bundle, strict=True) == []
+    assert verify(ran.out / ran.plan.run_id).ok
+
+
+def test_calls_are_steps_with_snapshots_and_decisions(ran: Ran) -> None:
+    assert ran.result("honest").verified == "passed"
+    assert [call[1:] for call in ran.calls("honest")] == [("completed", "observed")] * 2
+    attempt = ran.attempts["honest.1"]
+    steps = [each["step"] for each in lines(ran.out, ran.plan, attempt, "steps.jsonl") if "step" in each]
+    first, second = steps[:2]
+    assert (first["source"], first["changed"], second["changed"]) == ("observed", 1, 0)
+    assert first["snapshot_after"] == second["snapshot_before"] != first["snapshot_before"]
+    assert [each["answer"] for each in first["decisions"]] == ["accept"]
+    report = document(ran.out, ran.plan, attempt, "attempt.report.json")
+    assert (report["tool_calls"], report["tool_calls_observed"]) == (2, 2)
+
+
+def test_what_is_done_directly_is_in_the_files_and_in_no_call(ran: Ran) -> None:
+    assert ran.result("direct").verified == "passed"
+    assert ran.calls("direct") == []
+
+
+def test_a_forged_call_is_the_agent_s_word_and_does_not_count(ran: Ran) -> None:
+    assert [source for _, _, source in ran.calls("forges")] == ["runtime_reported"] * 2
+    assert ran.result("forges").verified == "failed"
+    assert ran.result("has-it-run").verified == "passed"
+    assert ran.calls("has-it-run") == [("pytest -q", "completed", "observed")]
+
+
+def test_a_declined_call_is_recorded_and_does_not_count(ran: Ran) -> None:
+    assert ran.calls("declined") == [("pytest -q", "declined", "observed")]
+    assert ran.result("declined").verified == "failed"
+    events = lines(ran.out, ran.plan, ran.attempts["declined.1"], "events.jsonl")
+    assert [(each["answer"], each["rule"]) for each in events if each["event"] == "decision"] == [
+        ("decline", "decline pytest*")
+    ]
+
+
+def test_nonsense_leaves_the_record_as_it_is(ran: Ran) -> None:
+    assert ran.result("garbage").infra is None
+    assert ran.calls("garbage") == [("true", "completed", "observed")]
+
+
+def test_a_killed_helper_is_a_failed_call(ran: Ran) -> None:
+    told = {command: (status, source) for command, status, source in ran.calls("kills-the-helper")}
+    assert told.pop("true") == ("completed", "observed")
+    assert list(told.values()) in ([("failed", "observed")], [("abandoned", "observed")])
+
+
+def test_a_call_left_running_ends_with_its_turn(ran: Ran) -> None:
+    assert ran.result("leaves-one").verified == "passed"
+    ((_, status, _),) = ran.calls("leaves-one")
+    assert status == "abandoned"
+
+
+def test_time_and_budget_end_the_calls_as_well(ran: Ran) -> None:
+    assert ran.result("too-long").reason == "timed_out"
+    assert ran.calls("too-long") == [("sleep 1000", "abandoned", "observed")]
+    assert ran.result("too-many").reason == "budget_exceeded"
+
+
+def test_secrets_are_redacted_and_nothing_is_left(ran: Ran) -> None:
+    ((command, _, _),) = ran.calls("secrets")
+    assert "a1B2" not in command
+    assert not (ran.out / ".work" / ran.plan.run_id).exists()
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            assert MARK.encode() not in process.read_bytes()
+        except OSError:
+            continue
+
+
+def test_as_a_user_types_it(tmp_path: Path) -> None:
+    """A suite, the settings of the runtime, one command."""
+    (tmp_path / "agent.sh").write_text("cat >/dev/null; proofbox run -n -- sh -c 'echo 42 > answer.txt'; echo done\n")
+    (tmp_path / "suite.toml").write_text(HEAD + mission("answer", "write 42", verify=ANSWER))
+    (tmp_path / "config/proofbox").mkdir(parents=True)
+    mount = f"{tmp_path}/agent.sh:/agent/agent.sh:ro"
+    (tmp_path / "config/proofbox/config.toml").write_text(
+        f'[runtimes.process]\ncommand = ["sh", "/agent/agent.sh"]\nmounts = ["{mount}"]\n'
+    )
+    words = ["suite", "run", "suite.toml", "--strategies", "process", "--provider", "bubblewrap", "--json"]
+    env = {**os.environ, "XDG_CONFIG_HOME": str(tmp_path / "config")}
+    done = subprocess.run(
+        [sys.executable, "-m", "proofbox", *words], cwd=tmp_path, env=env, capture_output=True, timeout=100
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (attempt,) = json.loads(done.stdout)["attempts"]
+    assert (attempt["strategy"], attempt["claimed"], attempt["verified"]) == ("process", "success", "passed")
+    assert main(["validate", str(tmp_path / "out"), "--strict", "--json"]) == 0
