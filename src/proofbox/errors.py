@@ -96,6 +96,7 @@
     │   └── FunnelUnavailable    RUNTIME_FUNNEL_UNAVAILABLE  exit 3
     ├── LabError                 ATTEMPT_FAILED              exit 4
     │   ├── SuiteInvalid         SUITE_INVALID               exit 1
+    │   ├── ImageAbsent          SUITE_IMAGE_ABSENT          exit 3
     │   ├── SuiteNotPassed       SUITE_NOT_PASSED            exit 1
     │   ├── EvidenceIncomplete   ATTEMPT_EVIDENCE_INCOMPLETE exit 1
     │   ├── AttemptUnknown       ATTEMPT_UNKNOWN             exit 2
@@ -842,6 +843,13 @@ class SuiteInvalid(LabError):
 
     code = "SUITE_INVALID"
     exit_code = 1
+
+
+class ImageAbsent(LabError):
+    """A task runs in an image that the engine has not. The hints say what to pull or build."""
+
+    code = "SUITE_IMAGE_ABSENT"
+    exit_code = 3
 
 
 class SuiteNotPassed(LabError):

@@ -35,7 +35,7 @@ def verdict(report: RuntimeReport) -> None:
 
 @pytest.mark.needs("bubblewrap")
 @pytest.mark.parametrize("check", NAMES)
-@pytest.mark.parametrize("strategy", ["scripted", "process"])
+@pytest.mark.parametrize("strategy", ["scripted", "process", "nop", "oracle"])
 def test_in_a_box(strategy: str, check: str) -> None:
     verdict(run_conformance(strategy, provider="bubblewrap", only=[check]))
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -206,7 +204,7 @@ def test_killed_at_any_point_a_resumed_run_ends_like_an_undisturbed_one(
             while time.monotonic() < end and conductor.poll() is None:
                 time.sleep(0.005)
             below = descendants(conductor.pid)
-            os.kill(conductor.pid, signal.SIGKILL)
+            conductor.kill()  # it may have ended by itself
             conductor.communicate()
             assert gone(below), f"seed {seed}: processes outlived their conductor"
         conduct(made, out)
@@ -225,6 +223,21 @@ def test_killed_at_any_point_a_resumed_run_ends_like_an_undisturbed_one(
         report = verify(out)
         assert report.ok, (seed, report.findings)
         assert not (out / ".work" / made.run_id).exists()
+
+
+def test_killed_while_it_writes_its_end_a_run_can_still_be_resumed(out: Path, tmp_path: Path) -> None:
+    made = plan(HEAD + mission("answer", *DOES_IT, verify=ANSWER), out, tmp_path)
+    code = (
+        "import os, sys, pathlib, proofbox.lab.run as run\n"
+        "run.summarize = lambda *_: os.kill(os.getpid(), 9)\n"
+        "run.Conductor(pathlib.Path(sys.argv[1]), sys.argv[2]).conduct()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(out), made.run_id], check=False)
+    assert done.returncode == -9
+    assert (out / made.run_id / "suite.toml").exists()
+    run = conduct(made, out)
+    assert load_bundle(run).index.status == "ok"
+    assert verify(run).ok
 
 
 def test_one_conductor_at_a_time(out: Path, tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ from proofbox.errors import StrategyUnavailable, StrategyUnsupported
 GROUP = "proofbox.runtimes"
 BUILT_IN: dict[str, str] = {
     "codex_app_server": "proofbox.agents.codex:CodexAppServer",
+    "nop": "proofbox.agents.controls:NopRuntime",
+    "oracle": "proofbox.agents.controls:OracleRuntime",
     "process": "proofbox.agents.process:ProcessRuntime",
     "scripted": "proofbox.agents.scripted:ScriptedRuntime",
 }

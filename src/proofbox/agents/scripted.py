@@ -15,7 +15,7 @@ import msgspec
 from anyio.to_thread import run_sync
 
 from proofbox.agents.boxfacts import box_facts
-from proofbox.agents.contract import Capabilities, RuntimeProbe, SessionOptions
+from proofbox.agents.contract import AgentRuntime, Capabilities, RuntimeProbe, SessionOptions
 from proofbox.agents.events import Event, Message, Notice, Reasoning, ThreadStarted, ToolCall, Unrecognized, Usage
 from proofbox.agents.feed import Turn
 from proofbox.agents.hosted import HostedSession
@@ -127,7 +127,7 @@ class ScriptedSession(HostedSession):
 
     def __init__(
         self,
-        runtime: ScriptedRuntime,
+        runtime: AgentRuntime,
         options: SessionOptions,
         script: Script,
         open_tools: OpenTools,

@@ -24,7 +24,7 @@ from proofbox.evidence.writer import BundleWriter
 from proofbox.lab.claims import Feedback
 from proofbox.lab.expectations import Unmet
 from proofbox.lab.ledger import Attempt
-from proofbox.lab.spec import Mission
+from proofbox.lab.spec import Mission, comparability
 from proofbox.lab.trace import CALLS, EVENTS, STEPS
 from proofbox.lab.verifier import Checked
 from proofbox.workspace.diff import differences
@@ -143,6 +143,8 @@ def _attempt(story: Story) -> dict[str, Any]:
         "parent": story.attempt.parent,
         "epoch": story.attempt.epoch,
         "isolation": story.isolation,
+        **comparability(story.mission),
+        "origin": msgspec.to_builtins(story.mission.origin),
         "chain": story.chain,
         "considered": msgspec.to_builtins(story.considered),
         "reason": story.reason,
@@ -205,6 +207,8 @@ def _report(story: Story) -> dict[str, Any]:
         "verified": story.verified,
         "infra": None if story.infra is None else story.infra.code,
         "reason": story.reason,
+        **comparability(story.mission),
+        "reward": None if story.checked.reward is None else story.checked.reward.value,
         **story.report,
         "tokens": dict(story.tokens),
         "resources": {

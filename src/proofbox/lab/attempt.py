@@ -45,7 +45,8 @@ from proofbox.lab.spec import Isolation, Mission
 from proofbox.lab.states import Reason, State, States
 from proofbox.lab.template import Templates
 from proofbox.lab.trace import Trace
-from proofbox.lab.verifier import Checked, argv_of, check, lay_out
+from proofbox.lab.verifier import Checked, argv_of, check, lay_beside, lay_out
+from proofbox.sandbox.contract import Mount
 from proofbox.sandbox.inside import PolicyOptions
 from proofbox.sandbox.service import Sandboxes
 from proofbox.workspace.workspace import Workspace
@@ -202,14 +203,17 @@ class _Trial:
     def _provider(self) -> str | None:
         return self._around.provider or self._mission.provider
 
-    def _policy(self) -> PolicyOptions:
+    def _policy(self, files: Path | None = None) -> PolicyOptions:
+        """Of a box over the workspace, or over other files in its stead."""
         limits = self._mission.limits
+        workdir = self._mission.workdir
         policy: PolicyOptions = {
             "network": self._mission.network,
             "memory_mb": limits.memory_mb,
             "cpus": limits.cpus,
             "pids": limits.pids,
             "image": self._mission.image,
+            "mounts": [] if workdir is None else [Mount(files or self.place / "workspace", workdir, writable=True)],
         }
         return policy
 
@@ -268,6 +272,9 @@ class _Trial:
                         fix_hints=["--isolation process"],
                     )
                 settings = {**settings, "script": {"step": list(mission.script.step)}}
+            elif runtime.id == "oracle":
+                solution = "" if mission.solution is None else str(around.suite.base / mission.solution)
+                settings = {**settings, "solution": solution, "env": mission.solution_env}
             self._environment = decide_environment(mission.env, model_keys=_model_keys(settings))
             options = SessionOptions(
                 workspace=workspace,
@@ -334,15 +341,23 @@ class _Trial:
             files = None if verify.files is None else self._around.suite.base / verify.files
             verified = self.place / "verified"
             put_back, left_out = lay_out(workspace, given, final.id, verify, files, verified)
+            beside = lay_beside(verify, self._around.suite.base, self.place / "beside")
             with Sandboxes(verified, clock=self._around.clock) as boxes:
-                found = check(boxes, verify, provider=self._provider, policy=self._policy(), clock=self._around.clock)
+                policy = self._policy(verified)
+                found = check(
+                    boxes, verify, provider=self._provider, policy=policy, beside=beside, clock=self._around.clock
+                )
             self._checked = msgspec.structs.replace(found, put_back=put_back, left_out=left_out)
+            unscored = found.passed is None and found.reward is not None and found.reward.problem
+            if unscored and self._reason == "completed":
+                self._reason = unscored
         did = self._trace.did() if self._trace else []
         self._unmet = unmet(self._mission.expect, self._feedback, did, read_file)
 
     def _verified(self) -> str:
         """Passed needs something that said so: commands that passed, or conditions that all held."""
-        if self._infra is not None:
+        unscored = self._checked.reward is not None and self._checked.passed is None
+        if self._infra is not None or unscored:
             return "none"
         if self._checked.passed is False or self._unmet:
             return "failed"

@@ -21,6 +21,8 @@ _REASONS = {
     "timed_out": "The agent ran out of time and was stopped.",
     "interrupted": "It was interrupted.",
     "budget_exceeded": "The agent used up its budget and was stopped.",
+    "reward_missing": "The agent ended its turn by itself; the verifier left no reward.",
+    "reward_malformed": "The agent ended its turn by itself; what the verifier left is no reward.",
     "setup_failed": "A setup command of the mission failed before the agent began.",
     "infra_failed": "The machinery failed; this says nothing about the agent.",
     "worker_lost": "The process that ran it died; what it had recorded until then was kept.",
@@ -71,7 +73,7 @@ def _verdict(claimed: str, verified: str, infra: str | None) -> str:
         return "claimed success, and failed verification" if claimed == "success" else "failed verification"
     if verified == "passed":
         return "verified as done" + ("" if claimed == "success" else f", though it claimed {claimed}")
-    return f"not verified: the mission has no verifier; it claimed {claimed}"
+    return f"not verified: nothing decided it; it claimed {claimed}"
 
 
 def _failure(documents: dict[str, Any]) -> Iterator[str]:
@@ -84,6 +86,13 @@ def _failure(documents: dict[str, Any]) -> Iterator[str]:
                 tail = run[stream].strip().splitlines()[-3:]
                 if tail:
                     yield f"  its {stream} ended: " + " | ".join(tail)
+    reward = verification.get("reward") or {}
+    if "problem" in reward:
+        yield f"The verifier left no reward that counts ({reward['problem']}): {reward['detail']}."
+    elif reward.get("value", 1.0) < 1.0:
+        yield f"The verifier's reward is {reward['value']:g}, and 1 is needed."
+    for reason in documents.get(artifacts.ATTEMPT, {}).get("not_comparable", []):
+        yield f"Not comparable: {reason}."
     for each in verification.get("unmet", []):
         yield f"A condition was not met: {each['condition']}: expected {each['what']}, found {each['found']}."
     for path in verification.get("put_back", []):

@@ -43,11 +43,22 @@ class Overlaid:
         with self.place(path):
             pass
 
-    def lay(self, source: Path) -> None:
-        """Lay every file, link and directory below `source` over what is here."""
+    def put(self, path: str, source: Path) -> None:
+        """Put a file there, or what is below a directory."""
+        if source.is_dir() and not source.is_symlink():
+            self.lay(source, path)
+        elif source.is_symlink():
+            self._link(path, source)
+        else:
+            self._file(path, source)
+
+    def lay(self, source: Path, at: str = "") -> None:
+        """Lay every file, link and directory below `source` over what is here, or is here at `at`."""
+        with self.folder(at):
+            pass
         for here, folders, files in os.walk(source):
             relative = os.path.relpath(here, source)
-            prefix = "" if relative == "." else relative + "/"
+            prefix = "".join(f"{each}/" for each in (at, relative) if each not in ("", "."))
             for name in folders:
                 found = Path(here, name)
                 if found.is_symlink():

@@ -48,6 +48,12 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True):
     def id(self) -> str:
         return self.fields.id
 
+    @property
+    def not_comparable(self) -> dict[str, tuple[str, ...]]:
+        """Missions whose results must not be set beside those of the system they were written for, and why."""
+        found = {each.id: each.origin.not_comparable for each in self.missions if each.origin is not None}
+        return {id: reasons for id, reasons in found.items() if reasons}
+
     def mission(self, id: str) -> Mission:
         return next(mission for mission in self.missions if mission.id == id)
 
@@ -83,19 +89,17 @@ def parse_suite(text: str, *, base: FilePath, name: str = "suite", json: bool = 
             values = tomllib.loads(text)
             positions = key_positions(text)
     except tomllib.TOMLDecodeError as error:
-        found = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
-        line, column = (int(found[1]), int(found[2])) if found else (0, 0)
-        raise _invalid(name, [Problem(re.sub(r" \(at .*\)$", "", str(error)), line, column)]) from None
+        raise invalid(name, [toml_problem(error)]) from None
     except CanonicalError as error:
-        raise _invalid(name, [Problem(str(error))]) from None
+        raise invalid(name, [Problem(str(error))]) from None
     checker = _Checker(positions)
     checker.visit(Document, values, ())
     if checker.problems:
-        raise _invalid(name, checker.problems)
+        raise invalid(name, checker.problems)
     document = msgspec.convert(_with_defaults(values), Document)
     _check_meaning(document, base, checker)
     if checker.problems:
-        raise _invalid(name, checker.problems)
+        raise invalid(name, checker.problems)
     return Suite(
         fields=document.suite,
         missions=document.mission,
@@ -111,7 +115,14 @@ def json_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "proofbox suite", **schema}
 
 
-def _invalid(name: str, problems: list[Problem]) -> SuiteInvalid:
+def toml_problem(error: tomllib.TOMLDecodeError) -> Problem:
+    found = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
+    line, column = (int(found[1]), int(found[2])) if found else (0, 0)
+    return Problem(re.sub(r" \(at .*\)$", "", str(error)), line, column)
+
+
+def invalid(name: str, problems: list[Problem]) -> SuiteInvalid:
+    """The error for all of them, in the order of the file."""
     problems = sorted(problems, key=lambda problem: (problem.line, problem.column))
     more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
     return SuiteInvalid(
@@ -185,11 +196,17 @@ def _check_meaning(document: Document, base: FilePath, checker: _Checker) -> Non
         for field, value in (
             ("prompt_file", mission.prompt_file),
             ("workspace", mission.workspace),
-            ("files", mission.verify.files),
+            ("solution", mission.solution),
+            ("verify.files", mission.verify.files),
+            *(("files", each) for each in mission.files.values()),
+            *(("verify.mounts", each) for each in mission.verify.mounts.values()),
         ):
-            path = (*at, "verify", field) if field == "files" else (*at, field)
+            path = (*at, *field.split("."))
             if value is not None and not (base / value).exists():
                 checker.say(path, f"{value!r} is not there", f"paths start at {base}")
+        for place in mission.files:
+            if place.startswith("/") or ".." in place.split("/"):
+                checker.say((*at, "files"), f"{place!r} is no place in the workspace", "write it from its root")
         patterns: list[tuple[Path, str | None]] = [((*at, "expect", "result"), mission.expect.result)]
         for field in ("commands", "no_commands"):
             patterns += [((*at, "expect", field, n), each) for n, each in enumerate(getattr(mission.expect, field))]

@@ -33,14 +33,16 @@ from proofbox.evidence.writer import BundleWriter
 from proofbox.lab import artifacts
 from proofbox.lab.ledger import Attempt, Ended, Ledger, Planned
 from proofbox.lab.plan import PLAN, TEMPLATES, WORK, Plan, attempts_of, ledger_path, read_plan, redactor_of
+from proofbox.lab.reading import Suite
+from proofbox.lab.spec import Mission
 from proofbox.lab.summary import SUMMARY, summarize
-from proofbox.lab.template import GIVEN, fill, forget_templates
+from proofbox.lab.template import GIVEN, Source, fill, forget_templates
 
 CONDUCTOR = "conductor"
 MOST_LOST = 3
 """How often an attempt is tried again because its worker died: one that kills its worker must not go on for ever."""
 PATIENCE = 0.2
-_EXPECTED = ("suite.toml", "environment.json", SCHEDULE, SUMMARY)
+_EXPECTED = ("environment.json", SCHEDULE, SUMMARY)
 
 OnEvent = Callable[[dict[str, Any]], None]
 
@@ -50,8 +52,7 @@ def create_run(plan: Plan, out: Path, *, clock: Clock | None = None) -> Path:
     suite = plan.suite()
     out.mkdir(parents=True, exist_ok=True)
     for mission in suite.missions:
-        source = None if mission.workspace is None else suite.base / mission.workspace
-        fill(source, out / WORK / plan.run_id / TEMPLATES / mission.id / GIVEN)
+        fill(_source(suite, mission), out / WORK / plan.run_id / TEMPLATES / mission.id / GIVEN)
     about = {PLAN: msgspec.json.encode(plan).decode(), "run_id": plan.run_id}
     path = ledger_path(out, plan.run_id)
     Ledger.create(path, about, attempts_of(plan, suite), clock=clock).close()
@@ -94,10 +95,13 @@ class Conductor:
                 return run_dir
             self._epoch = self._ledger.begin_epoch()
             redactor = redactor_of(self._plan, os.environ)
+            expected = (_source_name(self._plan), *_EXPECTED)
             bundle = BundleWriter(
-                self._out, run_id=self._run_id, expected=_EXPECTED, redactor=redactor, clock=self._clock
+                self._out, run_id=self._run_id, expected=expected, redactor=redactor, clock=self._clock
             )
             if run_dir.exists():
+                for name in expected:  # written last, from the ledger: killed among them, they are written anew
+                    (run_dir / name).unlink(missing_ok=True)
                 bundle = bundle.taking_over()
             # Not a `with`: left by an exception or an interrupt, the run is to stay in progress, and be resumed.
             bundle.__enter__()
@@ -252,8 +256,9 @@ class Conductor:
     def _write(self, bundle: BundleWriter) -> None:
         attempts = self._ledger.attempts()
         suite = self._plan.suite()
-        name = "suite.json" if self._plan.suite_json else "suite.toml"
-        bundle.write_bytes(name, self._plan.suite_source.encode(), schema_version="proofbox.suite/1")
+        bundle.write_bytes(
+            _source_name(self._plan), self._plan.suite_source.encode(), schema_version="proofbox.suite/1"
+        )
         bundle.write_json(
             "environment.json",
             {
@@ -279,6 +284,20 @@ class Conductor:
         bundle.write_json(SUMMARY, summary)
         if summary["status"] != "ok":
             bundle.mark_partial("some attempts failed for reasons of the machinery")
+
+
+def _source_name(plan: Plan) -> str:
+    return "suite.json" if plan.suite_json else "suite.toml"
+
+
+def _source(suite: Suite, mission: Mission) -> Source:
+    in_docker = mission.provider == "docker"
+    image = (mission.image, mission.workdir) if in_docker and mission.image and mission.workdir else None
+    return Source(
+        image=image,
+        workspace=None if mission.workspace is None else suite.base / mission.workspace,
+        files=tuple((place, suite.base / path) for place, path in mission.files.items()),
+    )
 
 
 def _lineage(attempt: Attempt, by_id: dict[str, Attempt]) -> list[Attempt]:

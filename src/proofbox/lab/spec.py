@@ -21,6 +21,8 @@ SCHEMA = "proofbox.suite/1"
 
 Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9](?:[a-z0-9._-]{0,62}[a-z0-9])?$")]
 """What names files and directories of the run: lower case, digits, and `.`, `_`, `-` between them."""
+GuestPath = Annotated[str, msgspec.Meta(pattern=r"^(?:/(?!\.\.?(?:/|$))[^/\0:]+)+$")]
+"""An absolute path in a box, below its root."""
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=7 * 86400)]
@@ -62,6 +64,15 @@ class Verify(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         "**/setup.cfg",
     )
     timeout: Seconds = 300.0
+    mounts: dict[GuestPath, str] = {}
+    """Places in the verifier's box, and the files or directories of which it has a copy there."""
+    sha256: dict[GuestPath, str] = {}
+    """Of directories among them the digest by `tasktree.py`: changed since, they are not used."""
+    env: dict[str, str] = {}
+    """Variables of its commands."""
+    reward: GuestPath | None = None
+    """A directory, empty at first, in which the commands leave a number: `reward.txt`, or `reward.json` with an object
+    of numbers. Then that decides, and not how they exit: 1.0 or more is passed, less is failed, no number is none."""
     network: str | None = None
     """Of the verifier's box; None: the provider's default, which is none where it can be enforced."""
 
@@ -126,12 +137,30 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     step: tuple[dict[str, Any], ...] = ()
 
 
+class Origin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Where a mission comes from that was written for another system, and how running it here differs."""
+
+    format: Literal["harbor"]
+    name: str
+    sha256: str
+    """Of every file of it, by `tasktree.py`."""
+    notes: tuple[str, ...] = ()
+    """What of it was left out or is done another way."""
+    not_comparable: tuple[str, ...] = ()
+    """Why its results must not be set beside those of the other system. Empty: they may."""
+
+
 class MissionFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What `[defaults]` may say for every mission."""
 
     tags: tuple[Text, ...] = ()
     workspace: str | None = None
     """A directory, or a tar or zip archive, that every attempt gets a copy of. None: an empty directory."""
+    files: dict[Text, str] = {}
+    """More for the workspace: places in it, and the files or directories that go there."""
+    workdir: GuestPath | None = None
+    """Where in the box the workspace is as well, and where commands begin. With provider docker attempts begin with
+    what the image has there; `workspace` and `files` lie over it."""
     setup: tuple[str | tuple[str, ...], ...] = ()
     """Commands run in the box before the agent starts."""
     timeout: Seconds = 600.0
@@ -158,6 +187,16 @@ class Mission(MissionFields, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     prompt: Text | None = None
     prompt_file: Text | None = None
     script: Script = Script()
+    solution: str | None = None
+    """What the control `oracle` runs: a script, or a directory with `solve.sh` in it. No other strategy sees it."""
+    solution_env: dict[str, str] = {}
+    origin: Origin | None = None
+
+
+def comparability(mission: Mission) -> dict[str, Any]:
+    """Whether its results may be set beside those of the system that it was written for, and if not, why."""
+    reasons = () if mission.origin is None else mission.origin.not_comparable
+    return {"comparable": not reasons, "not_comparable": list(reasons)}
 
 
 class SuiteFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -14,6 +14,8 @@ Reason = Literal[
     "timed_out",
     "interrupted",
     "budget_exceeded",
+    "reward_missing",  # the agent gave the word back, and the verifier's commands left no number
+    "reward_malformed",  # what they left is none
     "setup_failed",  # the mission's own commands before the agent
     "infra_failed",  # the machinery: `infra` has the code
     "worker_lost",  # whoever ran it died

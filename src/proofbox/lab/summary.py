@@ -8,6 +8,7 @@ from typing import Any
 
 from proofbox.lab.ledger import Attempt
 from proofbox.lab.reading import Suite
+from proofbox.lab.spec import Mission, comparability
 
 SUMMARY = "summary.json"
 SCHEMA = "proofbox.run_summary/1"
@@ -21,9 +22,10 @@ def summarize(run_id: str, suite: Suite, attempts: Sequence[Attempt]) -> dict[st
         "run_id": run_id,
         "suite": {"id": suite.id, "sha256": suite.sha256},
         "status": run_status(attempts),
+        "comparable": not suite.not_comparable,
         "totals": totals(attempts),
         "missions": [
-            _mission(mission.id, [each for each in final if each.mission == mission.id]) for mission in suite.missions
+            _mission(mission, [each for each in final if each.mission == mission.id]) for mission in suite.missions
         ],
     }
 
@@ -58,10 +60,11 @@ def totals(attempts: Sequence[Attempt]) -> dict[str, Any]:
     }
 
 
-def _mission(id: str, final: Sequence[Attempt]) -> dict[str, Any]:
+def _mission(mission: Mission, final: Sequence[Attempt]) -> dict[str, Any]:
     results = [each.result for each in final if each.result is not None]
     return {
-        "mission_id": id,
+        "mission_id": mission.id,
+        **comparability(mission),
         "results": len(final),
         "passed": sum(result.verified == "passed" for result in results),
         "failed": sum(result.verified == "failed" for result in results),

@@ -11,8 +11,12 @@ import zipfile
 from collections import Counter
 from pathlib import Path
 
+import msgspec
+
 from proofbox.core.clock import Clock
 from proofbox.errors import SuiteInvalid, WorkspaceError
+from proofbox.lab.overlaying import Overlaid
+from proofbox.sandbox.imagefiles import copy_from_image
 from proofbox.workspace.workspace import Workspace
 
 GIVEN = "given"
@@ -20,6 +24,17 @@ GIVEN = "given"
 FORKS_OF_A_STORE = 25
 MOST_FILES = 1_000_000
 MOST_BYTES = 64 << 30
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """What a template is made of, each over the one before it."""
+
+    image: tuple[str, str] | None = None
+    """An image, and the directory of it."""
+    workspace: Path | None = None
+    """A directory or an archive."""
+    files: tuple[tuple[str, Path], ...] = ()
+    """Places in it, and what goes there."""
 
 
 class Templates:
@@ -51,9 +66,9 @@ class Templates:
             return self._current[mission]
 
 
-def make_template(source: Path | None, dest: Path) -> str:
+def make_template(source: Path, dest: Path) -> str:
     """A workspace at `dest`, which is not there, with the files of `source`; the snapshot that forks start from."""
-    fill(source, dest)
+    fill(Source(workspace=source), dest)
     with Workspace.init(dest, track=False) as workspace:
         return workspace.snapshot("as given").id
 
@@ -65,28 +80,33 @@ def forget_templates(place: Path) -> None:
             Workspace.open(template, track=False).forget()
 
 
-def fill(source: Path | None, dest: Path) -> None:
-    """The files of a directory or an archive, or none, in a directory that appears whole or not at all."""
+def fill(source: Source, dest: Path) -> None:
+    """The files of a source, or none, in a directory that appears whole or not at all."""
     making = dest.with_name(f".{dest.name}.new")
     shutil.rmtree(making, ignore_errors=True)
     making.parent.mkdir(parents=True, exist_ok=True)
-    _fill(source, making)
+    if source.image is not None:
+        copy_from_image(*source.image, making)
+    _fill(source.workspace, making)
+    over = Overlaid(making)
+    for place, path in source.files:
+        over.put(place, path)
     os.rename(making, dest)
 
 
 def _fill(source: Path | None, dest: Path) -> None:
     if source is None:
-        dest.mkdir()
+        dest.mkdir(exist_ok=True)
     elif source.is_dir():
-        shutil.copytree(source, dest, symlinks=True)
+        shutil.copytree(source, dest, symlinks=True, dirs_exist_ok=True)
     elif tarfile.is_tarfile(source):
-        dest.mkdir()
+        dest.mkdir(exist_ok=True)
         with tarfile.open(source) as archive:
             members = archive.getmembers()
             _check_size(source, len(members), sum(member.size for member in members))
             archive.extractall(dest, filter="data")
     elif zipfile.is_zipfile(source):
-        dest.mkdir()
+        dest.mkdir(exist_ok=True)
         with zipfile.ZipFile(source) as archive:
             infos = archive.infolist()
             _check_size(source, len(infos), sum(info.file_size for info in infos))

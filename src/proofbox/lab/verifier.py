@@ -14,7 +14,7 @@ caught by running it (docs/lab.md says what to do about it).
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -22,9 +22,12 @@ import msgspec
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.core.digest import sha256_hex
 from proofbox.core.text import preview
+from proofbox.errors import SuiteInvalid
 from proofbox.lab.overlaying import Overlaid
+from proofbox.lab.reward import Reward, read_reward
 from proofbox.lab.spec import Command, Verify
-from proofbox.sandbox.contract import ExecResult
+from proofbox.lab.tasktree import tree_sha256
+from proofbox.sandbox.contract import ExecResult, Mount
 from proofbox.sandbox.inside import PolicyOptions
 from proofbox.sandbox.service import Sandboxes, Session
 from proofbox.workspace.diff import differences
@@ -64,6 +67,8 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
     """Protected paths that the agent had planted or changed."""
     left_out: tuple[str, ...] = ()
     """What it changed outside `take`."""
+    reward: Reward | None = None
+    """What the commands left as a number, where the mission says that this decides."""
     provider: str = ""
     isolation: str = ""
     duration_ms: float = 0.0
@@ -113,15 +118,36 @@ def lay_out(
     return tuple(dict.fromkeys(put_back)), tuple(dict.fromkeys(left_out))
 
 
+def lay_beside(verify: Verify, base: Path, dest: Path) -> dict[str, Path]:
+    """Copies of what the verifier's box has besides the workspace, made below `dest`: place → directory or file."""
+    beside = {place: dest / str(number) for number, place in enumerate(verify.mounts)}
+    dest.mkdir()
+    for place, path in verify.mounts.items():
+        Overlaid(dest).put(beside[place].name, base / path)
+        if place in verify.sha256 and tree_sha256(beside[place]) != verify.sha256[place]:
+            raise SuiteInvalid(
+                f"{path} is not what it was when the run was planned",
+                op="verify",
+                fix_hints=["put it back and resume the run, or begin another"],
+            )
+    if verify.reward is not None:
+        beside[verify.reward] = dest / "reward"
+        beside[verify.reward].mkdir()
+    return beside
+
+
 def check(
     boxes: Sandboxes,
     verify: Verify,
     *,
     provider: str | None,
     policy: PolicyOptions,
+    beside: Mapping[str, Path] = {},
     clock: Clock | None = None,
 ) -> Checked:
     """Run the commands over the project of `boxes`, in one fresh box, up to the first that does not pass.
+
+    `beside` are the copies that `lay_beside` made.
 
     Raises `SandboxError` where the box fails: then nothing is known, which is not the same as failed.
     """
@@ -132,16 +158,23 @@ def check(
     runs: list[CommandRun] = []
     asked = policy.copy()
     asked["network"] = verify.network
+    asked["mounts"] = [
+        *(asked.get("mounts") or ()),
+        *(Mount(path, place, writable=True) for place, path in beside.items()),
+    ]
     with boxes.start_session(provider=provider, **asked) as session:
         for each in verify.commands:
             command = each if isinstance(each, Command) else Command(run=each)
             left = verify.timeout - (clock.monotonic() - began)
-            runs.append(_run(session, command, max(left, 0.001)))
+            runs.append(_run(session, command, verify, max(left, 0.001)))
             if not runs[-1].passed:
                 break
         info = session.info
+    reward = None if verify.reward is None else read_reward(beside[verify.reward])
+    late = any(run.timed_out for run in runs)
     return Checked(
-        passed=all(run.passed for run in runs),
+        passed=all(run.passed for run in runs) if reward is None or late else reward.passed,
+        reward=reward,
         commands=tuple(runs),
         provider=info.provider,
         isolation=info.isolation.value,
@@ -149,10 +182,10 @@ def check(
     )
 
 
-def _run(session: Session, command: Command, timeout: float) -> CommandRun:
+def _run(session: Session, command: Command, verify: Verify, timeout: float) -> CommandRun:
     argv = argv_of(command.run)
-    result = session.exec(argv, timeout=timeout)
-    why = _why_not(command, result)
+    result = session.exec(argv, timeout=timeout, env=verify.env)
+    why = _why_not(command, result, by_reward=verify.reward is not None)
     return CommandRun(
         command=argv,
         passed=not why,
@@ -167,9 +200,11 @@ def _run(session: Session, command: Command, timeout: float) -> CommandRun:
     )
 
 
-def _why_not(command: Command, result: ExecResult) -> str:
+def _why_not(command: Command, result: ExecResult, *, by_reward: bool) -> str:
     if result.timed_out:
         return "it timed out"
+    if by_reward:
+        return ""
     if result.exit_code != command.exit_code:
         return f"it exited {result.exit_code}, and {command.exit_code} is expected"
     if command.stdout is not None:

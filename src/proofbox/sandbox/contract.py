@@ -36,7 +36,10 @@ class Isolation(Enum):
 
 
 class Mount(msgspec.Struct, frozen=True):
-    """A host directory or file that appears in the box. Read-only unless said otherwise."""
+    """A host directory or file that appears in the box. Read-only unless said otherwise.
+
+    One of the project itself says where in the box the project is to be: commands begin there.
+    """
 
     host: Path
     guest: str

@@ -81,6 +81,25 @@ class Engine:
         except ValueError:
             return None  # a stream of documents, as a pull gives; its status is all we need
 
+    def download(self, path: str, file: BinaryIO, *, op: str, query: Mapping[str, str], limit: int) -> None:
+        """The bytes of an answer, into a file. Raises `EngineRefused` for a refusal, and for more than `limit`."""
+        connection = self._connect(timeout=60)
+        try:
+            connection.request("GET", _target(path, query))
+            answer = connection.getresponse()
+            if answer.status >= 400:
+                raise _refusal(answer.status, _message(answer.read(ANSWER_LIMIT)), op)
+            size = 0
+            while part := answer.read(1 << 20):
+                size += len(part)
+                if size > limit:
+                    raise EngineRefused(f"to {op} takes more than {limit} bytes", op=op, details={"status": 0})
+                file.write(part)
+        except (OSError, http.client.HTTPException) as error:
+            raise self._unreachable(error) from None
+        finally:
+            connection.close()
+
     def attach(self, container: str) -> socket.socket:
         """The container's stdin, stdout and stderr as one connection, taken over from HTTP."""
         connection = self._connect(timeout=30)

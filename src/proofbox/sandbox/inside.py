@@ -95,14 +95,16 @@ class Inside(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, box: Box, choice: Choice, project: Path, forwards: tuple[str, ...], more: Mapping[str, str]) -> Inside:
+        # A mount of the project itself says where in the box it is to be: commands begin there.
+        asked = [mount.guest for mount in box.policy.mounts if mount.host == project]
         return cls(
             provider=choice.provider.name,
             isolation=box.isolation,
             policy=box.policy,
             project=project,
-            guest_project=box.project,
+            guest_project=asked[0] if asked else box.project,
             environment={**box.environment, **more},
-            places=box.places,
+            places=(*((project, guest) for guest in asked[:1]), *box.places),
             memory_group=box.memory_group,
             diagnostics=choice.diagnostics,
             forwards=forwards,

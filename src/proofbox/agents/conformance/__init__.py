@@ -21,7 +21,6 @@ import msgspec
 
 from proofbox.agents.conformance import control, leaving, threads, turns
 from proofbox.agents.conformance.context import Check, Context
-from proofbox.agents.conformance.rig import Say
 from proofbox.agents.conformance.rigs import rig_for
 from proofbox.agents.contract import AgentRuntime, Capabilities
 from proofbox.agents.registry import Registry, installed
@@ -87,7 +86,7 @@ def run_conformance(
 
 async def _find(runtime: AgentRuntime) -> None:
     with tempfile.TemporaryDirectory(prefix="proofbox-runtime-") as scratch:
-        async with rig_for(runtime).stage([[Say("here")]], Path(scratch)) as settings:
+        async with rig_for(runtime).stage([[]], Path(scratch)) as settings:
             probe = await runtime.probe(settings)
     if not probe.available or not probe.compatible:
         raise StrategyUnavailable(

@@ -25,6 +25,7 @@ from proofbox.agents.conformance.rig import (
 )
 from proofbox.agents.contract import AgentRuntime
 from proofbox.errors import UsageError
+from proofbox.sandbox.conformance.check import NotApplicable
 
 
 def rig_for(runtime: AgentRuntime) -> Rig:
@@ -121,8 +122,32 @@ def _shell(act: Act) -> str:
             return f"printf '%s\\n' {_quoted(msgspec.json.encode(line).decode())}"
 
 
+class NopRig:
+    """There is nothing that it could be made to do."""
+
+    @contextlib.asynccontextmanager
+    async def stage(self, scenes: Sequence[Scene], scratch: Path) -> AsyncIterator[Mapping[str, Any]]:
+        del scratch
+        if any(scenes):
+            raise NotApplicable("nop does nothing")
+        yield {}
+
+
+class OracleRig:
+    """One scene as a solution. It runs commands, and says nothing."""
+
+    @contextlib.asynccontextmanager
+    async def stage(self, scenes: Sequence[Scene], scratch: Path) -> AsyncIterator[Mapping[str, Any]]:
+        acts = [act for scene in scenes for act in scene]
+        if len(scenes) > 1 or not all(isinstance(act, Run | Hang) for act in acts):
+            raise NotApplicable("oracle runs one solution, and says nothing")
+        solution = scratch / "solve.sh"
+        solution.write_text("\n".join(act.command if isinstance(act, Run) else "exec sleep 300" for act in acts))
+        yield {"solution": str(solution)}
+
+
 def _quoted(text: str) -> str:
     return "'" + text.replace("'", "'\\''") + "'"
 
 
-RIGS: dict[str, type[Rig]] = {"scripted": ScriptedRig, "process": ProcessRig}
+RIGS: dict[str, type[Rig]] = {"scripted": ScriptedRig, "process": ProcessRig, "nop": NopRig, "oracle": OracleRig}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,14 +20,24 @@ from proofbox.cli.output import Document, ErrorBody, columns, show, write_json
 from proofbox.core.ids import IdSource
 from proofbox.core.text import printable
 from proofbox.errors import SuiteInvalid, SuiteNotPassed, UsageError
-from proofbox.lab import reading
+from proofbox.lab import harbor, reading
 from proofbox.lab.ledger import Attempt, Ledger
 from proofbox.lab.plan import Plan, ledger_path, read_plan
 from proofbox.lab.run import Conductor, create_run, find_run
 from proofbox.lab.summary import final_attempts, totals
 from proofbox.sandbox.config import load
 
-SpecPath = Annotated[Path, Parameter(help="The suite's TOML file (or JSON, by its suffix).")]
+SpecPath = Annotated[
+    Path, Parameter(help="The suite's TOML file (or JSON, by its suffix), or a directory of Harbor's tasks.")
+]
+HostRoot = Annotated[
+    bool,
+    Parameter(
+        name="--host-root",
+        negative="",
+        help="Run Harbor's tasks in bubblewrap on this host's programs, not in their images. Not comparable.",
+    ),
+]
 RunPath = Annotated[Path, Parameter(help="A run's directory, or the --out directory, whose last run is meant.")]
 Jsonl = Annotated[bool, Parameter(name="--jsonl", negative="", help="Events as they happen, one JSON object a line.")]
 
@@ -38,6 +48,8 @@ class LintDocument(Document, frozen=True, kw_only=True):
     missions: int
     sha256: str | None
     problems: tuple[reading.Problem, ...]
+    notes: Mapping[str, tuple[str, ...]] = {}
+    """Of each mission that was written for another system what of it is left out or done differently here."""
     error: ErrorBody | None = None
 
 
@@ -85,11 +97,13 @@ class RunDocument(Document, frozen=True, kw_only=True):
     bundle: str
     attempts: tuple[AttemptFacts, ...]
     totals: dict[str, Any]
+    not_comparable: Mapping[str, tuple[str, ...]] = {}
+    """Missions whose results must not be set beside those of the system they were written for, and why."""
     error: ErrorBody | None = None
 
 
-def lint(spec: SpecPath, *, json: flags.Json = False) -> int:
-    """Check a suite's file, and point at everything that is wrong with it. Exit 1 when anything is.
+def lint(spec: SpecPath, *, host_root: HostRoot = False, json: flags.Json = False) -> int:
+    """Check a suite's file, or Harbor's tasks, and point at everything that is wrong with it. Exit 1 when anything is.
 
     For example:
       proofbox suite lint suite.toml
@@ -97,7 +111,7 @@ def lint(spec: SpecPath, *, json: flags.Json = False) -> int:
     problems: tuple[reading.Problem, ...] = ()
     suite, error = None, None
     try:
-        suite = reading.read_suite(spec)
+        suite = _read(spec, host_root=host_root)
     except SuiteInvalid as invalid:
         problems = msgspec.convert(invalid.details.get("problems", []), tuple[reading.Problem, ...])
         error = _body(invalid)
@@ -107,12 +121,15 @@ def lint(spec: SpecPath, *, json: flags.Json = False) -> int:
         missions=0 if suite is None else len(suite.missions),
         sha256=None if suite is None else suite.sha256,
         problems=problems,
+        notes=_notes(suite),
         error=error,
     )
 
     def text() -> str:
         if suite is not None:
-            return f"{spec}: suite {suite.id}, {len(suite.missions)} missions"
+            lines = [f"{spec}: suite {suite.id}, {len(suite.missions)} missions"]
+            lines += [f"{id}: note: {note}" for id, notes in document.notes.items() for note in notes]
+            return printable("\n".join(lines))
         return printable("\n".join(f"{spec}:{problem}" for problem in problems) or str(error and error.message))
 
     show(document, text, as_json=json)
@@ -147,6 +164,7 @@ def run(
         Parameter(name="--isolation", help="One agent process an attempt, or one for all. Default: process."),
     ] = None,
     provider: flags.Provider = None,
+    host_root: HostRoot = False,
     replicates: Annotated[
         int | None, Parameter(name="--replicates", help="Tries at each mission, whatever the suite says.")
     ] = None,
@@ -170,11 +188,12 @@ def run(
     For example:
       proofbox suite run suite.toml --out out
       proofbox suite run suite.toml --strategies codex_app_server --provider bubblewrap -n 8 --replicates 5 --json
+      proofbox suite run tasks/hello-world --strategies oracle
     """
     for name, value in (("-n", concurrency), ("--replicates", replicates)):
         if value is not None and value < 1:
             raise UsageError(f"{name} is at least 1", op="suite")
-    suite = reading.read_suite(spec)
+    suite = _read(spec, host_root=host_root, provider=provider, to_run=True)
     settings = load(Path().resolve())
     said = {"model": model, "base_url": base_url, "api_key_env": api_key_env}
     said = {name: value for name, value in said.items() if value is not None}
@@ -183,7 +202,7 @@ def run(
         run_id=IdSource().new_id("run"),
         suite_name=str(spec),
         suite_source=suite.source,
-        suite_json=spec.suffix == ".json",
+        suite_json=spec.suffix == ".json" or spec.is_dir(),
         base=str(suite.base.resolve()),
         chain=str(chain),
         chain_origin=chain.origin,
@@ -219,6 +238,31 @@ def report(run: RunPath = Path("out"), *, json: flags.Json = False) -> int:
     """
     out, run_id = find_run(run)
     return _show(out, run_id, json=json)
+
+
+def _read(spec: Path, *, host_root: bool, provider: str | None = None, to_run: bool = False) -> reading.Suite:
+    """A suite's file, or a directory of Harbor's tasks."""
+    if not spec.is_dir():
+        if host_root:
+            raise UsageError("--host-root is for Harbor's tasks, and this is a suite's file", op="suite")
+        return reading.read_suite(spec)
+    wanted = "bubblewrap" if host_root else "docker"
+    if provider not in (None, wanted):
+        raise UsageError(
+            f"Harbor's tasks don't run in {provider} this way: they run in docker, or with --host-root in bubblewrap",
+            op="suite",
+            fix_hints=["leave --provider out", "for this host's programs, not comparable: --host-root"],
+        )
+    return harbor.read_tasks(spec, host_root=host_root, to_run=to_run)
+
+
+def _notes(suite: reading.Suite | None) -> dict[str, tuple[str, ...]]:
+    found = {}
+    for mission in () if suite is None else suite.missions:
+        if mission.origin is not None:
+            reasons = (f"not comparable: {each}" for each in mission.origin.not_comparable)
+            found[mission.id] = (*reasons, *mission.origin.notes)
+    return found
 
 
 async def _preflight(plan: Plan) -> None:
@@ -259,7 +303,7 @@ def _show(out: Path, run_id: str, *, json: bool) -> int:
     ledger = Ledger(ledger_path(out, run_id))
     try:
         attempts = ledger.attempts()
-        plan = read_plan(ledger)
+        suite = read_plan(ledger).suite()
         committed = ledger.about("committed") == "yes"
     finally:
         ledger.close()
@@ -277,11 +321,12 @@ def _show(out: Path, run_id: str, *, json: bool) -> int:
     document = RunDocument(
         ok=error is None,
         run_id=run_id,
-        suite=plan.suite().id,
+        suite=suite.id,
         committed=committed,
         bundle=str(out / run_id),
         attempts=tuple(AttemptFacts.of(each, out / run_id) for each in attempts),
         totals=counted,
+        not_comparable=suite.not_comparable,
         error=None if error is None else _body(error),
     )
     show(document, lambda: _text(document, attempts), as_json=json)
@@ -305,6 +350,8 @@ def _text(document: RunDocument, attempts: Sequence[Attempt]) -> str:
         + (f"; {lied} claimed success and failed" if lied else ""),
         f"evidence: {document.bundle}" + ("" if document.committed else " (not committed: proofbox suite resume)"),
     ]
+    for id, reasons in document.not_comparable.items():
+        lines.insert(-1, printable(f"{id} is not comparable: {'; '.join(reasons)}"))
     if document.committed:
         lines.append(f"check it:  proofbox verify {document.bundle}")
     return "\n".join(lines)

@@ -22,6 +22,7 @@ from proofbox.sandbox.conformance.check import (
     expect,
 )
 from proofbox.sandbox.conformance.context import Context
+from proofbox.sandbox.contract import Mount
 from proofbox.sandbox.inside import PolicyOptions
 
 subject = Subject("policy")
@@ -98,6 +99,18 @@ def mounts(context: Context) -> None:
     expect(not (context.outside / "new").exists(), "a read-only mount was written to")
     expect("y" not in shown.read_text().split("\n"), "a file mounted read-only was written to")
     expect((open_dir / "new").exists(), f"a writable mount was not writable: {result.stderr!r}")
+
+
+@check(MOUNTS)
+def the_project_mounted_is_where_commands_begin(context: Context) -> None:
+    """At the place that the mount says; directories of the project are below it."""
+    (context.project / "below").mkdir()
+    session = context.session(mounts=[Mount(context.project, "/place/of/it", writable=True)])
+    result = context.sh(session, "pwd; echo made > made")
+    expect(result.stdout == "/place/of/it\n", f"commands begin in {result.stdout!r}: {result.stderr!r}")
+    expect((context.project / "made").exists(), "what was written there is not in the project")
+    below = session.exec(["pwd"], cwd="below").stdout
+    expect(below == "/place/of/it/below\n", f"a directory of it is {below!r}")
 
 
 @check(MOUNTS)

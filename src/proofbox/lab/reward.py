@@ -1,0 +1,99 @@
+"""A reward: the number that a verifier's commands leave in a directory, read as what a hostile program may have left.
+
+`reward.json` has an object of numbers: its member `reward` is the reward where there is one, and else the least of
+them, since nothing says which would matter less. `reward.txt` has one number. Where there are both, they must agree.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from proofbox.core.canonical import CanonicalError, parse_strict
+
+TEXT, OBJECT = "reward.txt", "reward.json"
+LARGEST = 64 * 1024
+MOST_VALUES = 1000
+PASSING = 1.0
+
+Problem = Literal["reward_missing", "reward_malformed"]
+
+
+class Reward(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What was left. Without a value, `problem` says why."""
+
+    value: float | None = None
+    values: dict[str, float] = {}
+    """Every number of `reward.json`."""
+    problem: Problem | None = None
+    detail: str = ""
+
+    @property
+    def passed(self) -> bool | None:
+        return None if self.value is None else self.value >= PASSING
+
+
+def read_reward(directory: Path) -> Reward:
+    try:
+        text, document = _read(directory, TEXT), _read(directory, OBJECT)
+        values = {} if document is None else _numbers(document)
+        found = [] if document is None else [values.get("reward", min(values.values()))]
+        found += [] if text is None else [_number(text)]
+        if not found:
+            return Reward(problem="reward_missing", detail=f"neither {TEXT} nor {OBJECT} was written")
+    except _Malformed as error:
+        return Reward(problem="reward_malformed", detail=str(error))
+    if found[0] != found[-1]:
+        return Reward(problem="reward_malformed", detail=f"{OBJECT} says {found[0]:g}, and {TEXT} {found[-1]:g}")
+    return Reward(value=found[0], values=values)
+
+
+class _Malformed(Exception):
+    pass
+
+
+def _read(directory: Path, name: str) -> bytes | None:
+    """The file's bytes, never through a link, and never waiting for a pipe."""
+    try:
+        fd = os.open(directory / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _Malformed(f"{name} can't be read: {error.strerror}") from None
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise _Malformed(f"{name} is no file")
+        data = os.read(fd, LARGEST + 1)
+    finally:
+        os.close(fd)
+    if len(data) > LARGEST:
+        raise _Malformed(f"{name} is larger than {LARGEST >> 10} KiB")
+    return data
+
+
+def _number(data: bytes) -> float:
+    try:
+        value = float(data.decode("ascii").strip())
+    except ValueError:
+        raise _Malformed(f"{TEXT} has no number") from None
+    if not math.isfinite(value):
+        raise _Malformed(f"{TEXT} has no finite number")
+    return value
+
+
+def _numbers(data: bytes) -> dict[str, float]:
+    try:
+        found = parse_strict(data)
+    except CanonicalError as error:
+        raise _Malformed(f"{OBJECT} is no JSON: {error}") from None
+    if not isinstance(found, dict) or not 0 < len(found) <= MOST_VALUES:
+        raise _Malformed(f"{OBJECT} is no object of numbers")
+    for name, value in found.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise _Malformed(f"{OBJECT}: {name[:80]!r} is no number")
+    return {name[:200]: float(value) for name, value in found.items()}

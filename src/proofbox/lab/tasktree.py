@@ -1,0 +1,89 @@
+"""A directory that somebody else wrote: looked through once, before anything in it is read or copied.
+
+A link that leads out of it would put a file of this host into a prompt or a box; a pipe would be waited for without
+end. Such a directory is refused as a whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from proofbox.core.digest import sha256_file
+from proofbox.errors import SuiteInvalid
+
+MOST_ENTRIES = 100_000
+MOST_BYTES = 8 << 30
+LARGEST_TEXT = 1 << 20
+
+
+def tree_sha256(root: Path, parts: Collection[str] | None = None) -> str:
+    """A digest of every path below `root`, its kind, its content and whether it can be executed.
+
+    With `parts` only of these names in it. Raises `SuiteInvalid` for what leads out, is no file, or is too much.
+    """
+    whole = hashlib.sha256()
+    size = 0
+    for number, (path, info) in enumerate(_entries(root, parts)):
+        relative = os.fsencode(path.relative_to(root))
+        if number >= MOST_ENTRIES:
+            raise _refused(root, f"it has more than {MOST_ENTRIES} files")
+        if stat.S_ISLNK(info.st_mode):
+            content = os.fsencode(os.readlink(path))
+            if not path.resolve().is_relative_to(root.resolve()):
+                raise _refused(root, f"{path.relative_to(root)} is a link that leads out of it")
+        elif stat.S_ISREG(info.st_mode):
+            size += info.st_size
+            if size > MOST_BYTES:
+                raise _refused(root, f"its files are larger than {MOST_BYTES >> 30} GiB")
+            content = sha256_file(path)[0].encode()
+        elif stat.S_ISDIR(info.st_mode):
+            content = b""
+        else:
+            raise _refused(root, f"{path.relative_to(root)} is neither a file nor a directory")
+        kind = f"{stat.S_IFMT(info.st_mode):o} {bool(info.st_mode & stat.S_IXUSR):d} {len(relative)} {len(content)} "
+        whole.update(kind.encode() + relative + content)
+    return whole.hexdigest()
+
+
+def read_text(root: Path, name: str) -> str:
+    """A file of a directory that `tree_sha256` has accepted."""
+    try:
+        with (root / name).open("rb") as file:
+            data = file.read(LARGEST_TEXT + 1)
+    except OSError as error:
+        raise _refused(root, f"{name} can't be read: {error.strerror}") from None
+    if len(data) > LARGEST_TEXT:
+        raise _refused(root, f"{name} is larger than {LARGEST_TEXT >> 20} MiB")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise _refused(root, f"{name} is not UTF-8: byte {error.start}") from None
+
+
+def _entries(root: Path, parts: Collection[str] | None) -> Iterator[tuple[Path, os.stat_result]]:
+    """Everything below, in an order of its own, without following any link."""
+    waiting = [root]
+    while waiting:
+        folder = waiting.pop()
+        try:
+            found = sorted(os.scandir(folder), key=lambda entry: os.fsencode(entry.name))
+        except OSError as error:
+            raise _refused(root, f"{folder.relative_to(root)} can't be read: {error.strerror}") from None
+        if folder == root and parts is not None:
+            found = [entry for entry in found if entry.name in parts]
+        for entry in found:
+            yield Path(entry.path), entry.stat(follow_symlinks=False)
+        waiting += [Path(entry.path) for entry in reversed(found) if entry.is_dir(follow_symlinks=False)]
+
+
+def _refused(root: Path, what: str) -> SuiteInvalid:
+    return SuiteInvalid(
+        f"{root}: {what}",
+        op="suite",
+        fix_hints=["a task must hold its own files, and nothing else"],
+        details={"problems": [{"message": what}]},
+    )

@@ -1,0 +1,106 @@
+"""Small tasks in Harbor's format, written by the tests that run them, and runs of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from suites import attempts, conduct, document, lines
+
+from proofbox.core.ids import IdSource
+from proofbox.lab.harbor import read_tasks
+from proofbox.lab.ledger import Attempt
+from proofbox.lab.plan import Plan
+from proofbox.lab.run import create_run
+
+TOML = """\
+version = "1.0"
+[metadata]
+tags = ["small"]
+[agent]
+timeout_sec = 60.0
+[verifier]
+timeout_sec = 60.0
+[environment]
+allow_internet = false
+"""
+PASSES_IF = """\
+#!/bin/sh
+if {condition}; then echo 1 > /logs/verifier/reward.txt; else echo 0 > /logs/verifier/reward.txt; fi
+"""
+
+
+def put(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def task(
+    root: Path,
+    *,
+    toml: str = TOML,
+    dockerfile: str | None = "FROM scratch\nWORKDIR /app\n",
+    test: str = PASSES_IF.format(condition="grep -qx 42 /app/answer.txt"),
+    solve: str | None = "#!/bin/sh\necho 42 > /app/answer.txt\n",
+) -> Path:
+    """The directory of a task that asks for a 42 in /app/answer.txt, unless something else is said."""
+    put(root / "task.toml", toml)
+    put(root / "instruction.md", "Write 42 into /app/answer.txt\n")
+    put(root / "tests/test.sh", test)
+    if dockerfile is not None:
+        put(root / "environment/Dockerfile", dockerfile)
+    if solve is not None:
+        put(root / "solution/solve.sh", solve)
+    return root
+
+
+class Ran:
+    """A run of tasks, with what is asked of it."""
+
+    def __init__(
+        self,
+        path: Path,
+        out: Path,
+        strategy: str,
+        *,
+        host_root: bool = True,
+        conducted: bool = True,
+        flags: dict[str, str] | None = None,
+    ) -> None:
+        suite = read_tasks(path, host_root=host_root, to_run=True)
+        self.plan = Plan(
+            run_id=IdSource().new_id("run"),
+            suite_name=str(path),
+            suite_source=suite.source,
+            suite_json=True,
+            base=str(path),
+            chain=strategy,
+            chain_origin="flag",
+            concurrency=2,
+            flags=flags or {},
+        )
+        self.out = out
+        create_run(self.plan, out)
+        if conducted:
+            self.conduct()
+
+    def conduct(self) -> Ran:
+        self.path = conduct(self.plan, self.out)
+        self.attempts = {each.mission: each for each in attempts(self.plan, self.out).values()}
+        return self
+
+    def only(self) -> Attempt:
+        (attempt,) = self.attempts.values()
+        return attempt
+
+    def verdict(self) -> tuple[str, str | None, str]:
+        result = self.only().result
+        assert result is not None
+        return result.verified, result.infra, result.reason
+
+    def document(self, name: str) -> Any:
+        return document(self.out, self.plan, self.only(), name)
+
+    def calls(self) -> list[dict[str, Any]]:
+        return [each for each in lines(self.out, self.plan, self.only(), "tool.calls.jsonl") if "call" in each]

@@ -1,0 +1,307 @@
+"""Harbor's tasks as missions: read as they are, run with the controls, and judged by the reward alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harbor_tasks import PASSES_IF, TOML, Ran, put, task
+
+from proofbox.errors import SuiteInvalid
+from proofbox.evidence.reader import load_bundle
+from proofbox.evidence.verify import verify
+from proofbox.lab import tasktree
+from proofbox.lab.harbor import HOST_ROOT, read_tasks
+
+# Run
+
+
+@pytest.mark.needs("bubblewrap")
+def test_oracle_passes_and_nop_fails_on_the_host_s_root_and_neither_is_comparable(tmp_path: Path) -> None:
+    root = task(
+        tmp_path / "Sum It",
+        dockerfile="FROM python:3.12\nWORKDIR /srv\nWORKDIR work\nENV MARK=set\nRUN make\n"
+        "COPY data/ data/\nCOPY x /etc/x\n",
+        test=PASSES_IF.format(condition='[ "$(pwd)" = /srv/work ] && grep -qx 6 sum && [ -e /tests/more ]'),
+        solve='#!/bin/sh\n[ "$(pwd)" = /srv/work ] && [ "$MARK" = set ] && [ ! -e /tests ] &&\n'
+        "expr $(cat data/a) + $(cat data/b) > /srv/work/sum\n",
+    )
+    put(root / "environment/data/a", "2\n")
+    put(root / "environment/data/b", "4\n")
+    put(root / "environment/x", "")
+    put(root / "tests/more", "")
+    oracle = Ran(root, tmp_path / "out", "oracle")
+    assert oracle.verdict() == ("passed", None, "completed")
+    assert [call["command"] for call in oracle.calls()] == ["/solution/solve.sh"]
+    assert oracle.document("verification.json")["reward"] == {"value": 1.0}
+    for name in ("attempt.json", "attempt.report.json"):
+        said = oracle.document(name)
+        assert (said["comparable"], said["not_comparable"]) == (False, [HOST_ROOT])
+    assert oracle.document("attempt.report.json")["reward"] == 1.0
+    notes = oracle.document("attempt.json")["origin"]["notes"]
+    assert "environment/Dockerfile: not done: RUN make" in notes
+    assert "environment/Dockerfile: /etc/x is outside /srv/work, and was left out" in notes
+    summary = json.loads((oracle.path / "summary.json").read_bytes())
+    assert (summary["comparable"], summary["missions"][0]["comparable"]) == (False, False)
+    assert verify(oracle.path).ok
+    assert load_bundle(oracle.path).index.status == "ok"
+    nop = Ran(root, tmp_path / "out", "nop")
+    assert nop.verdict() == ("failed", None, "completed")
+    assert nop.document("verification.json")["reward"] == {"value": 0.0}
+
+
+@pytest.mark.needs("bubblewrap")
+def test_a_directory_of_several_is_a_suite_of_them(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        task(tmp_path / "tasks" / name)
+    put(tmp_path / "tasks/README.md", "not a task")
+    ran = Ran(tmp_path / "tasks", tmp_path / "out", "oracle")
+    assert {id: each.result.verified for id, each in ran.attempts.items() if each.result} == {
+        "one": "passed",
+        "two": "passed",
+    }
+
+
+@pytest.mark.needs("bubblewrap")
+@pytest.mark.parametrize(
+    ("left", "verdict", "reward"),
+    [
+        ("echo 0.5 > /logs/verifier/reward.txt", ("failed", "completed"), {"value": 0.5}),
+        (
+            """echo '{"tests": 1, "style": 0.25}' > /logs/verifier/reward.json""",
+            ("failed", "completed"),
+            {"value": 0.25, "values": {"tests": 1.0, "style": 0.25}},
+        ),
+        (
+            """echo '{"reward": 1.0, "style": 0.25}' > /logs/verifier/reward.json; exit 7""",
+            ("passed", "completed"),
+            {"value": 1.0, "values": {"reward": 1.0, "style": 0.25}},
+        ),
+        ("exit 0", ("none", "reward_missing"), {"problem": "reward_missing"}),
+        ("echo yes > /logs/verifier/reward.txt", ("none", "reward_malformed"), {"problem": "reward_malformed"}),
+    ],
+)
+def test_the_reward_decides_and_nothing_else(
+    tmp_path: Path, left: str, verdict: tuple[str, str], reward: dict[str, Any]
+) -> None:
+    ran = Ran(task(tmp_path / "t", test=f"#!/bin/sh\n{left}\n"), tmp_path / "out", "nop")
+    assert ran.verdict() == (verdict[0], None, verdict[1])
+    found = ran.document("verification.json")["reward"]
+    found.pop("detail", None)
+    assert found == reward
+
+
+@pytest.mark.needs("bubblewrap")
+def test_a_verifier_that_hangs_after_it_wrote_a_reward_has_not_passed(tmp_path: Path) -> None:
+    toml = TOML.replace("[verifier]\ntimeout_sec = 60.0", "[verifier]\ntimeout_sec = 0.5")
+    root = task(tmp_path / "t", toml=toml, test="#!/bin/sh\necho 1 > /logs/verifier/reward.txt\nsleep 60\n")
+    assert Ran(root, tmp_path / "out", "nop").verdict() == ("failed", None, "completed")
+
+
+@pytest.mark.needs("bubblewrap")
+def test_the_agent_sees_neither_tests_nor_solution_and_leaves_no_reward(tmp_path: Path) -> None:
+    """The oracle stands for any agent here: what it writes at the verifier's places is not there later."""
+    solve = (
+        "#!/bin/sh\nls -d /tests /logs > /app/seen 2>/dev/null\nmkdir -p /logs/verifier && "
+        "echo 1 > /logs/verifier/reward.txt\n"
+    )
+    clean = "[ -e /app/seen ] && [ ! -s /app/seen ] && [ ! -e /solution ] && [ ! -e /logs/verifier/reward.txt ]"
+    root = task(tmp_path / "t", test=PASSES_IF.format(condition=clean), solve=solve)
+    assert Ran(root, tmp_path / "out", "oracle").verdict() == ("passed", None, "completed")
+
+
+@pytest.mark.needs("bubblewrap")
+def test_tests_that_changed_since_the_run_was_planned_decide_nothing(tmp_path: Path) -> None:
+    root = task(tmp_path / "t", solve="#!/bin/sh\nexit 1\n")
+    planned = Ran(root, tmp_path / "out", "nop", conducted=False)
+    put(root / "tests/test.sh", PASSES_IF.format(condition="true"))
+    assert planned.conduct().verdict() == ("none", "SUITE_INVALID", "infra_failed")
+
+
+@pytest.fixture
+def model() -> Iterator[str]:
+    argv = [sys.executable, "-m", "proofbox.agents.fakemodel"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+        process.terminate()
+
+
+@pytest.mark.needs("bubblewrap", "codex")
+def test_an_agent_works_where_the_task_says(tmp_path: Path, model: str) -> None:
+    root = task(tmp_path / "t")
+    put(root / "instruction.md", "[[run pwd > where; expr 40 + 2 > /app/answer.txt]] [[say done]]")
+    put(root / "tests/test.sh", PASSES_IF.format(condition="grep -qx 42 answer.txt && grep -qx /app where"))
+    ran = Ran(root, tmp_path / "out", "codex_app_server!", flags={"base_url": model, "model": "fake-model"})
+    assert ran.verdict() == ("passed", None, "completed")
+
+
+# Read
+
+
+def mission_of(root: Path, *, host_root: bool = True) -> Any:
+    (mission,) = read_tasks(root, host_root=host_root).missions
+    return mission
+
+
+def test_the_fields_of_a_task_are_a_mission_s(tmp_path: Path) -> None:
+    toml = """\
+version = "1.0"
+source = "elsewhere"
+[metadata]
+difficulty = "easy"
+tags = ["a", "b"]
+[agent]
+timeout_sec = 12.5
+[verifier]
+timeout_sec = 34
+env = { MODE = "strict", KEY = "${YOUR_KEY}", LEVEL = "${LEVEL:-3}" }
+network_mode = "no-network"
+[environment]
+docker_image = "example/image:1"
+cpus = 2
+memory = "1G"
+storage_mb = 100
+allowed_hosts = ["example.org"]
+env = { LANG_OF = "x" }
+skills_dir = "/skills"
+"""
+    mission = mission_of(task(tmp_path / "t", toml=toml), host_root=False)
+    assert (mission.id, mission.prompt, mission.tags) == ("t", "Write 42 into /app/answer.txt\n", ("a", "b"))
+    assert (mission.timeout, mission.provider, mission.image, mission.workdir) == (
+        12.5,
+        "docker",
+        "example/image:1",
+        "/app",
+    )
+    assert (mission.limits.cpus, mission.limits.memory_mb, mission.limits.disk_mb) == (2, 1024, 100)
+    assert (mission.network, mission.verify.network) == ("allow:example.org", "none")
+    assert mission.env == ("LANG_OF=x",)
+    assert (mission.verify.timeout, mission.verify.env) == (34, {"LANG_OF": "x", "MODE": "strict", "LEVEL": "3"})
+    assert mission.verify.mounts == {"/tests": "tests"}
+    assert mission.solution == "solution"
+    assert set(mission.origin.notes) == {
+        "task.toml: source means nothing here",
+        "task.toml: environment.skills_dir means nothing here",
+    }
+    assert mission.origin.not_comparable == ("verifier.env.KEY takes your variable YOUR_KEY, and none enters a box",)
+
+
+def test_what_a_box_can_t_do_for_a_task_makes_it_not_comparable(tmp_path: Path) -> None:
+    toml = TOML + "gpus = 1\n"
+    mission = mission_of(
+        task(tmp_path / "t", toml=toml, test="#!/bin/sh\n# apt-get install no\napt-get -y install curl\n"),
+        host_root=False,
+    )
+    assert len(mission.origin.not_comparable) == 2
+    assert any("tests/test.sh installs" in each for each in mission.origin.not_comparable)
+
+
+def test_an_image_to_be_built_is_named_after_its_files(tmp_path: Path) -> None:
+    root = task(tmp_path / "t")
+    before = mission_of(root, host_root=False).image
+    assert before.startswith("harbor-t:")
+    put(root / "environment/more", "x")
+    assert mission_of(root, host_root=False).image != before
+
+
+def problems(root: Path, **options: Any) -> list[str]:
+    with pytest.raises(SuiteInvalid) as caught:
+        read_tasks(root, **options)
+    found: list[dict[str, Any]] = caught.value.details["problems"]
+    return [each["message"] for each in found]
+
+
+def test_everything_that_is_wrong_is_named(tmp_path: Path) -> None:
+    bad = '[agent]\ntimeout_sec = "long"\n[environment]\nmemory = "lots"\ncpus = -1\nnetwork_mode = "?"\n'
+    root = task(tmp_path / "tasks/bad", toml=bad)
+    with pytest.raises(SuiteInvalid) as caught:
+        read_tasks(root)
+    assert [each["line"] for each in caught.value.details["problems"]] == [2, 4, 5, 6]
+    task(tmp_path / "tasks/worse", toml="[agent\n")
+    assert any(each.startswith("worse: ") for each in problems(tmp_path / "tasks"))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(
+            'docker_image = "x/../../containers/json?all=1"',
+            'docker_image = "a b"',
+            'docker_image = ""\nos = "windows"',
+        ),
+        *("cpus = nan", "memory_mb = inf", "gpus = -1", "memory_mb = true", 'env = { "A-B" = "x" }', "env = { A = 1 }"),
+        f"x = {'[' * 20_000}",
+    ],
+)
+def test_a_value_that_means_nothing_is_refused(tmp_path: Path, line: str) -> None:
+    assert problems(task(tmp_path / "t", toml=f"{TOML}{line}\n"))
+
+
+@pytest.mark.parametrize("image", ["a", "example.org:5000/a/b_c--d:1.0-rc", f"a@sha256:{'0' * 64}"])
+def test_an_image_is_taken_by_its_name(tmp_path: Path, image: str) -> None:
+    assert mission_of(task(tmp_path / "t", toml=f'{TOML}docker_image = "{image}"\n'), host_root=False).image == image
+
+
+@pytest.mark.parametrize("missing", ["instruction.md", "tests/test.sh"])
+def test_a_task_without_its_parts_is_none(tmp_path: Path, missing: str) -> None:
+    root = task(tmp_path / "t")
+    (root / missing).unlink()
+    assert problems(root) == [f"{missing} is not there"]
+
+
+def test_a_directory_without_tasks_is_refused(tmp_path: Path) -> None:
+    assert "has a task.toml" in problems(tmp_path)[0]
+
+
+@pytest.mark.parametrize("link", ["instruction.md", "tests/test.sh", "task.toml", "environment/stolen", "solution"])
+def test_a_link_out_of_the_directory_is_refused(tmp_path: Path, link: str) -> None:
+    root = task(tmp_path / "t", solve=None)
+    secret = put(tmp_path / "secret/solve.sh", "version = '1.0'")
+    (root / link).unlink(missing_ok=True)
+    (root / link).symlink_to(secret if link != "solution" else secret.parent)
+    assert "leads out" in problems(root)[0]
+
+
+def test_a_link_within_the_directory_is_not(tmp_path: Path) -> None:
+    root = task(tmp_path / "t")
+    (root / "tests/again.sh").symlink_to("test.sh")
+    assert mission_of(root).id == "t"
+
+
+def test_what_is_no_file_or_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = task(tmp_path / "pipe")
+    os.mkfifo(root / "tests/pipe")
+    assert "neither a file nor a directory" in problems(root)[0]
+    root = task(tmp_path / "giant")
+    put(root / "instruction.md", "x" * (tasktree.LARGEST_TEXT + 1))
+    assert "larger than" in problems(root)[0]
+    monkeypatch.setattr(tasktree, "MOST_ENTRIES", 3)
+    assert "more than 3 files" in problems(task(tmp_path / "many"))[0]
+    monkeypatch.setattr(tasktree, "MOST_BYTES", 10)
+    monkeypatch.setattr(tasktree, "MOST_ENTRIES", 100)
+    assert "larger than" in problems(task(tmp_path / "large"))[0]
+
+
+@pytest.mark.parametrize("workdir", ["/usr/src/app", "/tests", "/logs", "/"])
+def test_a_place_that_can_t_be_the_workspace_s_is_refused(tmp_path: Path, workdir: str) -> None:
+    root = task(tmp_path / "t", dockerfile=f"FROM x\nWORKDIR {workdir}\n")
+    if workdir == "/":
+        assert mission_of(root).workdir == "/app"
+    else:
+        assert problems(root, host_root=True)[0].startswith(f"WORKDIR {workdir}")
+
+
+def test_several_steps_and_several_containers_are_refused(tmp_path: Path) -> None:
+    root = task(tmp_path / "t")
+    put(root / "environment/docker-compose.yaml", "services: {}\n")
+    (root / "steps").mkdir()
+    found = problems(root)
+    assert len(found) == 2
+    assert all("not run here" in each for each in found)

@@ -1,0 +1,99 @@
+"""Harbor's tasks in docker, in their own images, with an engine of the tests' own."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harbor_tasks import PASSES_IF, TOML, Ran, put, task
+from private_engine import IMAGE, PrivateEngine, private_engine
+
+from proofbox.errors import ImageAbsent
+from proofbox.lab.harbor import read_tasks
+from proofbox.sandbox.containers import our_containers
+from proofbox.sandbox.imagefiles import copy_from_image
+
+pytestmark = [pytest.mark.needs("docker"), pytest.mark.xdist_group("docker")]
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[PrivateEngine]:
+    with private_engine() as started, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DOCKER_HOST", started.host)
+        yield started
+
+
+def build(engine: PrivateEngine, name: str, workdir: str, files: dict[str, str]) -> None:
+    """The image of the tests' engine, with files and a WORKDIR: what a build of a Dockerfile would give."""
+    container = engine.engine.call("POST", "/containers/create", op="create", body={"Image": IMAGE, "Cmd": ["-"]})["Id"]
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as tar:
+        for path, text in files.items():
+            member = tarfile.TarInfo(path)
+            member.size, member.uid, member.mode = len(text), 1234, 0o640
+            tar.addfile(member, io.BytesIO(text.encode()))
+        for path, target in (("app/out", "/etc/passwd"), ("app/deep/up", "../../../../..")):
+            link = tarfile.TarInfo(path)
+            link.type, link.linkname = tarfile.SYMTYPE, target
+            tar.addfile(link)
+    engine.engine.call("PUT", f"/containers/{container}/archive", op="fill", query={"path": "/"}, body=data.getvalue())
+    repo, _, tag = name.partition(":")
+    engine.engine.call(
+        "POST",
+        "/commit",
+        op="commit",
+        query={"container": container, "repo": repo, "tag": tag or "latest"},
+        body={"WorkingDir": workdir, "Env": ["PATH=/bin"]},
+    )
+    engine.engine.call("DELETE", f"/containers/{container}", op="remove")
+
+
+def containers(engine: PrivateEngine) -> list[object]:
+    return list(engine.engine.call("GET", "/containers/json", op="list", query={"all": "1"}))
+
+
+def test_a_task_runs_unchanged_in_its_image(engine: PrivateEngine, tmp_path: Path) -> None:
+    build(engine, "task-of-tests:latest", "/app", {"app/given": "40\n", "app/deep/also": "2\n", "opt/tool": "x"})
+    root = task(
+        tmp_path / "adds",
+        toml=TOML + 'docker_image = "task-of-tests:latest"\n',
+        test=PASSES_IF.format(condition="[ $(pwd) = /app ] && [ -e /opt/tool ] && grep -qx 42 answer.txt"),
+        solve="#!/bin/sh\nexpr $(cat /app/given) + $(cat deep/also) > /app/answer.txt\n",
+    )
+    oracle = Ran(root, tmp_path / "out", "oracle", host_root=False)
+    assert oracle.verdict() == ("passed", None, "completed")
+    said = oracle.document("attempt.json")
+    assert (said["comparable"], said["not_comparable"]) == (True, [])
+    assert said["requested"]["image"] == "task-of-tests:latest"
+    assert oracle.document("verification.json")["isolation"] == "container"
+    assert Ran(root, tmp_path / "out", "nop", host_root=False).verdict() == ("failed", None, "completed")
+    assert containers(engine) == []
+    assert our_containers(engine.engine) == {}
+
+
+def test_an_image_that_is_not_there_is_named_with_what_to_do(engine: PrivateEngine, tmp_path: Path) -> None:
+    root = task(tmp_path / "t")
+    with pytest.raises(ImageAbsent) as caught:
+        read_tasks(root, to_run=True)
+    image = caught.value.details["image"]
+    assert caught.value.fix_hints[0] == f"docker build -t {image} {root / 'environment'}"
+    put(root / "task.toml", TOML + 'docker_image = "nowhere/to-be:had"\n')
+    with pytest.raises(ImageAbsent) as caught:
+        read_tasks(root, to_run=True)
+    assert caught.value.fix_hints[0] == "docker pull nowhere/to-be:had"
+    build(engine, image, "/app", {})
+    put(root / "task.toml", TOML)
+    assert read_tasks(root, to_run=True).missions[0].image == image
+
+
+def test_files_of_an_image_stay_within_their_directory(engine: PrivateEngine, tmp_path: Path) -> None:
+    build(engine, "with-links:latest", "/app", {"app/a": "1"})
+    assert copy_from_image("with-links:latest", "/app", tmp_path / "files")
+    assert (tmp_path / "files/a").stat().st_uid == tmp_path.stat().st_uid
+    assert (tmp_path / "files/out").readlink() == Path("/etc/passwd")
+    assert not copy_from_image("with-links:latest", "/nowhere", tmp_path / "none")
+    assert list((tmp_path / "none").iterdir()) == []
+    assert containers(engine) == []
