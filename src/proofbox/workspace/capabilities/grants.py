@@ -13,7 +13,7 @@ deny = ["private"]              # the same as "!private" in all four
 allow = ["git **", "!git push **", "pytest **"]
 
 [network]                       # HOST, HOST:PORT, *.DOMAIN, an address; "*" is everything
-allow = ["pypi.org", "files.pythonhosted.org"]
+allow = ["packages.example.org"]
 
 [env]                           # names of variables: read, of the caller's that commands get; write, that calls set
 read = ["LANG"]
@@ -37,17 +37,7 @@ _SECRETS = (
     *("!**/.env", "!**/.env.local", "!**/.env.*.local", "!**/.netrc", "!**/.pypirc", "!**/.git-credentials"),
     *("!**/id_rsa", "!**/id_ecdsa", "!**/id_ed25519"),
 )
-_REGISTRIES = (
-    *("pypi.org", "files.pythonhosted.org", "registry.npmjs.org", "registry.yarnpkg.com", "crates.io"),
-    *(
-        "static.crates.io",
-        "index.crates.io",
-        "proxy.golang.org",
-        "sum.golang.org",
-        "github.com",
-        "*.githubusercontent.com",
-    ),
-)
+_FORGE = ("github.com", "*.githubusercontent.com")
 
 
 class Files(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -108,12 +98,12 @@ PRESETS: dict[str, Grants] = {
         env=Variables(write=("*",)),
         **_HISTORY,
     ),
-    # The same, and the registries that builds fetch from.
+    # The same, and where code is fetched from. A package registry is for the project to name.
     "developer": Grants(
         preset="developer",
         fs=Files(read=("**", *_SECRETS), write=_ALL, delete=_ALL, execute=_ALL),
         commands=Allowed(_ALL),
-        network=Allowed(_REGISTRIES),
+        network=Allowed(_FORGE),
         env=Variables(read=("LANG", "LC_*", "TZ"), write=("*",)),
         **_HISTORY,
     ),
