@@ -173,9 +173,10 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", f"timeout(seconds): the limit on each phase of the test, in place of {DEFAULT_SECONDS:g} s"
     )
     config.pluginmanager.register(TimeLimit())
-    # A shell's background job starts with these ignored, and so would everything that is tested here.
+    # A shell's background job, or what nohup starts, has these ignored, and so would everything that is tested here.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     config.stash[REAL_STDERR] = os.dup(2)  # pytest captures 2 during tests; the last word must be seen
 
     worker: str | None = getattr(config, "workerinput", {}).get("workerid")

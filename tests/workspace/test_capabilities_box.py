@@ -287,7 +287,7 @@ print(repr(done.stdout), repr(again.stdout), box.workspace.path.joinpath("made")
 def test_an_ordinary_user_has_the_same(ordinary_user: OrdinaryUser, tmp_path: Path) -> None:
     place = Path(ordinary_user.env["HOME"]) if ordinary_user.identity else tmp_path
     done = subprocess.run(
-        [ordinary_user.python, "-c", AS_ANYBODY, str(place / "project")],
+        [ordinary_user.python, "-c", AS_ANYBODY, str(place / "capable")],
         env=dict(ordinary_user.env),
         cwd="/",
         capture_output=True,

@@ -58,6 +58,11 @@ class Session:
     def info(self) -> SessionInfo:
         return self._origin.info("stopped" if self._stopped else "lost" if self._connection.lost else "running")
 
+    @property
+    def inside(self) -> Inside:
+        """What is known of the box: paths and environment as a command finds them."""
+        return self._inside
+
     def exec(self, argv: Sequence[str | bytes], **options: Unpack[ExecOptions]) -> ExecResult:
         """Run a command in the box and wait for its end. Many threads may do so at once."""
         return self.run(argv, options)

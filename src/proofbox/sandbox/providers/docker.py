@@ -63,6 +63,7 @@ class Docker:
                 filesystem=True,
                 access_ro=True,
                 mounts=True,
+                hidden=True,
                 images=True,
                 memory=True,
                 memory_kill="box",
@@ -72,7 +73,7 @@ class Docker:
                 agent_hidden=False,
                 kill_tree="fail-closed",
                 isolation=Isolation.SANDBOXED_KERNEL,
-                gaps={"access overlay": overlay, "disk": overlay, **SEALED_GAPS},
+                gaps={"access overlay": overlay, "layers": overlay, "disk": overlay, **SEALED_GAPS},
             )
         return Enforcement(
             network_none=True,
