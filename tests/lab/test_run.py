@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -238,6 +240,25 @@ def test_killed_while_it_writes_its_end_a_run_can_still_be_resumed(out: Path, tm
     run = conduct(made, out)
     assert load_bundle(run).index.status == "ok"
     assert verify(run).ok
+
+
+def test_what_a_suite_names_counts_as_it_was_when_the_run_was_planned(tmp_path: Path) -> None:
+    base, out = tmp_path / "suite", tmp_path / "out"
+    for name in ("hidden", "start"):
+        (base / name).mkdir(parents=True)
+    (base / "hidden/check.sh").write_text("grep -qx 42 answer.txt\n")
+    (base / "start/answer.txt").write_text("41\n")
+    (base / "prompt.txt").write_text("as planned")
+    verify_it = {"files": "hidden", "commands": ["sh check.sh"]}
+    text = mission("answer", *DOES_IT, verify=verify_it, workspace="start", prompt_file="prompt.txt")
+    made = plan(HEAD + text.replace('prompt = "do it"\n', ""), out, base)
+    shutil.rmtree(base)
+    run = conduct(made, out)
+    assert results(made, out) == {"answer.1": ("success", "passed", None, "completed")}
+    assert (run / "attempts/answer.1.e1/prompt.txt").read_text() == "as planned"
+    inputs = json.loads((run / "environment.json").read_bytes())["inputs"]
+    assert sorted(inputs) == ["hidden", "prompt.txt"]
+    assert inputs["prompt.txt"] == hashlib.sha256(b"as planned").hexdigest()
 
 
 def test_one_conductor_at_a_time(out: Path, tmp_path: Path) -> None:

@@ -273,7 +273,7 @@ class _Trial:
                     )
                 settings = {**settings, "script": {"step": list(mission.script.step)}}
             elif runtime.id == "oracle":
-                solution = "" if mission.solution is None else str(around.suite.base / mission.solution)
+                solution = "" if mission.solution is None else str(around.suite.at(mission.solution))
                 settings = {**settings, "solution": solution, "env": mission.solution_env}
             self._environment = decide_environment(mission.env, model_keys=_model_keys(settings))
             options = SessionOptions(
@@ -338,10 +338,10 @@ class _Trial:
             return
         verify = self._mission.verify
         if verify.commands:
-            files = None if verify.files is None else self._around.suite.base / verify.files
+            files = None if verify.files is None else self._around.suite.at(verify.files)
             verified = self.place / "verified"
             put_back, left_out = lay_out(workspace, given, final.id, verify, files, verified)
-            beside = lay_beside(verify, self._around.suite.base, self.place / "beside")
+            beside = lay_beside(verify, self._around.suite.at, self.place / "beside")
             with Sandboxes(verified, clock=self._around.clock) as boxes:
                 policy = self._policy(verified)
                 found = check(

@@ -48,9 +48,19 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     retries: int = 1
     runtimes: dict[str, dict[str, Any]] = {}
     flags: dict[str, Any] = {}
+    pinned: str | None = None
+    """Where copies of what the suite names are, once the run is planned."""
+    inputs: dict[str, str] = {}
+    """Of each of them, by the name it has in the suite, the digest."""
 
     def suite(self) -> Suite:
-        return parse_suite(self.suite_source, base=Path(self.base), name=self.suite_name, json=self.suite_json)
+        return parse_suite(
+            self.suite_source,
+            base=Path(self.base),
+            name=self.suite_name,
+            json=self.suite_json,
+            pinned=None if self.pinned is None else Path(self.pinned),
+        )
 
     def parsed_chain(self) -> Chain:
         return parse_chain(self.chain, self.chain_origin)  # type: ignore[arg-type]

@@ -43,6 +43,8 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
     """Of the meaning, not the spelling: two files that say the same have the same."""
     source: str
+    pinned: FilePath | None = None
+    """The directory with copies of what it names, made when a run was planned."""
 
     @property
     def id(self) -> str:
@@ -57,10 +59,19 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True):
     def mission(self, id: str) -> Mission:
         return next(mission for mission in self.missions if mission.id == id)
 
+    def at(self, path: str) -> FilePath:
+        """Where something is that the suite names: as it was when the run was planned, once one is."""
+        return self.base / path if self.pinned is None else self.pinned / pinned_name(path)
+
     def prompt_of(self, mission: Mission) -> str:
         if mission.prompt is not None:
             return mission.prompt
-        return (self.base / (mission.prompt_file or "")).read_text("utf-8")
+        return self.at(mission.prompt_file or "").read_text("utf-8")
+
+
+def pinned_name(path: str) -> str:
+    """What the copy of something is called: a suite may name it by any path, upwards too."""
+    return digest_of(path)[:32]
 
 
 def read_suite(path: FilePath) -> Suite:
@@ -80,7 +91,10 @@ def read_suite(path: FilePath) -> Suite:
     return parse_suite(text, base=path.parent, name=str(path), json=path.suffix == ".json")
 
 
-def parse_suite(text: str, *, base: FilePath, name: str = "suite", json: bool = False) -> Suite:
+def parse_suite(
+    text: str, *, base: FilePath, name: str = "suite", json: bool = False, pinned: FilePath | None = None
+) -> Suite:
+    """From its text. With `pinned` the files it names were found, and copied there, before."""
     positions: dict[Path, Position] = {}
     try:
         if json:
@@ -97,7 +111,7 @@ def parse_suite(text: str, *, base: FilePath, name: str = "suite", json: bool = 
     if checker.problems:
         raise invalid(name, checker.problems)
     document = msgspec.convert(_with_defaults(values), Document)
-    _check_meaning(document, base, checker)
+    _check_meaning(document, base if pinned is None else None, checker)
     if checker.problems:
         raise invalid(name, checker.problems)
     return Suite(
@@ -106,6 +120,7 @@ def parse_suite(text: str, *, base: FilePath, name: str = "suite", json: bool = 
         base=base,
         sha256=digest_of(msgspec.to_builtins(document)),
         source=text,
+        pinned=pinned,
     )
 
 
@@ -181,7 +196,7 @@ class _Checker:
                 self.say(path, f"{_shown(path) or 'the suite'} needs {name!r}")
 
 
-def _check_meaning(document: Document, base: FilePath, checker: _Checker) -> None:
+def _check_meaning(document: Document, base: FilePath | None, checker: _Checker) -> None:
     """What types can't say: names that are taken, files that aren't there, patterns that are none."""
     seen: set[str] = set()
     for number, mission in enumerate(document.mission):
@@ -202,7 +217,7 @@ def _check_meaning(document: Document, base: FilePath, checker: _Checker) -> Non
             *(("verify.mounts", each) for each in mission.verify.mounts.values()),
         ):
             path = (*at, *field.split("."))
-            if value is not None and not (base / value).exists():
+            if value is not None and base is not None and not (base / value).exists():
                 checker.say(path, f"{value!r} is not there", f"paths start at {base}")
         for place in mission.files:
             if place.startswith("/") or ".." in place.split("/"):

@@ -32,6 +32,7 @@ from proofbox.evidence.schedule import ScheduleLog
 from proofbox.evidence.writer import BundleWriter
 from proofbox.lab import artifacts
 from proofbox.lab.ledger import Attempt, Ended, Ledger, Planned
+from proofbox.lab.pinning import PINNED, pin
 from proofbox.lab.plan import PLAN, TEMPLATES, WORK, Plan, attempts_of, ledger_path, read_plan, redactor_of
 from proofbox.lab.reading import Suite
 from proofbox.lab.spec import Mission
@@ -51,8 +52,10 @@ def create_run(plan: Plan, out: Path, *, clock: Clock | None = None) -> Path:
     """Plan it: after this it can be resumed from any process. The path of its ledger."""
     suite = plan.suite()
     out.mkdir(parents=True, exist_ok=True)
+    work = (out / WORK / plan.run_id).absolute()
     for mission in suite.missions:
-        fill(_source(suite, mission), out / WORK / plan.run_id / TEMPLATES / mission.id / GIVEN)
+        fill(_source(suite, mission), work / TEMPLATES / mission.id / GIVEN)
+    plan = msgspec.structs.replace(plan, pinned=str(work / PINNED), inputs=pin(suite, work / PINNED))
     about = {PLAN: msgspec.json.encode(plan).decode(), "run_id": plan.run_id}
     path = ledger_path(out, plan.run_id)
     Ledger.create(path, about, attempts_of(plan, suite), clock=clock).close()
@@ -270,6 +273,7 @@ class Conductor:
                 "concurrency": self._plan.concurrency,
                 "provider": self._plan.provider,
                 "epochs": self._epoch,
+                "inputs": self._plan.inputs,
             },
         )
         schedule = ScheduleLog(bundle.open_log(SCHEDULE), self._clock)

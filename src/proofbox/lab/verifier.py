@@ -14,7 +14,7 @@ caught by running it (docs/lab.md says what to do about it).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -118,12 +118,12 @@ def lay_out(
     return tuple(dict.fromkeys(put_back)), tuple(dict.fromkeys(left_out))
 
 
-def lay_beside(verify: Verify, base: Path, dest: Path) -> dict[str, Path]:
+def lay_beside(verify: Verify, at: Callable[[str], Path], dest: Path) -> dict[str, Path]:
     """Copies of what the verifier's box has besides the workspace, made below `dest`: place → directory or file."""
     beside = {place: dest / str(number) for number, place in enumerate(verify.mounts)}
     dest.mkdir()
     for place, path in verify.mounts.items():
-        Overlaid(dest).put(beside[place].name, base / path)
+        Overlaid(dest).put(beside[place].name, at(path))
         if place in verify.sha256 and tree_sha256(beside[place]) != verify.sha256[place]:
             raise SuiteInvalid(
                 f"{path} is not what it was when the run was planned",

@@ -1,0 +1,31 @@
+"""What a suite names, copied and digested when a run is planned, so that no later change of it decides anything.
+
+The files that attempts begin with are copied as templates. These are the others: prompts, tests no agent sees,
+solutions.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from proofbox.core.digest import sha256_file
+from proofbox.lab.overlaying import Overlaid
+from proofbox.lab.reading import Suite, pinned_name
+from proofbox.lab.tasktree import tree_sha256
+
+PINNED = "pinned"
+
+
+def pin(suite: Suite, place: Path) -> dict[str, str]:
+    """Copy everything to where `suite.at` will look for it, with `place` as its `pinned`; the digest of each."""
+    named: set[str] = set()
+    for mission in suite.missions:
+        found = (mission.prompt_file, mission.solution, mission.verify.files, *mission.verify.mounts.values())
+        named.update(path for path in found if path is not None)
+    place.mkdir(parents=True)
+    digests = {}
+    for path in sorted(named):
+        copy = pinned_name(path)
+        Overlaid(place).put(copy, suite.at(path).resolve())
+        digests[path] = tree_sha256(place / copy) if (place / copy).is_dir() else sha256_file(place / copy)[0]
+    return digests
