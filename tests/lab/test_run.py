@@ -184,6 +184,7 @@ def _state(pid: int) -> str:
         return "Z"
 
 
+@pytest.mark.timeout(3600)
 def test_killed_at_any_point_a_resumed_run_ends_like_an_undisturbed_one(
     tmp_path: Path, rounds: Callable[[int, int], int]
 ) -> None:
