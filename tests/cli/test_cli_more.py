@@ -91,6 +91,29 @@ def test_init_writes_what_it_is_told_and_refuses_to_overwrite(
     assert main(["exec", "--project", str(project), "--", "true"]) == 0
 
 
+@pytest.mark.parametrize(
+    ("answers", "code", "written"),
+    [
+        (["", "", "", "", "", "", "", ""], 0, "# Defaults"),
+        (["off", "", "ro", "1.5", "256", "", "CI TERM", ""], 0, 'cpus = 1.5\nmemory = 256\nenv = ["CI","TERM"]'),
+        (["", "", "sometimes", "", "", "", "", ""], 2, None),
+        (["", "", "", "", "much", "", "", ""], 2, None),
+    ],
+)
+def test_init_asks_at_a_terminal(tmp_path: Path, answers: list[str], code: int, written: str | None) -> None:
+    master, slave = pty.openpty()
+    try:
+        os.write(master, "".join(f"{answer}\n" for answer in answers).encode())
+        words = [sys.executable, "-m", "proofbox", "init"]
+        done = subprocess.run(words, stdin=slave, capture_output=True, cwd=tmp_path, timeout=60)
+        assert done.returncode == code, done.stderr
+    finally:
+        os.close(master)
+        os.close(slave)
+    file = tmp_path / ".proofbox/config.toml"
+    assert written in file.read_text() if written is not None else not file.exists()
+
+
 @pytest.mark.needs("bubblewrap")
 def test_doctor_says_what_holds_and_keeps_it(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

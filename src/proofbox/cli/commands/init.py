@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 from cyclopts import Parameter
 
 from proofbox.cli.commands import flags
@@ -78,15 +79,22 @@ def _ask() -> Settings:
     def answer(question: str) -> str | None:
         return input(f"{question}: ").strip() or None
 
-    provider = answer("Provider (auto, bubblewrap, docker, off) [auto]")
-    image = answer("Image for docker [none]")
-    access = answer("Access to the project (rw, ro, overlay) [rw]")
-    memory = answer("Memory limit in MB [none]")
-    if access not in (None, "rw", "ro", "overlay") or (memory is not None and not memory.isdigit()):
-        raise UsageError("an answer was none of those there are", op="init", fix_hints=["try again, or use flags"])
-    return Settings(
-        provider=provider,
-        image=image,
-        access=access,  # type: ignore[arg-type]  # checked above
-        memory=None if memory is None else int(memory),
-    )
+    def words(question: str) -> tuple[str, ...]:
+        return tuple((answer(question) or "").split())
+
+    said = {
+        "provider": answer("Provider (auto, bubblewrap, docker, off) [auto]"),
+        "image": answer("Image for docker [none]"),
+        "access": answer("Access to the project (rw, ro, overlay) [rw]"),
+        "cpus": answer("Cores [no limit]"),
+        "memory": answer("Memory limit in MB [none]"),
+        "mounts": words("Mounts, HOST:GUEST[:ro|rw] with spaces between [none]"),
+        "env": words("Variables of yours that every command gets, by name [none]"),
+        "provision": answer("A script of the project that prepares its boxes once [none]"),
+    }
+    try:
+        return msgspec.convert({name: value for name, value in said.items() if value}, Settings, strict=False)
+    except msgspec.ValidationError as error:
+        raise UsageError(
+            f"an answer is none of those there are: {error}", op="init", fix_hints=["try again, or use flags"]
+        ) from None
