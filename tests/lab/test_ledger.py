@@ -216,3 +216,19 @@ def test_what_is_no_ledger_is_refused(tmp_path: Path) -> None:
     other.close()
     with pytest.raises(CorruptError, match="ledger/9"):
         Ledger(tmp_path / "other")
+
+
+def test_a_lane_has_no_more_under_way_than_its_bound(tmp_path: Path) -> None:
+    planned = [Planned(f"att-{n}", "m", n, lane="docker" if n < 4 else "other") for n in range(6)]
+    ledger = Ledger.create(tmp_path / "ledger", {}, planned)
+    ledger.bound_lane("docker", 2)
+    epoch = ledger.begin_epoch()
+    got = [ledger.claim("w", epoch, LEASE) for _ in range(6)]
+    assert [each.id for each in got if each is not None] == ["att-0", "att-1", "att-4", "att-5"]
+    first = got[0]
+    assert first is not None
+    ledger.end(first, ended())
+    third = ledger.claim("other-worker", epoch, LEASE)
+    assert third is not None
+    assert third.id == "att-2"
+    assert ledger.claim("w", epoch, LEASE) is None

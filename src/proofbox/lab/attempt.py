@@ -81,9 +81,15 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
 class Watch:
     """How whoever runs an attempt hears of it, and stops it."""
 
-    def __init__(self, on_state: Callable[[State], None], on_activity: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        on_state: Callable[[State], None],
+        on_activity: Callable[[str], None],
+        on_tokens: Callable[[int], None],
+    ) -> None:
         self.on_state = on_state
         self.on_activity = on_activity
+        self.on_tokens = on_tokens
         self._stop = anyio.Event()
         self.reason: Reason | None = None
         self.detail = ""
@@ -229,6 +235,7 @@ class _Trial:
             self._mission.budget,
             on_budget=lambda what: self._watch.stop("budget_exceeded", what),
             on_activity=self._watch.on_activity,
+            on_tokens=self._watch.on_tokens,
         )
         self.enter("running")
         shared = self._around.shared

@@ -38,6 +38,7 @@ CREATE TABLE attempt (
     parent    TEXT REFERENCES attempt (id),
     state     TEXT NOT NULL DEFAULT 'planned' CHECK (state IN ('planned', 'claimed', 'ended')),
     not_before REAL NOT NULL DEFAULT 0,
+    lane      TEXT NOT NULL DEFAULT '',
     epoch     INTEGER NOT NULL DEFAULT 0,
     worker    TEXT,
     lease_until REAL,
@@ -58,6 +59,8 @@ class Planned(msgspec.Struct, frozen=True):
     parent: str | None = None
     not_before: float = 0.0
     """Seconds since the epoch: a retry after a reset waits for it, without a worker."""
+    lane: str = ""
+    """What it shares a bound with: `bound_lane`."""
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,6 +92,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     phase: str
     interrupt: bool
     not_before: float
+    lane: str
     result: Ended | None
 
     @property
@@ -196,6 +200,10 @@ class Ledger:
             ).fetchone()
         return int(epoch)
 
+    def bound_lane(self, lane: str, most: int) -> None:
+        """No more attempts of that lane are under way at once, whoever works on them."""
+        self.set_about(f"lane {lane}", str(most))
+
     def claim(self, worker: str, epoch: int, lease: float) -> Attempt | None:
         """Take the first planned attempt whose time has come; None where there is none."""
         now = self._now()
@@ -204,7 +212,9 @@ class Ledger:
                 raise LeaseLost("another process conducts this run now", op="ledger")
             row = db.execute(
                 "UPDATE attempt SET state = 'claimed', phase = 'claimed', epoch = ?, worker = ?, lease_until = ?"
-                " WHERE number = (SELECT number FROM attempt WHERE state = 'planned' AND not_before <= ?"
+                " WHERE number = (SELECT number FROM attempt AS next WHERE state = 'planned' AND not_before <= ?"
+                " AND (SELECT count(*) FROM attempt WHERE state = 'claimed' AND lane = next.lane)"
+                " < coalesce((SELECT CAST(value AS INTEGER) FROM about WHERE key = 'lane ' || next.lane), 1000000)"
                 " ORDER BY not_before, number LIMIT 1) RETURNING *",
                 (epoch, worker, now + lease, now),
             ).fetchone()
@@ -289,7 +299,7 @@ class Ledger:
             self._db.execute("COMMIT")
 
 
-_PLAN = "INSERT OR IGNORE INTO attempt (id, mission, replicate, parent, not_before) VALUES (?, ?, ?, ?, ?)"
+_PLAN = "INSERT OR IGNORE INTO attempt (id, mission, replicate, parent, not_before, lane) VALUES (?, ?, ?, ?, ?, ?)"
 
 
 def _held(changed: sqlite3.Cursor, attempt: Attempt) -> None:
@@ -301,8 +311,8 @@ def _held(changed: sqlite3.Cursor, attempt: Attempt) -> None:
         )
 
 
-def _row(attempt: Planned) -> tuple[str, str, int, str | None, float]:
-    return attempt.id, attempt.mission, attempt.replicate, attempt.parent, attempt.not_before
+def _row(attempt: Planned) -> tuple[str, str, int, str | None, float, str]:
+    return attempt.id, attempt.mission, attempt.replicate, attempt.parent, attempt.not_before, attempt.lane
 
 
 def _attempt(row: sqlite3.Row) -> Attempt:

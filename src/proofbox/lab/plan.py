@@ -73,7 +73,7 @@ def attempts_of(plan: Plan, suite: Suite) -> list[Planned]:
     """The first try at every replicate of every mission: all missions once, then all again."""
     counts = {mission.id: plan.replicates or mission.replicates for mission in suite.missions}
     return [
-        Planned(f"{mission.id}.{replicate}", mission.id, replicate)
+        Planned(f"{mission.id}.{replicate}", mission.id, replicate, lane=plan.provider or mission.provider or "auto")
         for replicate in range(1, max(counts.values()) + 1)
         for mission in suite.missions
         if replicate <= counts[mission.id]

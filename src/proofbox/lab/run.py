@@ -58,7 +58,10 @@ def create_run(plan: Plan, out: Path, *, clock: Clock | None = None) -> Path:
     plan = msgspec.structs.replace(plan, pinned=str(work / PINNED), inputs=pin(suite, work / PINNED))
     about = {PLAN: msgspec.json.encode(plan).decode(), "run_id": plan.run_id}
     path = ledger_path(out, plan.run_id)
-    Ledger.create(path, about, attempts_of(plan, suite), clock=clock).close()
+    ledger = Ledger.create(path, about, attempts_of(plan, suite), clock=clock)
+    for provider, most in suite.fields.most.items():
+        ledger.bound_lane(provider, most)
+    ledger.close()
     return path
 
 
@@ -95,6 +98,7 @@ class Conductor:
         run_dir = self._out / self._run_id
         with self._alone():
             if (run_dir / INDEX).exists():
+                self._tidy_up()  # killed between the commit and this
                 return run_dir
             self._epoch = self._ledger.begin_epoch()
             redactor = redactor_of(self._plan, os.environ)
@@ -117,11 +121,16 @@ class Conductor:
                 self._close_torn(alive=())
             self._write(bundle)
             bundle.__exit__(None, None, None)
-            self._ledger.set_about("committed", "yes")
-            work = self._out / WORK / self._run_id
-            forget_templates(work / TEMPLATES)
-            shutil.rmtree(work, ignore_errors=True)
+            self._tidy_up()
         return run_dir
+
+    def _tidy_up(self) -> None:
+        """After the commit. May be repeated."""
+        if self._ledger.about("committed") != "yes":
+            self._ledger.set_about("committed", "yes")
+        work = self._out / WORK / self._run_id
+        forget_templates(work / TEMPLATES)
+        shutil.rmtree(work, ignore_errors=True)
 
     def close(self) -> None:
         self._ledger.close()
@@ -243,7 +252,8 @@ class Conductor:
                 continue
             root = line[0].id
             due = self._clock.now().timestamp() + result.retry_after
-            self._ledger.plan(Planned(f"{root}.r{len(line)}", attempt.mission, attempt.replicate, attempt.id, due))
+            again = f"{root}.r{len(line)}"
+            self._ledger.plan(Planned(again, attempt.mission, attempt.replicate, attempt.id, due, attempt.lane))
 
     def _worth_it(self, line: list[Attempt]) -> bool:
         codes = [each.result.infra for each in line if each.result is not None]

@@ -205,6 +205,8 @@ class SuiteFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     strategies: tuple[Text, ...] = ()
     """The chain to use where no flag names one."""
     isolation: Isolation = "process"
+    most: dict[str, Count] = {}
+    """Of a provider, how many attempts may be under way in it at once: `{ docker = 2 }`. Others are bounded by -n."""
 
 
 class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -53,6 +53,7 @@ class Trace:
         budget: Budget,
         on_budget: Callable[[str], None],
         on_activity: Callable[[str], None],
+        on_tokens: Callable[[int], None],
     ) -> None:
         self._bundle = bundle
         self._redactor = redactor
@@ -61,6 +62,7 @@ class Trace:
         self._budget = budget
         self._on_budget: Callable[[str], None] | None = on_budget
         self._on_activity = on_activity
+        self._on_tokens = on_tokens
         self._calls: BundleLog = bundle.open_log(CALLS)
         self._steps: BundleLog = bundle.open_log(STEPS)
         self._events: BundleLog = bundle.open_log(EVENTS)
@@ -92,7 +94,9 @@ class Trace:
                 self.messages += 1
             case Usage():
                 self.usage[event.source] = event
-                self._check("tokens", event.total.input_tokens + event.total.output_tokens, self._budget.tokens)
+                spent = event.total.input_tokens + event.total.output_tokens
+                self._on_tokens(spent)
+                self._check("tokens", spent, self._budget.tokens)
             case RateWindows():
                 self.windows = event
             case Retrying():

@@ -134,7 +134,11 @@ class Worker:
                 self._ledger.enter_phase(attempt, state)
                 self._say(attempt, state)
 
-        return Watch(on_state, lambda what: self._say(attempt, "activity", activity=what))
+        return Watch(
+            on_state,
+            lambda what: self._say(attempt, "activity", activity=what),
+            lambda spent: self._say(attempt, "tokens", tokens=spent),
+        )
 
     async def _beat(self) -> None:
         while True:

@@ -24,6 +24,7 @@ class Progress:
         self._done_before = self._done
         self._passed = 0
         self._running: dict[str, tuple[float, str, str]] = {}
+        self._tokens: dict[str, int] = {}
         self._began = time.monotonic()
         self._lock = threading.Lock()
         self._live: Any = None
@@ -55,6 +56,8 @@ class Progress:
                 self._done += what == "ended"
                 self._total = max(self._total, self._done + len(self._running))
                 self._passed += event.get("verified") == "passed"
+            elif what == "tokens":
+                self._tokens[id] = int(event.get("tokens", 0))
             elif what == "activity":
                 self._running[id] = (since, state, str(event.get("activity", "")))
             else:
@@ -70,11 +73,15 @@ class Progress:
         done_now = self._done - self._done_before
         left = f", about {elapsed / done_now * (self._total - self._done):.0f} s left" if done_now else ""
         table = Table.grid(padding=(0, 2))
-        table.add_row(Text(f"{self._done}/{self._total} done, {self._passed} passed, {elapsed:.0f} s{left}", "bold"))
+        spent = f", {sum(self._tokens.values())} tokens" if self._tokens else ""
+        head = f"{self._done}/{self._total} done, {self._passed} passed, {elapsed:.0f} s{spent}{left}"
+        table.add_row(Text(head, "bold"))
         rows = Table.grid(padding=(0, 2))
         for id, (since, state, activity) in list(self._running.items())[:MOST_LINES]:
             shown = preview(printable(activity), 60)[0]
-            rows.add_row(Text(id), Text(state, "cyan"), Text(f"{time.monotonic() - since:.0f} s"), Text(shown, "dim"))
+            took = f"{time.monotonic() - since:.0f} s"
+            spent = f"{self._tokens[id]} tokens" if id in self._tokens else ""
+            rows.add_row(Text(id), Text(state, "cyan"), Text(took), Text(spent), Text(shown, "dim"))
         if len(self._running) > MOST_LINES:
             rows.add_row(Text(f"and {len(self._running) - MOST_LINES} more", "dim"))
         table.add_row(rows)
