@@ -89,6 +89,7 @@ def test_every_problem_is_told_at_once() -> None:
         ('[suite]\nid="a"\n[[mission]]\nid="x"\nprompt="p"\n[[mission]]\nid="x"\nprompt="p"\n', "two missions"),
         ('[suite]\nid="a"\n[[mission]]\nid="x"\nprompt="p"\nworkspace="nowhere"\n', "nowhere"),
         ('[suite]\nid="a"\n[[mission]]\nid="x"\nprompt="p"\nexpect={result="("}\n', "regular expression"),
+        ('[suite]\nid="a"\n[[mission]]\nid="x"\nprompt="p"\ncapabilities="minimal"\n', "can't be enforced"),
         ('[suite]\nid="../a"\n[[mission]]\nid="x"\nprompt="p"\n', "suite.id"),
         ("[suite\n", "Expected"),
     ],

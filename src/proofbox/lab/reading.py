@@ -219,6 +219,10 @@ def _check_meaning(document: Document, base: FilePath | None, checker: _Checker)
             path = (*at, *field.split("."))
             if value is not None and base is not None and not (base / value).exists():
                 checker.say(path, f"{value!r} is not there", f"paths start at {base}")
+        if mission.capabilities is not None:
+            # A rule that is stored and not kept would be worse than none.
+            hint = "leave it out, and narrow the box by network, limits and provider"
+            checker.say((*at, "capabilities"), "capabilities of a mission can't be enforced yet", hint)
         for place in mission.files:
             if place.startswith("/") or ".." in place.split("/"):
                 checker.say((*at, "files"), f"{place!r} is no place in the workspace", "write it from its root")
