@@ -21,6 +21,7 @@ from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
 from proofbox.errors import AgentError
 from proofbox.sandbox.inside import PolicyOptions
+from proofbox.workspace.capabilities.capabilities import Capabilities as Grants
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +82,8 @@ class SessionOptions(msgspec.Struct, frozen=True, kw_only=True):
     env: Mapping[str, str] = {}
     """Variables for the agent and its commands, already passed by the environment policy."""
     approvals: tuple[ApprovalRule, ...] = ()
+    grants: Grants | None = None
+    """What tools that proofbox itself runs for the agent are held to. For commands it is compiled into `policy`."""
     sandboxed: bool = True
     """False: the agent runs outside any box, and every record says so."""
     request_timeout: float = 30.0

@@ -36,8 +36,9 @@ from proofbox.errors import (
     WorkspaceError,
 )
 from proofbox.sandbox.service import Sandboxes
+from proofbox.workspace.capabilities.capabilities import CapabilityGuard, require
 from proofbox.workspace.tools.contract import CommandResult, ToolResult
-from proofbox.workspace.tools.host import SandboxEnvironment
+from proofbox.workspace.tools.host import SandboxEnvironment, command_argv
 from proofbox.workspace.tools.registry import create_tool_registry
 
 
@@ -70,7 +71,9 @@ class BoxedTools:
         provider = options.provider if options.sandboxed else "off"
         self._session = self._boxes.start_session(provider=provider, **options.policy)
         self._env = dict(options.env)
-        self._environment = SandboxEnvironment(self._session)
+        self._grants = options.grants
+        guard = CapabilityGuard(options.grants) if options.grants is not None else None
+        self._environment = SandboxEnvironment(self._session, guard=guard)
         self._registry = create_tool_registry(self._environment)
 
     @property
@@ -78,6 +81,8 @@ class BoxedTools:
         return box_facts(self._session.info)
 
     def call(self, name: str, args: Mapping[str, Any]) -> ToolResult:
+        if name == "run_command" and self._grants is not None:
+            require(self._grants.command(command_argv(args.get("command", ""))))
         if name == "run_command" and self._env:
             args = {**args, "env": {**self._env, **args.get("env", {})}}
         return self._registry.call(name, args)

@@ -49,6 +49,9 @@ from proofbox.lab.verifier import Checked, argv_of, check, lay_beside, lay_out
 from proofbox.sandbox.contract import Mount
 from proofbox.sandbox.inside import PolicyOptions
 from proofbox.sandbox.service import Sandboxes
+from proofbox.workspace.capabilities.capabilities import Capabilities as Grants
+from proofbox.workspace.capabilities.compiling import compile_rules
+from proofbox.workspace.capabilities.grants import PRESETS
 from proofbox.workspace.workspace import Workspace
 
 SETUP_TIMEOUT = 600.0
@@ -223,6 +226,23 @@ class _Trial:
         }
         return policy
 
+    def _grants(self) -> Grants | None:
+        said = self._mission.capabilities
+        if said is None:
+            return None
+        return Grants.load(said if said in PRESETS else self._around.suite.at(said))
+
+    def _agent_policy(self, workspace: Path) -> PolicyOptions:
+        """Of the agent's own box: capabilities are compiled into it, for the files as they are before it starts."""
+        policy, grants = self._policy(), self._grants()
+        if grants is None:
+            return policy
+        compiled = compile_rules(grants, str(workspace)).options(str(workspace))
+        mounts = [*(policy.get("mounts") or ()), *(compiled.get("mounts") or ())]
+        policy.update(compiled)
+        policy["mounts"] = mounts
+        return policy
+
     # The agent
 
     async def _work(self, bundle: BundleWriter, workspace: Workspace, given: str, prompt: str) -> None:
@@ -287,7 +307,8 @@ class _Trial:
                 workspace=workspace,
                 scratch=scratch,
                 provider=self._provider,
-                policy=self._policy(),
+                policy=self._agent_policy(workspace),
+                grants=self._grants(),
                 settings=settings,
                 env=self._environment.values,
                 approvals=_approvals(mission),

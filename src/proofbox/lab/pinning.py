@@ -12,6 +12,7 @@ from proofbox.core.digest import sha256_file
 from proofbox.lab.overlaying import Overlaid
 from proofbox.lab.reading import Suite, pinned_name
 from proofbox.lab.tasktree import tree_sha256
+from proofbox.workspace.capabilities.grants import PRESETS
 
 PINNED = "pinned"
 
@@ -20,7 +21,8 @@ def pin(suite: Suite, place: Path) -> dict[str, str]:
     """Copy everything to where `suite.at` will look for it, with `place` as its `pinned`; the digest of each."""
     named: set[str] = set()
     for mission in suite.missions:
-        found = (mission.prompt_file, mission.solution, mission.verify.files, *mission.verify.mounts.values())
+        rules = mission.capabilities if mission.capabilities not in PRESETS else None
+        found = (mission.prompt_file, mission.solution, rules, mission.verify.files, *mission.verify.mounts.values())
         named.update(path for path in found if path is not None)
     place.mkdir(parents=True)
     digests = {}

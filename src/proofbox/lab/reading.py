@@ -13,9 +13,11 @@ import msgspec
 
 from proofbox.core.canonical import CanonicalError, parse_strict
 from proofbox.core.digest import digest_of
-from proofbox.errors import NotFoundError, SuiteInvalid
+from proofbox.errors import NotFoundError, ProofboxError, SuiteInvalid
 from proofbox.lab.positions import Path, Position, key_positions
 from proofbox.lab.spec import Command, Document, Mission, SuiteFields
+from proofbox.workspace.capabilities.grants import PRESETS
+from proofbox.workspace.capabilities.grants import load as load_grants
 
 SIZE_LIMIT = 4 << 20
 
@@ -196,6 +198,21 @@ class _Checker:
                 self.say(path, f"{_shown(path) or 'the suite'} needs {name!r}")
 
 
+def _check_capabilities(
+    document: Document, mission: Mission, base: FilePath | None, checker: _Checker, at: Path
+) -> None:
+    """They say what the network is, so nothing else may; and they bind one workspace, so a box must have one."""
+    if mission.network is not None:
+        checker.say(at, "capabilities say what can be reached, and so does network", "leave one of them out")
+    if document.suite.isolation == "shared":
+        checker.say(at, "a process that attempts share can't be held to one's capabilities", 'isolation = "process"')
+    if base is not None and mission.capabilities is not None:
+        try:
+            load_grants(mission.capabilities if mission.capabilities in PRESETS else base / mission.capabilities)
+        except ProofboxError as error:
+            checker.say(at, f"{mission.capabilities!r}: {error.message}", f"presets: {', '.join(PRESETS)}")
+
+
 def _check_meaning(document: Document, base: FilePath | None, checker: _Checker) -> None:
     """What types can't say: names that are taken, files that aren't there, patterns that are none."""
     seen: set[str] = set()
@@ -220,9 +237,7 @@ def _check_meaning(document: Document, base: FilePath | None, checker: _Checker)
             if value is not None and base is not None and not (base / value).exists():
                 checker.say(path, f"{value!r} is not there", f"paths start at {base}")
         if mission.capabilities is not None:
-            # A rule that is stored and not kept would be worse than none.
-            hint = "leave it out, and narrow the box by network, limits and provider"
-            checker.say((*at, "capabilities"), "capabilities of a mission can't be enforced yet", hint)
+            _check_capabilities(document, mission, base, checker, (*at, "capabilities"))
         for place in mission.files:
             if place.startswith("/") or ".." in place.split("/"):
                 checker.say((*at, "files"), f"{place!r} is no place in the workspace", "write it from its root")

@@ -168,7 +168,7 @@ class MissionFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     budget: Budget = Budget()
     tools: ToolPolicy = ToolPolicy()
     capabilities: str | None = None
-    """A preset's name, or a file of capabilities. Refused as long as it can't be enforced for every strategy."""
+    """A preset's name, or a file of capabilities: compiled into the agent's box, and checked by tools we run for it."""
     provider: str | None = None
     network: str | None = None
     image: str | None = None
