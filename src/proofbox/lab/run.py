@@ -43,6 +43,7 @@ CONDUCTOR = "conductor"
 MOST_LOST = 3
 """How often an attempt is tried again because its worker died: one that kills its worker must not go on for ever."""
 PATIENCE = 0.2
+PARTING = 10.0
 _EXPECTED = ("environment.json", SCHEDULE, SUMMARY)
 
 OnEvent = Callable[[dict[str, Any]], None]
@@ -156,7 +157,7 @@ class Conductor:
         while True:
             counts = self._ledger.counts()
             if not counts["planned"] and not counts["claimed"]:
-                return
+                return self._let_go()
             self._hire()
             self._changed.wait(PATIENCE)
             self._changed.clear()
@@ -190,6 +191,12 @@ class Conductor:
                     if event.get("event") == "ended":
                         self._changed.set()
         self._changed.set()
+
+    def _let_go(self) -> None:
+        """They see for themselves that all is done; what they still have to say is heard."""
+        for worker in self._workers.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.wait(PARTING)
 
     def _end_workers(self) -> None:
         for worker in self._workers.values():
