@@ -6,7 +6,7 @@
     ├── InternalError            PROOFBOX_INTERNAL           exit 4
     ├── DemoFailed               PROOFBOX_DEMO_FAILED        exit 1
     ├── CorruptError             PROOFBOX_CORRUPT            exit 1
-    ├── IoFailed                 PROOFBOX_IO                 exit 4, retryable
+    ├── IoFailed                 PROOFBOX_IO                 exit 3, retryable
     ├── SandboxError             SANDBOX_FAILED              exit 4
     │   ├── ProviderUnknown      SANDBOX_PROVIDER_UNKNOWN    exit 2
     │   ├── ProviderUnavailable  SANDBOX_UNAVAILABLE         exit 3
@@ -25,7 +25,7 @@
     │   ├── ImageUnavailable     SANDBOX_IMAGE_UNAVAILABLE   exit 3
     │   ├── ImageCorrupt         SANDBOX_IMAGE_CORRUPT       exit 1
     │   ├── ImageLocked          SANDBOX_IMAGE_LOCKED        exit 1
-    │   ├── DownloadFailed       SANDBOX_DOWNLOAD_FAILED     exit 4, retryable
+    │   ├── DownloadFailed       SANDBOX_DOWNLOAD_FAILED     exit 3, retryable
     │   └── ProvisionFailed      SANDBOX_PROVISION_FAILED    exit 3
     ├── BundleError              BUNDLE_FAILED               exit 4
     │   ├── BundleNotFound       BUNDLE_NOT_FOUND            exit 2
@@ -38,7 +38,7 @@
     │   ├── BundleLocked         BUNDLE_LOCKED               exit 3, retryable
     │   ├── BundleSecretFound    BUNDLE_SECRET_FOUND         exit 1
     │   ├── BundleRepairRefused  BUNDLE_REPAIR_REFUSED       exit 1
-    │   └── StoreError           BUNDLE_STORE_FAILED         exit 4, retryable
+    │   └── StoreError           BUNDLE_STORE_FAILED         exit 3, retryable
     │       ├── StoreConflict    BUNDLE_STORE_CONFLICT       exit 1
     │       ├── StoreUntrusted   BUNDLE_STORE_UNTRUSTED      exit 3
     │       └── StoreUnavailable BUNDLE_STORE_UNAVAILABLE    exit 3
@@ -145,6 +145,8 @@ class ProofboxError(Exception):
     code: ClassVar[str] = "PROOFBOX_ERROR"
     exit_code: ClassVar[int] = 4
     retryable: bool = False
+    hints: ClassVar[tuple[str, ...]] = ()
+    """What helps in every case of its kind, where the one at hand has no better."""
 
     def __init__(
         self,
@@ -157,7 +159,7 @@ class ProofboxError(Exception):
         super().__init__(message)
         self.message = message
         self.op = op
-        self.fix_hints = tuple(fix_hints)
+        self.fix_hints = tuple(fix_hints) or self.hints
         self.details: dict[str, Any] = dict(details or {})
 
     def as_dict(self) -> dict[str, Any]:
@@ -184,6 +186,7 @@ class NotFoundError(ProofboxError):
 
     code = "PROOFBOX_NOT_FOUND"
     exit_code = 2
+    hints = ("check the path",)
 
 
 class InternalError(ProofboxError):
@@ -204,12 +207,15 @@ class CorruptError(ProofboxError):
 
     code = "PROOFBOX_CORRUPT"
     exit_code = 1
+    hints = ("take it from where it was made: what is there now is not what was recorded",)
 
 
 class IoFailed(ProofboxError):
     """The machine would not read or write: a full disk, a closed stream, a place without permission."""
 
     code = "PROOFBOX_IO"
+    exit_code = 3
+    hints = ("check that the place is yours to write, and has room",)
     retryable = True
 
 
@@ -344,6 +350,7 @@ class DownloadFailed(SandboxError):
     """A download did not come to its end. What has come is kept, and the next try goes on from there."""
 
     code = "SANDBOX_DOWNLOAD_FAILED"
+    exit_code = 3
     retryable = True
 
 
@@ -365,6 +372,7 @@ class BundleNotFound(BundleError):
 
     code = "BUNDLE_NOT_FOUND"
     exit_code = 2
+    hints = ("name a run's directory; proofbox bundle list shows those of an output directory",)
 
 
 class BundleInProgress(BundleError):
@@ -435,6 +443,7 @@ class StoreError(BundleError):
     """The store of bundles did not answer as it should."""
 
     code = "BUNDLE_STORE_FAILED"
+    exit_code = 3
     retryable = True
 
 
@@ -480,6 +489,7 @@ class PacketInvalid(PromotionError):
 
     code = "PROMOTION_PACKET_INVALID"
     exit_code = 1
+    hints = ("name the file that proofbox promotion emit wrote",)
 
 
 class PolicyInvalid(PromotionError):
@@ -514,6 +524,7 @@ class WorkspaceExists(WorkspaceError):
 
     code = "WORKSPACE_EXISTS"
     exit_code = 2
+    hints = ("it is ready to use: proofbox workspace status",)
 
 
 class WorkspacePathRefused(WorkspaceError):
@@ -556,6 +567,7 @@ class CapabilitiesInvalid(WorkspaceError):
 
     code = "WORKSPACE_CAPABILITIES_INVALID"
     exit_code = 2
+    hints = ("docs/workspace-tools.md says what the file may hold",)
 
 
 class CapabilitiesRefused(WorkspaceError):
@@ -843,6 +855,7 @@ class SuiteInvalid(LabError):
 
     code = "SUITE_INVALID"
     exit_code = 1
+    hints = ("docs/lab.md says what a suite is; for editors: proofbox suite schema",)
 
 
 class ImageAbsent(LabError):

@@ -28,6 +28,7 @@ from proofbox.agents.trial import run_trial
 from proofbox.cli.commands import flags
 from proofbox.cli.output import Document, columns, show
 from proofbox.core.text import preview, printable
+from proofbox.core.toml import parse_toml
 from proofbox.errors import NotFoundError, StrategyUnavailable, UsageError
 from proofbox.sandbox.config import load
 from proofbox.sandbox.conformance.check import Result
@@ -459,7 +460,7 @@ def _flags(
     for each in more:
         name, equals, value = each.partition("=")
         try:
-            said[name] = tomllib.loads(f"value = {value}")["value"] if equals and name else _no_value(each)
+            said[name] = parse_toml(f"value = {value}")["value"] if equals and name else _no_value(each)
         except tomllib.TOMLDecodeError:
             said[name] = value  # a bare word is a string, as on any command line
     return {name: value for name, value in said.items() if value is not None}
