@@ -119,7 +119,7 @@ PLACES = {
 def lines_for_reader(reader: str, place: Path) -> Iterator[Line]:
     contents = bad_contents() | (bad_archives() if ".zip" in reader else {})
     for why, content in contents.items():
-        name = why.replace(" ", "-")
+        name = f"bad-{why.replace(' ', '-')}"
         words = [word.replace("X", name, 1) if word.startswith("X") else word for word in reader.split()]
         (file,) = (word for word in words if word.startswith(name))
         (place / file).write_bytes(content)

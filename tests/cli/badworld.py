@@ -42,15 +42,17 @@ default = true
 @contextmanager
 def made_world() -> Iterator[Path]:
     """A directory with all that `badlines.GOOD` names, which others may look into, as the working directory."""
-    place = Path(tempfile.mkdtemp(prefix="world-")).resolve()
-    place.chmod(0o755)
+    top = Path(tempfile.mkdtemp(prefix="world-")).resolve()
+    top.chmod(0o755)
+    place = top / "two" / "down"  # a line may name what is above it
+    place.mkdir(parents=True)
     try:
         with pytest.MonkeyPatch.context() as patch:
             enter(place, patch)
             furnish(place)
             yield place
     finally:
-        shutil.rmtree(place)
+        shutil.rmtree(top)
 
 
 def enter(place: Path, patch: pytest.MonkeyPatch) -> None:
