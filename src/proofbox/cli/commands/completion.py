@@ -9,7 +9,6 @@ from cyclopts import Parameter
 from proofbox.cli.commands import flags
 from proofbox.cli.output import Document, show
 
-
 # As a file `_proofbox` on the fpath the script is the body of a function of that name, and has to do its work itself;
 # sourced, it says which function does.
 _ZSH_ENTRY = """
