@@ -36,17 +36,6 @@ def test_the_contract_for_people_names_every_command(capsys: pytest.CaptureFixtu
     assert all(kind.code in text for kind in error_classes())
 
 
-def test_every_code_is_one_class_and_drawn_in_the_tree() -> None:
-    kinds = list(error_classes())
-    assert len({kind.code for kind in kinds}) == len(kinds)
-    drawn = sys.modules["proofbox.errors"].__doc__ or ""
-    for kind in kinds[1:]:
-        line = next(line for line in drawn.splitlines() if f" {kind.__name__} " in line)
-        assert f" {kind.code} " in line
-        assert f"exit {kind.exit_code}" in line
-        assert ("retryable" in line) == kind.retryable
-
-
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"], ["--version"], ["session", "--help"]])
 def test_help_loads_nothing_heavy(words: list[str]) -> None:
     script = (

@@ -63,7 +63,7 @@ Change = tuple[FileChange, Content | None]
 
 
 class AsyncBackendClient:
-    """Use it in an `async with`. Raises the BackendErrors of `errors.py`, each with advice."""
+    """Use it in an `async with`. Raises the BackendErrors of `proofbox.errors`, each with advice."""
 
     def __init__(
         self,

@@ -328,7 +328,7 @@ def _digest(tool: str, arguments: Mapping[str, Any]) -> str:
 
 def _nudge(call: Call, what: str, why: str) -> ToolNudged:
     return ToolNudged(
-        f"{call.tool} was not run: {what}. Stop and think: {why}. Try another way, or finish.",
+        f"{call.tool} was not run: {what}. Stop and think: {why}. Try another way, or finish",
         op=call.tool,
         fix_hints=["make a change, run a command, or say that you are done"],
         details={"tool": call.tool, "reason": what},
