@@ -171,13 +171,9 @@ def run(
     retries: Annotated[
         int, Parameter(name="--retries", help="More tries where the machinery failed; a failed mission has none.")
     ] = 1,
-    model: Annotated[str | None, Parameter(name="--model", help="The model, where the agent has one.")] = None,
-    base_url: Annotated[
-        str | None, Parameter(name="--base-url", help="The model's endpoint. It is reached from outside the box.")
-    ] = None,
-    api_key_env: Annotated[
-        str | None, Parameter(name="--api-key-env", help="The variable with its key, which stays outside the box.")
-    ] = None,
+    model: flags.Model = None,
+    base_url: flags.BaseUrl = None,
+    api_key_env: flags.KeyEnv = None,
     jsonl: Jsonl = False,
     json: flags.Json = False,
 ) -> int:
