@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
+from proofbox.core.atomic import sync_directory
 from proofbox.core.canonical import CanonicalError, canonical_bytes, parse_strict
 from proofbox.core.digest import digest_of, sha256_hex
 from proofbox.errors import CorruptError, UsageError
@@ -234,7 +235,7 @@ class ChainWriter:
             try:
                 _datasync(self._fd)
                 if not self._named:
-                    _sync_directory_of(self.path)
+                    sync_directory(os.path.dirname(self.path) or ".")
                     self._named = True
             except OSError:
                 # After a failed sync the kernel may have dropped the pages: a later success would prove nothing.
@@ -367,12 +368,3 @@ def _tail(fd: int, size: int, path: str) -> tuple[list[bytes], bytes]:
         if want > 4 * MAX_LINE_BYTES:
             raise CorruptError(f"{path} ends in a line too long for a chain", op="chain.open")
         want *= 4
-
-
-def _sync_directory_of(path: str) -> None:
-    """Syncing a new file alone does not save its name."""
-    fd = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

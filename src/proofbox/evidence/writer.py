@@ -26,7 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
-from proofbox.core.atomic import TEMPORARY_PREFIX, sweep_temporaries, write_document
+from proofbox.core.atomic import TEMPORARY_PREFIX, sweep_temporaries, sync_directory, write_document
 from proofbox.core.canonical import CanonicalError, canonical_bytes
 from proofbox.core.chain import FORMAT as CHAIN_FORMAT
 from proofbox.core.chain import ChainWriter
@@ -231,7 +231,7 @@ class BundleWriter:
         os.mkdir(unborn)
         write_document(os.path.join(unborn, STATUS), self._status.to_bytes())
         os.rename(unborn, self.path)
-        _sync_directory(out)
+        sync_directory(out)
 
     def _create_nested(self) -> None:
         """In place: as long as the bundle around it is in progress, so is everything in it."""
@@ -464,7 +464,7 @@ class BundleWriter:
         in_threads(lambda path: _sync_file(self.path / path), files, threads=_SYNCING, batch=1)
         directories = {os.path.dirname(path) for path in files}
         for directory in sorted({"", *directories, *(place for each in directories for place in above(each))}):
-            _sync_directory(self.path / directory)
+            sync_directory(self.path / directory)
 
     def _failure(self, error: BaseException) -> dict[str, str]:
         message = preview(self._clean(str(error)), 4000)[0]
@@ -501,14 +501,6 @@ def _pieces(stream: Any) -> Iterator[bytes]:
 
 def _sync_file(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _sync_directory(path: _Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
     finally:

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from proofbox.core.atomic import write_document
+from proofbox.core.atomic import sync_directory, write_document
 from proofbox.core.digest import sha256_hex
 from proofbox.errors import BundleCorrupt, BundleExists, BundleLocked, BundleNotFound, StoreConflict
 from proofbox.evidence.check import check_bundle
@@ -88,7 +88,7 @@ def pull_bundle(store: Store, out: _Path, run_id: str | None = None) -> Bundle:
             if os.path.lexists(target):
                 raise _taken(target)
             os.rename(place, target)
-            _sync(out)
+            sync_directory(out)
     return load_bundle(target)
 
 
@@ -192,11 +192,3 @@ def _taken(target: str) -> BundleExists:
     return BundleExists(
         f"{shown(target)} is already there", op="bundle.pull", fix_hints=["pull into another directory"]
     )
-
-
-def _sync(directory: _Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
