@@ -15,12 +15,10 @@ that a file changed in between is found rather than blessed.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import shutil
-import stat
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -41,9 +39,9 @@ from proofbox.errors import (
     BundleInProgress,
     BundlePathRefused,
     BundleSecretFound,
-    NotFoundError,
     UsageError,
 )
+from proofbox.evidence.content import pieces_of, read_again, sync_all, write_new
 from proofbox.evidence.identity import is_alive, process_identity, world, world_id
 from proofbox.evidence.index import SCHEMA as INDEX_SCHEMA
 from proofbox.evidence.index import Anchor, Artifact, index_of, schema_of, stated_schema
@@ -64,13 +62,10 @@ from proofbox.evidence.paths import (
     tidy,
 )
 from proofbox.evidence.pool import in_threads
-from proofbox.evidence.secrets import SecretScan
 from proofbox.evidence.shape import ShapeError
 from proofbox.evidence.status import SCHEMA as STATUS_SCHEMA
 from proofbox.evidence.status import RunStatus, parse_status
 
-_CHUNK = 1 << 20
-_SYNCING = 16
 _Path = str | os.PathLike[str]
 _IDS = IdSource()
 
@@ -280,21 +275,8 @@ class BundleWriter:
 
     def add_file(self, path: str, source: _Path | BinaryIO, *, schema_version: str | None = None) -> Artifact:
         """Copy a file, or what is left in a binary stream, into the bundle."""
-        if isinstance(source, str | os.PathLike):
-            try:
-                # Not O_NOFOLLOW: the caller named this file. O_NONBLOCK: a FIFO must not hang the run.
-                fd = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            except OSError as error:
-                raise NotFoundError(
-                    f"{shown(os.fspath(source))} can't be read: {error.strerror}",
-                    op="bundle.add_file",
-                    fix_hints=["check the path"],
-                ) from error
-            with open(fd, "rb", buffering=0) as stream:
-                if not stat.S_ISREG(os.fstat(fd).st_mode):
-                    raise UsageError(f"{shown(os.fspath(source))} is not a regular file", op="bundle.add_file")
-                return self._store(path, _pieces(stream), schema_version, "bundle.add_file")
-        return self._store(path, _pieces(source), schema_version, "bundle.add_file")
+        with pieces_of(source) as pieces:
+            return self._store(path, pieces, schema_version, "bundle.add_file")
 
     def open_log(self, path: str, *, sync_every: int = SYNC_EVERY) -> BundleLog:
         """A hash-chained log. The index anchors how many entries it has and what they hash to."""
@@ -324,29 +306,15 @@ class BundleWriter:
 
     def _store(self, path: str, pieces: Iterable[bytes], schema: str | None, op: str) -> Artifact:
         self._claim(path, op)
-        target = self._target(path)
-        digest, size = hashlib.sha256(), 0
-        scan = SecretScan(self._redactor) if self._redactor is not None else None
         try:
-            fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-            with open(fd, "wb", buffering=0) as stream:
-                for piece in pieces:
-                    digest.update(piece)
-                    size += len(piece)
-                    if scan is not None:
-                        scan.feed(piece)
-                    view = memoryview(piece)
-                    while view:
-                        view = view[stream.write(view) or 0 :]
+            meter = write_new(self._target(path), pieces, self._redactor)
         except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(target)
             with self._mutex:
                 self._artifacts.pop(path, None)
             raise
-        if scan is not None and scan.found:
+        if meter.secret:
             self._secrets.add(path)
-        artifact = Artifact(path, size, digest.hexdigest(), schema)
+        artifact = Artifact(path, meter.size, meter.sha256, schema)
         self._artifacts[path] = artifact
         return artifact
 
@@ -390,7 +358,7 @@ class BundleWriter:
             )
         present = [artifact.path for artifact in artifacts]
         missing = sorted(set(self._expected).difference(present) | set(interrupted))
-        self._sync(present)
+        sync_all(self.path, present)  # before anything says that they are there
         with self._locked("commit"):
             self._status = replace(
                 self._status,
@@ -435,36 +403,17 @@ class BundleWriter:
 
     def _measure(self, path: str) -> Artifact:
         """The entry of a file that did not come through `_store`: a log, a nested index, one from another program."""
-        digest, size = hashlib.sha256(), 0
-        scan = SecretScan(self._redactor) if self._redactor is not None else None
-        fd = os.open(self.path / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        kept = b""
-        with open(fd, "rb", buffering=0) as stream:
-            for piece in _pieces(stream):
-                digest.update(piece)
-                size += len(piece)
-                if scan is not None:
-                    scan.feed(piece)
-                if path.endswith(".json") and size <= MAX_STATUS_BYTES:
-                    kept += piece
-        if scan is not None and scan.found:
+        is_json = path.endswith(".json")
+        meter, kept = read_again(self.path / path, self._redactor, keep=MAX_STATUS_BYTES if is_json else 0)
+        if meter.secret:
             self._secrets.add(path)
         chain = self._anchors.get(path)
         schema = CHAIN_FORMAT if chain else None
         if path.endswith("/" + INDEX):
             schema = INDEX_SCHEMA
-        elif path.endswith(".json") and len(kept) == size:
+        elif is_json and len(kept) == meter.size:
             schema = schema_of(kept)
-        return Artifact(path, size, digest.hexdigest(), schema, chain)
-
-    def _sync(self, paths: Iterable[str]) -> None:
-        """Every artifact and every directory onto the disk, before anything says that they are there."""
-        files = list(paths)
-        # The disk, not a core, is what is waited for; and syncs that wait together share a commit of its journal.
-        in_threads(lambda path: _sync_file(self.path / path), files, threads=_SYNCING, batch=1)
-        directories = {os.path.dirname(path) for path in files}
-        for directory in sorted({"", *directories, *(place for each in directories for place in above(each))}):
-            sync_directory(self.path / directory)
+        return Artifact(path, meter.size, meter.sha256, schema, chain)
 
     def _failure(self, error: BaseException) -> dict[str, str]:
         message = preview(self._clean(str(error)), 4000)[0]
@@ -491,17 +440,3 @@ def _checked_run_id(run_id: str) -> str:
             fix_hints=["letters, digits, dots, hyphens and underscores, at most 128, or leave it out"],
         )
     return run_id
-
-
-def _pieces(stream: Any) -> Iterator[bytes]:
-    read: Callable[[int], bytes] = stream.read
-    while piece := read(_CHUNK):
-        yield piece
-
-
-def _sync_file(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
