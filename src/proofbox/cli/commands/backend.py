@@ -80,7 +80,7 @@ def spec(
         raise UsageError(f"{file} is not a spec: {error}", op="backend.spec") from None
     repositories = Repositories(_place(data), "http://localhost")
     try:
-        repositories.put_spec(enterprise_id, found)
+        repositories.specs.put(enterprise_id, found)
     except Refusal as refusal:
         raise UsageError(refusal.message, op="backend.spec", fix_hints=["remove it from the spec"]) from None
     finally:
