@@ -152,7 +152,7 @@ def reindex(
             findings=tuple(map(FindingFacts.of, checked.findings)),
             changes=(),
             repairs=checked.index.repairs if checked.index else 0,
-            error=None if checked.ok else msgspec.convert(refusal(checked).as_dict(), ErrorBody),
+            error=None if checked.ok else ErrorBody.of(refusal(checked)),
         )
     show(document, lambda: _reindexed(document), as_json=json)
     return 0 if document.ok else 1

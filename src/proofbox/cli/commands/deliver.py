@@ -194,7 +194,6 @@ def plan(
             op="deliver.plan",
             fix_hints=["take their changes into the source, and prove that"],
         )
-        body = ErrorBody(conflict.code, conflict.message, conflict.op, conflict.fix_hints, conflict.retryable)
         document = PlanDocument(
             ok=not patch.conflicts,
             app_id=app_id,
@@ -209,7 +208,7 @@ def plan(
             unchanged=patch.unchanged,
             not_ours=patch.not_ours,
             tree_sha256=tree.tree_sha256,
-            error=body if patch.conflicts else None,
+            error=ErrorBody.of(conflict) if patch.conflicts else None,
         )
         with Remembered(target.baselines().directory) as remembered:
             show(document, lambda: render(patch, tree, remembered.text), as_json=json)

@@ -114,7 +114,7 @@ def lint(spec: SpecPath, *, host_root: HostRoot = False, json: flags.Json = Fals
         suite = _read(spec, host_root=host_root)
     except SuiteInvalid as invalid:
         problems = msgspec.convert(invalid.details.get("problems", []), tuple[reading.Problem, ...])
-        error = _body(invalid)
+        error = ErrorBody.of(invalid)
     document = LintDocument(
         ok=suite is not None,
         suite=None if suite is None else suite.id,
@@ -271,11 +271,8 @@ async def _preflight(plan: Plan) -> None:
 
 
 def _conduct(out: Path, run_id: str, *, json: bool, jsonl: bool) -> int:
-    ledger = Ledger(ledger_path(out, run_id))
-    try:
+    with Ledger(ledger_path(out, run_id)) as ledger:
         planned = ledger.attempts()
-    finally:
-        ledger.close()
     with Progress(planned, shown=not json and not jsonl and sys.stderr.isatty()) as progress:
 
         def hear(event: dict[str, Any]) -> None:
@@ -296,13 +293,10 @@ def _conduct(out: Path, run_id: str, *, json: bool, jsonl: bool) -> int:
 
 
 def _show(out: Path, run_id: str, *, json: bool) -> int:
-    ledger = Ledger(ledger_path(out, run_id))
-    try:
+    with Ledger(ledger_path(out, run_id)) as ledger:
         attempts = ledger.attempts()
         suite = read_plan(ledger).suite()
         committed = ledger.about("committed") == "yes"
-    finally:
-        ledger.close()
     final = final_attempts(attempts)
     passed = all(each.result is not None and each.result.verified == "passed" for each in final)
     counted = totals(attempts)
@@ -323,7 +317,7 @@ def _show(out: Path, run_id: str, *, json: bool) -> int:
         attempts=tuple(AttemptFacts.of(each, out / run_id) for each in attempts),
         totals=counted,
         not_comparable=suite.not_comparable,
-        error=None if error is None else _body(error),
+        error=None if error is None else ErrorBody.of(error),
     )
     show(document, lambda: _text(document, attempts), as_json=json)
     return 0 if error is None else error.exit_code
@@ -351,7 +345,3 @@ def _text(document: RunDocument, attempts: Sequence[Attempt]) -> str:
     if document.committed:
         lines.append(f"check it:  proofbox verify {document.bundle}")
     return "\n".join(lines)
-
-
-def _body(error: SuiteInvalid | SuiteNotPassed) -> ErrorBody:
-    return ErrorBody(error.code, error.message, error.op, error.fix_hints, error.retryable)
