@@ -1,4 +1,4 @@
-"""The eight tools that work on files, over any tree. `run_command` is what environments differ in."""
+"""The eight tools that work on files, over any tree. `commands.py` has the ninth."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ from proofbox.workspace.capabilities.capabilities import Capabilities, require
 from proofbox.workspace.capabilities.rules import Decision
 from proofbox.workspace.effects import EffectLog
 from proofbox.workspace.model import RollbackResult
+from proofbox.workspace.tools.commands import command_argv
 from proofbox.workspace.tools.contract import CommandResult, ToolEnvironment, ToolResult
-from proofbox.workspace.tools.host import command_argv
 from proofbox.workspace.tools.layers import READING, Below, Call, Layer, Layered, patched_paths
 from proofbox.workspace.tools.paths import refusal, split
 from proofbox.workspace.tools.tree import Access
