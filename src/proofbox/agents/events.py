@@ -193,4 +193,3 @@ Event = (
     | Unrecognized
 )
 Listener = Callable[[Event], Awaitable[None]]
-EVENT_TYPES: tuple[type[AgentEvent], ...] = Event.__args__
