@@ -91,8 +91,8 @@ def wrong_with(text: str) -> list[str]:
     problems = []
     if not text.strip():
         problems.append("empty")
-    if text.endswith("."):
-        problems.append("a full stop at its end")
+    if text.endswith((".", "?")):
+        problems.append("a full stop or a question mark at its end")
     if re.match(r"[A-Z][a-z]", text) and not text.startswith(NAMES):
         problems.append("begins with a capital letter")
     if re.search(rf"(?<!: )(?<!`)(?<!^)\bproofbox ({COMMAND})\b", text):
@@ -117,6 +117,7 @@ def test_what_is_raised_reads_alike(part: str) -> None:
         ("name one of `proofbox images list`: --image NAME", True),
         ("There is no run", False),
         ("there is no run.", False),
+        ("is there a run?", False),
         ("", False),
         ("then proofbox workspace log DIR lists them", False),
     ],

@@ -63,6 +63,6 @@ class RuntimeSettings:
                 op="settings",
                 fix_hints=[
                     "leave the flag out, or add a strategy that has it",
-                    f"known here: {', '.join(sorted(heard))}",
+                    f"known: {', '.join(sorted(heard))}",
                 ],
             )

@@ -62,10 +62,10 @@ class AsyncBackendClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
-        await self.aclose()
+        await self.close()
 
-    async def aclose(self) -> None:
-        await self._sender.aclose()
+    async def close(self) -> None:
+        await self._sender.close()
 
     # The operations
 

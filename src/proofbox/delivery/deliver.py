@@ -95,7 +95,7 @@ def initial_export(
 ) -> Delivered:
     """Make the app's repository. One that holds exactly this tree already is the result too."""
     if not tree.files:
-        raise SourceRefused("the source has no files to deliver", op="deliver.init", fix_hints=["check --source"])
+        raise SourceRefused("the source has no files to deliver", op="deliver.init")
     patch = patchset(tree, NO_REPOSITORY, Baseline())
     asked = InitialExport(
         create_repo=True,
@@ -136,7 +136,6 @@ def pull_request(client: BackendClient, target: Target, tree: SourceTree, proof:
         raise DeliveryConflict(
             f"{len(patch.conflicts)} files were changed on both sides, the first: {patch.conflicts[0].path}",
             op="deliver.pr",
-            fix_hints=["take their changes into the source, and prove that; see them: proofbox deliver plan"],
             details={
                 "conflicts": msgspec.to_builtins(patch.conflicts),
                 "patch_id": patch.patch_id,

@@ -60,7 +60,7 @@ class Sender:
             trust_env=False,
         )
 
-    async def aclose(self) -> None:
+    async def close(self) -> None:
         await self._http.aclose()
         self._silence.end()
 

@@ -156,7 +156,6 @@ def _screened(kind: str, found: Iterable[Found], root: str | None, redactor: Red
             f"{secrets[0]} holds a secret that this process knows"
             + (f", and so do {len(secrets) - 1} more" if len(secrets) > 1 else ""),
             op="deliver.source",
-            fix_hints=["remove it from the files, and rotate it if they were shared"],
             details={"paths": secrets[:100]},
         )
     if prefix and not files and not left_out:

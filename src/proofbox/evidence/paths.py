@@ -52,7 +52,6 @@ def check_artifact_path(path: str, op: str) -> str:
         raise BundlePathRefused(
             f"not a path inside a bundle: {str(path)[:200]!r}",
             op=op,
-            fix_hints=["give a relative path with forward slashes, such as logs/events.jsonl"],
         )
     name = path.rpartition("/")[2]
     if name in RESERVED or is_temporary(path):

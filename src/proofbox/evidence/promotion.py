@@ -85,7 +85,7 @@ def emit_promotion(
         raise UsageError(
             f"{shown(target)} is already there",
             op="promotion.emit",
-            fix_hints=["a packet is never replaced: give another --output, or remove the old one yourself"],
+            fix_hints=["give another --output, or remove the old one yourself: a packet is never replaced"],
         ) from None
     return Promotion(
         path=target,
@@ -107,7 +107,7 @@ def _target(directory: str, output: _Path | None) -> str:
         raise BundlePathRefused(
             f"{shown(target)} is inside the bundle",
             op="promotion.emit",
-            fix_hints=["a committed bundle takes no more files: write the packet elsewhere"],
+            fix_hints=["write the packet elsewhere: a committed bundle takes no more files"],
         )
     return target
 
@@ -120,7 +120,7 @@ def _packet(
         raise UsageError(
             f"the policy {rules['name']} does not allow to accept {', '.join(not_allowed)[:200]}",
             op="promotion.emit",
-            fix_hints=[f"it allows: {', '.join(rules['acceptable']) or 'nothing'}"],
+            fix_hints=[f"accept what it allows: {', '.join(rules['acceptable']) or 'nothing'}"],
         )
     rulings = evaluate(rules, checked)
     reasons = [ruling.reason for ruling in rulings if not ruling.held]

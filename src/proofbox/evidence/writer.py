@@ -202,7 +202,7 @@ class BundleWriter:
             raise BundleInProgress(
                 f"{before.run_id} is committed, or its writer still lives",
                 op="bundle.open",
-                fix_hints=["a bundle can be taken over once its writer has died"],
+                fix_hints=["wait until its writer has died: it can be taken over then"],
             )
         self.run_id = before.run_id
         self._expected = tuple(dict.fromkeys((*before.expected, *self._expected)))
@@ -437,6 +437,6 @@ def _checked_run_id(run_id: str) -> str:
         raise BundlePathRefused(
             f"not a run id: {str(run_id)[:200]!r}",
             op="bundle.open",
-            fix_hints=["letters, digits, dots, hyphens and underscores, at most 128, or leave it out"],
+            fix_hints=["use letters, digits, dots, hyphens and underscores, at most 128, or leave it out"],
         )
     return run_id

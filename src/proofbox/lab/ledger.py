@@ -313,7 +313,7 @@ def _held(changed: sqlite3.Cursor, attempt: Attempt) -> None:
         raise LeaseLost(
             f"{attempt.id} is no longer this worker's",
             op="ledger",
-            fix_hints=["the machine may have slept, or been too busy to renew the lease: resume the run"],
+            fix_hints=["resume the run: the machine may have slept, or been too busy to renew the lease"],
         )
 
 

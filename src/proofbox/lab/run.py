@@ -66,7 +66,7 @@ def find_run(place: Path) -> tuple[Path, str]:
         return place.parent, place.name
     ledgers = sorted(place.glob("*.ledger"), key=lambda each: each.name)
     if not ledgers:
-        raise RunUnknown(f"there is no run at {place}", op="suite", fix_hints=["name the --out directory of a run"])
+        raise RunUnknown(f"there is no run at {place}", op="suite")
     return place, ledgers[-1].stem
 
 

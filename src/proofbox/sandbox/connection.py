@@ -268,5 +268,5 @@ def unanswered() -> SandboxLost:
     return SandboxLost(
         "the box agent does not answer",
         op="exec",
-        fix_hints=["the box may be frozen or the machine overloaded; stop the session and start another"],
+        fix_hints=["stop the session and start another: the box may be frozen, or the machine overloaded"],
     )

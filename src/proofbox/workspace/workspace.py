@@ -318,7 +318,9 @@ class Workspace:
     def gc(self, *, keep: int | None = None) -> Collected:
         """Drop what no snapshot needs. `keep` cuts this history to the latest so many, and those with a name."""
         if keep is not None and keep < 1:
-            raise UsageError("at least the latest snapshot is kept", op="workspace gc", fix_hints=["--keep 1 or more"])
+            raise UsageError(
+                "at least the latest snapshot is kept", op="workspace gc", fix_hints=["give --keep 1 or more"]
+            )
         with locked(self._home / LOCK), self._store.alone():
             return upkeep.collect(self._store, self._history, set(self.refs().values()), keep)
 

@@ -251,9 +251,9 @@ class CodexSession:
             again = len(self._recoveries) <= MOST_RECOVERIES
             crash.details |= {"restarting": again, "replayed": False}
             crash.fix_hints = (
-                "the turn may have acted, and is not played again; the thread can go on from here"
+                "go on in the thread: the turn may have acted, and is not played again"
                 if again
-                else "it ended too often; start another session",
+                else "start another session: this program ended too often",
             )
             self._hearing.ledger.forget()
             await self._hearing.end_all("failed", crash)

@@ -139,7 +139,9 @@ def reindex(
     """
     if strict == repair_:
         raise UsageError(
-            "one of --strict and --repair is needed", op="bundle reindex", fix_hints=["--strict changes nothing"]
+            "one of --strict and --repair is needed",
+            op="bundle reindex",
+            fix_hints=["give --strict, which changes nothing, or --repair"],
         )
     if repair_:
         index, changes = repair.reindex_repair(path)

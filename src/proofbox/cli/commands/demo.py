@@ -114,7 +114,7 @@ class Stage:
             raise DemoFailed(
                 f"{what}: exit code {done.returncode}, and {expected} was expected",
                 op="demo",
-                fix_hints=["proofbox doctor says what works on this machine"],
+                fix_hints=["see what works on this machine: proofbox doctor"],
             )
         return done.stdout
 

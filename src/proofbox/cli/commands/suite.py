@@ -247,7 +247,7 @@ def _read(spec: Path, *, host_root: bool, provider: str | None = None, to_run: b
         raise UsageError(
             f"Harbor's tasks don't run in {provider} this way: they run in docker, or with --host-root in bubblewrap",
             op="suite",
-            fix_hints=["leave --provider out", "for this host's programs, not comparable: --host-root"],
+            fix_hints=["leave --provider out", "run on this host's programs, not comparable: --host-root"],
         )
     return harbor.read_tasks(spec, host_root=host_root, to_run=to_run)
 

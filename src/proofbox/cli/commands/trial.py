@@ -264,7 +264,7 @@ def _prompt(text: str | None, file: Path | None) -> str:
         raise UsageError(
             "a prompt is needed, by --prompt or by --prompt-file",
             op="runtime",
-            fix_hints=['--prompt "fix the failing test"', "--prompt-file task.md", "--prompt - reads stdin"],
+            fix_hints=['--prompt "fix the failing test"', "--prompt-file task.md", "read it from stdin: --prompt -"],
         )
     try:
         if file is not None:

@@ -140,7 +140,7 @@ def _put(store: Store, key: str, data: bytes) -> None:
             raise StoreConflict(
                 f"the store holds something else at {key}",
                 op="bundle.push",
-                fix_hints=["another bundle of this run's name is there: evidence is never overwritten"],
+                fix_hints=["look at what is there: evidence is never overwritten"],
                 details={"key": key},
             ) from None
 

@@ -250,7 +250,6 @@ def _too_large(size: int) -> FileTooLarge:
     return FileTooLarge(
         f"{size} bytes are too many: the limit is {LARGEST_FILE}",
         op="file",
-        fix_hints=["use a command for files of that size"],
         details={"size": size, "limit": LARGEST_FILE},
     )
 

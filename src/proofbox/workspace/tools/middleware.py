@@ -213,7 +213,6 @@ class CheckAfterWrite:
             f"after {call.tool} the check `{self._command}` failed with {done.exit_code};"
             f" the files are again what they were before:\n{done.text(4000)}",
             op=call.tool,
-            fix_hints=["change the approach: the check must pass after every change"],
             details={
                 "exit_code": done.exit_code,
                 "rolled_back_to": self._good,
@@ -330,6 +329,5 @@ def _nudge(call: Call, what: str, why: str) -> ToolNudged:
     return ToolNudged(
         f"{call.tool} was not run: {what}. Stop and think: {why}. Try another way, or finish",
         op=call.tool,
-        fix_hints=["make a change, run a command, or say that you are done"],
         details={"tool": call.tool, "reason": what},
     )
