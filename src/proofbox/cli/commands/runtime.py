@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +16,7 @@ from proofbox.agents.settings import RuntimeSettings
 from proofbox.agents.strategies import decide_chain
 from proofbox.cli.commands import flags
 from proofbox.cli.output import Document, columns, show
+from proofbox.cli.progress import passing_line, watched
 from proofbox.core.text import printable
 from proofbox.errors import StrategyUnavailable, UsageError
 from proofbox.sandbox.config import load
@@ -84,17 +84,14 @@ def check(
       proofbox runtime check scripted
       proofbox runtime check process --provider bubblewrap --only turns
     """
-    done = 0
+    done: list[Result] = []
+    with passing_line(shown=watched(as_json=json)) as say:
 
-    def tell(result: Result) -> None:
-        nonlocal done
-        done += 1
-        if not json and sys.stderr.isatty():
-            print(f"\r{done}/{len(CHECKS)} {result.check:<60}", end="", file=sys.stderr, flush=True)
+        def tell(result: Result) -> None:
+            done.append(result)
+            say(f"{len(done)}/{len(CHECKS)} {result.check}")
 
-    report = run_conformance(strategy, provider=provider, only=only or None, on_result=tell)
-    if not json and sys.stderr.isatty():
-        print("\r" + " " * 79 + "\r", end="", file=sys.stderr, flush=True)
+        report = run_conformance(strategy, provider=provider, only=only or None, on_result=tell)
     document = RuntimeCheckDocument(
         ok=report.ok,
         strategy=report.strategy,

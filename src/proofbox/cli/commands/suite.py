@@ -15,8 +15,9 @@ from proofbox.agents.contract import AgentRuntime
 from proofbox.agents.registry import installed
 from proofbox.agents.strategies import decide_chain, first_usable
 from proofbox.cli.commands import flags
-from proofbox.cli.commands.progress import Progress
+from proofbox.cli.live import Progress
 from proofbox.cli.output import Document, ErrorBody, columns, show, write_json
+from proofbox.cli.progress import watched
 from proofbox.core.ids import IdSource
 from proofbox.core.text import printable
 from proofbox.errors import SuiteInvalid, SuiteNotPassed, UsageError
@@ -273,7 +274,7 @@ async def _preflight(plan: Plan) -> None:
 def _conduct(out: Path, run_id: str, *, json: bool, jsonl: bool) -> int:
     with Ledger(ledger_path(out, run_id)) as ledger:
         planned = ledger.attempts()
-    with Progress(planned, shown=not json and not jsonl and sys.stderr.isatty()) as progress:
+    with Progress(planned, shown=watched(as_json=json or jsonl)) as progress:
 
         def hear(event: dict[str, Any]) -> None:
             if jsonl:

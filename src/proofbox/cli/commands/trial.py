@@ -24,6 +24,7 @@ from proofbox.agents.strategies import Considered
 from proofbox.agents.trial import run_trial
 from proofbox.cli.commands import flags
 from proofbox.cli.output import Document, show
+from proofbox.cli.progress import watched
 from proofbox.core.text import preview, printable
 from proofbox.errors import NotFoundError, UsageError
 
@@ -213,7 +214,7 @@ def fork(
 
 
 def _tell(run: Callable[..., Coroutine[Any, Any, Trial]], json: bool) -> int:
-    progress = None if json or not sys.stderr.isatty() else _progress
+    progress = _progress if watched(as_json=json) else None
     trial = anyio.run(partial(run, on_event=progress))
     show(TrialDocument.of(trial), lambda: _story(trial), as_json=json)
     return 0 if trial.status == "completed" else 1
