@@ -73,17 +73,21 @@ def texts(node: ast.AST, where: str) -> Iterator[Text]:
             yield from texts(other, where)
 
 
-def raised(part: str) -> list[Text]:
-    """Of each error that is made in the source its message, or its hints, as far as they are written there."""
-    found: list[Text] = []
+def made() -> Iterator[tuple[str, ast.Call]]:
+    """Every error that is made in the source, and where."""
     for path in sorted(SRC.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_bytes())):
-            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in KINDS):
-                continue
-            where = f"{path.relative_to(SRC)}:{node.lineno}"
-            hints = [keyword.value for keyword in node.keywords if keyword.arg == "fix_hints"]
-            for value in node.args[:1] if part == "message" else hints:
-                found += texts(value, where)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in KINDS:
+                yield f"{path.relative_to(SRC)}:{node.lineno}", node
+
+
+def raised(part: str) -> list[Text]:
+    """Messages, or members that are given by name, as far as they are written out."""
+    found: list[Text] = []
+    for where, node in made():
+        named = [keyword.value for keyword in node.keywords if keyword.arg == part]
+        for value in node.args[:1] if part == "message" else named:
+            found += texts(value, where)
     return found
 
 
@@ -100,12 +104,19 @@ def wrong_with(text: str) -> list[str]:
     return problems
 
 
-@pytest.mark.parametrize("part", ["message", "hint"])
+@pytest.mark.parametrize("part", ["message", "fix_hints", "op"])
 def test_what_is_raised_reads_alike(part: str) -> None:
     found = raised(part)
     assert len(found) > 250, "the source was not read"
     wrong = [f"{each.where}: {problem}: {each.text}" for each in found for problem in wrong_with(each.text)]
     assert not wrong, "\n".join(wrong)
+
+
+def test_every_error_says_during_what() -> None:
+    without = [where for where, node in made() if not {"op", None} & {keyword.arg for keyword in node.keywords}]
+    assert not without, f"no op: {without}"
+    dotted = [f"{each.where}: {each.text}" for each in raised("op") if "." in each.text]
+    assert not dotted, "words with spaces between, as a command has: " + "; ".join(dotted)
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def _stored(store_id: str, tree: str) -> Iterator[Iterator[Found]]:
     if not directory.is_dir():
         raise SourceRefused(
             "the store that holds the snapshot is not on this machine",
-            op="deliver.source",
+            op="deliver source",
             fix_hints=["deliver from the machine where the attempt ran", "or from a directory with the same files"],
         )
     store = Store(directory)

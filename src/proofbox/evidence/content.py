@@ -88,12 +88,12 @@ def pieces_of(source: _Path | BinaryIO) -> Iterator[Iterator[bytes]]:
     except OSError as error:
         raise NotFoundError(
             f"{shown(os.fspath(source))} can't be read: {error.strerror}",
-            op="bundle.add_file",
+            op="bundle add_file",
             fix_hints=["check the path"],
         ) from error
     with open(fd, "rb", buffering=0) as stream:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise UsageError(f"{shown(os.fspath(source))} is not a regular file", op="bundle.add_file")
+            raise UsageError(f"{shown(os.fspath(source))} is not a regular file", op="bundle add_file")
         yield _pieces(stream)
 
 

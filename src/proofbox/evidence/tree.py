@@ -77,7 +77,7 @@ def _entry(top: bytes, path: bytes) -> TreeEntry:
         return TreeEntry(path, "120000", len(target), sha256_hex(target))
     if not stat.S_ISREG(info.st_mode):
         raise BundlePathRefused(
-            f"{shown(os.fsdecode(path))} is neither a file nor a link", op="tree.scan", fix_hints=["remove it"]
+            f"{shown(os.fsdecode(path))} is neither a file nor a link", op="tree scan", fix_hints=["remove it"]
         )
     fd = os.open(full, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:

@@ -119,7 +119,7 @@ class BundleWriter:
         nested._setup(expected, False, redactor, clock, ids)
         nested._out = None
         nested.run_id = nested._new_id("bundle") if run_id is None else _checked_run_id(run_id)
-        nested.path = Path(directory) / check_artifact_path(path, "bundle.nested")
+        nested.path = Path(directory) / check_artifact_path(path, "bundle nested")
         return nested
 
     def taking_over(self) -> Self:
@@ -140,8 +140,8 @@ class BundleWriter:
         ids: IdSource | None,
     ) -> None:
         if isinstance(expected, str):
-            raise UsageError("expected is a list of paths, not one path", op="bundle.open")
-        self._expected = tuple(dict.fromkeys(check_artifact_path(path, "bundle.open") for path in expected))
+            raise UsageError("expected is a list of paths, not one path", op="bundle open")
+        self._expected = tuple(dict.fromkeys(check_artifact_path(path, "bundle open") for path in expected))
         self._dry = dry
         self._redactor = redactor
         self._clock: Clock = clock or SystemClock()
@@ -164,7 +164,7 @@ class BundleWriter:
 
     def __enter__(self) -> Self:
         if self._state != "new":
-            raise UsageError("a bundle is written once", op="bundle.open", fix_hints=["make a new BundleWriter"])
+            raise UsageError("a bundle is written once", op="bundle open", fix_hints=["make a new BundleWriter"])
         self._status = RunStatus(
             run_id=self.run_id,
             state="in_progress",
@@ -197,11 +197,11 @@ class BundleWriter:
                 os.rmdir(self.path)
             return False
         except (OSError, ShapeError) as error:
-            raise BundleCorrupt(f"{self.run_id} has no status to go on from: {error}", op="bundle.open") from error
+            raise BundleCorrupt(f"{self.run_id} has no status to go on from: {error}", op="bundle open") from error
         if (self.path / INDEX).exists() or is_alive(before.writer) is not False:
             raise BundleInProgress(
                 f"{before.run_id} is committed, or its writer still lives",
-                op="bundle.open",
+                op="bundle open",
                 fix_hints=["wait until its writer has died: it can be taken over then"],
             )
         self.run_id = before.run_id
@@ -240,7 +240,7 @@ class BundleWriter:
     def _taken(self) -> BundleExists:
         return BundleExists(
             f"{shown(os.fspath(self.path))} is already there",
-            op="bundle.open",
+            op="bundle open",
             fix_hints=["leave run_id out: a new one is made for each run"],
         )
 
@@ -257,7 +257,7 @@ class BundleWriter:
 
     def mark_partial(self, reason: str) -> None:
         """Say that something is lacking, though every expected artifact may be there: the commit won't be `ok`."""
-        self._require_open("bundle.mark_partial")
+        self._require_open("bundle mark_partial")
         self._partial.append(preview(self._clean(reason), 1000)[0])
 
     # Artifacts
@@ -267,20 +267,20 @@ class BundleWriter:
         try:
             data = canonical_bytes(value)
         except CanonicalError as error:
-            raise UsageError(f"{path} has no canonical JSON: {error}", op="bundle.write_json") from error
-        return self._store(path, [data], stated_schema(value), "bundle.write_json")
+            raise UsageError(f"{path} has no canonical JSON: {error}", op="bundle write_json") from error
+        return self._store(path, [data], stated_schema(value), "bundle write_json")
 
     def write_bytes(self, path: str, data: bytes, *, schema_version: str | None = None) -> Artifact:
-        return self._store(path, [data], schema_version, "bundle.write_bytes")
+        return self._store(path, [data], schema_version, "bundle write_bytes")
 
     def add_file(self, path: str, source: _Path | BinaryIO, *, schema_version: str | None = None) -> Artifact:
         """Copy a file, or what is left in a binary stream, into the bundle."""
         with pieces_of(source) as pieces:
-            return self._store(path, pieces, schema_version, "bundle.add_file")
+            return self._store(path, pieces, schema_version, "bundle add_file")
 
     def open_log(self, path: str, *, sync_every: int = SYNC_EVERY) -> BundleLog:
         """A hash-chained log. The index anchors how many entries it has and what they hash to."""
-        self._claim(path, "bundle.open_log")
+        self._claim(path, "bundle open_log")
         target = self._target(path)
         chain = ChainWriter(target, f"{self.run_id}/{path}", sync_every=sync_every)
         log = BundleLog(chain, self._redactor, lambda anchor: self._anchors.__setitem__(path, anchor))
@@ -290,7 +290,7 @@ class BundleWriter:
 
     def nested(self, path: str, *, expected: Iterable[str] = (), run_id: str | None = None) -> BundleWriter:
         """A bundle inside this one, with an index of its own: an attempt's inside a run's."""
-        self._require_open("bundle.nested")
+        self._require_open("bundle nested")
         inner = BundleWriter.nested_in(
             self.path,
             path,
@@ -344,7 +344,7 @@ class BundleWriter:
 
     def _commit(self, error: BaseException | None) -> None:
         if error is None and any(inner._state == "open" for inner in self._open_nested):
-            raise UsageError("a nested bundle is still open", op="bundle.commit", fix_hints=["leave it first"])
+            raise UsageError("a nested bundle is still open", op="bundle commit", fix_hints=["leave it first"])
         self._state = "closed"
         for log in self._open_logs:
             log.close()
@@ -352,7 +352,7 @@ class BundleWriter:
         if self._secrets:
             raise BundleSecretFound(
                 f"{len(self._secrets)} artifacts hold a secret: {', '.join(sorted(self._secrets)[:5])}",
-                op="bundle.commit",
+                op="bundle commit",
                 fix_hints=["keep the secret out of what is written; this bundle stays in progress and is no evidence"],
                 details={"paths": sorted(self._secrets)},
             )
@@ -383,7 +383,7 @@ class BundleWriter:
             first = min(found.irregular)
             raise BundlePathRefused(
                 f"{shown(first)} is a {found.irregular[first]}, which a bundle can't hold",
-                op="bundle.commit",
+                op="bundle commit",
                 fix_hints=["write regular files into a bundle"],
             )
         own, interrupted = found.split()
@@ -395,7 +395,7 @@ class BundleWriter:
         if wrong:
             raise BundlePathRefused(
                 wrong[0],
-                op="bundle.commit",
+                op="bundle commit",
                 fix_hints=["let nothing else change the directory of a bundle in progress"],
             )
         measured = in_threads(self._measure, sorted(own.difference(known)))
@@ -436,7 +436,7 @@ def _checked_run_id(run_id: str) -> str:
     if type(run_id) is not str or not RUN_ID.fullmatch(run_id) or run_id == LATEST:
         raise BundlePathRefused(
             f"not a run id: {str(run_id)[:200]!r}",
-            op="bundle.open",
+            op="bundle open",
             fix_hints=["use letters, digits, dots, hyphens and underscores, at most 128, or leave it out"],
         )
     return run_id

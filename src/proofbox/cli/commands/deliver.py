@@ -164,7 +164,7 @@ def spec(
             create_only(as_mission, mission_from_spec(found).encode())
         except FileExistsError:
             raise UsageError(
-                f"{as_mission} is already there", op="deliver.spec", fix_hints=["name a new file"]
+                f"{as_mission} is already there", op="deliver spec", fix_hints=["name a new file"]
             ) from None
     mission = str(as_mission) if as_mission else None
     document = SpecDocument(enterprise_id=enterprise_id, spec=found, mission=mission)
@@ -191,7 +191,7 @@ def plan(
         patch, manifest = make_plan(client, target, tree)
         conflict = DeliveryConflict(
             f"{len(patch.conflicts)} files were changed on both sides",
-            op="deliver.plan",
+            op="deliver plan",
             fix_hints=["take their changes into the source, and prove that"],
         )
         document = PlanDocument(

@@ -52,12 +52,12 @@ def open_store(url: str) -> Store:
         try:
             from proofbox.evidence.store.s3 import S3
         except ImportError as error:
-            raise StoreUnavailable("S3 needs the extra `s3`", op="store.open") from error
+            raise StoreUnavailable("S3 needs the extra `s3`", op="store open") from error
         return S3(match[1], match[2] or "")
     if "://" in url:
         raise UsageError(
             f"not a store: {url[:200]!r}",
-            op="store.open",
+            op="store open",
             fix_hints=["give s3://bucket/prefix, or the path of a directory"],
         )
     from proofbox.evidence.store.local import Local

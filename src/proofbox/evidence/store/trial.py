@@ -64,5 +64,5 @@ def _must_refuse_create(store: Store) -> None:
 def _untrusted(what: str) -> StoreUntrusted:
     return StoreUntrusted(
         f"the store can't be trusted with evidence: {what}",
-        op="store.check",
+        op="store check",
     )
