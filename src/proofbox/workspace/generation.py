@@ -104,7 +104,7 @@ class Generation:
             raise WorkspaceCorrupt(f"object {digest.hex()} is missing", op="store")
         return found
 
-    # Writing.
+    # Writing
 
     def catch_up(self) -> None:
         """Take in what others have appended, and cut off what a dead writer left unfinished."""

@@ -152,7 +152,7 @@ class Workspace:
         finally:
             self._store.close()
 
-    # Looking.
+    # Looking
 
     @property
     def store_id(self) -> str:
@@ -203,7 +203,7 @@ class Workspace:
         with self._store.use():
             return self._resolve(name)
 
-    # Changing.
+    # Changing
 
     def snapshot(
         self,
@@ -324,7 +324,7 @@ class Workspace:
         with locked(self._home / LOCK), self._store.alone():
             return upkeep.collect(self._store, self._history, set(self.refs().values()), keep)
 
-    # Inside.
+    # Inside
 
     @contextmanager
     def _working(self) -> Iterator[None]:

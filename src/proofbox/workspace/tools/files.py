@@ -136,7 +136,7 @@ class FileTools:
             self._carry_out(planned)
         return PatchApplied(files=tuple(step.told for step in planned))
 
-    # Inside.
+    # Inside
 
     def _whole(self, path: str) -> tuple[bytes, bool, str]:
         with self._tree.open(path) as found:
