@@ -21,7 +21,7 @@ from proofbox.core.ids import IdSource
 from proofbox.errors import InternalError
 
 PATIENCE = 0.2
-PARTING = 10.0
+PARTING = 30.0
 
 OnEvent = Callable[[dict[str, Any]], None]
 
