@@ -193,3 +193,4 @@ Event = (
     | Unrecognized
 )
 Listener = Callable[[Event], Awaitable[None]]
+EVENT_TYPES: tuple[type[AgentEvent], ...] = Event.__args__

@@ -158,7 +158,7 @@ def _matrix(document: RuntimesDocument) -> str:
         if not (each.available and each.compatible)
         for line in (each.reason, *(f"  fix: {hint}" for hint in each.fix_hints))
     ]
-    notes.append(f"tried without --strategy: {document.chain} (from {document.chain_origin})")
+    notes.append(f"tried without --strategies: {document.chain} (from {document.chain_origin})")
     return columns(rows) + "\n\n" + printable("\n".join(notes))
 
 

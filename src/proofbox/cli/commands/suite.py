@@ -156,9 +156,7 @@ def run(
     spec: SpecPath,
     *,
     out: Annotated[Path, Parameter(name="--out", help="Where the evidence goes.")] = Path("out"),
-    strategies: Annotated[
-        str | None, Parameter(name="--strategies", help="Agents to try in this order: codex_app_server!,scripted.")
-    ] = None,
+    strategies: flags.Strategies = None,
     concurrency: Annotated[int, Parameter(name=["-n", "--concurrency"], help="Most attempts at once.")] = 4,
     isolation: Annotated[
         Literal["process", "shared"] | None,
@@ -174,7 +172,7 @@ def run(
     ] = 1,
     model: flags.Model = None,
     base_url: flags.BaseUrl = None,
-    api_key_env: flags.KeyEnv = None,
+    api_key_env: flags.ApiKeyEnv = None,
     jsonl: Jsonl = False,
     json: flags.Json = False,
 ) -> int:

@@ -40,14 +40,11 @@ class TrialFlags:
         Parameter(name="--prompt", allow_leading_hyphen=True, help="What the agent is asked; - reads stdin."),
     ] = None
     prompt_file: Annotated[Path | None, Parameter(name="--prompt-file", help="The same, from a file.")] = None
-    strategy: Annotated[
-        str | None,
-        Parameter(name="--strategy", help="Strategies in their order; a ! after one that must be usable: a!,b."),
-    ] = None
+    strategies: flags.Strategies = None
     provider: flags.Provider = None
     base_url: flags.BaseUrl = None
     model: flags.Model = None
-    api_key_env: flags.KeyEnv = None
+    api_key_env: flags.ApiKeyEnv = None
     script: Annotated[Path | None, Parameter(name="--script", help="What scripted plays: a TOML file.")] = None
     command: Annotated[str | None, Parameter(name="--command", help="What process runs: a command line.")] = None
     set_: Annotated[
@@ -92,7 +89,7 @@ class TrialFlags:
         return TrialRequest(
             prompt=_prompt(self.prompt, self.prompt_file),
             workspace=workspace,
-            strategies=self.strategy,
+            strategies=self.strategies,
             required=required,
             flags=self._settings(),
             provider=self.provider,
@@ -179,12 +176,12 @@ def try_(
 ) -> int:
     """Give one prompt to an agent in a box over a workspace, and tell every step. Exit code 1 when its turn failed.
 
-    Without --strategy the workspace's config.toml, then PROOFBOX_STRATEGIES decide, and else the scripted agent.
+    Without --strategies the workspace's config.toml, then PROOFBOX_STRATEGIES decide, and else the scripted agent.
 
     For example:
-      proofbox runtime try --strategy codex_app_server --prompt "fix the failing test" --workspace project --out t1
-      proofbox runtime try --strategy scripted --script play.toml --prompt go --json
-      proofbox runtime try --strategy process --command 'my-agent --quiet' --prompt-file task.md
+      proofbox runtime try --strategies codex_app_server --prompt "fix the failing test" --workspace project --out t1
+      proofbox runtime try --strategies scripted --script play.toml --prompt go --json
+      proofbox runtime try --strategies process --command 'my-agent --quiet' --prompt-file task.md
     """
     return _tell(partial(run_trial, said.request(workspace, box, require)), json)
 
