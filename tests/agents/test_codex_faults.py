@@ -37,7 +37,6 @@ from proofbox.errors import (
     UsageError,
 )
 
-pytestmark = pytest.mark.timeout(90)
 boxed = pytest.mark.needs("bubblewrap")
 
 

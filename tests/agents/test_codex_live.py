@@ -48,7 +48,7 @@ from proofbox.agents.events import (
 )
 from proofbox.errors import UsageError
 
-pytestmark = [pytest.mark.needs("codex", "bubblewrap"), pytest.mark.timeout(90)]
+pytestmark = pytest.mark.needs("codex", "bubblewrap")
 
 
 def test_a_whole_turn_in_a_network_namespace_with_no_route_but_to_the_model(tmp_path: Path) -> None:

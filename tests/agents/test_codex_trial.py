@@ -14,7 +14,7 @@ from proofbox.agents.forking import fork_trial
 from proofbox.agents.outcome import Trial, TrialRequest
 from proofbox.agents.trial import run_trial
 
-pytestmark = [pytest.mark.needs("bubblewrap", "codex"), pytest.mark.timeout(120)]
+pytestmark = pytest.mark.needs("bubblewrap", "codex")
 
 
 def with_model(work: Callable[[FakeModel, dict[str, Any]], Awaitable[None]]) -> None:

@@ -39,7 +39,6 @@ from proofbox.agents.http import Request, Responder, connection_handler
 from proofbox.agents.traffic import Exchange, StreamReader, read_body, read_duration, read_headers
 from proofbox.errors import AuthFailed, UsageError
 
-pytestmark = pytest.mark.timeout(60)
 KEY = "sk-proj-Zq81kfjs93Hs8dkf93jf02"
 
 

@@ -15,7 +15,7 @@ from proofbox.agents.outcome import TrialRequest
 from proofbox.agents.process import ProcessRuntime
 from proofbox.agents.trial import run_trial
 
-pytestmark = [pytest.mark.needs("bubblewrap"), pytest.mark.timeout(120)]
+pytestmark = pytest.mark.needs("bubblewrap")
 
 ASK = """
 import json, os, socket, sys, urllib.request

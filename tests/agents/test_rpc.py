@@ -21,8 +21,6 @@ from proofbox.agents.jsonl import Garbage, Id, Lines, Notification, Request, Res
 from proofbox.agents.rpc import OVERLOADED, Peer, Refusal
 from proofbox.errors import AgentError, Overloaded, RuntimeProtocolError, RuntimeTimedOut, TransportBroken
 
-pytestmark = pytest.mark.timeout(60)
-
 # ---- lines
 
 JSON = st.recursive(

@@ -40,7 +40,7 @@ from proofbox.sandbox.conformance.context import command_line, processes_with
 from proofbox.sandbox.contract import Mount
 from proofbox.workspace.workspace import Workspace
 
-pytestmark = [pytest.mark.needs("bubblewrap"), pytest.mark.timeout(60)]
+pytestmark = pytest.mark.needs("bubblewrap")
 
 WRITE: dict[str, Any] = {"tool": "write_file", "args": {"path": "a.txt", "content": "one\n"}}
 RUN: dict[str, Any] = {"tool": "run_command", "args": {"command": "echo two >> a.txt; cat a.txt"}}

@@ -16,13 +16,11 @@ from proofbox.errors import BundleLocked
 from proofbox.evidence.lock import RunLock, read_holder
 
 
-@pytest.mark.timeout(300)
 def test_32_processes_take_turns(tmp_path: Path, rounds: Callable[[int, int], int]) -> None:
     times = rounds(10, 100)
     assert drive("exclude", tmp_path, 32, times) == {"failures": 0, "count": 32 * times}
 
 
-@pytest.mark.timeout(300)
 def test_32_runs_at_once_all_commit(tmp_path: Path) -> None:
     said = drive("commit_at_once", tmp_path, 32)
     assert said.pop("latest").startswith("run-")
