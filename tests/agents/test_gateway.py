@@ -69,14 +69,14 @@ async def laboratory(
         gateway = ModelGateway(Endpoint(model_url or url, KEY))
         async with gateway.listening_at(directory) as path:
             transport = httpx2.AsyncHTTPTransport(uds=str(path))
-            async with httpx2.AsyncClient(transport=transport, base_url="http://inside", timeout=20) as client:
+            async with httpx2.AsyncClient(transport=transport, base_url="http://inside", timeout=60) as client:
                 yield Lab(model, gateway, client)
     assert not list(directory.iterdir())
 
 
 def run(directory: Path, work: Callable[[Lab], Awaitable[None]], **options: Any) -> None:
     async def main() -> None:
-        with anyio.fail_after(30):
+        with anyio.fail_after(100):
             async with laboratory(directory / "gw", **options) as lab:
                 await work(lab)
 

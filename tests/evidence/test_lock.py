@@ -79,7 +79,7 @@ def test_a_lock_on_a_removed_file_is_no_lock(tmp_path: Path) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "open", open_and_remove)
-        lock = RunLock(tmp_path, purpose="a", timeout=5, sleep=lambda _: None).__enter__()
+        lock = RunLock(tmp_path, purpose="a", timeout=60, sleep=lambda _: None).__enter__()
     assert opened
     with pytest.raises(BundleLocked):
         RunLock(tmp_path, purpose="b", mode="fail").__enter__()
