@@ -864,6 +864,17 @@ def test_it_ends_when_nobody_came_for_its_time_to_live(mode: str, tmp_path: Path
         assert not survivors(tmp_path), "a stray is no use of a session, and goes with it"
 
 
+def test_its_time_to_live_does_not_run_before_its_first_peer(mode: str) -> None:
+    """On a busy machine, whoever started it may take longer than that to come."""
+    with agent(mode, ttl=1, greet=False) as box:
+        with pytest.raises(subprocess.TimeoutExpired):
+            box.wait(1.5)
+        box.peer.send(wire.hello())
+        assert box.peer.run(["echo", "on"]).stdout == b"on\n"
+        box.peer.close()
+        assert box.wait() == 0
+
+
 def test_knocking_is_no_use(mode: str) -> None:
     """Whoever only asks whether it still runs, as a list of sessions does, must not keep it alive."""
     with agent(mode, ttl=1) as box:
