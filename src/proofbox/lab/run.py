@@ -43,7 +43,7 @@ CONDUCTOR = "conductor"
 MOST_LOST = 3
 """How often an attempt is tried again because its worker died: one that kills its worker must not go on for ever."""
 PATIENCE = 0.2
-PARTING = 10.0
+PARTING = 30.0
 _EXPECTED = ("environment.json", SCHEDULE, SUMMARY)
 
 OnEvent = Callable[[dict[str, Any]], None]
