@@ -44,7 +44,7 @@ def test_a_page_gives_the_output_it_shows(page: Path) -> None:
 def test_the_tour_for_people_shows_every_step() -> None:
     text = tour_of((ROOT / "README.md").read_text())
     planned = [step for block in blocks(text) if block.runs for step in steps(block.body)]
-    done = subprocess.run([ROOT / "scripts/tour"], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([ROOT / "scripts/tour"], capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(planned) >= 10
     assert done.stdout.count("\n$ ") == len(planned)

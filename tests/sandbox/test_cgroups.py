@@ -180,7 +180,7 @@ def test_a_limit_holds_on_this_machine(tmp_path: Path) -> None:
     if not cgroups.tree().can_limit("pids"):
         pytest.skip("no pids controller here")
     with Sandboxes(project_root=tmp_path) as boxes, boxes.start_session(provider="off", pids=12) as session:
-        result = session.exec(["sh", "-c", "for i in $(seq 40); do sleep 60 & done; echo all"], timeout=20)
+        result = session.exec(["sh", "-c", "for i in $(seq 40); do sleep 60 & done; echo all"], timeout=60)
         assert "all" not in result.stdout
         assert result.exit_code != 0
         assert "fork" in result.stderr

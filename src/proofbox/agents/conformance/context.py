@@ -40,7 +40,7 @@ class Subject:
         self.name = name
         self.checks: list[Check] = []
 
-    def check(self, *, seconds: float = 30.0) -> Callable[[Callable[[Context], Awaitable[None]]], None]:
+    def check(self, *, seconds: float = 90.0) -> Callable[[Callable[[Context], Awaitable[None]]], None]:
         """The function's name is the check's name, its docstring is for the reader."""
 
         def add(run: Callable[[Context], Awaitable[None]]) -> None:
@@ -91,7 +91,7 @@ class Play:
 class Context:
     """One check's own world."""
 
-    patience = 10.0
+    patience = 30.0  # a busy machine is no finding
 
     def __init__(self, runtime: AgentRuntime, rig: Rig, provider: str | None) -> None:
         self.runtime = runtime

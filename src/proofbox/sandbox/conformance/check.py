@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from proofbox.sandbox.conformance.context import Context
 
 Outcome = Literal["passed", "failed", "not_applicable", "not_checked"]
+LIMIT = 60.0
 SCHEMA = "proofbox.conformance/1"
 
 
@@ -76,7 +77,7 @@ class Check(msgspec.Struct, frozen=True):
     subject: str
     needs: Need
     run: Callable[[Context], None]
-    seconds: float = 20.0
+    seconds: float = LIMIT
     """The check is given up after this long, as failed: it never hangs its caller."""
 
 
@@ -115,7 +116,7 @@ class Subject:
         self.checks: list[Check] = []
 
     def check(
-        self, needs: Need = NOTHING, *, seconds: float = 20.0
+        self, needs: Need = NOTHING, *, seconds: float = LIMIT
     ) -> Callable[[Callable[[Context], None]], Callable[[Context], None]]:
         """The function's name is the check's name, its docstring is for the reader."""
 
@@ -125,7 +126,7 @@ class Subject:
 
         return add
 
-    def add(self, name: str, needs: Need, run: Callable[[Context], None], *, seconds: float = 20.0) -> None:
+    def add(self, name: str, needs: Need, run: Callable[[Context], None], *, seconds: float = LIMIT) -> None:
         self.checks.append(Check(f"{self.name}.{name}", self.name, needs, run, seconds))
 
 
