@@ -10,7 +10,7 @@ process, however they hid, and it has a directory for temporary files of its own
 control groups have no such bond: those that are new and bear our names count. The other forms compare the whole
 machine, which then has to be quiet.
 
-The standard library alone: it runs on any Python.
+What is about to end is waited for, for LEFTOVERS_GRACE seconds (30). The standard library alone: it runs on any Python.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pathlib import Path
 PREFIXES = ("proofbox-", "pbt-", "pbe-", "pbp-", "pbl-")
 PROGRAMS = ("boxagent", "boxlaunch", "boxrun", "treestat")
 LABEL = "proofbox.session"
-GRACE = 5.0
+GRACE = float(os.environ.get("LEFTOVERS_GRACE", "30"))  # seconds that what is ending may take: machines are busy
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 NAMESPACES = (Path("/run/netns"), Path("/run/docker/netns"))
 PR_SET_CHILD_SUBREAPER = 36

@@ -106,7 +106,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 # A limit on every test's time. Each phase has its own, so that a costly fixture is bounded as well.
 
-DEFAULT_SECONDS = 120.0
+DEFAULT_SECONDS = 300.0
 GRACE_SECONDS = 30.0
 
 

@@ -27,7 +27,7 @@ class Watched:
     """Commands under `scripts/leftovers`; what they left is ended and removed after the test."""
 
     def __init__(self, temporary: Path) -> None:
-        self.env = {**os.environ, "TMPDIR": str(temporary)}
+        self.env = {**os.environ, "TMPDIR": str(temporary), "LEFTOVERS_GRACE": "3"}
         self.said = ""
 
     def run(self, *words: str) -> int:

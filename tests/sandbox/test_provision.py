@@ -12,10 +12,11 @@ import pytest
 from capabilities import OrdinaryUser
 from private_engine import IMAGE, PrivateEngine, private_engine
 
-from proofbox import Event, Sandboxes, Settings, initialize
+from proofbox import Sandboxes, Settings, initialize
 from proofbox.core.dirs import cache_dir, config_dir
 from proofbox.errors import PolicyRefused, ProvisionFailed, UsageError
 from proofbox.sandbox import config
+from proofbox.sandbox.contract import Event
 from proofbox.sandbox.engine import Engine
 
 SCRIPT = """#!/bin/sh
@@ -117,7 +118,7 @@ def test_an_ordinary_user_s_home_is_prepared_too(ordinary_user: OrdinaryUser, tm
         env=dict(ordinary_user.env),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         **ordinary_user.identity,
     )
     assert done.stdout == "prepared\n", done.stderr

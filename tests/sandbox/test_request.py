@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rawagent import wait_until
 
-from proofbox import Sandboxes, Session
+from proofbox import Sandboxes
 from proofbox.errors import (
     CommandNotExecutable,
     CommandNotFound,
@@ -26,8 +26,7 @@ from proofbox.errors import (
     RequestInvalid,
 )
 from proofbox.sandbox.request import RLIMITS, encode_env, make_request, parse_env
-
-pytestmark = pytest.mark.timeout(60)
+from proofbox.sandbox.service import Session
 
 
 def children() -> set[str]:
@@ -49,7 +48,7 @@ def boxes(tmp_path: Path) -> Iterator[Sandboxes]:
     wait_until(lambda: children() <= before, "nothing left running")
     for thread in threading.enumerate():
         if thread.name == "proofbox-stdin":
-            thread.join(timeout=10)
+            thread.join(timeout=60)
             assert not thread.is_alive()
 
 

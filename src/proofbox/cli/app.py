@@ -45,7 +45,7 @@ def run(words: Sequence[str]) -> int:
     try:
         return _call(words)
     except ProofboxError as error:
-        if isinstance(error, UsageError) and not error.fix_hints:
+        if error.fix_hints == UsageError.hints:
             error.fix_hints = (_help_for(words),)
         return report(error, as_json="--json" in options, passes_exit_code=passes)
     except OutputLost as error:
@@ -76,11 +76,7 @@ def _call(words: Sequence[str]) -> int:
             raise NotFoundError("a path leads through a symbolic link to itself", op="io") from None
         if os.environ.get("PROOFBOX_DEBUG"):
             raise
-        raise InternalError(
-            f"{type(error).__name__}: {error}",
-            op=words[0],
-            fix_hints=["this is a defect of proofbox: report it, with the output of PROOFBOX_DEBUG=1 proofbox …"],
-        ) from error
+        raise InternalError(f"{type(error).__name__}: {error}", op=words[0]) from error
     return result if isinstance(result, int) else 0
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from proofbox.sandbox.conformance.context import Context
 
 Outcome = Literal["passed", "failed", "not_applicable", "not_checked"]
+LIMIT = 60.0
 SCHEMA = "proofbox.conformance/1"
 
 
@@ -76,7 +77,7 @@ class Check(msgspec.Struct, frozen=True):
     subject: str
     needs: Need
     run: Callable[[Context], None]
-    seconds: float = 20.0
+    seconds: float = LIMIT
     """The check is given up after this long, as failed: it never hangs its caller."""
 
 
@@ -89,7 +90,21 @@ class Result(msgspec.Struct, frozen=True):
     duration_ms: float = 0.0
 
 
-class Report(msgspec.Struct, frozen=True):
+class Measured:
+    """A report of results, whatever was checked."""
+
+    __slots__ = ()
+    results: tuple[Result, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.of("failed")
+
+    def of(self, outcome: Outcome) -> list[Result]:
+        return [result for result in self.results if result.outcome == outcome]
+
+
+class Report(Measured, msgspec.Struct, frozen=True):
     """What was measured of one provider, on this machine, as this user. JSON-ready by `msgspec.to_builtins`."""
 
     provider: str
@@ -98,13 +113,6 @@ class Report(msgspec.Struct, frozen=True):
     enforcement: Enforcement
     results: tuple[Result, ...]
     schema_version: str = SCHEMA
-
-    @property
-    def ok(self) -> bool:
-        return not self.of("failed")
-
-    def of(self, outcome: Outcome) -> list[Result]:
-        return [result for result in self.results if result.outcome == outcome]
 
 
 class Subject:
@@ -115,7 +123,7 @@ class Subject:
         self.checks: list[Check] = []
 
     def check(
-        self, needs: Need = NOTHING, *, seconds: float = 20.0
+        self, needs: Need = NOTHING, *, seconds: float = LIMIT
     ) -> Callable[[Callable[[Context], None]], Callable[[Context], None]]:
         """The function's name is the check's name, its docstring is for the reader."""
 
@@ -125,7 +133,7 @@ class Subject:
 
         return add
 
-    def add(self, name: str, needs: Need, run: Callable[[Context], None], *, seconds: float = 20.0) -> None:
+    def add(self, name: str, needs: Need, run: Callable[[Context], None], *, seconds: float = LIMIT) -> None:
         self.checks.append(Check(f"{self.name}.{name}", self.name, needs, run, seconds))
 
 

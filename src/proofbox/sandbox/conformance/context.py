@@ -28,7 +28,7 @@ from proofbox.sandbox.inside import ExecOptions, PolicyOptions
 from proofbox.sandbox.service import Sandboxes, Session
 
 E = TypeVar("E", bound=ProofboxError)
-PATIENCE = 10.0
+PATIENCE = 30.0  # a busy machine is no finding
 _DIRECTORIES = ("XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")
 
 
@@ -55,7 +55,7 @@ class Context:
         self._settings = load(self.project)  # now: a check may point the configuration elsewhere
         self.boxes = self.over(self.project)
 
-    # ---- boxes
+    # Boxes
 
     def over(self, project: Path) -> Sandboxes:
         """A service over another project than the usual one."""
@@ -103,7 +103,7 @@ class Context:
             raise Failed(f"{what}: {error.code} ({error.message}) instead of {kind.code}") from None
         raise Failed(f"{what}: was not refused with {kind.code}")
 
-    # ---- the host
+    # The host
 
     def secret(self, name: str = "secret", mode: int = 0o644) -> tuple[Path, str]:
         """A file outside the project, and the text in it that must not come out of a box."""
@@ -219,7 +219,7 @@ def left_groups() -> list[str]:
 T = TypeVar("T")
 
 
-def settled(look: Callable[[], list[T]], seconds: float = 2.0) -> list[T]:
+def settled(look: Callable[[], list[T]], seconds: float = 10.0) -> list[T]:
     """What is still there after a while: dying takes a moment, and that is no finding."""
     end = time.monotonic() + seconds
     while (found := look()) and time.monotonic() < end:
