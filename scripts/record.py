@@ -31,7 +31,7 @@ from screen import Cell, Row, Screen
 ROOT = Path(__file__).resolve().parent.parent
 COMMAND = "proofbox demo"
 
-LONGEST_PAUSE = 1.6  # seconds: what is longer is shortened to it
+LONGEST_PAUSE = 1.2  # seconds: what is longer is shortened to it
 TYPING = 0.06  # seconds a letter of the command
 LAST = 8.0  # seconds that the last screen stays
 STEP = 0.12  # seconds: what comes closer together is one frame
