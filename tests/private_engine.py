@@ -70,8 +70,11 @@ def private_engine() -> Iterator[PrivateEngine]:
         )
         yield PrivateEngine(host, process.pid, engine)
     finally:
+        containers = [path.name for path in (base / "data/containers").glob("*")]
         _stop(process)
         _kill_below(base)
+        for container in containers:
+            _remove_groups(container)
         _unmount_below(base)
         shutil.rmtree(base, ignore_errors=True)
 
@@ -184,6 +187,21 @@ def _kill_below(base: Path) -> None:
         with contextlib.suppress(OSError):
             if f"{base}/".encode() in (entry / "cmdline").read_bytes():
                 os.kill(int(entry.name), signal.SIGKILL)
+
+
+def _remove_groups(container: str) -> None:
+    """An engine that was itself killed has left its containers' control groups, and perhaps somebody in them."""
+    mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+    for _, mount, kind, *_ in mounts:
+        group = Path(mount) / "docker" / container
+        end = time.monotonic() + 10
+        while kind in ("cgroup", "cgroup2") and group.exists() and time.monotonic() < end:
+            for directory in sorted((group, *(path for path in group.rglob("*") if path.is_dir())), reverse=True):
+                with contextlib.suppress(OSError):
+                    for pid in (directory / "cgroup.procs").read_text().split():
+                        os.kill(int(pid), signal.SIGKILL)
+                    directory.rmdir()
+            time.sleep(0.01)
 
 
 def _unmount_below(base: Path) -> None:
