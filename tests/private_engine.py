@@ -94,10 +94,16 @@ def private_podman() -> Iterator[PrivateEngine]:
     words = ["podman", *(word for flag, name in places.items() for word in (flag, str(base / name)))]
     words += ["--runtime", "runc", "--cgroup-manager", "cgroupfs", "--events-backend", "file"]
     host = f"unix://{base / 'sock'}"
+    # What it does besides, as when it is reset, it does in the default store, which is to be here too.
+    (base / "storage.conf").write_text(
+        f'[storage]\ndriver = "overlay"\ngraphroot = "{base}/root"\nrunroot = "{base}/run"\n'
+    )
+    env = {**os.environ, "CONTAINERS_STORAGE_CONF": str(base / "storage.conf")}
     with (base / "log").open("wb") as log:
         process = subprocess.Popen(
             [*words, "system", "service", "--time", "0", host],
             cwd=base,  # where its helpers leave files
+            env=env,
             stdout=log,
             stderr=log,
             start_new_session=True,
@@ -111,7 +117,7 @@ def private_podman() -> Iterator[PrivateEngine]:
         yield PrivateEngine(host, process.pid, engine)
     finally:
         _stop(process)
-        subprocess.run([*words, "system", "reset", "--force"], cwd=base, capture_output=True, check=False)
+        subprocess.run([*words, "system", "reset", "--force"], cwd=base, env=env, capture_output=True, check=False)
         _kill_below(base)
         _unmount_below(base)
         shutil.rmtree(base, ignore_errors=True)
