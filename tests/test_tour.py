@@ -17,7 +17,6 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "docs/tutorial.md", *sorted((ROOT / "docs/guides").glob("*.md"))]
 # How many blocks of a page may say that they are not run; a page that is not named has none.
 LEFT_OUT = {
-    "README.md": 6,
     "tutorial.md": 1,  # the installation
     "sandbox-an-agent.md": 1,  # a real model
     "measure-a-cli.md": 1,  # a real model

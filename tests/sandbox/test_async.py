@@ -17,12 +17,14 @@ import pytest
 from pacing import SOON
 from rawagent import ENV, PATIENCE, PYTHON, Agent, agent, resident_kb, survivors, tree, wait_until
 
-from proofbox import AsyncSandboxes, AsyncSession, Sandboxes, Session
+from proofbox import AsyncSandboxes, Sandboxes
 from proofbox.errors import CommandNotFound, RequestInvalid, SandboxLost, SessionUnknown
 from proofbox.sandbox import aconnection as module
 from proofbox.sandbox.aconnection import AsyncConnection
+from proofbox.sandbox.aservice import AsyncSession
 from proofbox.sandbox.contract import Event, ExecResult, Isolation, Output, Policy
 from proofbox.sandbox.request import make_request
+from proofbox.sandbox.service import Session
 
 LOOPS = ["asyncio", *(["trio"] if importlib.util.find_spec("trio") else [])]
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from rawagent import cgroup
 
 from proofbox.errors import PolicyRefused
 from proofbox.sandbox import cgroups
@@ -162,6 +165,29 @@ def test_a_sweep_takes_only_empty_groups_of_dead_makers(unified: Path, monkeypat
     look(monkeypatch, ("cgroup2", unified, ["rw"]))
     left = {child.name for child in home.iterdir() if child.is_dir()}
     assert left == {f"busy.{NOBODY_HAS}", f"alive.{os.getpid()}", "somebody-elses"}
+
+
+TIDY = """
+import os, sys
+while True:
+    try:
+        os.rmdir(sys.argv[1])
+    except OSError:
+        pass
+"""
+
+
+@pytest.mark.needs("root")
+def test_others_that_leave_take_nothing_from_those_who_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever thinks itself the last removes the directory of all, and may do so at any moment."""
+    with cgroup() as mount, subprocess.Popen([sys.executable, "-S", "-c", TIDY, str(mount / "proofbox")]) as other:
+        try:
+            for number in range(300):
+                found = look(monkeypatch, ("cgroup2", mount, ["rw"]))
+                assert found.can_kill, found.reason
+                Group(found, f"test-{number}", Policy(), owner=None).remove()
+        finally:
+            other.kill()
 
 
 def test_oom_kills_are_read_from_either_hierarchy(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ class HostedSession:
         )
 
     async def interrupt_turn(self, thread: str, turn: str) -> None:
-        self._turn_of(thread, turn)
+        self.feed.turn(turn, thread)
         await self._end_early(turn, "interrupt")
         await self.feed.wait_turn(turn)
 
@@ -118,7 +118,7 @@ class HostedSession:
             await self._release()  # first: it wakes what would not let itself be cancelled
             await self._background.close()
 
-    # For subclasses.
+    # For subclasses
 
     async def _play(self, turn: Turn, prompt: str) -> None:
         """Do what the agent does. Returning means that it said it was done."""
@@ -146,12 +146,6 @@ class HostedSession:
         await self.feed.tell(event)
         return thread
 
-    def _turn_of(self, thread: str, turn: str) -> Turn:
-        found = self.feed.turn(turn)
-        if found.thread != thread:
-            raise UsageError(f"turn {turn[:80]!r} is not of thread {thread[:80]!r}", op="turn")
-        return found
-
     def _check_open(self) -> None:
         if self._closed:
             raise RuntimeCrashed("the session has ended", op="session", retryable=False)
@@ -164,7 +158,7 @@ class HostedSession:
             details={"missing": [capability]},
         )
 
-    # Inside.
+    # Inside
 
     async def _run(self, turn: Turn, prompt: str) -> None:
         scope = self._scopes[turn.id] = anyio.CancelScope()

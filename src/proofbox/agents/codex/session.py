@@ -88,7 +88,7 @@ class CodexSession:
         self._gone = anyio.Event()
         self._facts: dict[str, Any] = {}
 
-    # ---- the contract
+    # The contract
 
     def facts(self) -> Mapping[str, Any]:
         return {
@@ -179,13 +179,13 @@ class CodexSession:
         return begun[0]
 
     async def steer_turn(self, thread: str, turn: str, text: str) -> None:
-        if self._turn_of(thread, turn).result is not None:
+        if self.feed.turn(turn, thread).result is not None:
             raise UsageError("the turn has ended", op="steer", fix_hints=["start another"])
         asked = {"threadId": thread, "expectedTurnId": turn, "input": [{"type": "text", "text": text}]}
         await self._ask("turn/steer", lambda _: asked)
 
     async def interrupt_turn(self, thread: str, turn: str) -> None:
-        if self._turn_of(thread, turn).result is None:
+        if self.feed.turn(turn, thread).result is None:
             await self._stop(self.feed.turn(turn), TurnInterrupted("the turn was interrupted", op="interrupt"))
 
     async def wait_turn(self, turn: str) -> TurnResult:
@@ -201,7 +201,7 @@ class CodexSession:
             if self._options.home is None:
                 await run_sync(remove_home, self._home)
 
-    # ---- the program's lives
+    # The program's lives
 
     async def _live(self) -> None:
         """From the first start to the end of the session. Never raises: what went wrong is in `_over`."""
@@ -251,16 +251,16 @@ class CodexSession:
             again = len(self._recoveries) <= MOST_RECOVERIES
             crash.details |= {"restarting": again, "replayed": False}
             crash.fix_hints = (
-                "the turn may have acted, and is not played again; the thread can go on from here"
+                "go on in the thread: the turn may have acted, and is not played again"
                 if again
-                else "it ended too often; start another session",
+                else "start another session: this program ended too often",
             )
             self._hearing.ledger.forget()
             await self._hearing.end_all("failed", crash)
             if not again:
                 self._over = crash
 
-    # ---- asking
+    # Asking
 
     async def _ask(
         self,
@@ -324,13 +324,7 @@ class CodexSession:
         )
         return thread
 
-    def _turn_of(self, thread: str, turn: str) -> Turn:
-        found = self.feed.turn(turn)
-        if found.thread != thread:
-            raise UsageError(f"the turn {turn[:80]!r} is not one of that thread", op="turn")
-        return found
-
-    # ---- ending turns
+    # Ending turns
 
     async def _stop(self, turn: Turn, verdict: AgentError) -> None:
         """End a turn early, and the commands it runs. When Codex does not do it, the program is killed for it."""
@@ -398,7 +392,7 @@ class CodexSession:
                     self._hearing.verdicts[turn.id] = self.feed.failure
                     self._background.spawn(self._stop, turn, self.feed.failure)
 
-    # ---- waiting
+    # Waiting
 
     async def _wait(self, condition: Callable[[], bool]) -> None:
         while not condition():

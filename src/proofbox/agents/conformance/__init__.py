@@ -25,7 +25,7 @@ from proofbox.agents.conformance.rigs import rig_for
 from proofbox.agents.contract import AgentRuntime, Capabilities
 from proofbox.agents.registry import Registry, installed
 from proofbox.errors import StrategyUnavailable, UsageError
-from proofbox.sandbox.conformance.check import Failed, NotApplicable, NotChecked, Outcome, Result
+from proofbox.sandbox.conformance.check import Failed, Measured, NotApplicable, NotChecked, Outcome, Result
 
 __all__ = ["CHECKS", "Check", "RuntimeReport", "run_conformance"]
 
@@ -35,7 +35,7 @@ CHECKS: tuple[Check, ...] = tuple(
 )
 
 
-class RuntimeReport(msgspec.Struct, frozen=True):
+class RuntimeReport(Measured, msgspec.Struct, frozen=True):
     """What was measured of one runtime on this machine. JSON-ready by `msgspec.to_builtins`."""
 
     strategy: str
@@ -43,13 +43,6 @@ class RuntimeReport(msgspec.Struct, frozen=True):
     capabilities: Capabilities
     results: tuple[Result, ...]
     schema_version: str = SCHEMA
-
-    @property
-    def ok(self) -> bool:
-        return not self.of("failed")
-
-    def of(self, outcome: Outcome) -> list[Result]:
-        return [result for result in self.results if result.outcome == outcome]
 
 
 def run_conformance(

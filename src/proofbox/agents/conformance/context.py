@@ -153,6 +153,15 @@ class Context:
             raise Failed(f"without {capability} it raised {error.code}, not {CapabilityUnsupported.code}") from None
         raise Failed(f"it has not {capability}, and did not refuse to be asked for it")
 
+    @property
+    def long_command(self) -> str:
+        """One that does not end by itself, and bears the marker."""
+        return f"touch runs; sleep 300; : {self.marker}"
+
+    def long_command_runs(self) -> bool:
+        """Not by its process: an agent's own arguments may hold the command before it is run."""
+        return (self.workspace / "runs").exists()
+
     def alive(self, marker: str) -> list[int]:
         return processes_with(marker)
 

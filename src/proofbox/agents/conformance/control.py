@@ -17,12 +17,12 @@ subject = Subject("control")
 @subject.check()
 async def interrupt_ends_the_turn_and_its_command(context: Context) -> None:
     """A command that would run for minutes is dead when the turn's end is told; the thread can go on."""
-    async with context.playing([Run(f"sleep 300; : {context.marker}"), Say("never")], [Say("again")]) as play:
+    async with context.playing([Run(context.long_command), Say("never")], [Say("again")]) as play:
         thread = await play.session.start_thread()
         turn = await play.session.start_turn(thread, "sleep")
         if await context.lacks("supports_interrupt", lambda: play.session.interrupt_turn(thread, turn)):
             return
-        await play.until(lambda: bool(context.alive(context.marker)), "the command")
+        await play.until(context.long_command_runs, "the command")
         with anyio.fail_after(context.patience):
             await play.session.interrupt_turn(thread, turn)
             result = await play.session.wait_turn(turn)

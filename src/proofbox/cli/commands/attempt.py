@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from proofbox.cli.commands import flags
-from proofbox.cli.commands.suite import AttemptFacts
+from proofbox.cli.commands.suite import AttemptFacts, RunPath
 from proofbox.cli.output import Document, columns, show
 from proofbox.core.text import printable
 from proofbox.lab.explain import explain, read_documents
@@ -46,24 +46,15 @@ class InterruptDocument(Document, frozen=True, kw_only=True):
     attempt: AttemptFacts
 
 
-def list_(
-    run: Annotated[Path, Parameter(help="A run's directory, or an --out directory, whose last run is meant.")] = Path(
-        "out"
-    ),
-    *,
-    json: flags.Json = False,
-) -> int:
+def list_(run: RunPath = Path("out"), *, json: flags.Json = False) -> int:
     """List the attempts of a run, in any state.
 
     For example:
       proofbox attempt list out
     """
     out, run_id = find_run(run)
-    ledger = Ledger(ledger_path(out, run_id))
-    try:
+    with Ledger(ledger_path(out, run_id)) as ledger:
         found = tuple(AttemptFacts.of(each, out / run_id) for each in ledger.attempts())
-    finally:
-        ledger.close()
     rows: list[tuple[str, ...]] = [("ATTEMPT", "STATE", "CLAIMED", "VERIFIED", "REASON", "INFRA")]
     for each in found:
         cells = (each.claimed, each.verified, each.reason, each.infra)
@@ -108,11 +99,8 @@ def interrupt(id: Id, *, run: Run = Path("out"), json: flags.Json = False) -> in
       proofbox attempt interrupt answer.1 --run out
     """
     out, run_id = find_run(run)
-    ledger = Ledger(ledger_path(out, run_id))
-    try:
+    with Ledger(ledger_path(out, run_id)) as ledger:
         attempt = ledger.interrupt(id)
-    finally:
-        ledger.close()
     facts = AttemptFacts.of(attempt, out / run_id)
     words = "it has ended already" if attempt.state == "ended" else "it will be stopped within seconds"
     show(InterruptDocument(attempt=facts), lambda: f"{attempt.id}: {words}", as_json=json)
@@ -121,8 +109,5 @@ def interrupt(id: Id, *, run: Run = Path("out"), json: flags.Json = False) -> in
 
 def _attempt(run: Path, id: str) -> tuple[Attempt, Path]:
     out, run_id = find_run(run)
-    ledger = Ledger(ledger_path(out, run_id))
-    try:
+    with Ledger(ledger_path(out, run_id)) as ledger:
         return ledger.attempt(id), out / run_id
-    finally:
-        ledger.close()

@@ -90,7 +90,21 @@ class Result(msgspec.Struct, frozen=True):
     duration_ms: float = 0.0
 
 
-class Report(msgspec.Struct, frozen=True):
+class Measured:
+    """A report of results, whatever was checked."""
+
+    __slots__ = ()
+    results: tuple[Result, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.of("failed")
+
+    def of(self, outcome: Outcome) -> list[Result]:
+        return [result for result in self.results if result.outcome == outcome]
+
+
+class Report(Measured, msgspec.Struct, frozen=True):
     """What was measured of one provider, on this machine, as this user. JSON-ready by `msgspec.to_builtins`."""
 
     provider: str
@@ -99,13 +113,6 @@ class Report(msgspec.Struct, frozen=True):
     enforcement: Enforcement
     results: tuple[Result, ...]
     schema_version: str = SCHEMA
-
-    @property
-    def ok(self) -> bool:
-        return not self.of("failed")
-
-    def of(self, outcome: Outcome) -> list[Result]:
-        return [result for result in self.results if result.outcome == outcome]
 
 
 class Subject:
