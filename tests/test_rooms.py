@@ -38,7 +38,7 @@ ALLOWED: dict[str, frozenset[str]] = {
 }
 
 # What a third party needs in order to audit, so that it runs on any Python: these use the standard library alone.
-BARE = ("errors", "core.canonical", "core.chain", "core.digest")
+BARE = ("errors", "core.canonical", "core.chain", "core.digest", "core.documents")
 
 
 class Import(NamedTuple):

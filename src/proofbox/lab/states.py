@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
+
+import msgspec
 
 from proofbox.core.clock import Clock, isoformat
 from proofbox.errors import InternalError
@@ -24,6 +26,13 @@ STATES: tuple[State, ...] = get_args(State)
 REASONS: tuple[Reason, ...] = get_args(Reason)
 
 
+class StateEntered(msgspec.Struct, frozen=True):
+    state: State
+    at: str
+    at_ms: float
+    """Since the attempt was claimed."""
+
+
 class States:
     """Where an attempt is, and when it came there."""
 
@@ -31,7 +40,7 @@ class States:
         self._clock = clock
         self.now: State = "claimed"
         self._began = clock.monotonic()
-        self.log: list[dict[str, Any]] = []
+        self.log: list[StateEntered] = []
         self._note()
 
     def enter(self, state: State) -> None:
@@ -43,4 +52,4 @@ class States:
 
     def _note(self) -> None:
         at_ms = round((self._clock.monotonic() - self._began) * 1000, 3)
-        self.log.append({"state": self.now, "at": isoformat(self._clock.now()), "at_ms": at_ms})
+        self.log.append(StateEntered(self.now, isoformat(self._clock.now()), at_ms))

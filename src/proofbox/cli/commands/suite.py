@@ -10,17 +10,19 @@ from typing import Annotated, Any, Literal
 import anyio
 import msgspec
 from cyclopts import Parameter
+from msgspec import UNSET, UnsetType
 
 from proofbox.agents.contract import AgentRuntime
 from proofbox.agents.registry import installed
 from proofbox.agents.strategies import decide_chain, first_usable
 from proofbox.cli.commands import flags
 from proofbox.cli.commands.progress import Progress
-from proofbox.cli.output import Document, ErrorBody, columns, show, write_json
+from proofbox.cli.output import Document, ErrorBody, Streamed, columns, show, write_json
 from proofbox.core.ids import IdSource
 from proofbox.core.text import printable
 from proofbox.errors import SuiteInvalid, SuiteNotPassed, UsageError
 from proofbox.lab import harbor, reading
+from proofbox.lab.documents import Totals
 from proofbox.lab.ledger import Attempt, Ledger
 from proofbox.lab.plan import Plan, ledger_path, read_plan
 from proofbox.lab.run import Conductor, create_run, find_run
@@ -96,10 +98,31 @@ class RunDocument(Document, frozen=True, kw_only=True):
     committed: bool
     bundle: str
     attempts: tuple[AttemptFacts, ...]
-    totals: dict[str, Any]
+    totals: Totals
     not_comparable: Mapping[str, tuple[str, ...]] = {}
     """Missions whose results must not be set beside those of the system they were written for, and why."""
     error: ErrorBody | None = None
+
+
+class EventDocument(Streamed, frozen=True, kw_only=True):
+    schema: str = "proofbox.suite_event/1"
+    run_id: str
+    event: str
+    """A state of an attempt (preparing, running, stopping, verifying, committing, ended), activity, tokens, or lost."""
+    attempt_id: str
+    mission_id: str
+    activity: str | UnsetType = UNSET
+    """Of `activity`: what the agent is doing."""
+    tokens: int | UnsetType = UNSET
+    """Of `tokens`: spent so far."""
+    claimed: str | UnsetType = UNSET
+    """From here: of `ended`."""
+    verified: str | UnsetType = UNSET
+    infra: str | UnsetType | None = UNSET
+    reason: str | UnsetType = UNSET
+    strategy: str | UnsetType = UNSET
+    message: str | UnsetType = UNSET
+    """Of `lost`: why the attempt was given to another worker."""
 
 
 def lint(spec: SpecPath, *, host_root: HostRoot = False, json: flags.Json = False) -> int:
@@ -155,9 +178,7 @@ def run(
     spec: SpecPath,
     *,
     out: Annotated[Path, Parameter(name="--out", help="Where the evidence goes.")] = Path("out"),
-    strategies: Annotated[
-        str | None, Parameter(name="--strategies", help="Agents to try in this order: codex_app_server!,scripted.")
-    ] = None,
+    strategies: flags.Strategies = None,
     concurrency: Annotated[int, Parameter(name=["-n", "--concurrency"], help="Most attempts at once.")] = 4,
     isolation: Annotated[
         Literal["process", "shared"] | None,
@@ -171,13 +192,9 @@ def run(
     retries: Annotated[
         int, Parameter(name="--retries", help="More tries where the machinery failed; a failed mission has none.")
     ] = 1,
-    model: Annotated[str | None, Parameter(name="--model", help="The model, where the agent has one.")] = None,
-    base_url: Annotated[
-        str | None, Parameter(name="--base-url", help="The model's endpoint. It is reached from outside the box.")
-    ] = None,
-    api_key_env: Annotated[
-        str | None, Parameter(name="--api-key-env", help="The variable with its key, which stays outside the box.")
-    ] = None,
+    model: flags.Model = None,
+    base_url: flags.BaseUrl = None,
+    api_key_env: flags.ApiKeyEnv = None,
     jsonl: Jsonl = False,
     json: flags.Json = False,
 ) -> int:
@@ -284,7 +301,7 @@ def _conduct(out: Path, run_id: str, *, json: bool, jsonl: bool) -> int:
 
         def hear(event: dict[str, Any]) -> None:
             if jsonl:
-                write_json({"schema": "proofbox.suite_event/1", "run_id": run_id, **event})
+                write_json(EventDocument(run_id=run_id, **event))
             progress.hear(event)
 
         conductor = Conductor(out, run_id, on_event=hear)
@@ -312,9 +329,9 @@ def _show(out: Path, run_id: str, *, json: bool) -> int:
     counted = totals(attempts)
     error = None
     if not passed:
-        done = counted["passed"]
+        done = counted.passed
         error = SuiteNotPassed(
-            f"{done} of {counted['results']} were verified as done",
+            f"{done} of {counted.results} were verified as done",
             op="suite",
             fix_hints=[f"see what happened: proofbox attempt explain ATTEMPT --run {out / run_id}"],
         )
@@ -346,7 +363,7 @@ def _text(document: RunDocument, attempts: Sequence[Attempt]) -> str:
     lines = [
         columns(rows),
         "",
-        f"{counted['passed']} of {counted['results']} verified as done"
+        f"{counted.passed} of {counted.results} verified as done"
         + (f"; {lied} claimed success and failed" if lied else ""),
         f"evidence: {document.bundle}" + ("" if document.committed else " (not committed: proofbox suite resume)"),
     ]

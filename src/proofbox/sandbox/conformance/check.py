@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from proofbox.core.documents import stored
 from proofbox.sandbox.contract import Enforcement, Isolation
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ class Result(msgspec.Struct, frozen=True):
     duration_ms: float = 0.0
 
 
+@stored(SCHEMA, at="STATE/doctor.json, of each provider")
 class Report(msgspec.Struct, frozen=True):
     """What was measured of one provider, on this machine, as this user. JSON-ready by `msgspec.to_builtins`."""
 
