@@ -54,7 +54,9 @@ python3 speak.py
 proofbox run -n -- true
 """
 STARTS = "proofbox run -n -- sh -c 'touch begun; exec sleep 1000' & " + WAIT
-WRITES = f"proofbox run -n -- sh -c 'echo {MARK} >late; touch begun; while :; do echo >>late; sleep 0.01; done' & " + WAIT
+WRITES = (
+    f"proofbox run -n -- sh -c 'echo {MARK} >late; touch begun; while :; do echo >>late; sleep 0.01; done' & " + WAIT
+)
 SECRET = "sk-proj-" + "a1B2" * 12
 SUITE = HEAD + "".join(
     [

@@ -87,6 +87,21 @@ class BoxFlags:
 ASKED_OF_THE_BOX = BoxFlags()
 Box = Annotated[BoxFlags, Parameter(name="*")]
 
+Strategies = Annotated[
+    str | None,
+    Parameter(
+        name=["--strategies", "--strategy"],
+        help="Agents to try in this order, a ! after one that must be usable: codex_app_server!,scripted.",
+    ),
+]
+Model = Annotated[str | None, Parameter(name="--model", help="The model, for agents that have one.")]
+BaseUrl = Annotated[
+    str | None, Parameter(name="--base-url", help="The model's endpoint. It is reached from outside the box.")
+]
+ApiKeyEnv = Annotated[
+    str | None, Parameter(name="--api-key-env", help="The variable with its key, which stays outside the box.")
+]
+
 PublicKey = Annotated[
     Path | None, Parameter(name="--key", help="The file of the public key that must have signed the packet.")
 ]

@@ -34,10 +34,6 @@ from proofbox.sandbox.conformance.check import Result
 
 LINE = 160
 
-Strategy = Annotated[
-    str | None,
-    Parameter(name="--strategy", help="Strategies in their order; a ! after one that must be usable: a!,b."),
-]
 Prompt = Annotated[
     str | None, Parameter(name="--prompt", allow_leading_hyphen=True, help="What the agent is asked; - reads stdin.")
 ]
@@ -70,11 +66,6 @@ Approval = Annotated[
 ]
 Unboxed = Annotated[
     bool, Parameter(name="--no-sandbox", negative="", help="Run the agent outside any box; the record says so.")
-]
-Model = Annotated[str | None, Parameter(name="--model", help="The model, for runtimes that have one.")]
-BaseUrl = Annotated[str | None, Parameter(name="--base-url", help="The model's endpoint.")]
-KeyEnv = Annotated[
-    str | None, Parameter(name="--api-key-env", help="The variable that holds its key. The key stays outside the box.")
 ]
 ScriptFile = Annotated[Path | None, Parameter(name="--script", help="What scripted plays: a TOML file.")]
 CommandLine = Annotated[str | None, Parameter(name="--command", help="What process runs: a command line.")]
@@ -210,11 +201,11 @@ def try_(
     workspace: Annotated[
         Path, Parameter(name="--workspace", help="The directory the agent works on; it gets a history.")
     ] = Path(),
-    strategy: Strategy = None,
+    strategies: flags.Strategies = None,
     provider: flags.Provider = None,
-    base_url: BaseUrl = None,
-    model: Model = None,
-    api_key_env: KeyEnv = None,
+    base_url: flags.BaseUrl = None,
+    model: flags.Model = None,
+    api_key_env: flags.ApiKeyEnv = None,
     script: ScriptFile = None,
     command: CommandLine = None,
     set_: Set = (),
@@ -231,7 +222,7 @@ def try_(
 ) -> int:
     """Give one prompt to an agent in a box over a workspace, and tell every step. Exit code 1 when its turn failed.
 
-    Without --strategy the workspace's config.toml, then PROOFBOX_STRATEGIES decide, and else the scripted agent.
+    Without --strategies the workspace's config.toml, then PROOFBOX_STRATEGIES decide, and else the scripted agent.
 
     For example:
       proofbox runtime try --strategy codex_app_server --prompt "fix the failing test" --workspace project --out t1
@@ -241,7 +232,7 @@ def try_(
     request = TrialRequest(
         prompt=_prompt(prompt, prompt_file),
         workspace=workspace,
-        strategies=strategy,
+        strategies=strategies,
         required=require,
         flags=_flags(base_url, model, api_key_env, script, command, set_),
         provider=provider,
@@ -267,11 +258,11 @@ def fork(
     workspace: Annotated[
         Path | None, Parameter(name="--workspace", help="The new workspace. Default: beside the record.")
     ] = None,
-    strategy: Strategy = None,
+    strategies: flags.Strategies = None,
     provider: flags.Provider = None,
-    base_url: BaseUrl = None,
-    model: Model = None,
-    api_key_env: KeyEnv = None,
+    base_url: flags.BaseUrl = None,
+    model: flags.Model = None,
+    api_key_env: flags.ApiKeyEnv = None,
     script: ScriptFile = None,
     command: CommandLine = None,
     set_: Set = (),
@@ -296,7 +287,7 @@ def fork(
     request = TrialRequest(
         prompt=_prompt(prompt, prompt_file),
         workspace=workspace or _beside(record, step),
-        strategies=strategy,
+        strategies=strategies,
         flags=_flags(base_url, model, api_key_env, script, command, set_),
         provider=provider,
         policy=box.options(),
@@ -411,7 +402,7 @@ def _matrix(document: RuntimesDocument) -> str:
         if not (each.available and each.compatible)
         for line in (each.reason, *(f"  fix: {hint}" for hint in each.fix_hints))
     ]
-    notes.append(f"tried without --strategy: {document.chain} (from {document.chain_origin})")
+    notes.append(f"tried without --strategies: {document.chain} (from {document.chain_origin})")
     return columns(rows) + "\n\n" + printable("\n".join(notes))
 
 
