@@ -21,11 +21,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 
-from proofbox import AsyncSandboxes, Output, Sandboxes, Session
+from proofbox import AsyncSandboxes, Sandboxes
 from proofbox.sandbox.config import Settings
 from proofbox.sandbox.containers import our_containers
-from proofbox.sandbox.contract import Policy
+from proofbox.sandbox.contract import Output, Policy
 from proofbox.sandbox.providers import bubblewrap
+from proofbox.sandbox.service import Session
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 import private_engine

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from proofbox.core.ids import IdSource
+from proofbox.lab.crew import OnEvent
 from proofbox.lab.ledger import Attempt, Ledger
 from proofbox.lab.plan import Plan, ledger_path
-from proofbox.lab.run import Conductor, OnEvent, create_run
+from proofbox.lab.run import Conductor, create_run
 
 HEAD = '[suite]\nid = "test"\n'
 

@@ -15,9 +15,10 @@ import private_engine
 import pytest
 from rawagent import alive, resident_kb
 
-from proofbox import AsyncSandboxes, AsyncSession, Sandboxes
+from proofbox import AsyncSandboxes, Sandboxes
 from proofbox.errors import CommandNotFound, PolicyRefused, RequestInvalid, SandboxLost
 from proofbox.sandbox.aprocess import AsyncProcess, open_process
+from proofbox.sandbox.aservice import AsyncSession
 from proofbox.sandbox.contract import Door
 
 pytestmark = pytest.mark.timeout(60)

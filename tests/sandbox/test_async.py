@@ -16,12 +16,14 @@ import anyio
 import pytest
 from rawagent import ENV, PYTHON, Agent, agent, resident_kb, survivors, tree, wait_until
 
-from proofbox import AsyncSandboxes, AsyncSession, Sandboxes, Session
+from proofbox import AsyncSandboxes, Sandboxes
 from proofbox.errors import CommandNotFound, RequestInvalid, SandboxLost, SessionUnknown
 from proofbox.sandbox import aconnection as module
 from proofbox.sandbox.aconnection import AsyncConnection
+from proofbox.sandbox.aservice import AsyncSession
 from proofbox.sandbox.contract import Event, ExecResult, Isolation, Output, Policy
 from proofbox.sandbox.request import make_request
+from proofbox.sandbox.service import Session
 
 pytestmark = pytest.mark.timeout(60)
 LOOPS = ["asyncio", *(["trio"] if importlib.util.find_spec("trio") else [])]

@@ -430,7 +430,7 @@ def test_initialize_writes_trusts_and_refuses_to_overwrite(project: Path) -> Non
     with pytest.raises(UsageError, match="there already"):
         proofbox.initialize(project)
     done.path.write_text(done.path.read_text() + "# more\n")
-    with pytest.raises(proofbox.SandboxError):
+    with pytest.raises(proofbox.errors.SandboxError):
         proofbox.Sandboxes(project).exec(["true"])
     assert proofbox.initialize(project, trust=True).settings == wanted
     assert not proofbox.initialize(project, force=True).settings.memory

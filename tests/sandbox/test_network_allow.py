@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from proofbox import Event, Sandboxes
+from proofbox import Sandboxes
 from proofbox.core.dirs import state_dir
 from proofbox.errors import PolicyRefused
+from proofbox.sandbox.contract import Event
 
 # Speaks HTTP by hand: a box need have neither curl nor a proxy-aware program. By the shell's own means where there is
 # bash, else by python3.

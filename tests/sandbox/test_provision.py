@@ -12,10 +12,11 @@ import pytest
 from capabilities import OrdinaryUser
 from private_engine import IMAGE, PrivateEngine, private_engine
 
-from proofbox import Event, Sandboxes, Settings, initialize
+from proofbox import Sandboxes, Settings, initialize
 from proofbox.core.dirs import cache_dir, config_dir
 from proofbox.errors import PolicyRefused, ProvisionFailed, UsageError
 from proofbox.sandbox import config
+from proofbox.sandbox.contract import Event
 from proofbox.sandbox.engine import Engine
 
 SCRIPT = """#!/bin/sh

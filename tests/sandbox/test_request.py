@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rawagent import wait_until
 
-from proofbox import Sandboxes, Session
+from proofbox import Sandboxes
 from proofbox.errors import (
     CommandNotExecutable,
     CommandNotFound,
@@ -26,6 +26,7 @@ from proofbox.errors import (
     RequestInvalid,
 )
 from proofbox.sandbox.request import RLIMITS, encode_env, make_request, parse_env
+from proofbox.sandbox.service import Session
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -18,11 +18,12 @@ from typing import Any
 import pytest
 from rawagent import alive, survivors, tree, wait_until
 
-from proofbox import Sandboxes, Session
+from proofbox import Sandboxes
 from proofbox.core.clock import ManualClock
 from proofbox.core.dirs import state_dir
 from proofbox.errors import PathRefused, ProofboxError, SandboxLost, SessionUnknown
 from proofbox.sandbox import cgroups
+from proofbox.sandbox.service import Session
 
 pytestmark = pytest.mark.timeout(60)
 PROVIDERS = ["off", pytest.param("bubblewrap", marks=pytest.mark.needs("bubblewrap"))]

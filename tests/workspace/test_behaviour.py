@@ -418,8 +418,8 @@ def test_the_two_ways_to_look_find_the_same(ws: Workspace, root: Path) -> None:
         for number in range(5):
             (root / f"d{folder}/below/f\udcff{number}").write_text("x")
     ws.snapshot("first")
-    assert ws._directory is not None
-    jobs = list(ws._directory.walk())
+    assert ws._look.directory is not None
+    jobs = list(ws._look.directory.walk())
     (root / "d1/below/f\udcff1").write_text("changed")
     (root / "d2/below/f\udcff2").unlink()
     (root / "d3/below").rename(root / "d3/moved")

@@ -9,9 +9,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from proofbox import AsyncSandboxes, Sandboxes, Session, Workspace
+from proofbox import AsyncSandboxes, Sandboxes, Workspace
 from proofbox.errors import PolicyRefused
 from proofbox.sandbox import cgroups, freezing
+from proofbox.sandbox.service import Session
 
 pytestmark = pytest.mark.needs("bubblewrap")
 

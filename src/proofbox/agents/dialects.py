@@ -34,7 +34,6 @@ from proofbox.errors import AgentError, AuthFailed, ModelFailed, Overloaded, Rat
 PAYLOAD_LIMIT = 64 << 10
 ID_LIMIT = 200
 MOST_OPEN = 1000  # calls whose results have not come back
-DIALECTS = ("plain", "jsonl", "codex_exec", "claude_stream")
 DialectName = Literal["plain", "jsonl", "codex_exec", "claude_stream"]
 
 _Json = Mapping[str, Any]

@@ -156,7 +156,7 @@ def _check_name(name: str) -> None:
         raise EnvPolicyRefused(
             f"{name[:60]!r} is no variable's name",
             op="environment",
-            fix_hints=["variables are named one by one: no patterns"],
+            fix_hints=["name variables one by one, without patterns"],
             details={"variable": name[:60]},
         )
 

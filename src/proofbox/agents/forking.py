@@ -73,7 +73,7 @@ def _fork_point(trial: Trial, record: Path, number: int) -> ForkedFrom:
         step = next((each for each in trial.steps if each.n == number), None)
         if step is None:
             raise NotFoundError(
-                f"the trial has no step {number}", op="fork", fix_hints=[f"it has 0 to {len(trial.steps)}"]
+                f"the trial has no step {number}", op="fork", fix_hints=[f"name one from 0 to {len(trial.steps)}"]
             )
         snapshot, exact = step.snapshot_after, step.ends_turn
         why = "the turn ended at this step"

@@ -118,7 +118,7 @@ class HostedSession:
             await self._release()  # first: it wakes what would not let itself be cancelled
             await self._background.close()
 
-    # For subclasses.
+    # For subclasses
 
     async def _play(self, turn: Turn, prompt: str) -> None:
         """Do what the agent does. Returning means that it said it was done."""
@@ -164,7 +164,7 @@ class HostedSession:
             details={"missing": [capability]},
         )
 
-    # Inside.
+    # Inside
 
     async def _run(self, turn: Turn, prompt: str) -> None:
         scope = self._scopes[turn.id] = anyio.CancelScope()

@@ -6,7 +6,6 @@ its name is the strategy's id, its object a class that keeps `AgentRuntime`. A b
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import re
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from proofbox.agents.contract import AgentRuntime
+from proofbox.core.nearest import nearest
 from proofbox.errors import StrategyUnavailable, StrategyUnsupported
 
 GROUP = "proofbox.runtimes"
@@ -45,9 +45,11 @@ class Registry:
         """Raises `StrategyUnsupported` for an id nobody has, `StrategyUnavailable` for one whose code can't be had."""
         loader = self._loaders.get(strategy)
         if loader is None:
-            near = difflib.get_close_matches(strategy, self.ids, n=1)
-            hints = [*(f"did you mean {name}?" for name in near), f"known: {', '.join(self.ids)}"]
-            raise StrategyUnsupported(f"there is no strategy {strategy[:60]!r}", op="strategy", fix_hints=hints)
+            raise StrategyUnsupported(
+                f"there is no strategy {strategy[:60]!r}",
+                op="strategy",
+                fix_hints=[nearest(strategy, self.ids), "list them: proofbox runtime list"],
+            )
         try:
             return loader()
         except Exception as error:

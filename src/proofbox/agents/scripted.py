@@ -37,8 +37,9 @@ from proofbox.errors import (
 )
 from proofbox.sandbox.service import Sandboxes
 from proofbox.workspace.capabilities.capabilities import CapabilityGuard, require
+from proofbox.workspace.tools.commands import command_argv
 from proofbox.workspace.tools.contract import CommandResult, ToolResult
-from proofbox.workspace.tools.host import SandboxEnvironment, command_argv
+from proofbox.workspace.tools.host import SandboxEnvironment
 from proofbox.workspace.tools.registry import create_tool_registry
 
 

@@ -6,8 +6,7 @@ nearest one that is. A flag such as `--model` is for every runtime of the chain 
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,6 +14,7 @@ import msgspec
 from proofbox.agents.contract import AgentRuntime
 from proofbox.agents.registry import Registry
 from proofbox.agents.strategies import Chain
+from proofbox.core.nearest import nearest
 from proofbox.errors import AgentError, UsageError
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -25,9 +25,7 @@ def read_settings(kind: type[S], said: Mapping[str, Any], runtime: str) -> S:
     known = kind.__struct_fields__
     for name in said:
         if name not in known:
-            raise UsageError(
-                f"{runtime} has no setting {name[:60]!r}", op="settings", fix_hints=[_nearest(name, known)]
-            )
+            raise UsageError(f"{runtime} has no setting {name[:60]!r}", op="settings", fix_hints=[nearest(name, known)])
     try:
         return msgspec.convert(dict(said), kind)
     except msgspec.ValidationError as error:
@@ -50,7 +48,7 @@ class RuntimeSettings:
         """Refuse a table for a runtime that nobody has, and a flag that no runtime of the chain would hear."""
         for id in self._tables:
             if id not in registry.ids:
-                hint = _nearest(id, registry.ids)
+                hint = nearest(id, registry.ids)
                 raise UsageError(f"[runtimes.{id[:60]}]: there is no such runtime", op="settings", fix_hints=[hint])
         heard: set[str] = set()
         for candidate in chain.candidates:
@@ -65,11 +63,6 @@ class RuntimeSettings:
                 op="settings",
                 fix_hints=[
                     "leave the flag out, or add a strategy that has it",
-                    f"known here: {', '.join(sorted(heard))}",
+                    f"known: {', '.join(sorted(heard))}",
                 ],
             )
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"

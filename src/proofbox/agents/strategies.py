@@ -172,9 +172,8 @@ async def first_usable(
     if len(codes) == 1:
         raise _refusal(seen, first, "" if len(seen) == 1 else "no strategy of the chain can be used; the first: ")
     hints = [f"{each.strategy}: {hint}" for each in seen for hint in each.fix_hints[:1]]
-    raise _refusal(
-        seen, StrategyUnavailable("; ".join(each.reason for each in seen), fix_hints=hints), "no strategy can be used: "
-    )
+    none = StrategyUnavailable("; ".join(each.reason for each in seen), op="strategy", fix_hints=hints)
+    raise _refusal(seen, none, "no strategy can be used: ")
 
 
 async def _examine(runtime: AgentRuntime, needed: Sequence[str], settings: Mapping[str, Any]) -> str:

@@ -58,6 +58,10 @@ class ErrorBody(msgspec.Struct, frozen=True):
     fix_hints: tuple[str, ...]
     retryable: bool
 
+    @classmethod
+    def of(cls, error: ProofboxError) -> ErrorBody:
+        return cls(error.code, error.message, error.op, error.fix_hints, error.retryable)
+
 
 class ErrorDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.error/1"

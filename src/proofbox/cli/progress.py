@@ -1,4 +1,4 @@
-"""A progress bar on stderr, for a person at a terminal."""
+"""A line on stderr that says how far something is, for a person at a terminal."""
 
 from __future__ import annotations
 
@@ -13,23 +13,46 @@ from proofbox.core.text import printable
 _EVERY = 0.1
 
 
-@contextlib.contextmanager
-def progress_bar(what: str, *, shown: bool) -> Iterator[Callable[[int, int | None], None]]:
-    """Gives a function to tell how many bytes have come, and of how many. The line is gone at the end."""
-    last = 0.0
+def watched(*, as_json: bool) -> bool:
+    """Whether a person looks on."""
+    return not as_json and sys.stderr is not None and sys.stderr.isatty()
 
-    def tell(done: int, total: int | None) -> None:
-        nonlocal last
-        if shown and (time.monotonic() - last >= _EVERY or done == total):
-            last = time.monotonic()
-            width = max(20, shutil.get_terminal_size().columns - 1)
-            print("\r" + bar(what, done, total, width), end="", file=sys.stderr, flush=True)
+
+@contextlib.contextmanager
+def passing_line(*, shown: bool) -> Iterator[Callable[[str], None]]:
+    """Gives a function that puts a line in the place of the one before. It is gone at the end."""
+    said = False
+
+    def say(text: str) -> None:
+        nonlocal said
+        if shown:
+            said = True
+            print(f"\r\x1b[K{printable(text)[: _width()]}", end="", file=sys.stderr, flush=True)
 
     try:
-        yield tell
+        yield say
     finally:
-        if last:
+        if said:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def progress_bar(what: str, *, shown: bool) -> Iterator[Callable[[int, int | None], None]]:
+    """Gives a function to tell how many bytes have come, and of how many."""
+    last = 0.0
+    with passing_line(shown=shown) as say:
+
+        def tell(done: int, total: int | None) -> None:
+            nonlocal last
+            if time.monotonic() - last >= _EVERY or done == total:
+                last = time.monotonic()
+                say(bar(what, done, total, _width()))
+
+        yield tell
+
+
+def _width() -> int:
+    return max(20, shutil.get_terminal_size().columns - 1)
 
 
 def bar(what: str, done: int, total: int | None, width: int) -> str:

@@ -59,6 +59,15 @@ def sweep_temporaries(directory: _Path) -> list[str]:
     return removed
 
 
+def sync_directory(path: _Path) -> None:
+    """Make the names in a directory survive a power cut: syncing a new file alone does not save its name."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 def _remove_if_dead(folder: int, name: str) -> bool:
     try:
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)

@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
+from proofbox.core.atomic import sync_directory
 from proofbox.core.canonical import CanonicalError, canonical_bytes, parse_strict
 from proofbox.core.digest import digest_of, sha256_hex
 from proofbox.core.documents import declare
@@ -111,7 +112,7 @@ class ChainWriter:
 
     def __init__(self, path: _Path, name: str, *, sync_every: int = 256) -> None:
         if sync_every < 1:
-            raise UsageError("sync_every must be at least 1", op="chain.open")
+            raise UsageError("sync_every must be at least 1", op="chain open")
         self.path = os.fspath(path)
         self.repaired: TornTail | None = None
         self._sync_every = sync_every
@@ -143,7 +144,7 @@ class ChainWriter:
         """Add one entry and return the new head. Raises UsageError for what the chain can't hold, and adds nothing."""
         with self._lock:
             if self._fd < 0:
-                raise UsageError("the chain is closed", op="chain.append")
+                raise UsageError("the chain is closed", op="chain append")
             count, prev, _ = self._end
             line = _line(payload, count, prev)
             head = sha256_hex(line)
@@ -157,7 +158,7 @@ class ChainWriter:
         """Add several entries in one write, all of them or (UsageError) none, and return the new head."""
         with self._lock:
             if self._fd < 0:
-                raise UsageError("the chain is closed", op="chain.append")
+                raise UsageError("the chain is closed", op="chain append")
             before, head, _ = self._end
             count = before
             lines = []
@@ -196,11 +197,11 @@ class ChainWriter:
 
     def _claim(self) -> None:
         if not stat.S_ISREG(os.fstat(self._fd).st_mode):
-            raise UsageError(f"{self.path} is not a regular file", op="chain.open")
+            raise UsageError(f"{self.path} is not a regular file", op="chain open")
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UsageError(f"{self.path} is being written by another writer", op="chain.open") from None
+            raise UsageError(f"{self.path} is being written by another writer", op="chain open") from None
 
     def _resume(self, name: str) -> tuple[int, str, int]:
         size = os.fstat(self._fd).st_size
@@ -225,12 +226,12 @@ class ChainWriter:
             seq, prev = _entry(lines[-1])
             before = _entry(lines[-2])[0] if len(lines) > 1 else -1
         except CanonicalError as error:
-            raise CorruptError(f"{self.path} is not a chain: {error}", op="chain.open") from error
+            raise CorruptError(f"{self.path} is not a chain: {error}", op="chain open") from error
         if first_prev != origin(name):
-            raise CorruptError(f"{self.path} is not the chain {name!r}", op="chain.open")
+            raise CorruptError(f"{self.path} is not the chain {name!r}", op="chain open")
         expected = sha256_hex(lines[-2]) if len(lines) > 1 else origin(name)
         if seq != before + 1 or prev != expected:
-            raise CorruptError(f"the last line of {self.path} does not follow the one before it", op="chain.open")
+            raise CorruptError(f"the last line of {self.path} does not follow the one before it", op="chain open")
         return seq + 1, sha256_hex(lines[-1])
 
     def _write(self, data: bytes, count: int, head: str) -> None:
@@ -253,7 +254,7 @@ class ChainWriter:
             try:
                 _datasync(self._fd)
                 if not self._named:
-                    _sync_directory_of(self.path)
+                    sync_directory(os.path.dirname(self.path) or ".")
                     self._named = True
             except OSError:
                 # After a failed sync the kernel may have dropped the pages: a later success would prove nothing.
@@ -348,13 +349,13 @@ def _stream_lines(stream: BinaryIO) -> Iterator[_Line]:
 
 def _line(payload: Mapping[str, Any], seq: int, prev: str) -> bytes:
     if "seq" in payload or "prev" in payload:
-        raise UsageError("a payload can't have members called seq or prev", op="chain.append")
+        raise UsageError("a payload can't have members called seq or prev", op="chain append")
     try:
         line = canonical_bytes({**payload, "seq": seq, "prev": prev})
     except CanonicalError as error:
-        raise UsageError(f"the payload has no canonical JSON: {error}", op="chain.append") from error
+        raise UsageError(f"the payload has no canonical JSON: {error}", op="chain append") from error
     if len(line) > MAX_LINE_BYTES:
-        raise UsageError(f"the entry is {len(line)} bytes; the limit is {MAX_LINE_BYTES}", op="chain.append")
+        raise UsageError(f"the entry is {len(line)} bytes; the limit is {MAX_LINE_BYTES}", op="chain append")
     return line
 
 
@@ -384,14 +385,5 @@ def _tail(fd: int, size: int, path: str) -> tuple[list[bytes], bytes]:
             *lines, torn = data.split(b"\n")
             return lines, torn
         if want > 4 * MAX_LINE_BYTES:
-            raise CorruptError(f"{path} ends in a line too long for a chain", op="chain.open")
+            raise CorruptError(f"{path} ends in a line too long for a chain", op="chain open")
         want *= 4
-
-
-def _sync_directory_of(path: str) -> None:
-    """Syncing a new file alone does not save its name."""
-    fd = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

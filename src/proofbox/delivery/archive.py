@@ -14,9 +14,9 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 
+from proofbox.core.modes import git_mode
 from proofbox.delivery import names
 from proofbox.delivery.source import Found, Limits, Pieces, refused
-from proofbox.delivery.wire import Mode
 
 _CHUNK = 3 << 16
 _UNIX = 3
@@ -76,8 +76,7 @@ def _members(archive: zipfile.ZipFile, limits: Limits) -> Iterator[Found]:
             yield Found(path, "120000", lambda target=target: iter((target,)), member.file_size)  # type: ignore[misc]
         elif kind in (0, stat.S_IFREG):
             bits = member.external_attr >> 16 if member.create_system == _UNIX else 0
-            mode: Mode = "100755" if bits & stat.S_IXUSR else "100644"
-            yield Found(path, mode, _read(archive, member), member.file_size)
+            yield Found(path, git_mode(bits), _read(archive, member), member.file_size)
         else:
             raise refused("a device, a pipe or a socket", path, _HINT)
 

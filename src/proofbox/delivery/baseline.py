@@ -146,7 +146,7 @@ def parse_baseline(data: bytes, where: str) -> Baseline:
         pass
     raise CorruptError(
         f"{where} is damaged, or of a version that is not known here",
-        op="deliver.baseline",
+        op="deliver baseline",
         fix_hints=["remove it: without it everything in the repository counts as someone else's"],
         details={"document": where},
     )

@@ -103,7 +103,7 @@ def _encoded(content: Content) -> Iterator[bytes]:
     if size != content.size or digest.hexdigest() != content.sha256:
         raise SourceRefused(
             f"{content.path} changed while it was sent",
-            op="deliver.send",
+            op="deliver send",
             fix_hints=["stop what is writing there, and deliver again; better yet, deliver a snapshot"],
             details={"path": content.path},
         )

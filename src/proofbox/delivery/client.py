@@ -51,7 +51,7 @@ class BackendClient:
 
     def close(self) -> None:
         if self._portal is not None:
-            self._portal.call(self._client.aclose)
+            self._portal.call(self._client.close)
             self._portal = None
         self._stack.close()
 

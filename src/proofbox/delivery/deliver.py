@@ -126,7 +126,7 @@ def initial_export(
 ) -> Delivered:
     """Make the app's repository. One that holds exactly this tree already is the result too."""
     if not tree.files:
-        raise SourceRefused("the source has no files to deliver", op="deliver.init", fix_hints=["check --source"])
+        raise SourceRefused("the source has no files to deliver", op="deliver init")
     patch = patchset(tree, NO_REPOSITORY, Baseline())
     asked = InitialExport(
         create_repo=True,
@@ -158,7 +158,7 @@ def pull_request(client: BackendClient, target: Target, tree: SourceTree, proof:
     if manifest is NO_REPOSITORY or manifest.base_commit_sha is None:
         raise BackendNotFound(
             f"the app {target.app_id!r} has no repository yet",
-            op="deliver.pr",
+            op="deliver pr",
             fix_hints=["make it first: proofbox deliver init"],
             details={"ids": {"app_id": target.app_id}},
         )
@@ -166,8 +166,7 @@ def pull_request(client: BackendClient, target: Target, tree: SourceTree, proof:
     if patch.conflicts:
         raise DeliveryConflict(
             f"{len(patch.conflicts)} files were changed on both sides, the first: {patch.conflicts[0].path}",
-            op="deliver.pr",
-            fix_hints=["take their changes into the source, and prove that; see them: proofbox deliver plan"],
+            op="deliver pr",
             details={
                 "conflicts": msgspec.to_builtins(patch.conflicts),
                 "patch_id": patch.patch_id,
@@ -252,7 +251,7 @@ def _recorded(
     if options.redactor.contains_secret(msgspec.json.encode(asked)):
         raise DeliverySecretFound(
             "the title, the message or an id holds a secret that this process knows",
-            op=f"deliver.{operation}",
+            op=f"deliver {operation}",
             fix_hints=["remove it from the words that are sent"],
         )
     out = options.out or target.baselines().directory / "bundles"

@@ -6,8 +6,8 @@ import os
 import stat
 from collections.abc import Iterator
 
+from proofbox.core.modes import git_mode
 from proofbox.delivery.source import Found, Pieces, refused
-from proofbox.delivery.wire import Mode
 
 CHUNK = 3 << 16
 
@@ -26,11 +26,9 @@ def directory_files(root: str) -> Iterator[Found]:
                         yield Found(path, "100644", lambda: iter(()))
                     else:
                         pending.append(path)
-                elif stat.S_ISLNK(info.st_mode):
-                    yield Found(path, "120000", _link(os.path.join(root, path)))
-                elif stat.S_ISREG(info.st_mode):
-                    mode: Mode = "100755" if info.st_mode & stat.S_IXUSR else "100644"
-                    yield Found(path, mode, _file(os.path.join(root, path)))
+                elif stat.S_ISLNK(info.st_mode) or stat.S_ISREG(info.st_mode):
+                    pieces = _link if stat.S_ISLNK(info.st_mode) else _file
+                    yield Found(path, git_mode(info.st_mode), pieces(os.path.join(root, path)))
                 else:
                     raise refused("it is neither a file, a directory nor a link", path, "remove it")
 

@@ -22,6 +22,7 @@ from proofbox.core.digest import digest_of, sha256_hex
 from proofbox.delivery.baseline import Baseline, State, same, states
 from proofbox.delivery.source import SourceTree
 from proofbox.delivery.wire import Operation, RepoManifest
+from proofbox.evidence.paths import above
 
 BRANCH_PREFIX = "proofbox/"
 _EMPTY = sha256_hex(b"")  # empty files are too much alike for one to be another
@@ -145,12 +146,12 @@ def _clashes(changes: list[PatchChange], repo: Mapping[str, State], baseline: Ba
     """A path can't be a file and a directory. Where an added one would be both with what stays, that is a conflict."""
     gone = {each.path for each in changes if each.operation == "delete"}
     stays = {path for path in repo if path not in gone}
-    folders = {above for path in stays for above in _above(path)}
+    folders = {folder for path in stays for folder in above(path)}
     found: dict[str, Conflict] = {}
     for each in changes:
         if each.operation != "add":
             continue
-        blocking = [above for above in _above(each.path) if above in stays]
+        blocking = [folder for folder in above(each.path) if folder in stays]
         if each.path in folders:
             blocking.append(next(path for path in sorted(stays) if path.startswith(each.path + "/")))
         for path in blocking:
@@ -160,11 +161,6 @@ def _clashes(changes: list[PatchChange], repo: Mapping[str, State], baseline: Ba
                 path, "repo_has_file", _sha(owned.settled) if owned else None, _sha(repo[path]), None, detail
             )
     return list(found.values())
-
-
-def _above(path: str) -> list[str]:
-    parts = path.split("/")
-    return ["/".join(parts[:end]) for end in range(1, len(parts))]
 
 
 def _with_renames(changes: list[PatchChange]) -> list[PatchChange]:

@@ -119,7 +119,7 @@ def require(proof: Proof, *, allow_unpromoted: bool) -> None:
         raise DeliveryNotProven(
             f"the evidence does not support this delivery: {proof.problems[0]}"
             + (f" (and {len(proof.problems) - 1} more)" if len(proof.problems) > 1 else ""),
-            op="deliver.proof",
+            op="deliver proof",
             fix_hints=[
                 "deliver what was proven: --packet FILE --bundle PATH, and the source that the attempt ended with",
                 "or send it without that, on the record: --allow-unpromoted",

@@ -49,7 +49,7 @@ class ApiKey:
         if problem:
             raise SettingsInvalid(
                 f"{KEY_VARIABLE} {problem}",
-                op="deliver.settings",
+                op="deliver settings",
                 fix_hints=[
                     f"set {KEY_VARIABLE} to the key that the backend expects",
                     f"for a backend of your own: {_NEW_KEY}",
@@ -207,4 +207,4 @@ def is_loopback(host: str) -> bool:
 
 
 def _refusal(reason: str, hint: str) -> SettingsInvalid:
-    return SettingsInvalid(f"the backend's address {reason}", op="deliver.settings", fix_hints=[hint])
+    return SettingsInvalid(f"the backend's address {reason}", op="deliver settings", fix_hints=[hint])

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 from collections.abc import Iterator
 from typing import Any
 
 from proofbox.core.canonical import CanonicalError
 from proofbox.core.ids import is_id
+from proofbox.core.modes import git_mode
 from proofbox.delivery.source import Found, Pieces, refused
-from proofbox.delivery.wire import Mode
 from proofbox.errors import SourceRefused
 from proofbox.evidence import tree as evidence_tree
 from proofbox.evidence.reader import load_bundle
@@ -78,7 +77,7 @@ def _stored(store_id: str, tree: str) -> Iterator[Iterator[Found]]:
     if not directory.is_dir():
         raise SourceRefused(
             "the store that holds the snapshot is not on this machine",
-            op="deliver.source",
+            op="deliver source",
             fix_hints=["deliver from the machine where the attempt ran", "or from a directory with the same files"],
         )
     store = Store(directory)
@@ -95,13 +94,7 @@ def _files(store: Store, tree: bytes) -> Iterator[Found]:
         entry = each.new
         if entry is None or entry.kind == "directory":
             continue
-        mode: Mode = "100755" if entry.mode & stat.S_IXUSR else "100644"
-        yield Found(
-            each.path,
-            "120000" if entry.kind == "symlink" else mode,
-            _object(store, entry.digest),
-            sha256=entry.digest.hex(),
-        )
+        yield Found(each.path, git_mode(entry.mode), _object(store, entry.digest), sha256=entry.digest.hex())
 
 
 def _object(store: Store, digest: bytes) -> Pieces:

@@ -155,8 +155,7 @@ def _screened(kind: str, found: Iterable[Found], root: str | None, redactor: Red
         raise DeliverySecretFound(
             f"{secrets[0]} holds a secret that this process knows"
             + (f", and so do {len(secrets) - 1} more" if len(secrets) > 1 else ""),
-            op="deliver.source",
-            fix_hints=["remove it from the files, and rotate it if they were shared"],
+            op="deliver source",
             details={"paths": secrets[:100]},
         )
     if prefix and not files and not left_out:
@@ -212,7 +211,7 @@ def refused(reason: str, path: str, hint: str = "") -> SourceRefused:
     shown: dict[str, Any] = path_fields(path)
     return SourceRefused(
         f"{printable(shown['path'])[:300]}: {reason}" if path else reason,
-        op="deliver.source",
+        op="deliver source",
         fix_hints=[hint] if hint else [],
         details=shown if path else {},
     )

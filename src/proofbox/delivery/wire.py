@@ -16,7 +16,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-Mode = Literal["100644", "100755", "120000"]
+from proofbox.core.modes import GitMode
+
+Mode = GitMode
 Operation = Literal["add", "modify", "delete"]
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 Path = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]

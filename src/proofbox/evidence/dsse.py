@@ -77,11 +77,6 @@ class Envelope:
             (entry.get("keyid", ""), _decoded(entry["sig"], "envelope.signatures")) for entry in document["signatures"]
         ]
 
-    @property
-    def key_ids(self) -> list[str]:
-        """What the signatures say of themselves: hints, not facts."""
-        return [key_id for key_id, _ in self._signatures]
-
     def signed_by(self, key: PublicKey) -> bool:
         """Whether this very key signed this very payload. A signature's key id is only a hint, so all are tried."""
         signed = pre_authentication_encoding(self._type, self.payload)

@@ -164,7 +164,7 @@ class RunLock:
         waited = f" after {self._timeout:g} s" if self._timeout else ""
         return BundleLocked(
             f"{shown(self._out)} is locked by {who}{waited}",
-            op="bundle.lock",
+            op="bundle lock",
             fix_hints=["wait for it, or raise the lock timeout", "give each run an output directory of its own"],
             details={"holder": holder.as_json() if holder else None},
         )

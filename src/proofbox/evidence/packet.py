@@ -157,8 +157,8 @@ def read_document(path: str | os.PathLike[str]) -> Any:
     except OSError as error:
         raise PacketInvalid(
             f"{shown(place)} can't be read: {error.strerror or error}",
-            op="promotion.read",
+            op="promotion read",
             fix_hints=["check the path"],
         ) from error
     except CanonicalError as error:
-        raise PacketInvalid(f"{shown(place)} is not a packet: {error}", op="promotion.read") from error
+        raise PacketInvalid(f"{shown(place)} is not a packet: {error}", op="promotion read") from error

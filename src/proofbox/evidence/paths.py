@@ -52,7 +52,6 @@ def check_artifact_path(path: str, op: str) -> str:
         raise BundlePathRefused(
             f"not a path inside a bundle: {str(path)[:200]!r}",
             op=op,
-            fix_hints=["give a relative path with forward slashes, such as logs/events.jsonl"],
         )
     name = path.rpartition("/")[2]
     if name in RESERVED or is_temporary(path):
@@ -158,11 +157,11 @@ def read_latest(out: _Path) -> str | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise BundleNotFound(f"LATEST can't be read: {error}", op="bundle.resolve") from error
+        raise BundleNotFound(f"LATEST can't be read: {error}", op="bundle resolve") from error
     if not RUN_ID.fullmatch(name):
         raise BundleNotFound(
             "LATEST holds something else than the name of a run",
-            op="bundle.resolve",
+            op="bundle resolve",
             fix_hints=["name the run's directory itself, and look at who wrote LATEST"],
         )
     return name
@@ -172,7 +171,7 @@ def resolve(path: _Path) -> str:
     """The directory of the bundle that `path` means: itself, or the run that its LATEST names."""
     place = os.fspath(path)
     if not os.path.isdir(place):
-        raise BundleNotFound(f"{shown(place)} is not a directory", op="bundle.resolve", fix_hints=["check the path"])
+        raise BundleNotFound(f"{shown(place)} is not a directory", op="bundle resolve", fix_hints=["check the path"])
     if any(os.path.lexists(os.path.join(place, name)) for name in (INDEX, STATUS)):
         return place
     name = read_latest(place)
@@ -180,7 +179,7 @@ def resolve(path: _Path) -> str:
         runs = list_runs(place)
         raise BundleNotFound(
             f"no run in {shown(place)} has been committed without failing",
-            op="bundle.resolve",
+            op="bundle resolve",
             fix_hints=[f"name a run's directory: {os.path.join(shown(place), runs[-1])}"]
             if runs
             else ["check the path"],
@@ -189,7 +188,7 @@ def resolve(path: _Path) -> str:
     directory = os.path.join(place, name)
     if os.path.islink(directory) or not os.path.isdir(directory):
         raise BundleNotFound(
-            f"LATEST names {name}, which is not there", op="bundle.resolve", fix_hints=["name a run's directory itself"]
+            f"LATEST names {name}, which is not there", op="bundle resolve", fix_hints=["name a run's directory itself"]
         )
     return directory
 

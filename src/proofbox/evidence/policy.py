@@ -87,12 +87,12 @@ def load_policy(name: str) -> dict[str, Any]:
         return known
     hints = [f"known are {', '.join(POLICIES)}; or give a JSON file of schema {SCHEMA}"]
     if not os.path.isfile(name):
-        raise PolicyInvalid(f"no policy is called {shown(name)!r}", op="promotion.policy", fix_hints=hints)
+        raise PolicyInvalid(f"no policy is called {shown(name)!r}", op="promotion policy", fix_hints=hints)
     try:
         policy = parse_strict(read_bounded(os.path.realpath(name), MAXPOLICY_BYTES))
         check_policy(policy)
     except (OSError, CanonicalError, ShapeError) as error:
-        raise PolicyInvalid(f"{shown(name)}: {error}", op="promotion.policy", fix_hints=hints) from error
+        raise PolicyInvalid(f"{shown(name)}: {error}", op="promotion policy", fix_hints=hints) from error
     return dict(policy)
 
 

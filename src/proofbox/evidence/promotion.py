@@ -70,7 +70,7 @@ def emit_promotion(
     if require_promotable and not verdict["promotable_decision_stage"]:
         raise PromotionRefused(
             f"{index.run_id} is not promotable: {', '.join(verdict['reasons'])}",
-            op="promotion.emit",
+            op="promotion emit",
             fix_hints=["see what each rule observed: emit without requiring promotability, and read gating_inputs"],
             details={"reasons": verdict["reasons"], "policy": rules["name"], "accepted": verdict["accepted"]},
         )
@@ -84,8 +84,8 @@ def emit_promotion(
     except FileExistsError:
         raise UsageError(
             f"{shown(target)} is already there",
-            op="promotion.emit",
-            fix_hints=["a packet is never replaced: give another --output, or remove the old one yourself"],
+            op="promotion emit",
+            fix_hints=["give another --output, or remove the old one yourself: a packet is never replaced"],
         ) from None
     return Promotion(
         path=target,
@@ -106,8 +106,8 @@ def _target(directory: str, output: _Path | None) -> str:
     if os.path.realpath(target).startswith(top + os.sep):
         raise BundlePathRefused(
             f"{shown(target)} is inside the bundle",
-            op="promotion.emit",
-            fix_hints=["a committed bundle takes no more files: write the packet elsewhere"],
+            op="promotion emit",
+            fix_hints=["write the packet elsewhere: a committed bundle takes no more files"],
         )
     return target
 
@@ -119,8 +119,8 @@ def _packet(
     if not_allowed:
         raise UsageError(
             f"the policy {rules['name']} does not allow to accept {', '.join(not_allowed)[:200]}",
-            op="promotion.emit",
-            fix_hints=[f"it allows: {', '.join(rules['acceptable']) or 'nothing'}"],
+            op="promotion emit",
+            fix_hints=[f"accept what it allows: {', '.join(rules['acceptable']) or 'nothing'}"],
         )
     rulings = evaluate(rules, checked)
     reasons = [ruling.reason for ruling in rulings if not ruling.held]

@@ -68,7 +68,7 @@ class Bundle:
                     return inner.read_bytes(path[len(place) + 1 :])
             raise BundleArtifactAbsent(
                 f"the bundle {self.run_id} has no artifact {path[:200]!r}",
-                op="bundle.read",
+                op="bundle read",
                 fix_hints=["list what is there: proofbox bundle show PATH"],
             )
         try:
@@ -84,12 +84,12 @@ class Bundle:
         try:
             value = parse_strict(self.read_bytes(path))
         except CanonicalError as error:
-            raise BundleCorrupt(f"{path} is not JSON: {error}", op="bundle.read") from error
+            raise BundleCorrupt(f"{path} is not JSON: {error}", op="bundle read") from error
         if schema is not None:
             stated = value.get("schema_version") if type(value) is dict else None
             if stated != schema:
                 raise BundleSchemaUnknown(
-                    f"{path} has schema_version {str(stated)[:100]!r}; {schema!r} is known here", op="bundle.read"
+                    f"{path} has schema_version {str(stated)[:100]!r}; {schema!r} is known here", op="bundle read"
                 )
         return value
 
@@ -99,7 +99,7 @@ class Bundle:
             try:
                 yield parse_strict(line)
             except CanonicalError as error:
-                raise BundleCorrupt(f"{path} line {number} is not JSON: {error}", op="bundle.read") from error
+                raise BundleCorrupt(f"{path} line {number} is not JSON: {error}", op="bundle read") from error
 
 
 def load_bundle(path: _Path) -> Bundle:
@@ -137,14 +137,14 @@ def refusal(found: BundleCheck) -> BundleError:
     more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
     return kind(
         f"{where}: {first['path']}{': ' if first['path'] else ''}{first['detail']}{more}",
-        op="bundle.load",
+        op="bundle load",
         fix_hints=hints,
         details={"findings": findings},
     )
 
 
 def _changed(path: str, why: str) -> BundleCorrupt:
-    return BundleCorrupt(f"{path} has changed since the bundle was loaded: {why}", op="bundle.read")
+    return BundleCorrupt(f"{path} has changed since the bundle was loaded: {why}", op="bundle read")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,11 +169,11 @@ class UnverifiedBundle:
     def read_bytes(self, path: str, *, limit: int = 1 << 30) -> bytes:
         """A file as it is now, unchecked."""
         if not is_artifact_path(path):
-            check_artifact_path(path, "bundle.read")
+            check_artifact_path(path, "bundle read")
         try:
             return read_bounded(os.path.join(self.path, path), limit)
         except OSError as error:
-            raise NotFoundError(f"{path} can't be read: {error}", op="bundle.read") from error
+            raise NotFoundError(f"{path} can't be read: {error}", op="bundle read") from error
 
 
 def open_bundle_unverified(path: _Path) -> UnverifiedBundle:

@@ -103,7 +103,7 @@ def _refuse(checked: BundleCheck, directory: str) -> None:
     if any(finding.code == "in_progress" and finding.path in ("", STATUS) for finding in checked.findings):
         raise BundleInProgress(
             f"{shown(directory)} was never committed: there is nothing to repair",
-            op="bundle.repair",
+            op="bundle repair",
             fix_hints=["look at it with open_bundle_unverified(), or run it again"],
         )
     hopeless = [
@@ -113,7 +113,7 @@ def _refuse(checked: BundleCheck, directory: str) -> None:
         why = f"{hopeless[0].path}: {hopeless[0].detail}" if hopeless else "its run_status.json can't be read"
         raise BundleRepairRefused(
             f"{shown(directory)} can't be repaired without inventing something: {why}",
-            op="bundle.repair",
+            op="bundle repair",
             fix_hints=["restore the bundle from a copy"],
         )
 
@@ -121,13 +121,13 @@ def _refuse(checked: BundleCheck, directory: str) -> None:
 def _rebuild(checked: BundleCheck, directory: str, clock: Clock) -> tuple[Index, list[dict[str, Any]]]:
     status, before = checked.status, checked.index
     if status is None:
-        raise BundleRepairRefused("its run_status.json can't be read", op="bundle.repair")
+        raise BundleRepairRefused("its run_status.json can't be read", op="bundle repair")
     own, interrupted = tidy(directory).split()
     unnameable = sorted(shown(path) for path in own if not is_artifact_path(path))
     if unnameable:
         raise BundleRepairRefused(
             f"a file's name can't be an artifact's: {unnameable[0]}",
-            op="bundle.repair",
+            op="bundle repair",
             fix_hints=["remove it yourself"],
         )
     listed = dict(before.artifacts) if before is not None else {}

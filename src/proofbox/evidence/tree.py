@@ -14,10 +14,11 @@ import base64
 import os
 import stat
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from proofbox.core.digest import digest_of, sha256_file, sha256_hex
 from proofbox.core.documents import declare
+from proofbox.core.modes import GitMode, git_mode
 from proofbox.core.text import path_fields
 from proofbox.errors import BundlePathRefused
 from proofbox.evidence import shape
@@ -28,7 +29,7 @@ from proofbox.evidence.shape import ShapeError
 
 PATH = "tree_manifest.json"
 SCHEMA = "proofbox.tree_manifest/1"
-MODES = ("100644", "100755", "120000")
+MODES = get_args(GitMode)
 
 
 class TreeEntry(NamedTuple):
@@ -77,14 +78,14 @@ def _entry(top: bytes, path: bytes) -> TreeEntry:
         return TreeEntry(path, "120000", len(target), sha256_hex(target))
     if not stat.S_ISREG(info.st_mode):
         raise BundlePathRefused(
-            f"{shown(os.fsdecode(path))} is neither a file nor a link", op="tree.scan", fix_hints=["remove it"]
+            f"{shown(os.fsdecode(path))} is neither a file nor a link", op="tree scan", fix_hints=["remove it"]
         )
     fd = os.open(full, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         digest, size = sha256_file(fd)
     finally:
         os.close(fd)
-    return TreeEntry(path, "100755" if info.st_mode & stat.S_IXUSR else "100644", size, digest)
+    return TreeEntry(path, git_mode(info.st_mode), size, digest)
 
 
 _DOCUMENT = shape.record(

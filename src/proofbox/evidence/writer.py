@@ -15,18 +15,16 @@ that a file changed in between is found rather than blessed.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import shutil
-import stat
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
-from proofbox.core.atomic import TEMPORARY_PREFIX, sweep_temporaries, write_document
+from proofbox.core.atomic import TEMPORARY_PREFIX, sweep_temporaries, sync_directory, write_document
 from proofbox.core.canonical import CanonicalError, canonical_bytes
 from proofbox.core.chain import FORMAT as CHAIN_FORMAT
 from proofbox.core.chain import ChainWriter
@@ -41,9 +39,9 @@ from proofbox.errors import (
     BundleInProgress,
     BundlePathRefused,
     BundleSecretFound,
-    NotFoundError,
     UsageError,
 )
+from proofbox.evidence.content import pieces_of, read_again, sync_all, write_new
 from proofbox.evidence.identity import is_alive, process_identity, world, world_id
 from proofbox.evidence.index import SCHEMA as INDEX_SCHEMA
 from proofbox.evidence.index import Anchor, Artifact, index_of, schema_of, stated_schema
@@ -64,13 +62,10 @@ from proofbox.evidence.paths import (
     tidy,
 )
 from proofbox.evidence.pool import in_threads
-from proofbox.evidence.secrets import SecretScan
 from proofbox.evidence.shape import ShapeError
 from proofbox.evidence.status import SCHEMA as STATUS_SCHEMA
 from proofbox.evidence.status import RunStatus, parse_status
 
-_CHUNK = 1 << 20
-_SYNCING = 16
 _Path = str | os.PathLike[str]
 _IDS = IdSource()
 
@@ -124,7 +119,7 @@ class BundleWriter:
         nested._setup(expected, False, redactor, clock, ids)
         nested._out = None
         nested.run_id = nested._new_id("bundle") if run_id is None else _checked_run_id(run_id)
-        nested.path = Path(directory) / check_artifact_path(path, "bundle.nested")
+        nested.path = Path(directory) / check_artifact_path(path, "bundle nested")
         return nested
 
     def taking_over(self) -> Self:
@@ -145,8 +140,8 @@ class BundleWriter:
         ids: IdSource | None,
     ) -> None:
         if isinstance(expected, str):
-            raise UsageError("expected is a list of paths, not one path", op="bundle.open")
-        self._expected = tuple(dict.fromkeys(check_artifact_path(path, "bundle.open") for path in expected))
+            raise UsageError("expected is a list of paths, not one path", op="bundle open")
+        self._expected = tuple(dict.fromkeys(check_artifact_path(path, "bundle open") for path in expected))
         self._dry = dry
         self._redactor = redactor
         self._clock: Clock = clock or SystemClock()
@@ -169,7 +164,7 @@ class BundleWriter:
 
     def __enter__(self) -> Self:
         if self._state != "new":
-            raise UsageError("a bundle is written once", op="bundle.open", fix_hints=["make a new BundleWriter"])
+            raise UsageError("a bundle is written once", op="bundle open", fix_hints=["make a new BundleWriter"])
         self._status = RunStatus(
             run_id=self.run_id,
             state="in_progress",
@@ -202,12 +197,12 @@ class BundleWriter:
                 os.rmdir(self.path)
             return False
         except (OSError, ShapeError) as error:
-            raise BundleCorrupt(f"{self.run_id} has no status to go on from: {error}", op="bundle.open") from error
+            raise BundleCorrupt(f"{self.run_id} has no status to go on from: {error}", op="bundle open") from error
         if (self.path / INDEX).exists() or is_alive(before.writer) is not False:
             raise BundleInProgress(
                 f"{before.run_id} is committed, or its writer still lives",
-                op="bundle.open",
-                fix_hints=["a bundle can be taken over once its writer has died"],
+                op="bundle open",
+                fix_hints=["wait until its writer has died: it can be taken over then"],
             )
         self.run_id = before.run_id
         self._expected = tuple(dict.fromkeys((*before.expected, *self._expected)))
@@ -231,7 +226,7 @@ class BundleWriter:
         os.mkdir(unborn)
         write_document(os.path.join(unborn, STATUS), self._status.to_bytes())
         os.rename(unborn, self.path)
-        _sync_directory(out)
+        sync_directory(out)
 
     def _create_nested(self) -> None:
         """In place: as long as the bundle around it is in progress, so is everything in it."""
@@ -245,7 +240,7 @@ class BundleWriter:
     def _taken(self) -> BundleExists:
         return BundleExists(
             f"{shown(os.fspath(self.path))} is already there",
-            op="bundle.open",
+            op="bundle open",
             fix_hints=["leave run_id out: a new one is made for each run"],
         )
 
@@ -262,7 +257,7 @@ class BundleWriter:
 
     def mark_partial(self, reason: str) -> None:
         """Say that something is lacking, though every expected artifact may be there: the commit won't be `ok`."""
-        self._require_open("bundle.mark_partial")
+        self._require_open("bundle mark_partial")
         self._partial.append(preview(self._clean(reason), 1000)[0])
 
     # Artifacts
@@ -272,33 +267,20 @@ class BundleWriter:
         try:
             data = canonical_bytes(value)
         except CanonicalError as error:
-            raise UsageError(f"{path} has no canonical JSON: {error}", op="bundle.write_json") from error
-        return self._store(path, [data], stated_schema(value), "bundle.write_json")
+            raise UsageError(f"{path} has no canonical JSON: {error}", op="bundle write_json") from error
+        return self._store(path, [data], stated_schema(value), "bundle write_json")
 
     def write_bytes(self, path: str, data: bytes, *, schema_version: str | None = None) -> Artifact:
-        return self._store(path, [data], schema_version, "bundle.write_bytes")
+        return self._store(path, [data], schema_version, "bundle write_bytes")
 
     def add_file(self, path: str, source: _Path | BinaryIO, *, schema_version: str | None = None) -> Artifact:
         """Copy a file, or what is left in a binary stream, into the bundle."""
-        if isinstance(source, str | os.PathLike):
-            try:
-                # Not O_NOFOLLOW: the caller named this file. O_NONBLOCK: a FIFO must not hang the run.
-                fd = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            except OSError as error:
-                raise NotFoundError(
-                    f"{shown(os.fspath(source))} can't be read: {error.strerror}",
-                    op="bundle.add_file",
-                    fix_hints=["check the path"],
-                ) from error
-            with open(fd, "rb", buffering=0) as stream:
-                if not stat.S_ISREG(os.fstat(fd).st_mode):
-                    raise UsageError(f"{shown(os.fspath(source))} is not a regular file", op="bundle.add_file")
-                return self._store(path, _pieces(stream), schema_version, "bundle.add_file")
-        return self._store(path, _pieces(source), schema_version, "bundle.add_file")
+        with pieces_of(source) as pieces:
+            return self._store(path, pieces, schema_version, "bundle add_file")
 
     def open_log(self, path: str, *, sync_every: int = SYNC_EVERY) -> BundleLog:
         """A hash-chained log. The index anchors how many entries it has and what they hash to."""
-        self._claim(path, "bundle.open_log")
+        self._claim(path, "bundle open_log")
         target = self._target(path)
         chain = ChainWriter(target, f"{self.run_id}/{path}", sync_every=sync_every)
         log = BundleLog(chain, self._redactor, lambda anchor: self._anchors.__setitem__(path, anchor))
@@ -308,7 +290,7 @@ class BundleWriter:
 
     def nested(self, path: str, *, expected: Iterable[str] = (), run_id: str | None = None) -> BundleWriter:
         """A bundle inside this one, with an index of its own: an attempt's inside a run's."""
-        self._require_open("bundle.nested")
+        self._require_open("bundle nested")
         inner = BundleWriter.nested_in(
             self.path,
             path,
@@ -324,29 +306,15 @@ class BundleWriter:
 
     def _store(self, path: str, pieces: Iterable[bytes], schema: str | None, op: str) -> Artifact:
         self._claim(path, op)
-        target = self._target(path)
-        digest, size = hashlib.sha256(), 0
-        scan = SecretScan(self._redactor) if self._redactor is not None else None
         try:
-            fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-            with open(fd, "wb", buffering=0) as stream:
-                for piece in pieces:
-                    digest.update(piece)
-                    size += len(piece)
-                    if scan is not None:
-                        scan.feed(piece)
-                    view = memoryview(piece)
-                    while view:
-                        view = view[stream.write(view) or 0 :]
+            meter = write_new(self._target(path), pieces, self._redactor)
         except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(target)
             with self._mutex:
                 self._artifacts.pop(path, None)
             raise
-        if scan is not None and scan.found:
+        if meter.secret:
             self._secrets.add(path)
-        artifact = Artifact(path, size, digest.hexdigest(), schema)
+        artifact = Artifact(path, meter.size, meter.sha256, schema)
         self._artifacts[path] = artifact
         return artifact
 
@@ -376,7 +344,7 @@ class BundleWriter:
 
     def _commit(self, error: BaseException | None) -> None:
         if error is None and any(inner._state == "open" for inner in self._open_nested):
-            raise UsageError("a nested bundle is still open", op="bundle.commit", fix_hints=["leave it first"])
+            raise UsageError("a nested bundle is still open", op="bundle commit", fix_hints=["leave it first"])
         self._state = "closed"
         for log in self._open_logs:
             log.close()
@@ -384,13 +352,13 @@ class BundleWriter:
         if self._secrets:
             raise BundleSecretFound(
                 f"{len(self._secrets)} artifacts hold a secret: {', '.join(sorted(self._secrets)[:5])}",
-                op="bundle.commit",
+                op="bundle commit",
                 fix_hints=["keep the secret out of what is written; this bundle stays in progress and is no evidence"],
                 details={"paths": sorted(self._secrets)},
             )
         present = [artifact.path for artifact in artifacts]
         missing = sorted(set(self._expected).difference(present) | set(interrupted))
-        self._sync(present)
+        sync_all(self.path, present)  # before anything says that they are there
         with self._locked("commit"):
             self._status = replace(
                 self._status,
@@ -415,7 +383,7 @@ class BundleWriter:
             first = min(found.irregular)
             raise BundlePathRefused(
                 f"{shown(first)} is a {found.irregular[first]}, which a bundle can't hold",
-                op="bundle.commit",
+                op="bundle commit",
                 fix_hints=["write regular files into a bundle"],
             )
         own, interrupted = found.split()
@@ -427,7 +395,7 @@ class BundleWriter:
         if wrong:
             raise BundlePathRefused(
                 wrong[0],
-                op="bundle.commit",
+                op="bundle commit",
                 fix_hints=["let nothing else change the directory of a bundle in progress"],
             )
         measured = in_threads(self._measure, sorted(own.difference(known)))
@@ -435,36 +403,17 @@ class BundleWriter:
 
     def _measure(self, path: str) -> Artifact:
         """The entry of a file that did not come through `_store`: a log, a nested index, one from another program."""
-        digest, size = hashlib.sha256(), 0
-        scan = SecretScan(self._redactor) if self._redactor is not None else None
-        fd = os.open(self.path / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        kept = b""
-        with open(fd, "rb", buffering=0) as stream:
-            for piece in _pieces(stream):
-                digest.update(piece)
-                size += len(piece)
-                if scan is not None:
-                    scan.feed(piece)
-                if path.endswith(".json") and size <= MAX_STATUS_BYTES:
-                    kept += piece
-        if scan is not None and scan.found:
+        is_json = path.endswith(".json")
+        meter, kept = read_again(self.path / path, self._redactor, keep=MAX_STATUS_BYTES if is_json else 0)
+        if meter.secret:
             self._secrets.add(path)
         chain = self._anchors.get(path)
         schema = CHAIN_FORMAT if chain else None
         if path.endswith("/" + INDEX):
             schema = INDEX_SCHEMA
-        elif path.endswith(".json") and len(kept) == size:
+        elif is_json and len(kept) == meter.size:
             schema = schema_of(kept)
-        return Artifact(path, size, digest.hexdigest(), schema, chain)
-
-    def _sync(self, paths: Iterable[str]) -> None:
-        """Every artifact and every directory onto the disk, before anything says that they are there."""
-        files = list(paths)
-        # The disk, not a core, is what is waited for; and syncs that wait together share a commit of its journal.
-        in_threads(lambda path: _sync_file(self.path / path), files, threads=_SYNCING, batch=1)
-        directories = {os.path.dirname(path) for path in files}
-        for directory in sorted({"", *directories, *(place for each in directories for place in above(each))}):
-            _sync_directory(self.path / directory)
+        return Artifact(path, meter.size, meter.sha256, schema, chain)
 
     def _failure(self, error: BaseException) -> dict[str, str]:
         message = preview(self._clean(str(error)), 4000)[0]
@@ -487,29 +436,7 @@ def _checked_run_id(run_id: str) -> str:
     if type(run_id) is not str or not RUN_ID.fullmatch(run_id) or run_id == LATEST:
         raise BundlePathRefused(
             f"not a run id: {str(run_id)[:200]!r}",
-            op="bundle.open",
-            fix_hints=["letters, digits, dots, hyphens and underscores, at most 128, or leave it out"],
+            op="bundle open",
+            fix_hints=["use letters, digits, dots, hyphens and underscores, at most 128, or leave it out"],
         )
     return run_id
-
-
-def _pieces(stream: Any) -> Iterator[bytes]:
-    read: Callable[[int], bytes] = stream.read
-    while piece := read(_CHUNK):
-        yield piece
-
-
-def _sync_file(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _sync_directory(path: _Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

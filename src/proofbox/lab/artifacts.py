@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from proofbox.agents.contract import TurnResult
 from proofbox.agents.environment import EnvironmentRecord
 from proofbox.agents.strategies import Considered
 from proofbox.core.digest import sha256_file
+from proofbox.core.modes import git_mode
 from proofbox.core.redaction import Redactor
 from proofbox.errors import ProofboxError
 from proofbox.evidence import outcome, tree
@@ -227,7 +227,10 @@ def write_final(
         }
         manifest = tree.tree_manifest(
             tree.TreeEntry(
-                path.encode("utf-8", "surrogateescape"), _mode(entry), store.size(entry.digest), entry.digest.hex()
+                path.encode("utf-8", "surrogateescape"),
+                git_mode(entry.mode),
+                store.size(entry.digest),
+                entry.digest.hex(),
             )
             for path, entry in entries.items()
         )
@@ -257,9 +260,3 @@ def write_final(
         return workspace.compare(given, final.id, content)
 
     return read
-
-
-def _mode(entry: Entry) -> str:
-    if entry.kind == "symlink":
-        return "120000"
-    return "100755" if entry.mode & stat.S_IXUSR else "100644"

@@ -40,22 +40,17 @@ from proofbox.lab.claims import Feedback, read_feedback
 from proofbox.lab.documents import Verified
 from proofbox.lab.expectations import Unmet, unmet
 from proofbox.lab.ledger import Attempt, Ended
+from proofbox.lab.missionbox import MissionBoxes
 from proofbox.lab.reading import Suite
 from proofbox.lab.sharing import SharedSession, Started, only
 from proofbox.lab.spec import Isolation, Mission
 from proofbox.lab.states import Reason, State, States
 from proofbox.lab.template import Templates
 from proofbox.lab.trace import Trace
-from proofbox.lab.verifier import Checked, argv_of, check, lay_beside, lay_out
-from proofbox.sandbox.contract import Mount
-from proofbox.sandbox.inside import PolicyOptions
+from proofbox.lab.verifier import Checked, check, lay_beside, lay_out
 from proofbox.sandbox.service import Sandboxes
-from proofbox.workspace.capabilities.capabilities import Capabilities as Grants
-from proofbox.workspace.capabilities.compiling import compile_rules
-from proofbox.workspace.capabilities.grants import PRESETS
 from proofbox.workspace.workspace import Workspace
 
-SETUP_TIMEOUT = 600.0
 RETRY_SOON = 1.0
 
 # What an agent's turn may fail with that is the agent's own affair: everything else is the machinery's.
@@ -110,7 +105,7 @@ class Watch:
 
 async def run_attempt(attempt: Attempt, around: Surroundings, watch: Watch) -> Ended:
     """Run it whole. Whatever goes wrong is in its bundle; what is raised is that there is no bundle."""
-    trial = _Trial(attempt, around, watch)
+    trying = _Supervisor(attempt, around, watch)
     writer = BundleWriter.nested_in(
         around.run_dir,
         attempt.path,
@@ -122,16 +117,16 @@ async def run_attempt(attempt: Attempt, around: Surroundings, watch: Watch) -> E
     )
     with writer as bundle:
         try:
-            await trial.run(bundle)
+            await trying.run(bundle)
         finally:
             with anyio.CancelScope(shield=True):
-                await run_sync(shutil.rmtree, trial.place, True)
+                await run_sync(shutil.rmtree, trying.place, True)
     index = await run_sync(artifacts.index_sha256, writer.path)
-    trial.enter("ended")
-    return trial.ended(index)
+    trying.enter("ended")
+    return trying.ended(index)
 
 
-class _Trial:
+class _Supervisor:
     def __init__(self, attempt: Attempt, around: Surroundings, watch: Watch) -> None:
         self._attempt = attempt
         self._around = around
@@ -149,6 +144,7 @@ class _Trial:
         self._feedback: Feedback = read_feedback("")
         self._unmet: list[Unmet] = []
         self.place = around.work / "attempts" / f"{attempt.id}.e{attempt.epoch}"
+        self._boxes = MissionBoxes(self._mission, around.suite, self.place / "workspace", around.provider, around.clock)
         self._common = around.work / "shared"
 
     def enter(self, state: State) -> None:
@@ -186,63 +182,12 @@ class _Trial:
         workspace = around.templates.fork(mission.id, self.place / "workspace")
         try:
             if mission.setup:
-                self._set_up()
+                self._boxes.set_up()
                 workspace.snapshot("after setup")
         except BaseException:
             workspace.forget()
             raise
         return workspace
-
-    def _set_up(self) -> None:
-        with (
-            Sandboxes(self.place / "workspace", clock=self._around.clock) as boxes,
-            boxes.start_session(provider=self._provider, **self._policy()) as session,
-        ):
-            for command in self._mission.setup:
-                result = session.exec(argv_of(command), timeout=SETUP_TIMEOUT)
-                if result.exit_code != 0:
-                    shown = result.stderr_bytes[-2000:].decode("utf-8", "replace")
-                    raise SetupFailed(
-                        f"a setup command of {self._mission.id} exited {result.exit_code}",
-                        op="attempt",
-                        fix_hints=["run it by hand: proofbox exec"],
-                        details={"command": list(argv_of(command)), "stderr": shown},
-                    )
-
-    @property
-    def _provider(self) -> str | None:
-        return self._around.provider or self._mission.provider
-
-    def _policy(self, files: Path | None = None) -> PolicyOptions:
-        """Of a box over the workspace, or over other files in its stead."""
-        limits = self._mission.limits
-        workdir = self._mission.workdir
-        policy: PolicyOptions = {
-            "network": self._mission.network,
-            "memory_mb": limits.memory_mb,
-            "cpus": limits.cpus,
-            "pids": limits.pids,
-            "image": self._mission.image,
-            "mounts": [] if workdir is None else [Mount(files or self.place / "workspace", workdir, writable=True)],
-        }
-        return policy
-
-    def _grants(self) -> Grants | None:
-        said = self._mission.capabilities
-        if said is None:
-            return None
-        return Grants.load(said if said in PRESETS else self._around.suite.at(said))
-
-    def _agent_policy(self, workspace: Path) -> PolicyOptions:
-        """Of the agent's own box: capabilities are compiled into it, for the files as they are before it starts."""
-        policy, grants = self._policy(), self._grants()
-        if grants is None:
-            return policy
-        compiled = compile_rules(grants, str(workspace)).options(str(workspace))
-        mounts = [*(policy.get("mounts") or ()), *(compiled.get("mounts") or ())]
-        policy.update(compiled)
-        policy["mounts"] = mounts
-        return policy
 
     # The agent
 
@@ -307,9 +252,9 @@ class _Trial:
             options = SessionOptions(
                 workspace=workspace,
                 scratch=scratch,
-                provider=self._provider,
-                policy=self._agent_policy(workspace),
-                grants=self._grants(),
+                provider=self._boxes.provider,
+                policy=self._boxes.agent_policy(workspace),
+                grants=self._boxes.grants(),
                 settings=settings,
                 env=self._environment.values,
                 approvals=_approvals(mission),
@@ -372,9 +317,13 @@ class _Trial:
             put_back, left_out = lay_out(workspace, given, final.id, verify, files, verified)
             beside = lay_beside(verify, self._around.suite.at, self.place / "beside")
             with Sandboxes(verified, clock=self._around.clock) as boxes:
-                policy = self._policy(verified)
                 found = check(
-                    boxes, verify, provider=self._provider, policy=policy, beside=beside, clock=self._around.clock
+                    boxes,
+                    verify,
+                    provider=self._boxes.provider,
+                    policy=self._boxes.policy(verified),
+                    beside=beside,
+                    clock=self._around.clock,
                 )
             self._checked = msgspec.structs.replace(found, put_back=put_back, left_out=left_out)
             unscored = found.passed is None and found.reward is not None and found.reward.problem

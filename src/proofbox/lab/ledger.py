@@ -17,7 +17,7 @@ import sqlite3
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 import msgspec
 
@@ -144,6 +144,12 @@ class Ledger:
             db.close()
         os.rename(unborn, path)
         return cls(path, clock=clock)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         with self._mutex:
@@ -314,7 +320,7 @@ def _held(changed: sqlite3.Cursor, attempt: Attempt) -> None:
         raise LeaseLost(
             f"{attempt.id} is no longer this worker's",
             op="ledger",
-            fix_hints=["the machine may have slept, or been too busy to renew the lease: resume the run"],
+            fix_hints=["resume the run: the machine may have slept, or been too busy to renew the lease"],
         )
 
 

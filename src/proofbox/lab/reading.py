@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
 from pathlib import Path as FilePath
@@ -13,6 +12,7 @@ import msgspec
 
 from proofbox.core.canonical import CanonicalError, parse_strict
 from proofbox.core.digest import digest_of
+from proofbox.core.nearest import nearest
 from proofbox.errors import NotFoundError, ProofboxError, SuiteInvalid
 from proofbox.lab.positions import Path, Position, key_positions
 from proofbox.lab.spec import Command, Document, Mission, SuiteFields
@@ -188,9 +188,9 @@ class _Checker:
         fields = {field.name: field for field in msgspec.structs.fields(struct)}
         for name in value:
             if name not in fields:
-                near = difflib.get_close_matches(name, fields, n=1)
-                hint = f"did you mean {near[0]}?" if near else f"known here: {', '.join(fields)}"
-                self.say((*path, name), f"{_shown(path) or 'a suite'} has no field {name[:80]!r}", hint)
+                self.say(
+                    (*path, name), f"{_shown(path) or 'a suite'} has no field {name[:80]!r}", nearest(name, fields)
+                )
         for name, field in fields.items():
             if name in value:
                 self.visit(field.type, value[name], (*path, name))

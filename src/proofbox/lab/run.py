@@ -9,28 +9,23 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.core.ids import IdSource
-from proofbox.errors import InternalError, RunBusy, RunUnknown, UsageLimited, WorkerLost
+from proofbox.errors import RunBusy, RunUnknown, UsageLimited, WorkerLost
 from proofbox.evidence.identity import world
 from proofbox.evidence.paths import INDEX
 from proofbox.evidence.schedule import PATH as SCHEDULE
 from proofbox.evidence.schedule import ScheduleLog
 from proofbox.evidence.writer import BundleWriter
 from proofbox.lab import artifacts
+from proofbox.lab.crew import Crew, OnEvent
 from proofbox.lab.documents import ChainDecided, RunEnvironment, SuiteNamed
 from proofbox.lab.ledger import Attempt, Ended, Ledger, Planned
 from proofbox.lab.pinning import PINNED, pin
@@ -44,11 +39,8 @@ from proofbox.lab.template import GIVEN, Source, fill, forget_templates
 CONDUCTOR = "conductor"
 MOST_LOST = 3
 """How often an attempt is tried again because its worker died: one that kills its worker must not go on for ever."""
-PATIENCE = 0.2
-PARTING = 10.0
+TAKEN_OVER = 60.0
 _EXPECTED = ("environment.json", SCHEDULE, SUMMARY)
-
-OnEvent = Callable[[dict[str, Any]], None]
 
 
 def create_run(plan: Plan, out: Path, *, clock: Clock | None = None) -> Path:
@@ -76,7 +68,7 @@ def find_run(place: Path) -> tuple[Path, str]:
         return place.parent, place.name
     ledgers = sorted(place.glob("*.ledger"), key=lambda each: each.name)
     if not ledgers:
-        raise RunUnknown(f"there is no run at {place}", op="suite", fix_hints=["name the --out directory of a run"])
+        raise RunUnknown(f"there is no run at {place}", op="suite")
     return place, ledgers[-1].stem
 
 
@@ -91,9 +83,7 @@ class Conductor:
         self._ids = IdSource(self._clock)
         self._ledger = Ledger(ledger_path(out, run_id), clock=self._clock)
         self._plan = read_plan(self._ledger)
-        self._workers: dict[str, subprocess.Popen[str]] = {}
-        self._readers: list[threading.Thread] = []
-        self._changed = threading.Event()
+        self._crew = Crew(out, run_id, self._ids, self._tell)
         self._epoch = 0
 
     def conduct(self) -> Path:
@@ -120,7 +110,7 @@ class Conductor:
                 self._plan_retries()
                 self._work()
             finally:
-                self._end_workers()
+                self._crew.end()
                 self._close_torn(alive=())
             self._write(bundle)
             bundle.__exit__(None, None, None)
@@ -153,72 +143,25 @@ class Conductor:
         finally:
             os.close(fd)
 
-    # Workers
-
     def _work(self) -> None:
+        wanted = 1 if self._plan.isolation == "shared" else min(os.cpu_count() or 1, self._plan.concurrency)
+        slots = -(-self._plan.concurrency // wanted)
         while True:
             counts = self._ledger.counts()
             if not counts["planned"] and not counts["claimed"]:
-                return self._let_go()
-            self._hire()
-            self._changed.wait(PATIENCE)
-            self._changed.clear()
-            dead = [name for name, worker in self._workers.items() if worker.poll() is not None]
-            for name in dead:
-                del self._workers[name]
-            self._close_torn(alive=self._workers)
+                return self._crew.let_go()
+            self._crew.hire(wanted, slots, self._epoch)
+            self._crew.wait()
+            self._close_torn(alive=self._crew)
             self._plan_retries()
-
-    def _hire(self) -> None:
-        wanted = 1 if self._plan.isolation == "shared" else min(os.cpu_count() or 1, self._plan.concurrency)
-        while len(self._workers) < wanted:
-            name = self._ids.new_id("worker")
-            slots = -(-self._plan.concurrency // wanted)
-            argv = [sys.executable, "-m", "proofbox.lab.worker", str(self._out), self._run_id, name]
-            argv += [str(self._epoch), str(slots), str(os.getpid())]
-            worker = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
-            self._workers[name] = worker
-            reader = threading.Thread(target=self._listen, args=(worker,), daemon=True)
-            reader.start()
-            self._readers.append(reader)
-
-    def _listen(self, worker: subprocess.Popen[str]) -> None:
-        if worker.stdout is None:
-            raise InternalError("a worker without a pipe", op="suite")
-        with worker.stdout:
-            for line in worker.stdout:
-                with contextlib.suppress(ValueError):  # killed in the middle of one
-                    event = json.loads(line)
-                    self._tell(event)
-                    if event.get("event") == "ended":
-                        self._changed.set()
-        self._changed.set()
-
-    def _let_go(self) -> None:
-        """They see for themselves that all is done; what they still have to say is heard."""
-        for worker in self._workers.values():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                worker.wait(PARTING)
-
-    def _end_workers(self) -> None:
-        for worker in self._workers.values():
-            with contextlib.suppress(ProcessLookupError):
-                worker.send_signal(signal.SIGKILL)
-            worker.wait()
-        self._workers.clear()
-        for reader in self._readers:
-            reader.join()
 
     # Torn attempts and retries
 
-    def _close_torn(self, alive: Iterator[str] | dict[str, Any] | tuple[str, ...]) -> None:
+    def _close_torn(self, alive: Iterable[str]) -> None:
         """End what nobody works on any more, with what it had. A bundle that was committed counts as it is."""
         for attempt in self._ledger.torn(alive):
-            worker = self._workers.pop(attempt.worker or "", None)
-            if worker is not None:  # alive, and silent for longer than its lease: it must not write any more
-                worker.kill()
-                worker.wait()
-            mine = self._ledger.take_over(attempt, f"{CONDUCTOR}-{self._epoch}", PATIENCE + 60)
+            self._crew.kill(attempt.worker or "")  # alive, and silent for longer than its lease
+            mine = self._ledger.take_over(attempt, f"{CONDUCTOR}-{self._epoch}", TAKEN_OVER)
             path = self._out / self._run_id / attempt.path
             ended = _from_bundle(path) if (path / INDEX).exists() else self._commit_torn(attempt)
             self._ledger.end(mine, ended)

@@ -23,7 +23,6 @@ Reason = Literal[
     "worker_lost",  # whoever ran it died
 ]
 STATES: tuple[State, ...] = get_args(State)
-REASONS: tuple[Reason, ...] = get_args(Reason)
 
 
 class StateEntered(msgspec.Struct, frozen=True):

@@ -84,6 +84,6 @@ def _refused(root: Path, what: str) -> SuiteInvalid:
     return SuiteInvalid(
         f"{root}: {what}",
         op="suite",
-        fix_hints=["a task must hold its own files, and nothing else"],
+        fix_hints=["let the task hold its own files, and nothing else"],
         details={"problems": [{"message": what}]},
     )

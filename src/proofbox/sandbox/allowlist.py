@@ -59,7 +59,7 @@ def parse_network(text: str | None) -> tuple[Network | None, tuple[str, ...]]:
 def parse_rules(texts: Iterable[str]) -> tuple[Rule, ...]:
     rules = tuple(dict.fromkeys(_parse(text.strip()) for text in texts if text.strip()))
     if not rules:
-        raise RequestInvalid("an allowlist without a host", op="start", fix_hints=["allow:example.org, or none"])
+        raise RequestInvalid("an allowlist without a host", op="start", fix_hints=["write allow:example.org, or none"])
     return rules
 
 

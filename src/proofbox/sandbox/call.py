@@ -103,7 +103,7 @@ class Call:
         elif kind is Recv.FAILED:
             self.error = _never_ran(self.request, *wire.parse_failed(payload))
         else:
-            raise ProtocolError(f"a {kind.name} frame in the middle of a command")
+            raise ProtocolError(f"a {kind.name} frame in the middle of a command", op="protocol")
 
     def result(
         self,
@@ -117,7 +117,7 @@ class Call:
         if self.error is not None:
             raise self.error
         if self.exit is None:
-            raise ProtocolError("a command was asked for its result before its end")
+            raise ProtocolError("a command was asked for its result before its end", op="protocol")
         end = self.exit
         out, err = self.streams[Recv.STDOUT], self.streams[Recv.STDERR]
         stdout, stderr = out.close(end.stdout_bytes), err.close(end.stderr_bytes)

@@ -9,7 +9,6 @@ trusted by `proofbox init`, and otherwise stops the start: to ignore it silently
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import tomllib
 from pathlib import Path
@@ -20,6 +19,7 @@ import msgspec
 from proofbox.core.atomic import write_document
 from proofbox.core.dirs import config_dir, state_dir
 from proofbox.core.documents import stored
+from proofbox.core.nearest import nearest
 from proofbox.errors import PolicyRefused, RequestInvalid, UsageError
 from proofbox.sandbox.allowlist import parse_network
 
@@ -203,9 +203,9 @@ def _parse(data: bytes, path: Path) -> Settings:
     known = Settings.__struct_fields__
     for name in values:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
-            raise UsageError(f"{path}: there is no setting {name[:60]!r}", op="config", fix_hints=[hint])
+            raise UsageError(
+                f"{path}: there is no setting {name[:60]!r}", op="config", fix_hints=[nearest(name, known)]
+            )
     try:
         settings = msgspec.convert(values, Settings)
     except msgspec.ValidationError as error:

@@ -41,7 +41,7 @@ class Connection:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
         self._send(wire.hello())
 
-    # ---- commands
+    # Commands
 
     @property
     def hello(self) -> wire.Hello | None:
@@ -114,7 +114,7 @@ class Connection:
         with self._sending:
             self._sock.close()
 
-    # ---- reading
+    # Reading
 
     def _wait(self, call: Call, on_output: OnOutput | None) -> None:
         timeout = call.request.timeout
@@ -175,7 +175,7 @@ class Connection:
             self._changed.notify_all()
             return self._lost
 
-    # ---- writing
+    # Writing
 
     def _send(self, data: bytes) -> None:
         with self._sending:
@@ -268,5 +268,5 @@ def unanswered() -> SandboxLost:
     return SandboxLost(
         "the box agent does not answer",
         op="exec",
-        fix_hints=["the box may be frozen or the machine overloaded; stop the session and start another"],
+        fix_hints=["stop the session and start another: the box may be frozen, or the machine overloaded"],
     )

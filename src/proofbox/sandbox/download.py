@@ -192,7 +192,6 @@ class _Fetch:
         return DownloadFailed(
             f"{self._url} could not be downloaded: {why}",
             op="images pull",
-            fix_hints=["try again: it goes on from where it was cut"],
             details={"url": self._url, "have": self._have()},
         )
 

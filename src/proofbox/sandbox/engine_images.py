@@ -61,6 +61,6 @@ def _import(engine: Engine, image: Image) -> None:
         raise StartFailed(
             f"the engine can't import {image.name!r}: {str(answer['error'])[:500]}",
             op="start",
-            fix_hints=["is it a root file system as a tar archive?"],
+            fix_hints=["give a root file system as a tar archive"],
             details={"image": image.name, "sha256": image.sha256},
         )

@@ -72,7 +72,7 @@ def resolve_mount(mount: Mount) -> Mount:
         raise PathRefused(
             f"mount {host} at {mount.guest!r}: the place inside must be an absolute path, without '..', below /",
             op="start",
-            fix_hints=[f"for example {host}:/mnt/{host.name}:ro"],
+            fix_hints=[f"write {host}:/mnt/{host.name}:ro"],
         )
     try:
         usable = b"\0" not in os.fsencode(mount.guest)
@@ -82,7 +82,7 @@ def resolve_mount(mount: Mount) -> Mount:
         raise PathRefused(
             f"mount {host} at {mount.guest!r}: no path can hold that",
             op="start",
-            fix_hints=[f"for example {host}:/mnt/{host.name}:ro"],
+            fix_hints=[f"write {host}:/mnt/{host.name}:ro"],
         )
     if any(guest.is_relative_to(own) for own in _GUEST_OWN):
         raise PathRefused(
@@ -105,7 +105,7 @@ def _real(path: str | os.PathLike[str], what: str) -> Path:
     text = os.fspath(path)
     if "\0" in text:
         raise PathRefused(
-            f"{what} holds a NUL byte", op="start", fix_hints=["no path can hold one: check the spelling"]
+            f"{what} holds a NUL byte", op="start", fix_hints=["check the spelling: no path can hold one"]
         )
     try:
         return Path(text).expanduser().resolve(strict=True)

@@ -74,7 +74,7 @@ class AllowlistProxy:
         for listener in self._listeners:
             listener.close()
 
-    # ---- connections
+    # Connections
 
     def _listen(self, path: Path, serve: Callable[[socket.socket], None]) -> socket.socket:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -111,7 +111,7 @@ class AllowlistProxy:
             self._open.discard(stream)
         stream.close()
 
-    # ---- what is asked for
+    # What is asked for
 
     def _endpoint(self, rule: Rule) -> Callable[[socket.socket], None]:
         def serve(client: socket.socket) -> None:

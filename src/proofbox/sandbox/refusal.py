@@ -34,7 +34,6 @@ def refuse_unenforceable(provider: str, policy: Policy, enforced: Enforcement) -
             f"{provider} can't enforce "
             + "; ".join(f"{name} ({reason})" if reason else name for name, reason in refused.items()),
             op="start",
-            fix_hints=["choose a provider that can (`proofbox probe` lists them), or don't ask for it"],
             details={"provider": provider, "refused": refused},
         )
 

@@ -111,7 +111,7 @@ def _unavailable(message: str, diagnostics: dict[str, Diagnostic]) -> ProviderUn
     return ProviderUnavailable(
         message,
         op="select",
-        fix_hints=[*hints, "to run without any isolation, say so: --provider off"],
+        fix_hints=[*hints, "run without any isolation, and say so: --provider off"],
         details={"diagnostics": msgspec.to_builtins(diagnostics)},
     )
 

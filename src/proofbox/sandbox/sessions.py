@@ -119,7 +119,6 @@ class SessionStore:
         raise SessionUnknown(
             f"no session is called {id[:80]!r}",
             op="session",
-            fix_hints=["`proofbox session list` shows those there are"],
             details={"session": id[:80]},
         )
 

@@ -171,14 +171,14 @@ class Decoder:
             while size - start >= 4:
                 (length,) = _U32.unpack_from(held, start)
                 if not 5 <= length <= MAX_FRAME:
-                    raise ProtocolError(f"a frame of impossible length ({length} bytes)")
+                    raise ProtocolError(f"a frame of impossible length ({length} bytes)", op="protocol")
                 if size - start < 4 + length:
                     break
                 _, kind, id = _HEADER.unpack_from(held, start)
                 try:
                     known = Recv(kind)
                 except ValueError:
-                    raise ProtocolError(f"a frame of unknown type {kind}") from None
+                    raise ProtocolError(f"a frame of unknown type {kind}", op="protocol") from None
                 payload = bytes(held[start + 9 : start + 4 + length])
                 start += 4 + length
                 yield known, id, payload
@@ -189,14 +189,14 @@ class Decoder:
 def parse_hello(payload: bytes) -> Hello:
     magic, version, features, pid, landlock_abi = _unpack(_HELLO, payload)
     if magic != MAGIC or version != PROTOCOL:
-        raise ProtocolError(f"the box agent speaks protocol {version}, this client {PROTOCOL}")
+        raise ProtocolError(f"the box agent speaks protocol {version}, this client {PROTOCOL}", op="protocol")
     return Hello(version, Feature(features), pid, landlock_abi)
 
 
 def parse_chunk(payload: bytes) -> tuple[int, int, bytes]:
     """Microseconds since the start, offset in the stream, data."""
     if len(payload) < _CHUNK.size:
-        raise ProtocolError("an output frame without its header")
+        raise ProtocolError("an output frame without its header", op="protocol")
     at, offset = _CHUNK.unpack_from(payload)
     return at, offset, payload[_CHUNK.size :]
 
@@ -219,5 +219,5 @@ def parse_count(payload: bytes) -> int:
 
 def _unpack(layout: struct.Struct, payload: bytes) -> tuple[int, ...]:
     if len(payload) != layout.size:
-        raise ProtocolError(f"a frame of {len(payload)} bytes where {layout.size} were due")
+        raise ProtocolError(f"a frame of {len(payload)} bytes where {layout.size} were due", op="protocol")
     return layout.unpack(payload)

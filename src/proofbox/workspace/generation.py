@@ -17,7 +17,6 @@ _LENGTH_BITS = 44
 _UNSORTED = 4096
 _SMALL = 1 << 20
 _LENGTH = (1 << _LENGTH_BITS) - 1
-_HINTS = ("proofbox workspace verify DIR lists what is damaged",)
 
 Record = tuple[bytes, bytes, bytes]
 """Kind, digest, payload."""
@@ -102,10 +101,10 @@ class Generation:
         place = self._places.get(digest)
         found = self._lookup.find(digest) if place is None else (place >> _LENGTH_BITS, place & _LENGTH)
         if found is None:
-            raise WorkspaceCorrupt(f"object {digest.hex()} is missing", op="store", fix_hints=_HINTS)
+            raise WorkspaceCorrupt(f"object {digest.hex()} is missing", op="store")
         return found
 
-    # Writing.
+    # Writing
 
     def catch_up(self) -> None:
         """Take in what others have appended, and cut off what a dead writer left unfinished."""
@@ -206,7 +205,7 @@ class Generation:
 
 
 def _damaged(digest: bytes) -> WorkspaceCorrupt:
-    return WorkspaceCorrupt(f"object {digest.hex()} is damaged", op="store", fix_hints=_HINTS)
+    return WorkspaceCorrupt(f"object {digest.hex()} is damaged", op="store")
 
 
 def _packed(offset: int, length: int) -> int:

@@ -55,7 +55,7 @@ class History:
         if len(found) == 1:
             return next(iter(found.values()))
         reason = f"{len(found)} snapshots begin with {name}" if found else f"no snapshot is called {name!r}"
-        raise SnapshotUnknown(reason, op="workspace", fix_hints=["proofbox workspace log DIR lists them"])
+        raise SnapshotUnknown(reason, op="workspace")
 
     def _own(self, events: Iterator[bytes]) -> Iterator[Snapshot]:
         for event in events:

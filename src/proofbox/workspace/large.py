@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from proofbox.core.atomic import TEMPORARY_PREFIX
+from proofbox.core.atomic import TEMPORARY_PREFIX, sync_directory
 
 LARGE = 8 << 20
 """Objects beyond this are streamed, and so much is collected before it is written."""
@@ -41,7 +41,7 @@ class LargeObjects:
             raise
         finally:
             os.close(out)
-        _sync_directory(self._directory)
+        sync_directory(self._directory)
         return found.digest(), length
 
     def chunks(self, digest: bytes) -> Iterator[bytes]:
@@ -81,11 +81,3 @@ def _hashed(chunks: Iterable[bytes], into: hashlib._Hash) -> Iterator[bytes]:
     for chunk in chunks:
         into.update(chunk)
         yield chunk
-
-
-def _sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from proofbox.core.atomic import create_only, write_document
+from proofbox.core.atomic import create_only, sync_directory, write_document
 from proofbox.core.canonical import CanonicalError, canonical_bytes, parse_strict
 from proofbox.core.digest import digest_of
 from proofbox.core.dirs import state_dir
@@ -31,6 +31,7 @@ from proofbox.core.documents import stored
 from proofbox.errors import WorkspaceCorrupt, WorkspaceExists, WorkspacePathRefused, WorkspaceUnknown
 
 SCHEMA_VERSION = 1
+REFS, ROLLBACK, CACHE, LOCK = "refs.json", "rollback.json", "cache", "lock"
 T = TypeVar("T")
 
 
@@ -45,6 +46,10 @@ class Registration(msgspec.Struct, frozen=True):
     ignore: tuple[str, ...]
     created_at: str
     schema_version: int = SCHEMA_VERSION
+
+    @property
+    def path(self) -> str:
+        return os.fsdecode(bytes.fromhex(self.path_hex))
 
 
 class Rollback(msgspec.Struct, frozen=True):
@@ -142,7 +147,7 @@ def registered(real: str) -> Registration:
     except UnicodeDecodeError as error:
         raise WorkspaceCorrupt(f"the entry of {real} is damaged", op="workspace") from error
     found = read(home_of(workspace_id) / "workspace.json", Registration)
-    if found is None or found.id != workspace_id or os.fsdecode(bytes.fromhex(found.path_hex)) != real:
+    if found is None or found.id != workspace_id or found.path != real:
         raise WorkspaceCorrupt(f"the entry of {real} leads to another workspace", op="workspace")
     if found.schema_version != SCHEMA_VERSION:
         raise WorkspaceCorrupt(f"a workspace of version {found.schema_version} is not known here", op="workspace")
@@ -162,11 +167,7 @@ def write(path: Path, body: Any) -> None:
 def remove(path: Path) -> None:
     """Take a document away, also for what comes after a power cut."""
     path.unlink()
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    sync_directory(path.parent)
 
 
 def read(path: Path, kind: type[T]) -> T | None:

@@ -15,17 +15,16 @@ import fcntl
 import os
 import stat
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 from proofbox.workspace.large import write_sparse
+from proofbox.workspace.opening import opened
 from proofbox.workspace.store import Store
 from proofbox.workspace.stored import entries_of
 from proofbox.workspace.tree import UNSETTLED, Directory, Entry, Known
 
-_OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _THREADS = 2
 _FICLONE = 0x40049409
@@ -46,7 +45,7 @@ class Restorer:
 
     def restore(self, current: Directory, tree: bytes) -> None:
         """`current` is what the directory holds now, and is kept up to date. When it returns, all is on the disk."""
-        with _opened(self._root, None) as self._root_fd:
+        with opened(self._root, None) as self._root_fd:
             self.remove_temporary()
             self._directory(self._root_fd, current, tree, "")
             if len(self._devices) > 1:
@@ -93,7 +92,7 @@ class Restorer:
                 if not stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode):
                     os.unlink(name, dir_fd=fd)
                     os.mkdir(name, 0o700, dir_fd=fd)
-        with _opened(name, fd) as below:
+        with opened(name, fd) as below:
             if child.tree_id != entry.digest:
                 self._directory(below, child, entry.digest, path)
             if stat.S_IMODE(os.fstat(below).st_mode) != stat.S_IMODE(entry.mode):
@@ -127,7 +126,7 @@ class Restorer:
             del current.files[name]
             _unlink(name, fd)
             return
-        with _opened(name, fd) as below:
+        with opened(name, fd) as below:
             _make_writable(below)
             for each in [*child.files, *child.dirs]:
                 self._remove(below, child, each, _join(path, each))
@@ -183,7 +182,7 @@ def write_new(store: Store, root: str, tree: bytes) -> Directory:
 
     def files(job: tuple[str, Directory, dict[str, Entry]]) -> None:
         path, directory, entries = job
-        with _opened(path, None) as fd:
+        with opened(path, None) as fd:
             for name, entry in entries.items():
                 if not stat.S_ISDIR(entry.mode):
                     info = write_file(store, fd, name, entry)
@@ -232,12 +231,3 @@ def _unlink(name: str, fd: int) -> None:
 
 def _join(folder: str, name: str) -> str:
     return f"{folder}/{name}" if folder else name
-
-
-@contextmanager
-def _opened(name: str, folder: int | None) -> Iterator[int]:
-    fd = os.open(name, _OPEN_DIRECTORY, dir_fd=folder)
-    try:
-        yield fd
-    finally:
-        os.close(fd)

@@ -23,12 +23,12 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Protocol
 
 from proofbox.workspace import pack
 from proofbox.workspace.ignore import Ignore
 from proofbox.workspace.large import LARGE
+from proofbox.workspace.opening import OPEN_DIRECTORY, opened
 from proofbox.workspace.store import Store
 from proofbox.workspace.suspects import suspects
 from proofbox.workspace.tree import PAGED, UNSETTLED, Directory, Known
@@ -38,7 +38,6 @@ LARGEST = 16 << 30
 _TRIES = 3
 _TELL_EVERY = 500
 _CHUNK = 1 << 20
-_OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _SECOND = 1_000_000_000
 _CLOCK_REALTIME_COARSE = 5  # what Linux stamps files with; Python has no name for it
@@ -74,7 +73,7 @@ class Scanner:
         """Look at everything. `thorough` lists directories even when their times say that no name has changed."""
         self._begin()
         self.skipped.clear()
-        with _opened(self._root, None) as root:
+        with opened(self._root, None) as root:
             if self._watcher:
                 self._watch_known(root, directory)
             self._look_again(root, directory, suspects(root, directory, thorough=thorough))
@@ -86,7 +85,7 @@ class Scanner:
     def some(self, directory: Directory, dirty: Mapping[str, set[str] | None]) -> None:
         """Look at these names of these directories, and at everything below those that are directories."""
         self._begin()
-        with _opened(self._root, None) as root:
+        with opened(self._root, None) as root:
             self._look_again(root, directory, dirty)
         self._name_trees(directory)
 
@@ -100,7 +99,7 @@ class Scanner:
         assert self._watcher is not None  # noqa: S101
         for path, _ in directory.walk():
             try:
-                with _opened(path or ".", root) as fd:
+                with opened(path or ".", root) as fd:
                     self._watcher.watch(path, fd)
             except OSError:
                 pass  # gone, or not ours to read: the scan finds out
@@ -126,7 +125,7 @@ class Scanner:
                     return  # gone or new: its parent is dirty too, and takes care of it
                 line.append(child)
                 try:
-                    below = os.open(part, _OPEN_DIRECTORY, dir_fd=fd)
+                    below = os.open(part, OPEN_DIRECTORY, dir_fd=fd)
                 except OSError:
                     return
                 os.close(fd)
@@ -237,7 +236,7 @@ class Scanner:
         if depth > DEEPEST:
             return self._skip(parent, folder, name, f"deeper than {DEEPEST} levels")
         try:
-            with _opened(name, fd) as below:
+            with opened(name, fd) as below:
                 info = os.fstat(below)
                 mode = stat.S_IFDIR | stat.S_IMODE(info.st_mode)
                 if child is None:
@@ -356,15 +355,6 @@ def distrust_missing(directory: Directory, store: Store) -> bool:
 
 def _paths_below(directory: Directory) -> int:
     return sum(each.weight + len(each.dirs) for _, each in directory.walk())
-
-
-@contextmanager
-def _opened(name: str, folder: int | None) -> Iterator[int]:
-    fd = os.open(name, _OPEN_DIRECTORY, dir_fd=folder)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
 
 
 def _chunks(fd: int) -> Iterator[bytes]:

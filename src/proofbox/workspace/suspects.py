@@ -20,12 +20,12 @@ from typing import IO
 
 from proofbox.errors import ProviderUnavailable
 from proofbox.sandbox.binaries import program
+from proofbox.workspace.opening import OPEN_DIRECTORY
 from proofbox.workspace.tree import Directory
 
 Suspects = dict[str, set[str] | None]
 """Names by directory; None where the directory has to be listed anew."""
 
-_OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _WORTH_A_PROCESS = 2000
 _PROCESSES = 2
 _HEAD = struct.Struct("=IIIIqQ")
@@ -65,7 +65,7 @@ def _together(found: Iterable[_Suspect]) -> Suspects:
 def _look(root: int, jobs: Sequence[_Job]) -> Iterator[_Suspect]:
     for path, directory in jobs:
         try:
-            fd = os.open(path or ".", _OPEN_DIRECTORY, dir_fd=root)
+            fd = os.open(path or ".", OPEN_DIRECTORY, dir_fd=root)
         except OSError:
             yield _gone(path)
             continue
@@ -98,7 +98,7 @@ def _gone(path: str) -> _Suspect:
 def _listed(root: int, jobs: Sequence[_Job]) -> Iterator[_Suspect]:
     for path, directory in jobs:
         try:
-            fd = os.open(path or ".", _OPEN_DIRECTORY, dir_fd=root)
+            fd = os.open(path or ".", OPEN_DIRECTORY, dir_fd=root)
         except OSError:
             yield _gone(path)
             continue

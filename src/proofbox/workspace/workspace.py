@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -29,13 +28,14 @@ from proofbox.core.atomic import TEMPORARY_PREFIX
 from proofbox.core.clock import Clock, SystemClock, isoformat
 from proofbox.core.ids import IdSource
 from proofbox.core.text import path_fields
-from proofbox.errors import UsageError, WorkspaceChanging, WorkspaceCorrupt, WorkspaceExists, WorkspacePathRefused
-from proofbox.workspace import cache, effects, registry
+from proofbox.errors import UsageError, WorkspaceChanging, WorkspacePathRefused
+from proofbox.workspace import effects, registry, upkeep
 from proofbox.workspace.diff import changes, differences
-from proofbox.workspace.history import History, reachable
+from proofbox.workspace.forking import make_fork
+from proofbox.workspace.history import History
 from proofbox.workspace.ignore import Ignore
 from proofbox.workspace.locks import locked
-from proofbox.workspace.lower import LowerTrees
+from proofbox.workspace.looking import Look
 from proofbox.workspace.model import (
     Change,
     Collected,
@@ -50,12 +50,10 @@ from proofbox.workspace.model import (
     exact,
 )
 from proofbox.workspace.overlay import Overlay
-from proofbox.workspace.registry import Registration, Rollback
+from proofbox.workspace.registry import CACHE, LOCK, REFS, ROLLBACK, Registration, Rollback
 from proofbox.workspace.restore import Restorer, write_new
-from proofbox.workspace.scan import Scanner, distrust_missing, settle
 from proofbox.workspace.store import Store
-from proofbox.workspace.tracking import Tracker
-from proofbox.workspace.tree import EMPTY_TREE, Directory
+from proofbox.workspace.tree import EMPTY_TREE
 
 if TYPE_CHECKING:
     from proofbox.sandbox.service import Session
@@ -77,24 +75,19 @@ class Workspace:
         on_progress: Callable[[int], None] | None = None,
     ) -> None:
         self.id = registration.id
-        self.path = Path(os.fsdecode(bytes.fromhex(registration.path_hex)))
+        self.path = Path(registration.path)
         self._registration = registration
         self._clock: Clock = clock or SystemClock()
         self._home = registry.home_of(registration.id)
         self._store = Store(registry.store_path(registration.store))
         self._history = History(self._store, self.id)
-        self._tracker = Tracker() if track else None
-        self._scanner = Scanner(str(self.path), self._store, Ignore(registration.ignore), self._tracker)
-        self._scanner.on_progress = on_progress
-        self._directory: Directory | None = None
-        self._generation = self._store.generation
-        self._looked_from = b""
-        """The tree before the last look."""
+        ignore = Ignore(registration.ignore)
+        self._look = Look(self.path, self._store, ignore, self._home / CACHE, track=track, on_progress=on_progress)
         try:
             self._finish_rollback()
             if track:
                 with self._working():
-                    self._refresh()
+                    self._look.refresh()
         except BaseException:
             self._release()
             raise
@@ -143,8 +136,7 @@ class Workspace:
     def close(self) -> None:
         """Stop tracking, and put what is known of the files and all history on the disk."""
         try:
-            if self._directory is not None:
-                cache.save(self._home / "cache", self._directory, self._store.position)
+            self._look.save()
         finally:
             self._release()
 
@@ -155,14 +147,12 @@ class Workspace:
         registry.forget(self._registration)
 
     def _release(self) -> None:
-        self._directory = None
         try:
-            if self._tracker:
-                self._tracker.close()
+            self._look.close()
         finally:
             self._store.close()
 
-    # Looking.
+    # Looking
 
     @property
     def store_id(self) -> str:
@@ -183,14 +173,14 @@ class Workspace:
     def status(self) -> Status:
         """What the files have that the latest snapshot has not."""
         with self._working():
-            self._refresh()
+            self._look.refresh()
             head = self._history.head()
             return Status(
                 workspace=self.id,
                 path=str(self.path),
                 head=head.id if head else None,
-                changes=tuple(changes(self._store, _tree_of(head), self._tree_id)),
-                skipped=_left(self._scanner.skipped),
+                changes=tuple(changes(self._store, _tree_of(head), self._look.tree_id)),
+                skipped=_left(self._look.skipped),
                 ignored=self._registration.ignore,
                 refs=self.refs(),
             )
@@ -205,15 +195,15 @@ class Workspace:
             old = bytes.fromhex(self._resolve(a).id) if a is not None else _tree_of(self._history.head())
             if b is not None:
                 return how(self._store, old, bytes.fromhex(self._resolve(b).id))
-            self._refresh()
-            return how(self._store, old, self._tree_id)
+            self._look.refresh()
+            return how(self._store, old, self._look.tree_id)
 
     def resolve(self, name: str) -> Snapshot:
         """The snapshot that an id, its beginning (4 digits or more), a named reference or HEAD means."""
         with self._store.use():
             return self._resolve(name)
 
-    # Changing.
+    # Changing
 
     def snapshot(
         self,
@@ -236,7 +226,7 @@ class Workspace:
         with self._working():
             with freeze.frozen() if freeze is not None else nullcontext():
                 alive = beside.commands_alive() if beside is not None else None
-                method = self._refresh(sealed=sealed)
+                method = self._look.refresh(sealed=sealed)
             if beside is not None and alive is not None:
                 alive = max(alive, beside.commands_alive())
             return self._record("snapshot", message, method, context, frozen=freeze is not None, overlap=alive)
@@ -248,16 +238,16 @@ class Workspace:
         """
         with self._working():
             target = self._resolve(name)
-            method = self._refresh()
+            method = self._look.refresh()
             head = self._history.head()
-            before = self._tree_id
+            before = self._look.tree_id
             if head is None or _tree_of(head) != before:
                 self._record("snapshot", f"before a rollback to {target.id[:12]}", method)
             temporary = TEMPORARY_PREFIX + secrets.token_hex(8)
             journal = Rollback(target.id, before.hex(), temporary)
             # On the disk before the first file is touched: what is left behind, and that we are about to leave it.
             self._store.make_durable()
-            registry.write(self._home / "rollback.json", journal)
+            registry.write(self._home / ROLLBACK, journal)
             left = self._carry_out(journal)
             restored = tuple(changes(self._store, before, bytes.fromhex(target.id)))
         return RollbackResult(
@@ -274,48 +264,9 @@ class Workspace:
 
         Its history begins there, and its content is shared with this one's. The directory appears whole or not at all.
         """
-        path = os.path.realpath(os.fspath(dest))
-        parent, _ = os.path.split(path)
-        if os.path.lexists(path) and (not os.path.isdir(path) or os.listdir(path)):
-            raise WorkspacePathRefused(f"{path} is not empty", op="workspace fork", fix_hints=["name a new directory"])
-        registry.refuse_own_state(path)
-        existed = os.path.lexists(path)
-        if existed and registry.is_registered(path):
-            raise WorkspaceExists(f"{path} is a workspace already", op="workspace fork")
         with self._store.use():
-            source = self._resolve(name)
-            making = os.path.join(parent, TEMPORARY_PREFIX + secrets.token_hex(8))
-            os.mkdir(making, 0o755)
-            try:
-                directory = write_new(self._store, making, bytes.fromhex(source.id))
-                settle(directory)
-                created_at = isoformat(self._clock.now())
-                new = Registration(
-                    IdSource(self._clock).new_id("ws"),
-                    self._registration.store,
-                    os.fsencode(path).hex(),
-                    self._registration.ignore,
-                    created_at,
-                )
-                event = msgspec.structs.replace(
-                    source,
-                    kind="fork",
-                    parent=source.id,
-                    message=f"fork of {self.id}",
-                    created_at=created_at,
-                    changed=0,
-                    workspace=new.id,
-                    effects_head=None,
-                )
-                self._store.commit(msgspec.json.encode(event))
-                os.rename(making, path)
-            except BaseException:
-                shutil.rmtree(making, ignore_errors=True)
-                raise
-            # Last: killed before this, there is an ordinary directory, and never a workspace without one.
-            registry.register(new, replace=not existed)
-            cache.save(registry.home_of(new.id) / "cache", directory, self._store.position)
-        return Workspace(new, track=self._tracker is not None if track is None else track, clock=self._clock)
+            new = make_fork(self._store, self._registration, self._resolve(name), dest, self._clock)
+        return Workspace(new, track=self._look.tracks if track is None else track, clock=self._clock)
 
     def export(self, name: str, dest: str | os.PathLike[str]) -> None:
         """The files of a snapshot in an ordinary directory without history, which is made, or empty."""
@@ -345,7 +296,7 @@ class Workspace:
 
     def refs(self) -> dict[str, str]:
         """Names for snapshots, and what they name."""
-        return registry.read(self._home / "refs.json", dict[str, str]) or {}
+        return registry.read(self._home / REFS, dict[str, str]) or {}
 
     def name(self, name: str, snapshot_id: str) -> None:
         """Give a snapshot a name, or move it to another snapshot. Named snapshots survive `gc`."""
@@ -358,90 +309,34 @@ class Workspace:
         with self._working():
             found = self._resolve(snapshot_id)
             self._store.sync()
-            registry.write(self._home / "refs.json", {**self.refs(), name: found.id})
+            registry.write(self._home / REFS, {**self.refs(), name: found.id})
 
     def verify(self) -> Verification:
         """Read everything that is stored again: every byte against its digest, every tree for what it needs."""
-        problems = self._store.damage()
-        with self._store.use():
-            snapshots = []
-            live: set[bytes] = set()
-            try:
-                snapshots = list(self._history)
-                self.refs()
-                registry.registered(str(self.path))
-            except WorkspaceCorrupt as error:
-                problems.append(error.message)
-            for each in snapshots:
-                try:
-                    reachable(self._store, bytes.fromhex(each.id), live)
-                except (WorkspaceCorrupt, ValueError) as error:
-                    problems.append(f"snapshot {each.id}: {error}")
-            problems += effects.problems(self._home, self.id, snapshots)
-            for name, meant in self.refs().items() if not problems else ():
-                if meant not in {each.id for each in snapshots}:
-                    problems.append(f"{name} names {meant}, which is not in the history")
-        return Verification(
-            sound=not problems, snapshots=len(snapshots), objects=len(live), problems=tuple(dict.fromkeys(problems))
-        )
+        return upkeep.verify(self._registration, self._store, self._history)
 
     def gc(self, *, keep: int | None = None) -> Collected:
         """Drop what no snapshot needs. `keep` cuts this history to the latest so many, and those with a name."""
         if keep is not None and keep < 1:
-            raise UsageError("at least the latest snapshot is kept", op="workspace gc", fix_hints=["--keep 1 or more"])
-        with locked(self._home / "lock"), self._store.alone():
-            own = list(self._history)
-            named = set(self.refs().values())
-            dropped = [each for each in (own[:-keep] if keep else []) if each.id not in named]
-            gone = {msgspec.json.encode(each) for each in dropped}
-            events = [event for event in self._store.events() if event not in gone]
-            live: set[bytes] = set()
-            for event in events:
-                reachable(self._store, bytes.fromhex(msgspec.json.decode(event, type=Snapshot).id), live)
-            objects, freed = self._store.keep_only(live, events)
-            LowerTrees(self._store).evict(0)
-        return Collected(snapshots_dropped=len(dropped), objects_dropped=objects, bytes_freed=freed)
+            raise UsageError(
+                "at least the latest snapshot is kept", op="workspace gc", fix_hints=["give --keep 1 or more"]
+            )
+        with locked(self._home / LOCK), self._store.alone():
+            return upkeep.collect(self._store, self._history, set(self.refs().values()), keep)
 
-    # Inside.
+    # Inside
 
     @contextmanager
     def _working(self) -> Iterator[None]:
-        with locked(self._home / "lock"), self._store.use():
+        with locked(self._home / LOCK), self._store.use():
             try:
                 yield
                 self._store.flush()  # what is known of the files must not outlive what it refers to
             except BaseException:
                 # What was read may not have reached the store: nothing of it can be relied on.
-                self._directory = None
+                self._look.forget()
                 self._store.forget_pending()
                 raise
-
-    @property
-    def _tree_id(self) -> bytes:
-        return self._directory.tree_id if self._directory else b""
-
-    def _refresh(self, *, sealed: bool = False) -> Method:
-        """Bring what is known of the files up to date, and say how."""
-        dirty: dict[str, set[str]] | None = None
-        if self._directory is None:
-            self._directory, position = cache.load(self._home / "cache")
-            if not self._store.still_has(position):
-                distrust_missing(self._directory, self._store)
-            if self._tracker:
-                self._tracker.drain()
-        elif self._generation != self._store.generation:
-            distrust_missing(self._directory, self._store)
-            if self._tracker:
-                self._tracker.drain()
-        elif self._tracker:
-            dirty = self._tracker.drain()
-        self._generation = self._store.generation
-        self._looked_from = self._directory.tree_id
-        if dirty is None or sealed:
-            self._scanner.all(self._directory, thorough=sealed)
-            return "sealed" if sealed else "scan"
-        self._scanner.some(self._directory, dirty)
-        return "tracked"
 
     def _record(
         self,
@@ -454,12 +349,12 @@ class Workspace:
         overlap: int | None = None,
     ) -> Snapshot:
         head = self._history.head()
-        if _tree_of(head) == self._looked_from and not self._scanner.skipped:
-            changed = self._scanner.changed
+        if _tree_of(head) == self._look.before and not self._look.skipped:
+            changed = self._look.changed
         else:
-            changed = sum(1 for _ in differences(self._store, _tree_of(head), self._tree_id))
+            changed = sum(1 for _ in differences(self._store, _tree_of(head), self._look.tree_id))
         made = Snapshot(
-            id=self._tree_id.hex(),
+            id=self._look.tree_id.hex(),
             parent=head.id if head else None,
             message=message,
             created_at=isoformat(self._clock.now()),
@@ -468,8 +363,8 @@ class Workspace:
             method=method,
             workspace=self.id,
             ignored=self._registration.ignore,
-            skipped=_left(self._scanner.skipped),
-            unstable=_left(self._scanner.unstable),
+            skipped=_left(self._look.skipped),
+            unstable=_left(self._look.unstable),
             cwd=context.cwd,
             env=context.env,
             effects_head=context.effects_head or effects.current_head(self._home, self.id),
@@ -483,15 +378,15 @@ class Workspace:
         return self._history.find(self.refs().get(name, name))
 
     def _finish_rollback(self) -> None:
-        if not (self._home / "rollback.json").exists():
+        if not (self._home / ROLLBACK).exists():
             return
         with self._working():
-            journal = registry.read(self._home / "rollback.json", Rollback)
+            journal = registry.read(self._home / ROLLBACK, Rollback)
             if journal is None:
                 return  # whoever carried it out has finished
             Restorer(str(self.path), self._store, journal.temporary).remove_temporary()
-            method = self._refresh()
-            if self._tree_id.hex() not in (journal.before, journal.target):
+            method = self._look.refresh()
+            if self._look.tree_id.hex() not in (journal.before, journal.target):
                 self._record("snapshot", f"found after an interrupted rollback to {journal.target[:12]}", method)
             self._carry_out(journal)
 
@@ -501,12 +396,12 @@ class Workspace:
         tree = bytes.fromhex(target.id)
         for _ in range(_TRIES):
             restorer = Restorer(str(self.path), self._store, journal.temporary, _paths(target.skipped))
-            assert self._directory is not None  # noqa: S101 (refreshed by the caller)
+            assert self._look.directory is not None  # noqa: S101 (refreshed by the caller)
             try:
-                restorer.restore(self._directory, tree)
+                restorer.restore(self._look.directory, tree)
             except (FileNotFoundError, NotADirectoryError, FileExistsError):
                 pass  # swapped under our hands; look again
-            method = self._refresh()
+            method = self._look.refresh()
             if self._only_left(tree, restorer.left):
                 break
         else:
@@ -516,15 +411,15 @@ class Workspace:
                 fix_hints=["stop what is writing there, then open the workspace again: the rollback is finished then"],
             )
         head = self._history.head()
-        if head is None or head.kind != "rollback" or head.id != self._tree_id.hex():
+        if head is None or head.kind != "rollback" or head.id != self._look.tree_id.hex():
             context = Context(cwd=target.cwd, env=target.env, effects_head=target.effects_head)
             self._record("rollback", f"rollback to {target.id[:12]}", method, context)
-        registry.remove(self._home / "rollback.json")
+        registry.remove(self._home / ROLLBACK)
         return _left(restorer.left)
 
     def _only_left(self, tree: bytes, left: Mapping[str, str]) -> bool:
         """Whether the files are that tree, but for what could not be put back and the directories on the way to it."""
-        for each in differences(self._store, tree, self._tree_id):
+        for each in differences(self._store, tree, self._look.tree_id):
             path = each.path + "/"
             if not any((other + "/").startswith(path) or path.startswith(other + "/") for other in left):
                 return False

@@ -163,7 +163,7 @@ def _ask(binary: Binary, *arguments: str) -> str:
             raise RuntimeStartFailed(
                 f"{binary.path} does not answer to {arguments[0]}: {type(error).__name__}",
                 op="probe",
-                fix_hints=["is it for this machine? try it by hand", *INSTALL[:2]],
+                fix_hints=["check that it is for this machine: try it by hand", *INSTALL[:2]],
                 details={"stderr": said[-500:].decode("utf-8", "replace")},
             ) from None
     return done.stdout.decode("utf-8", "replace")

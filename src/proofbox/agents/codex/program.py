@@ -205,7 +205,7 @@ async def _come_up(program: Program) -> None:
         raise RuntimeStartFailed(
             f"codex did not come up: {end.message}",
             op="start",
-            fix_hints=["what it said on stderr is in the details", "`proofbox doctor` checks the sandbox itself"],
+            fix_hints=["look at what it said on stderr, in the details", "check the sandbox itself: proofbox doctor"],
             details=end.details,
         ) from None
     except AgentError as error:

@@ -88,7 +88,7 @@ class CodexSession:
         self._gone = anyio.Event()
         self._facts: dict[str, Any] = {}
 
-    # ---- the contract
+    # The contract
 
     def facts(self) -> Mapping[str, Any]:
         return {
@@ -201,7 +201,7 @@ class CodexSession:
             if self._options.home is None:
                 await run_sync(remove_home, self._home)
 
-    # ---- the program's lives
+    # The program's lives
 
     async def _live(self) -> None:
         """From the first start to the end of the session. Never raises: what went wrong is in `_over`."""
@@ -251,16 +251,16 @@ class CodexSession:
             again = len(self._recoveries) <= MOST_RECOVERIES
             crash.details |= {"restarting": again, "replayed": False}
             crash.fix_hints = (
-                "the turn may have acted, and is not played again; the thread can go on from here"
+                "go on in the thread: the turn may have acted, and is not played again"
                 if again
-                else "it ended too often; start another session",
+                else "start another session: this program ended too often",
             )
             self._hearing.ledger.forget()
             await self._hearing.end_all("failed", crash)
             if not again:
                 self._over = crash
 
-    # ---- asking
+    # Asking
 
     async def _ask(
         self,
@@ -330,7 +330,7 @@ class CodexSession:
             raise UsageError(f"the turn {turn[:80]!r} is not one of that thread", op="turn")
         return found
 
-    # ---- ending turns
+    # Ending turns
 
     async def _stop(self, turn: Turn, verdict: AgentError) -> None:
         """End a turn early, and the commands it runs. When Codex does not do it, the program is killed for it."""
@@ -398,7 +398,7 @@ class CodexSession:
                     self._hearing.verdicts[turn.id] = self.feed.failure
                     self._background.spawn(self._stop, turn, self.feed.failure)
 
-    # ---- waiting
+    # Waiting
 
     async def _wait(self, condition: Callable[[], bool]) -> None:
         while not condition():

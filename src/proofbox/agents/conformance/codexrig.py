@@ -15,7 +15,7 @@ import msgspec
 
 from proofbox.agents.conformance.rig import Act, Babble, Fail, Hang, Hear, Recall, Run, Say, Scene, Spend
 from proofbox.agents.fakemodel.script import Answer, Fault
-from proofbox.agents.fakemodel.server import FakeModel
+from proofbox.agents.fakemodel.server import FakeModel, text_of
 from proofbox.sandbox.conformance.check import NotApplicable
 
 _ABORTED = "<turn_aborted>"
@@ -41,7 +41,7 @@ class ScenicModel(FakeModel):
         turns: list[_Turn] = []
         over = True
         for item in items:
-            text = _text(item)
+            text = text_of(item)
             if item.get("role") == "assistant" or text.startswith(_ABORTED):
                 over = True
             elif item.get("role") == "user" and not text.lstrip().startswith(("<", "# ")):
@@ -98,10 +98,3 @@ def _with(answer: Answer, act: Act, told: Sequence[str], last: bool) -> Answer:
             return msgspec.structs.replace(answer, faults=(fault,))
         case _:
             return answer
-
-
-def _text(item: Mapping[str, Any]) -> str:
-    content = item.get("content")
-    if isinstance(content, str):
-        return content
-    return "".join(str(part.get("text", "")) for part in content or [] if isinstance(part, dict))

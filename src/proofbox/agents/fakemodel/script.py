@@ -106,7 +106,9 @@ class Script:
             elif verb in _MODIFIERS:
                 coming, pending = _modified(coming, verb, rest), True
             else:
-                raise UsageError(f"the fake model knows no {verb!r}", op="fakemodel", fix_hints=[", ".join(_ANSWERS)])
+                raise UsageError(
+                    f"the fake model knows no {verb!r}", op="fakemodel", fix_hints=[f"known: {', '.join(_ANSWERS)}"]
+                )
         if pending or not found:
             text = "done" if found or pending else f"I heard {len(prompt)} characters."
             found.append(msgspec.structs.replace(coming, text=text))

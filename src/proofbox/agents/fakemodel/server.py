@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import anyio
@@ -78,7 +78,7 @@ class FakeModel:
         items = [item for item in body.get("input") or [] if isinstance(item, dict)]
         prompt, outcomes, spoken = "", 0, False
         for item in items:
-            text = _text(item) if item.get("role") == "user" else ""
+            text = text_of(item) if item.get("role") == "user" else ""
             if item.get("role") == "assistant":
                 spoken = True
             elif text and not text.lstrip().startswith(_CONTEXT) and ("[[" in text or spoken or not prompt):
@@ -200,7 +200,8 @@ def _body(request: Request) -> dict[str, Any]:
     return body if isinstance(body, dict) else {"body": body}
 
 
-def _text(item: dict[str, Any]) -> str:
+def text_of(item: Mapping[str, Any]) -> str:
+    """What an item of a request says, in either form of its content."""
     content = item.get("content")
     if isinstance(content, str):
         return content

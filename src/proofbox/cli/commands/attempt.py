@@ -59,11 +59,8 @@ def list_(
       proofbox attempt list out
     """
     out, run_id = find_run(run)
-    ledger = Ledger(ledger_path(out, run_id))
-    try:
+    with Ledger(ledger_path(out, run_id)) as ledger:
         found = tuple(AttemptFacts.of(each, out / run_id) for each in ledger.attempts())
-    finally:
-        ledger.close()
     rows: list[tuple[str, ...]] = [("ATTEMPT", "STATE", "CLAIMED", "VERIFIED", "REASON", "INFRA")]
     for each in found:
         cells = (each.claimed, each.verified, each.reason, each.infra)
@@ -108,11 +105,8 @@ def interrupt(id: Id, *, run: Run = Path("out"), json: flags.Json = False) -> in
       proofbox attempt interrupt answer.1 --run out
     """
     out, run_id = find_run(run)
-    ledger = Ledger(ledger_path(out, run_id))
-    try:
+    with Ledger(ledger_path(out, run_id)) as ledger:
         attempt = ledger.interrupt(id)
-    finally:
-        ledger.close()
     facts = AttemptFacts.of(attempt, out / run_id)
     words = "it has ended already" if attempt.state == "ended" else "it will be stopped within seconds"
     show(InterruptDocument(attempt=facts), lambda: f"{attempt.id}: {words}", as_json=json)
@@ -121,8 +115,5 @@ def interrupt(id: Id, *, run: Run = Path("out"), json: flags.Json = False) -> in
 
 def _attempt(run: Path, id: str) -> tuple[Attempt, Path]:
     out, run_id = find_run(run)
-    ledger = Ledger(ledger_path(out, run_id))
-    try:
+    with Ledger(ledger_path(out, run_id)) as ledger:
         return ledger.attempt(id), out / run_id
-    finally:
-        ledger.close()

@@ -77,12 +77,12 @@ def spec(
     try:
         found = msgspec.json.decode(file.read_bytes(), type=AppSpec)
     except msgspec.MsgspecError as error:
-        raise UsageError(f"{file} is not a spec: {error}", op="backend.spec") from None
+        raise UsageError(f"{file} is not a spec: {error}", op="backend spec") from None
     repositories = Repositories(_place(data), "http://localhost")
     try:
-        repositories.put_spec(enterprise_id, found)
+        repositories.specs.put(enterprise_id, found)
     except Refusal as refusal:
-        raise UsageError(refusal.message, op="backend.spec", fix_hints=["remove it from the spec"]) from None
+        raise UsageError(refusal.message, op="backend spec", fix_hints=["remove it from the spec"]) from None
     finally:
         repositories.close()
     document = BackendSpecDocument(enterprise_id=enterprise_id, app_id=found.app_id)

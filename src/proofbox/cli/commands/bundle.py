@@ -139,7 +139,9 @@ def reindex(
     """
     if strict == repair_:
         raise UsageError(
-            "one of --strict and --repair is needed", op="bundle reindex", fix_hints=["--strict changes nothing"]
+            "one of --strict and --repair is needed",
+            op="bundle reindex",
+            fix_hints=["give --strict, which changes nothing, or --repair"],
         )
     if repair_:
         index, changes = repair.reindex_repair(path)
@@ -152,7 +154,7 @@ def reindex(
             findings=tuple(map(FindingFacts.of, checked.findings)),
             changes=(),
             repairs=checked.index.repairs if checked.index else 0,
-            error=None if checked.ok else msgspec.convert(refusal(checked).as_dict(), ErrorBody),
+            error=None if checked.ok else ErrorBody.of(refusal(checked)),
         )
     show(document, lambda: _reindexed(document), as_json=json)
     return 0 if document.ok else 1

@@ -105,7 +105,7 @@ def _code(kind: type[ProofboxError]) -> CodeFacts:
         exit_code=kind.exit_code,
         retryable=kind.retryable,
         meaning=" ".join((kind.__doc__ or "").partition("\n\n")[0].split()),
-        hints=tuple(getattr(kind, "hints", ())),
+        hints=kind.hints,
         parent=above.code if issubclass(above, ProofboxError) else None,
     )
 

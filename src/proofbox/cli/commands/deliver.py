@@ -164,7 +164,7 @@ def spec(
             create_only(as_mission, mission_from_spec(found).encode())
         except FileExistsError:
             raise UsageError(
-                f"{as_mission} is already there", op="deliver.spec", fix_hints=["name a new file"]
+                f"{as_mission} is already there", op="deliver spec", fix_hints=["name a new file"]
             ) from None
     mission = str(as_mission) if as_mission else None
     document = SpecDocument(enterprise_id=enterprise_id, spec=found, mission=mission)
@@ -191,10 +191,9 @@ def plan(
         patch, manifest = make_plan(client, target, tree)
         conflict = DeliveryConflict(
             f"{len(patch.conflicts)} files were changed on both sides",
-            op="deliver.plan",
+            op="deliver plan",
             fix_hints=["take their changes into the source, and prove that"],
         )
-        body = ErrorBody(conflict.code, conflict.message, conflict.op, conflict.fix_hints, conflict.retryable)
         document = PlanDocument(
             ok=not patch.conflicts,
             app_id=app_id,
@@ -209,7 +208,7 @@ def plan(
             unchanged=patch.unchanged,
             not_ours=patch.not_ours,
             tree_sha256=tree.tree_sha256,
-            error=body if patch.conflicts else None,
+            error=ErrorBody.of(conflict) if patch.conflicts else None,
         )
         with Remembered(target.baselines().directory) as remembered:
             show(document, lambda: render(patch, tree, remembered.text), as_json=json)

@@ -75,9 +75,7 @@ def demo(
             ok=error is None,
             steps=tuple(stage.steps),
             kept=None if keep is None else str(place),
-            error=None
-            if error is None
-            else ErrorBody(error.code, error.message, error.op, error.fix_hints, error.retryable),
+            error=None if error is None else ErrorBody.of(error),
         )
         show(document, lambda: _farewell(document), as_json=json)
     return 0 if error is None else 1
@@ -116,7 +114,7 @@ class Stage:
             raise DemoFailed(
                 f"{what}: exit code {done.returncode}, and {expected} was expected",
                 op="demo",
-                fix_hints=["proofbox doctor says what works on this machine"],
+                fix_hints=["see what works on this machine: proofbox doctor"],
             )
         return done.stdout
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -17,6 +16,7 @@ from proofbox import __version__
 from proofbox.cli.commands import flags
 from proofbox.cli.commands.runtime import RuntimeFacts, runtimes
 from proofbox.cli.output import Document, columns, show
+from proofbox.cli.progress import passing_line, watched
 from proofbox.core.atomic import write_document
 from proofbox.core.clock import SystemClock, isoformat
 from proofbox.core.dirs import state_dir
@@ -81,7 +81,7 @@ def doctor(
     configured = load(Path().resolve())
     settings = Settings(image=image or configured.image, runtime=runtime or configured.runtime)
     names = [provider_named(provider).name] if provider is not None else list(PROVIDERS)
-    reports = {name: _examine(name, settings, quick, progress=not json) for name in names}
+    reports = {name: _examine(name, settings, quick, progress=watched(as_json=json)) for name in names}
     failed = [name for name, found in reports.items() if found.report is not None and not found.report.ok]
     document = DoctorDocument(
         ok=not failed,
@@ -106,17 +106,16 @@ def _examine(name: str, settings: Settings, quick: bool, progress: bool) -> Prov
     works = diagnose(provider, Policy(image=own.image, runtime=own.runtime))
     if not works.available:
         return ProviderReport(works, None, None)
+    total = len(QUICK) if quick else len(CHECKS)
     done: list[Result] = []
 
-    def tell(result: Result) -> None:
-        done.append(result)
-        if progress and sys.stderr.isatty():
-            total = len(QUICK) if quick else len(CHECKS)
-            print(f"\r{name}: {len(done)}/{total} {result.check:<45}", end="", file=sys.stderr, flush=True)
+    with passing_line(shown=progress) as say:
 
-    report = run_conformance(name, only=QUICK if quick else None, on_result=tell, settings=own)
-    if progress and sys.stderr.isatty():
-        print("\r" + " " * 79 + "\r", end="", file=sys.stderr, flush=True)
+        def tell(result: Result) -> None:
+            done.append(result)
+            say(f"{name}: {len(done)}/{total} {result.check}")
+
+        report = run_conformance(name, only=QUICK if quick else None, on_result=tell, settings=own)
     return ProviderReport(works, _latency(name, own), report)
 
 

@@ -61,7 +61,7 @@ def _ask(words: list[str], argv: tuple[str, ...]) -> int:
         "there is no supervisor here: this is for an agent in the box of an attempt",
         op=words[0],
         fix_hints=[
-            "to run a command in a box of its own: proofbox exec -- COMMAND",
-            "to run an agent whose commands can be recorded: proofbox suite run SPEC --strategies process",
+            "run a command in a box of its own: proofbox exec -- COMMAND",
+            "run an agent whose commands can be recorded: proofbox suite run SPEC --strategies process",
         ],
     )

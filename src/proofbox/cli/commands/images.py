@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +10,7 @@ from cyclopts import Parameter
 
 from proofbox.cli.commands import flags
 from proofbox.cli.output import Document, columns, show
-from proofbox.cli.progress import progress_bar
+from proofbox.cli.progress import progress_bar, watched
 from proofbox.sandbox import catalogue as catalogues
 from proofbox.sandbox.catalogue import Image
 from proofbox.sandbox.images import LOCK_FILE, archive, pull_image
@@ -115,7 +114,7 @@ def pull(
       proofbox images pull
       proofbox images pull small --json
     """
-    with progress_bar(name or "default image", shown=not json and sys.stderr.isatty()) as tell:
+    with progress_bar(name or "default image", shown=watched(as_json=json)) as tell:
         pulled = pull_image(name, project_root=project, arch=arch, catalogue=catalogue, update=update, on_progress=tell)
     document = PulledDocument(
         image=ImageFacts.of(pulled.image),

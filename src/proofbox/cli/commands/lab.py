@@ -172,7 +172,7 @@ def _incomplete(found: tuple[Finding, ...]) -> ErrorBody | None:
     if not found:
         return None
     error = EvidenceIncomplete(f"{len(found)} findings, the first: {found[0].code} in {found[0].path}", op="validate")
-    return ErrorBody(error.code, error.message, error.op, error.fix_hints, error.retryable)
+    return ErrorBody.of(error)
 
 
 def _findings(found: tuple[Finding, ...]) -> str:

@@ -16,8 +16,9 @@ from proofbox.agents.contract import AgentRuntime
 from proofbox.agents.registry import installed
 from proofbox.agents.strategies import decide_chain, first_usable
 from proofbox.cli.commands import flags
-from proofbox.cli.commands.progress import Progress
+from proofbox.cli.live import Progress
 from proofbox.cli.output import Document, ErrorBody, Streamed, columns, show, write_json
+from proofbox.cli.progress import watched
 from proofbox.core.ids import IdSource
 from proofbox.core.text import printable
 from proofbox.errors import SuiteInvalid, SuiteNotPassed, UsageError
@@ -137,7 +138,7 @@ def lint(spec: SpecPath, *, host_root: HostRoot = False, json: flags.Json = Fals
         suite = _read(spec, host_root=host_root)
     except SuiteInvalid as invalid:
         problems = msgspec.convert(invalid.details.get("problems", []), tuple[reading.Problem, ...])
-        error = _body(invalid)
+        error = ErrorBody.of(invalid)
     document = LintDocument(
         ok=suite is not None,
         suite=None if suite is None else suite.id,
@@ -194,7 +195,7 @@ def run(
     ] = 1,
     model: flags.Model = None,
     base_url: flags.BaseUrl = None,
-    api_key_env: flags.ApiKeyEnv = None,
+    api_key_env: flags.KeyEnv = None,
     jsonl: Jsonl = False,
     json: flags.Json = False,
 ) -> int:
@@ -268,7 +269,7 @@ def _read(spec: Path, *, host_root: bool, provider: str | None = None, to_run: b
         raise UsageError(
             f"Harbor's tasks don't run in {provider} this way: they run in docker, or with --host-root in bubblewrap",
             op="suite",
-            fix_hints=["leave --provider out", "for this host's programs, not comparable: --host-root"],
+            fix_hints=["leave --provider out", "run on this host's programs, not comparable: --host-root"],
         )
     return harbor.read_tasks(spec, host_root=host_root, to_run=to_run)
 
@@ -292,12 +293,9 @@ async def _preflight(plan: Plan) -> None:
 
 
 def _conduct(out: Path, run_id: str, *, json: bool, jsonl: bool) -> int:
-    ledger = Ledger(ledger_path(out, run_id))
-    try:
+    with Ledger(ledger_path(out, run_id)) as ledger:
         planned = ledger.attempts()
-    finally:
-        ledger.close()
-    with Progress(planned, shown=not json and not jsonl and sys.stderr.isatty()) as progress:
+    with Progress(planned, shown=watched(as_json=json or jsonl)) as progress:
 
         def hear(event: dict[str, Any]) -> None:
             if jsonl:
@@ -317,13 +315,10 @@ def _conduct(out: Path, run_id: str, *, json: bool, jsonl: bool) -> int:
 
 
 def _show(out: Path, run_id: str, *, json: bool) -> int:
-    ledger = Ledger(ledger_path(out, run_id))
-    try:
+    with Ledger(ledger_path(out, run_id)) as ledger:
         attempts = ledger.attempts()
         suite = read_plan(ledger).suite()
         committed = ledger.about("committed") == "yes"
-    finally:
-        ledger.close()
     final = final_attempts(attempts)
     passed = all(each.result is not None and each.result.verified == "passed" for each in final)
     counted = totals(attempts)
@@ -344,7 +339,7 @@ def _show(out: Path, run_id: str, *, json: bool) -> int:
         attempts=tuple(AttemptFacts.of(each, out / run_id) for each in attempts),
         totals=counted,
         not_comparable=suite.not_comparable,
-        error=None if error is None else _body(error),
+        error=None if error is None else ErrorBody.of(error),
     )
     show(document, lambda: _text(document, attempts), as_json=json)
     return 0 if error is None else error.exit_code
@@ -372,7 +367,3 @@ def _text(document: RunDocument, attempts: Sequence[Attempt]) -> str:
     if document.committed:
         lines.append(f"check it:  proofbox verify {document.bundle}")
     return "\n".join(lines)
-
-
-def _body(error: SuiteInvalid | SuiteNotPassed) -> ErrorBody:
-    return ErrorBody(error.code, error.message, error.op, error.fix_hints, error.retryable)

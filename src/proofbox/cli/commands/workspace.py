@@ -13,6 +13,7 @@ from cyclopts import Parameter
 
 from proofbox.cli.commands import flags
 from proofbox.cli.output import Document, columns, show, write_json
+from proofbox.cli.progress import passing_line, watched
 from proofbox.core.text import printable
 from proofbox.errors import UsageError
 from proofbox.workspace.model import Change, Collected, Left, Snapshot, Status, Verification
@@ -259,20 +260,11 @@ def gc(
 @contextmanager
 def _opened(directory: Path, *, json: bool) -> Iterator[Workspace]:
     """For one look at all files, with a count of them for whoever waits at a terminal."""
-    told = 0
-
-    def tell(count: int) -> None:
-        nonlocal told
-        told = count
-        print(f"\r{count} files read", end="", file=sys.stderr, flush=True)
-
-    patient = json or sys.stderr is None or not sys.stderr.isatty()
-    try:
-        with Workspace.open(directory, track=False, on_progress=None if patient else tell) as workspace:
-            yield workspace
-    finally:
-        if told:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+    with (
+        passing_line(shown=watched(as_json=json)) as say,
+        Workspace.open(directory, track=False, on_progress=lambda count: say(f"{count} files read")) as workspace,
+    ):
+        yield workspace
 
 
 def _in_colour() -> bool:

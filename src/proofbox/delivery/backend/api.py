@@ -65,11 +65,11 @@ class Api:
 
     async def _get_spec(self, request: Request) -> Response:
         app = request.query_params.get("appId")
-        return _json(await _in_thread(self._repositories.spec, _id(request, "enterprise_id"), app))
+        return _json(await _in_thread(self._repositories.specs.get, _id(request, "enterprise_id"), app))
 
     async def _put_spec(self, request: Request) -> Response:
         _, spec = await self._body(request, AppSpec, MAX_SMALL_BODY)
-        return _json(await _in_thread(self._repositories.put_spec, _id(request, "enterprise_id"), spec))
+        return _json(await _in_thread(self._repositories.specs.put, _id(request, "enterprise_id"), spec))
 
     async def _manifest(self, request: Request) -> Response:
         _, asked = await self._body(request, ManifestRequest, MAX_SMALL_BODY)

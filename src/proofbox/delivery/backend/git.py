@@ -227,6 +227,4 @@ def _stream(ref: str, edits: Iterable[Edit], message: str, when: int, parent: st
 
 def _failure(command: str, said: bytes) -> RepositoryFailed:
     words = printable(preview(said, 500)[0]).replace("\n", " ").strip()
-    return RepositoryFailed(
-        f"git {command} failed: {words}", op="backend.git", fix_hints=["see whether git works here"]
-    )
+    return RepositoryFailed(f"git {command} failed: {words}", op="backend git")

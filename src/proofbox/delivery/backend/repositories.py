@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import os
 import secrets
 import shutil
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 from urllib.parse import quote
@@ -22,33 +21,27 @@ from urllib.parse import quote
 import msgspec
 
 from proofbox.core.clock import Clock, SystemClock, isoformat
-from proofbox.core.redaction import Redactor
-from proofbox.core.text import path_fields
-from proofbox.delivery.backend.git import MAIN, NOTHING, Edit, Git, blob_id, check_git
+from proofbox.delivery.backend.contents import edits_of, files_of, remember
+from proofbox.delivery.backend.git import MAIN, NOTHING, Edit, Git, check_git
 from proofbox.delivery.backend.ledger import Ledger, Pull, Repository
 from proofbox.delivery.backend.rules import (
     Refusal,
     check_branch,
-    check_clashes,
     check_edits,
     check_text,
     digest_of_id,
     slug,
 )
+from proofbox.delivery.backend.specs import Specs
 from proofbox.delivery.wire import (
-    AppSpec,
     ExportAnswer,
-    FileChange,
     InitialExport,
-    ManifestFile,
     ManifestRequest,
     PullRequest,
     PullRequestAnswer,
     RepoManifest,
 )
 from proofbox.errors import RepositoryFailed
-
-_HASHED_AT_ONCE = 200
 
 
 class Repositories:
@@ -66,6 +59,7 @@ class Repositories:
         (data / "repos").mkdir(mode=0o700, parents=True, exist_ok=True)
         self._held = _hold(data / "lock")
         self.ledger = Ledger(data / "backend.db")
+        self.specs = Specs(self.ledger)
         self._locks: dict[str, threading.Lock] = {}
         self._guard = threading.Lock()
         for repository in self.ledger.repositories():
@@ -81,37 +75,10 @@ class Repositories:
         self.ledger.close()
         os.close(self._held)
 
-    # Specs
-
-    def put_spec(self, enterprise: str, spec: AppSpec) -> AppSpec:
-        """Keep what an app is. One that holds what looks like a secret is refused."""
-        plain = msgspec.to_builtins(spec)
-        if Redactor().redact_json(plain) != plain:
-            raise Refusal(422, "spec_holds_secret", "a spec never holds secrets, and this one seems to")
-        self.ledger.put_spec(enterprise, spec.app_id, msgspec.json.encode(spec))
-        return spec
-
-    def spec(self, enterprise: str, app: str | None) -> AppSpec:
-        found = [msgspec.json.decode(each, type=AppSpec) for each in self.ledger.specs(enterprise)]
-        if not found:
-            raise Refusal(404, "enterprise_unknown", "no such enterprise")
-        if app is not None:
-            found = [spec for spec in found if spec.app_id == app]
-        if not found:
-            raise Refusal(404, "app_unknown", "the enterprise has no such app")
-        if len(found) > 1:
-            raise Refusal(422, "app_ambiguous", "the enterprise has several apps: name one by appId")
-        return found[0]
-
-    def _allowed(self, app: str, user: str) -> None:
-        owners = [msgspec.json.decode(spec, type=AppSpec).owner_user_id for _, spec in self.ledger.specs_of_app(app)]
-        if any(owner not in (None, user) for owner in owners):
-            raise Refusal(403, "not_the_owner", "the app belongs to another user")
-
     # The three operations
 
     def manifest(self, app: str, asked: ManifestRequest) -> RepoManifest:
-        self._allowed(app, asked.user_id)
+        self.specs.check_owner(app, asked.user_id)
         with self._working(app):
             repository, git = self._ready(app, asked.repo_url)
             ref, pull = MAIN, None
@@ -123,7 +90,7 @@ class Repositories:
             commit = git.head(ref)
             return RepoManifest(
                 base_commit_sha=commit,
-                files=tuple(self._files(git, commit)) if commit else (),
+                files=tuple(files_of(git, commit, self.ledger)) if commit else (),
                 repo_url=self._url(repository),
                 repo_full_name=repository.full_name,
                 branch_name=pull.branch if pull else None,
@@ -132,7 +99,7 @@ class Repositories:
             )
 
     def export(self, app: str, asked: InitialExport, key: str | None, digest: str) -> ExportAnswer:
-        self._allowed(app, asked.user_id)
+        self.specs.check_owner(app, asked.user_id)
         edits = [Edit(file.path, file.mode or "100644", file.content_base64) for file in asked.files]
         check_edits(edits, self._max_file)
         check_text(asked.commit_message)
@@ -156,14 +123,14 @@ class Repositories:
                 success=True, repo_url=self._url(made), repo_full_name=full_name, base_commit_sha=commit
             )
             with self.ledger.together():
-                self._remember_blobs(edits)
+                remember(edits, self.ledger)
                 self.ledger.repository_is_ready(app)
-                self._note_in_specs(app, full_name)
+                self.specs.note_repository(app, full_name)
                 self._answer(app, "export", key, digest, answer)
             return answer
 
     def propose(self, app: str, asked: PullRequest, key: str | None, digest: str) -> PullRequestAnswer:
-        self._allowed(app, asked.user_id)
+        self.specs.check_owner(app, asked.user_id)
         check_branch(asked.branch_name)
         check_text(asked.title, asked.body)
         with self._working(app):
@@ -175,7 +142,7 @@ class Repositories:
                 raise Refusal(409, "branch_exists", "a pull request has that branch already", self.pull_url(there))
             if git.head(asked.base_commit_sha) is None or not git.is_ancestor(asked.base_commit_sha, MAIN):
                 raise Refusal(409, "base_unknown", "the base commit is not part of the main branch")
-            edits = self._edits(git, asked.base_commit_sha, asked.changes)
+            edits = edits_of(git, asked.base_commit_sha, asked.changes, self._max_file)
             head = git.commit(edits, f"{asked.title}\n\n{asked.body}", self._when(), asked.base_commit_sha)
             number = max((pull.number for pull in self.ledger.pulls(app)), default=0) + 1
             pull = Pull(
@@ -193,7 +160,7 @@ class Repositories:
             )
             answer = self._opened(pull)
             with self.ledger.together():
-                self._remember_blobs(edits)
+                remember(edits, self.ledger)
                 self.ledger.add_pull(pull)
                 self._answer(app, "pull", key, digest, answer)
             self._open(git, pull)
@@ -239,7 +206,7 @@ class Repositories:
         with self._working(app):
             repository, git = self._ready(app, None)
             commit = git.head()
-            found = tuple(self._files(git, commit)) if commit else ()
+            found = tuple(files_of(git, commit, self.ledger)) if commit else ()
             return RepoManifest(base_commit_sha=commit, files=found, repo_url=self._url(repository))
 
     def diff(self, pull: Pull, limit: int) -> tuple[str, bool]:
@@ -322,58 +289,6 @@ class Repositories:
 
     def _pull_of(self, app: str, branch: str) -> Pull | None:
         return next((pull for pull in self.ledger.pulls(app) if pull.branch == branch), None)
-
-    def _files(self, git: Git, commit: str) -> Iterator[ManifestFile]:
-        blobs = list(git.blobs(commit))
-        known = self.ledger.blobs({blob.oid for blob in blobs})
-        new = sorted({blob.oid for blob in blobs} - known.keys())
-        for at in range(0, len(new), _HASHED_AT_ONCE):
-            some = new[at : at + _HASHED_AT_ONCE]
-            found = {
-                oid: (hashlib.sha256(data).hexdigest(), len(data))
-                for oid, data in zip(some, git.contents(some), strict=True)
-            }
-            self.ledger.put_blobs((oid, *facts) for oid, facts in found.items())
-            known |= found
-        for blob in blobs:
-            sha256, size = known[blob.oid]
-            # An odd mode that some old tool has written is an ordinary file's.
-            mode = blob.mode if blob.mode in ("100755", "120000") else "100644"
-            yield ManifestFile(path=path_fields(blob.path)["path"], sha256=sha256, size_bytes=size, mode=mode)  # type: ignore[arg-type]
-
-    def _edits(self, git: Git, base: str, changes: Sequence[FileChange]) -> list[Edit]:
-        """The changes as edits, if the base has what they say it has."""
-        there = {blob.path: blob for blob in git.blobs(base)}
-        edits = []
-        for change in changes:
-            blob = there.get(change.path)
-            if (blob is None) != (change.operation == "add"):
-                state = "not there" if blob is None else "there already"
-                raise Refusal(409, "change_misfits", f"can't {change.operation} {change.path[:200]!r}: it is {state}")
-            if (change.content_base64 is None) != (change.operation == "delete"):
-                raise Refusal(422, "content_misfits", f"{change.operation} of {change.path[:200]!r} and its content")
-            mode = change.mode or (blob.mode if blob else "100644")
-            edits.append(Edit(change.path, mode, change.content_base64))
-        if not edits:
-            raise Refusal(422, "nothing_to_change", "a pull request has at least one change")
-        check_edits(edits, self._max_file)
-        gone = {edit.path for edit in edits if edit.content is None}
-        check_clashes({*(there.keys() - gone), *(edit.path for edit in edits if edit.content is not None)})
-        # Removed first: a directory may take the place of a file.
-        return sorted(edits, key=lambda edit: edit.content is not None)
-
-    def _remember_blobs(self, edits: Sequence[Edit]) -> None:
-        self.ledger.put_blobs(
-            (blob_id(edit.content), hashlib.sha256(edit.content).hexdigest(), len(edit.content))
-            for edit in edits
-            if edit.content is not None
-        )
-
-    def _note_in_specs(self, app: str, full_name: str) -> None:
-        for enterprise, data in self.ledger.specs_of_app(app):
-            spec = msgspec.json.decode(data, type=AppSpec)
-            noted = msgspec.structs.replace(spec, git_hub_repo_full_name=full_name, status="exported")
-            self.ledger.put_spec(enterprise, app, msgspec.json.encode(noted))
 
     def _answered(self, app: str, op: str, key: str | None, digest: str) -> bytes | None:
         """The answer that was given to this request before."""

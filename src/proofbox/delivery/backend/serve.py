@@ -35,7 +35,7 @@ def serve(data: Path, key: ApiKey, *, host: str = "127.0.0.1", port: int = 3000,
     if not is_loopback(host):
         raise SettingsInvalid(
             f"{host} is not this machine: the reference backend has no TLS, and is for local use",
-            op="backend.serve",
+            op="backend serve",
             fix_hints=["leave --host out, and put a server with TLS in front of it"],
         )
     listener = _listen(host, port)
@@ -60,5 +60,5 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=128)
     except OSError as error:
         raise UsageError(
-            f"can't listen on port {port}: {error.strerror}", op="backend.serve", fix_hints=["give another --port"]
+            f"can't listen on port {port}: {error.strerror}", op="backend serve", fix_hints=["give another --port"]
         ) from error

@@ -40,7 +40,9 @@ class Store(Protocol):
 
 def check_key(key: str) -> str:
     if not is_artifact_path(key):
-        raise UsageError(f"not a key: {key[:200]!r}", op="store", fix_hints=["relative, with forward slashes"])
+        raise UsageError(
+            f"not a key: {key[:200]!r}", op="store", fix_hints=["give a relative key, with forward slashes"]
+        )
     return key
 
 
@@ -50,13 +52,13 @@ def open_store(url: str) -> Store:
         try:
             from proofbox.evidence.store.s3 import S3
         except ImportError as error:
-            raise StoreUnavailable(
-                "S3 needs the extra `s3`", op="store.open", fix_hints=["pip install 'proofbox[s3]'"]
-            ) from error
+            raise StoreUnavailable("S3 needs the extra `s3`", op="store open") from error
         return S3(match[1], match[2] or "")
     if "://" in url:
         raise UsageError(
-            f"not a store: {url[:200]!r}", op="store.open", fix_hints=["s3://bucket/prefix, or the path of a directory"]
+            f"not a store: {url[:200]!r}",
+            op="store open",
+            fix_hints=["give s3://bucket/prefix, or the path of a directory"],
         )
     from proofbox.evidence.store.local import Local
 

@@ -33,7 +33,7 @@ class Local:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             create_only(path, data)
         except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
-            raise StoreConflict(f"{key} is already there", op="store.create") from error
+            raise StoreConflict(f"{key} is already there", op="store create") from error
         except OSError as error:
             raise _failure("create", key, error) from error
         return sha256_hex(data)
@@ -42,7 +42,7 @@ class Local:
         with self._locked():
             found = self.get(key)
             if found is None or found.version != version:
-                raise StoreConflict(f"{key} has changed since it was read", op="store.swap")
+                raise StoreConflict(f"{key} has changed since it was read", op="store swap")
             try:
                 write_document(self._path(key), data)
             except OSError as error:
@@ -83,5 +83,5 @@ class Local:
 
 def _failure(what: str, key: str, error: OSError) -> StoreError:
     return StoreError(
-        f"{key}: {error.strerror or error}", op=f"store.{what}", fix_hints=["check that the directory can be written"]
+        f"{key}: {error.strerror or error}", op=f"store {what}", fix_hints=["check that the directory can be written"]
     )

@@ -70,14 +70,14 @@ class S3:
         try:
             return work()
         except (exceptions.AlreadyExistsError, exceptions.PreconditionError) as error:
-            raise StoreConflict(f"{key} is already there, or has changed", op=f"store.{what}") from error
+            raise StoreConflict(f"{key} is already there, or has changed", op=f"store {what}") from error
         except exceptions.NotFoundError as error:
             # A swap of what is not there. A bucket that is not there looks the same, and no retry helps either.
-            raise StoreConflict(f"{key} is not there", op=f"store.{what}") from error
+            raise StoreConflict(f"{key} is not there", op=f"store {what}") from error
         except exceptions.BaseError as error:
             first = str(error).splitlines()[0][:300]
             raise StoreError(
                 f"{key}: {first}",
-                op=f"store.{what}",
+                op=f"store {what}",
                 fix_hints=["check AWS_ENDPOINT_URL, AWS_REGION and the credentials in the environment"],
             ) from error

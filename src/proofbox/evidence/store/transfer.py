@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from proofbox.core.atomic import write_document
+from proofbox.core.atomic import sync_directory, write_document
 from proofbox.core.digest import sha256_hex
 from proofbox.errors import BundleCorrupt, BundleExists, BundleLocked, BundleNotFound, StoreConflict
 from proofbox.evidence.check import check_bundle
@@ -42,7 +42,7 @@ def push_bundle(path: _Path, store: Store) -> str:
     bundle = as_bundle(checked)
     if os.path.realpath(bundle.path) != enclosing(bundle.path):
         raise BundleNotFound(
-            "a nested bundle is pushed with its run", op="bundle.push", fix_hints=["name the run's directory"]
+            "a nested bundle is pushed with its run", op="bundle push", fix_hints=["name the run's directory"]
         )
     check_store(store)
     _put(store, f"{_CLAIMS}/{bundle.run_id}", bundle.index_sha256.encode())
@@ -53,7 +53,7 @@ def push_bundle(path: _Path, store: Store) -> str:
     in_threads(upload, _contents(bundle, ""))
     index = read_bounded(os.path.join(bundle.path, INDEX), 1 << 30)
     if sha256_hex(index) != bundle.index_sha256:
-        raise BundleCorrupt("the index changed while the bundle was pushed", op="bundle.push")
+        raise BundleCorrupt("the index changed while the bundle was pushed", op="bundle push")
     _put(store, f"{bundle.run_id}/{INDEX}", index)
     if bundle.index.status != "failed" and not bundle.status.dry:
         _move_latest(store, bundle.run_id)
@@ -67,7 +67,7 @@ def pull_bundle(store: Store, out: _Path, run_id: str | None = None) -> Bundle:
     """
     name = run_id if run_id is not None else _latest(store)
     if not RUN_ID.fullmatch(name):
-        raise BundleNotFound(f"not the name of a run: {name[:200]!r}", op="bundle.pull")
+        raise BundleNotFound(f"not the name of a run: {name[:200]!r}", op="bundle pull")
     os.makedirs(out, exist_ok=True)
     target = os.path.join(out, name)
     if os.path.lexists(target):
@@ -77,7 +77,7 @@ def pull_bundle(store: Store, out: _Path, run_id: str | None = None) -> Bundle:
         if found is None:
             raise BundleNotFound(
                 f"the store has no committed run {name}",
-                op="bundle.pull",
+                op="bundle pull",
                 fix_hints=["push it first, or check the name"],
             )
         _download(store, name, place, "", found.data)
@@ -88,7 +88,7 @@ def pull_bundle(store: Store, out: _Path, run_id: str | None = None) -> Bundle:
             if os.path.lexists(target):
                 raise _taken(target)
             os.rename(place, target)
-            _sync(out)
+            sync_directory(out)
     return load_bundle(target)
 
 
@@ -105,13 +105,13 @@ def _download(store: Store, run_id: str, place: str, prefix: str, index_bytes: b
     try:
         index: Index = parse_index(index_bytes)
     except ShapeError as error:
-        raise BundleCorrupt(f"{prefix}{INDEX} in the store is no index: {error}", op="bundle.pull") from error
+        raise BundleCorrupt(f"{prefix}{INDEX} in the store is no index: {error}", op="bundle pull") from error
 
     def fetch(path: str) -> bytes | None:
         artifact = index.artifacts[path]
         found = store.get(f"{run_id}/{prefix}{path}")
         if found is None or sha256_hex(found.data) != artifact.sha256:
-            raise BundleCorrupt(f"{prefix}{path} in the store is not what the index says", op="bundle.pull")
+            raise BundleCorrupt(f"{prefix}{path} in the store is not what the index says", op="bundle pull")
         if artifact.is_nested_index:
             return found.data
         _write(place, prefix + path, found.data)
@@ -139,8 +139,8 @@ def _put(store: Store, key: str, data: bytes) -> None:
         if found is None or found.data != data:
             raise StoreConflict(
                 f"the store holds something else at {key}",
-                op="bundle.push",
-                fix_hints=["another bundle of this run's name is there: evidence is never overwritten"],
+                op="bundle push",
+                fix_hints=["look at what is there: evidence is never overwritten"],
                 details={"key": key},
             ) from None
 
@@ -157,13 +157,13 @@ def _move_latest(store: Store, run_id: str) -> None:
         except StoreConflict:
             continue
         return
-    raise StoreConflict("LATEST kept changing", op="bundle.push", fix_hints=["push once more"])
+    raise StoreConflict("LATEST kept changing", op="bundle push", fix_hints=["push once more"])
 
 
 def _latest(store: Store) -> str:
     found = store.get(LATEST)
     if found is None:
-        raise BundleNotFound("the store has no LATEST", op="bundle.pull", fix_hints=["name the run"])
+        raise BundleNotFound("the store has no LATEST", op="bundle pull", fix_hints=["name the run"])
     return found.data.decode("ascii", "replace").removesuffix("\n")
 
 
@@ -176,7 +176,7 @@ def _unfinished(place: str) -> Iterator[str]:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise BundleLocked(f"{shown(place)}: another process is pulling this run", op="bundle.pull") from None
+            raise BundleLocked(f"{shown(place)}: another process is pulling this run", op="bundle pull") from None
         for name in os.listdir(place):
             left = os.path.join(place, name)
             shutil.rmtree(left) if os.path.isdir(left) and not os.path.islink(left) else os.unlink(left)
@@ -190,13 +190,5 @@ def _unfinished(place: str) -> Iterator[str]:
 
 def _taken(target: str) -> BundleExists:
     return BundleExists(
-        f"{shown(target)} is already there", op="bundle.pull", fix_hints=["pull into another directory"]
+        f"{shown(target)} is already there", op="bundle pull", fix_hints=["pull into another directory"]
     )
-
-
-def _sync(directory: _Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -64,6 +64,5 @@ def _must_refuse_create(store: Store) -> None:
 def _untrusted(what: str) -> StoreUntrusted:
     return StoreUntrusted(
         f"the store can't be trusted with evidence: {what}",
-        op="store.check",
-        fix_hints=["use a store with conditional writes (If-None-Match, If-Match), or a directory"],
+        op="store check",
     )

@@ -55,7 +55,7 @@ class Context:
         self._settings = load(self.project)  # now: a check may point the configuration elsewhere
         self.boxes = self.over(self.project)
 
-    # ---- boxes
+    # Boxes
 
     def over(self, project: Path) -> Sandboxes:
         """A service over another project than the usual one."""
@@ -103,7 +103,7 @@ class Context:
             raise Failed(f"{what}: {error.code} ({error.message}) instead of {kind.code}") from None
         raise Failed(f"{what}: was not refused with {kind.code}")
 
-    # ---- the host
+    # The host
 
     def secret(self, name: str = "secret", mode: int = 0o644) -> tuple[Path, str]:
         """A file outside the project, and the text in it that must not come out of a box."""

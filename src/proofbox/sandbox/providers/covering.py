@@ -61,7 +61,7 @@ def _checked(project: Path, name: str) -> Path:
         raise PathRefused(
             f"{name!r} is to be hidden or frozen, and is not there: {error.strerror}",
             op="start",
-            fix_hints=["what does not exist can't be covered: make it, or leave it out"],
+            fix_hints=["make it, or leave it out: what does not exist can't be covered"],
             details={"path": name},
         ) from None
     if stat.S_IFLNK in kinds:

@@ -226,7 +226,7 @@ class DockerBox:
                 raise StartFailed(
                     "the container ended before its agent called back",
                     op="start",
-                    fix_hints=["is the engine on this machine, and the image for its architecture?"],
+                    fix_hints=["check that the engine is on this machine, and the image for its architecture"],
                 )
         raise StartFailed("the box agent did not call back from the container", op="start")
 

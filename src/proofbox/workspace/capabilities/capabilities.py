@@ -90,7 +90,6 @@ def require(decision: Decision) -> Decision:
     raise CapabilityDenied(
         f"{decision.kind} of {printable(decision.target[:200]) or 'this'} is not allowed ({printable(decision.rule)})",
         op="capabilities",
-        fix_hints=["work without it, or ask for it to be added to the capabilities"],
         details={
             "kind": decision.kind,
             "target": printable(decision.target[:1000]),

@@ -147,7 +147,7 @@ def parse(text: str) -> Grants:
         raise CapabilitiesInvalid(
             f"the capabilities can't be read: {error}",
             op="capabilities",
-            fix_hints=["the tables are fs, commands, network and env; docs/workspace-tools.md has them all"],
+            fix_hints=["use the tables fs, commands, network and env: docs/workspace-tools.md has them all"],
         ) from None
     return given if given.preset is None else given.over(preset(given.preset))
 
@@ -164,7 +164,7 @@ def load(source: str | Path) -> Grants:
         raise CapabilitiesInvalid(
             f"{str(source)[:200]!r} is neither a preset nor a file that can be read: {error}",
             op="capabilities",
-            fix_hints=[f"presets: {', '.join(PRESETS)}"],
+            fix_hints=[f"known: {', '.join(PRESETS)}"],
         ) from None
     if len(data) > SIZE_LIMIT:
         raise CapabilitiesInvalid(f"{source} is larger than {SIZE_LIMIT} bytes", op="capabilities")

@@ -87,7 +87,6 @@ class _Parser:
         raise PatternRefused(
             f"the pattern {printable(self._text[:200])!r} can't be searched for: {reason}",
             op="search_text",
-            fix_hints=["escape what is meant as a character with a backslash, or search literally (literal: true)"],
             details={"reason": reason, "at": self._at},
         )
 

@@ -98,7 +98,6 @@ def timed_out(asked: Search) -> SearchTimedOut:
     return SearchTimedOut(
         f"the search took longer than {asked.deadline:g} s and was ended",
         op="search_text",
-        fix_hints=["search a directory below, choose files by a glob, or simplify the pattern"],
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
@@ -19,23 +19,22 @@ import msgspec
 
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.sandbox.config import Settings, load
-from proofbox.sandbox.contract import OnEvent
+from proofbox.sandbox.contract import ExecResult, OnEvent
+from proofbox.sandbox.inside import ExecOptions
 from proofbox.sandbox.paths import resolve_project
 from proofbox.sandbox.service import Sandboxes, Session
 from proofbox.workspace.capabilities.capabilities import Capabilities, CapabilityGuard, require
 from proofbox.workspace.capabilities.compiling import BoxRules, compile_rules, needs_walk, uncovered
 from proofbox.workspace.ignore import Ignore
 from proofbox.workspace.search import Engine
-from proofbox.workspace.tools.contract import COMMAND_TIMEOUT, OUTPUT_LIMIT, CommandResult
-from proofbox.workspace.tools.files import FileTools
+from proofbox.workspace.tools.commands import AllTools
 from proofbox.workspace.tools.handles import DirectoryTree
-from proofbox.workspace.tools.host import command_argv, command_result
 
 _CHEAP = 0.05  # seconds that a walk over all files may take before each command
 _SHARE = 10  # one that takes longer may take this part of the time
 
 
-class BoxedEnvironment(FileTools):
+class BoxedEnvironment(AllTools):
     """Close it: it holds the box. `settings` are as for `Sandboxes`; what they forward of variables is filtered."""
 
     def __init__(
@@ -70,23 +69,12 @@ class BoxedEnvironment(FileTools):
         self._boxes.close()
         self._files.close()
 
-    def run_command(
-        self,
-        command: str | Sequence[str],
-        *,
-        cwd: str = ".",
-        timeout: float = COMMAND_TIMEOUT,
-        env: Mapping[str, str] | None = None,
-        stdin: str | bytes | None = None,
-        max_output: int = OUTPUT_LIMIT,
-    ) -> CommandResult:
-        argv = command_argv(command)
+    def _exec(self, argv: Sequence[str], options: ExecOptions) -> ExecResult:
         require(self.capabilities.command(argv))
-        for name in env or {}:
+        for name in options.get("env") or {}:
             require(self.capabilities.env_write.of(name))
         with self._box() as session:
-            done = session.exec(argv, cwd=cwd, timeout=timeout, env=env, stdin=stdin, max_output=max_output)
-        return command_result(argv, cwd, done, self._files.host)
+            return session.exec(argv, **options)
 
     @contextmanager
     def _box(self) -> Iterator[Session]:

@@ -1,4 +1,4 @@
-"""The eight tools that work on files, over any tree. `run_command` is what environments differ in."""
+"""The eight tools that work on files, over any tree. `commands.py` has the ninth."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class FileTools:
             self._carry_out(planned)
         return PatchApplied(files=tuple(step.told for step in planned))
 
-    # Inside.
+    # Inside
 
     def _whole(self, path: str) -> tuple[bytes, bool, str]:
         with self._tree.open(path) as found:
@@ -250,7 +250,6 @@ def _too_large(size: int) -> FileTooLarge:
     return FileTooLarge(
         f"{size} bytes are too many: the limit is {LARGEST_FILE}",
         op="file",
-        fix_hints=["use a command for files of that size"],
         details={"size": size, "limit": LARGEST_FILE},
     )
 

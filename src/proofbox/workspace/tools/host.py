@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from proofbox.core.digest import sha256_hex
 from proofbox.errors import CapabilityDenied, PolicyRefused
-from proofbox.sandbox.contract import ExecResult, Isolation
+from proofbox.sandbox.contract import ExecResult
+from proofbox.sandbox.inside import ExecOptions
 from proofbox.sandbox.service import Sandboxes, Session
 from proofbox.workspace.ignore import Ignore
 from proofbox.workspace.search import Engine
-from proofbox.workspace.tools.contract import COMMAND_TIMEOUT, OUTPUT_LIMIT, CommandResult
-from proofbox.workspace.tools.files import FileTools
+from proofbox.workspace.tools.commands import AllTools
 from proofbox.workspace.tools.handles import DirectoryTree
 from proofbox.workspace.tools.tree import Access, AllowAll, Guard
 
 
-class SandboxEnvironment(FileTools):
+class SandboxEnvironment(AllTools):
     """Commands in a session of any provider; files on the host's side of its mount, through directory handles.
 
     The session is the caller's to stop. One with a throw-away overlay is refused: its files are not those of the
@@ -49,19 +48,8 @@ class SandboxEnvironment(FileTools):
     def close(self) -> None:
         self._files.close()
 
-    def run_command(
-        self,
-        command: str | Sequence[str],
-        *,
-        cwd: str = ".",
-        timeout: float = COMMAND_TIMEOUT,
-        env: Mapping[str, str] | None = None,
-        stdin: str | bytes | None = None,
-        max_output: int = OUTPUT_LIMIT,
-    ) -> CommandResult:
-        argv = command_argv(command)
-        done = self._session.exec(argv, cwd=cwd, timeout=timeout, env=env, stdin=stdin, max_output=max_output)
-        return command_result(argv, cwd, done, self._files.host)
+    def _exec(self, argv: Sequence[str], options: ExecOptions) -> ExecResult:
+        return self._session.exec(argv, **options)
 
     def __enter__(self) -> Self:
         return self
@@ -114,36 +102,3 @@ class ReadOnly:
 
     def visible(self, path: str) -> bool:
         return self._guard.visible(path)
-
-
-def command_argv(command: str | Sequence[str]) -> list[str]:
-    return ["sh", "-c", command] if isinstance(command, str) else list(command)
-
-
-def command_result(argv: Sequence[str], cwd: str, done: ExecResult, project: str) -> CommandResult:
-    return CommandResult(
-        command=tuple(argv),
-        cwd=cwd,
-        exit_code=done.exit_code,
-        stdout=done.stdout,
-        stderr=done.stderr,
-        timed_out=done.timed_out,
-        truncated=done.truncated.stdout or done.truncated.stderr,
-        duration_ms=done.duration_ms,
-        provider=done.provider,
-        isolation=done.isolation.value,
-        stdout_sha256=sha256_hex(done.stdout_bytes),
-        stderr_sha256=sha256_hex(done.stderr_bytes),
-        background=done.background,
-        reach=_reach(done, project),
-    )
-
-
-def _reach(done: ExecResult, project: str) -> tuple[str, ...]:
-    """What of a command's doings no rollback undoes."""
-    if done.isolation is Isolation.NONE:
-        return ("host", "network")
-    found = ["network"] if done.policy.network != "none" else []
-    if any(mount.writable and not mount.host.is_relative_to(project) for mount in done.policy.mounts):
-        found.append("mounts")
-    return tuple(found)

@@ -35,9 +35,7 @@ def make_server(registry: ToolRegistry, version: str, instructions: str = "") ->
         from mcp import types
         from mcp.server.lowlevel import Server
     except ImportError:
-        raise McpUnavailable(
-            "the MCP SDK is not installed", op="mcp serve", fix_hints=["pip install 'proofbox[mcp]'"]
-        ) from None
+        raise McpUnavailable("the MCP SDK is not installed", op="mcp serve") from None
 
     async def list_tools(_context: Any, _params: Any) -> types.ListToolsResult:
         return types.ListToolsResult(

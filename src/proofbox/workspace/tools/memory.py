@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from proofbox.errors import CommandsUnavailable
-from proofbox.workspace.tools.contract import COMMAND_TIMEOUT, OUTPUT_LIMIT, CommandResult
-from proofbox.workspace.tools.files import FileTools
+from proofbox.sandbox.contract import ExecResult
+from proofbox.sandbox.inside import ExecOptions
+from proofbox.workspace.tools.commands import AllTools
 from proofbox.workspace.tools.paths import refusal, split
 from proofbox.workspace.tools.tree import Access, AllowAll, Guard, Item, Opened, absent, wrong_kind
 
@@ -114,7 +115,7 @@ class MemoryTree:
         return "/".join(walked)
 
 
-class MemoryEnvironment(FileTools):
+class MemoryEnvironment(AllTools):
     """No host access at all."""
 
     def __init__(self, files: Mapping[str, str | bytes] | None = None, guard: Guard | None = None) -> None:
@@ -124,16 +125,7 @@ class MemoryEnvironment(FileTools):
     def close(self) -> None:
         pass
 
-    def run_command(
-        self,
-        command: str | Sequence[str],  # noqa: ARG002
-        *,
-        cwd: str = ".",  # noqa: ARG002
-        timeout: float = COMMAND_TIMEOUT,  # noqa: ARG002
-        env: Mapping[str, str] | None = None,  # noqa: ARG002
-        stdin: str | bytes | None = None,  # noqa: ARG002
-        max_output: int = OUTPUT_LIMIT,  # noqa: ARG002
-    ) -> CommandResult:
+    def _exec(self, argv: Sequence[str], options: ExecOptions) -> ExecResult:  # noqa: ARG002
         raise CommandsUnavailable(
             "an environment in memory has no commands",
             op="run_command",

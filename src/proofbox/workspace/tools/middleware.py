@@ -22,8 +22,8 @@ from proofbox.workspace.capabilities.capabilities import Capabilities, require
 from proofbox.workspace.capabilities.rules import Decision
 from proofbox.workspace.effects import EffectLog
 from proofbox.workspace.model import RollbackResult
+from proofbox.workspace.tools.commands import command_argv
 from proofbox.workspace.tools.contract import CommandResult, ToolEnvironment, ToolResult
-from proofbox.workspace.tools.host import command_argv
 from proofbox.workspace.tools.layers import READING, Below, Call, Layer, Layered, patched_paths
 from proofbox.workspace.tools.paths import refusal, split
 from proofbox.workspace.tools.tree import Access
@@ -213,7 +213,6 @@ class CheckAfterWrite:
             f"after {call.tool} the check `{self._command}` failed with {done.exit_code};"
             f" the files are again what they were before:\n{done.text(4000)}",
             op=call.tool,
-            fix_hints=["change the approach: the check must pass after every change"],
             details={
                 "exit_code": done.exit_code,
                 "rolled_back_to": self._good,
@@ -328,8 +327,7 @@ def _digest(tool: str, arguments: Mapping[str, Any]) -> str:
 
 def _nudge(call: Call, what: str, why: str) -> ToolNudged:
     return ToolNudged(
-        f"{call.tool} was not run: {what}. Stop and think: {why}. Try another way, or finish.",
+        f"{call.tool} was not run: {what}. Stop and think: {why}. Try another way, or finish",
         op=call.tool,
-        fix_hints=["make a change, run a command, or say that you are done"],
         details={"tool": call.tool, "reason": what},
     )

@@ -78,7 +78,6 @@ def refusal(reason: str, **details: object) -> PatchRefused:
     return PatchRefused(
         f"the patch can't be applied: {reason}",
         op="apply_patch",
-        fix_hints=["make it from the files as they are now (read_file), in the form of git diff"],
         details=details,
     )
 

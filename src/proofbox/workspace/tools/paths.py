@@ -33,6 +33,5 @@ def refusal(path: str, reason: str) -> ToolPathRefused:
     return ToolPathRefused(
         f"the path {printable(path[:200])} {reason}",
         op="path",
-        fix_hints=["give a path inside the workspace, relative to its root"],
         details={"path": printable(path[:MAX_PATH])},
     )

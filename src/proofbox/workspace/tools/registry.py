@@ -207,5 +207,5 @@ def _parsed(tool: Tool, arguments: Mapping[str, Any] | str | bytes) -> Arguments
         raise ArgumentsInvalid(
             f"{tool.name}: {printable(str(error))}",
             op=tool.name,
-            fix_hints=[f"it takes: {', '.join(tool.schema.get('properties', {}))}"],
+            fix_hints=[f"give what it takes: {', '.join(tool.schema.get('properties', {}))}"],
         ) from None

@@ -114,7 +114,6 @@ def absent(path: str) -> FileAbsent:
     return FileAbsent(
         f"there is no {printable(path[:200])}",
         op="path",
-        fix_hints=["list_directory shows what is there"],
         details={"path": printable(path)},
     )
 

@@ -23,7 +23,7 @@ def what_a_guard_denies_is_not_opened(world: World) -> None:
 
 
 @guarded
-def what_a_guard_hides_is_not_listed_orfound_in(world: World) -> None:
+def what_a_guard_hides_is_neither_listed_nor_found(world: World) -> None:
     host = host_of(world)
     for name in ("a/secret", "a/plain", "secret/deep"):
         os.makedirs(os.path.dirname(f"{host}/{name}"), exist_ok=True)

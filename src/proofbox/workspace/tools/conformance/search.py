@@ -7,7 +7,7 @@ from proofbox.workspace.tools.conformance.world import World, check, found_in, r
 
 
 @check
-def text_isfound_in(world: World) -> None:
+def text_is_found(world: World) -> None:
     env = world.env
     env.write_file("a.py", "import os\n\ndef main():\n    pass\n")
     env.write_file("lib/b.py", "def other(): pass\r\n")

@@ -1,0 +1,73 @@
+"""The boxes of a mission: what it may do in them, and the one in which its workspace is set up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from proofbox.core.clock import Clock
+from proofbox.errors import SetupFailed
+from proofbox.lab.reading import Suite
+from proofbox.lab.spec import Mission
+from proofbox.lab.verifier import argv_of
+from proofbox.sandbox.contract import Mount
+from proofbox.sandbox.inside import PolicyOptions
+from proofbox.sandbox.service import Sandboxes
+from proofbox.workspace.capabilities.capabilities import Capabilities
+from proofbox.workspace.capabilities.compiling import compile_rules
+from proofbox.workspace.capabilities.grants import PRESETS
+
+SETUP_TIMEOUT = 600.0
+
+
+class MissionBoxes:
+    def __init__(self, mission: Mission, suite: Suite, workspace: Path, provider: str | None, clock: Clock) -> None:
+        self._mission = mission
+        self._suite = suite
+        self._workspace = workspace
+        self._clock = clock
+        self.provider = provider or mission.provider
+
+    def policy(self, files: Path | None = None) -> PolicyOptions:
+        """Of a box over the workspace, or over other files in its stead."""
+        limits = self._mission.limits
+        workdir = self._mission.workdir
+        return {
+            "network": self._mission.network,
+            "memory_mb": limits.memory_mb,
+            "cpus": limits.cpus,
+            "pids": limits.pids,
+            "image": self._mission.image,
+            "mounts": [] if workdir is None else [Mount(files or self._workspace, workdir, writable=True)],
+        }
+
+    def grants(self) -> Capabilities | None:
+        said = self._mission.capabilities
+        return None if said is None else Capabilities.load(said if said in PRESETS else self._suite.at(said))
+
+    def agent_policy(self, workspace: Path) -> PolicyOptions:
+        """Of the agent's own box: capabilities are compiled into it, for the files as they are before it starts."""
+        policy, grants = self.policy(), self.grants()
+        if grants is None:
+            return policy
+        compiled = compile_rules(grants, str(workspace)).options(str(workspace))
+        mounts = [*(policy.get("mounts") or ()), *(compiled.get("mounts") or ())]
+        policy.update(compiled)
+        policy["mounts"] = mounts
+        return policy
+
+    def set_up(self) -> None:
+        """Run the mission's own setup in the workspace, or raise SetupFailed."""
+        with (
+            Sandboxes(self._workspace, clock=self._clock) as boxes,
+            boxes.start_session(provider=self.provider, **self.policy()) as session,
+        ):
+            for command in self._mission.setup:
+                result = session.exec(argv_of(command), timeout=SETUP_TIMEOUT)
+                if result.exit_code != 0:
+                    shown = result.stderr_bytes[-2000:].decode("utf-8", "replace")
+                    raise SetupFailed(
+                        f"a setup command of {self._mission.id} exited {result.exit_code}",
+                        op="attempt",
+                        fix_hints=["run it by hand: proofbox exec"],
+                        details={"command": list(argv_of(command)), "stderr": shown},
+                    )
