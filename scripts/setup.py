@@ -2,6 +2,7 @@
 
     scripts/setup            what the demo needs
     scripts/setup --check    the linters and type checkers as well
+    scripts/setup --docs     what builds the documentation as well
     scripts/setup --test     what the tests need as well
     scripts/setup --no-system   leave the system's packages alone
 
@@ -55,6 +56,7 @@ PACKAGES = {
         Package("git", ("git",), "the reference backend"),
     ],
     "check": [],  # the tools that read the sources; Python packages alone
+    "docs": [],
     "test": [
         Package("docker.io", ("dockerd",), "a real engine of the tests' own"),
         Package("runsc", ("runsc",), "gVisor as that engine's runtime"),
@@ -76,6 +78,7 @@ LEVELS = tuple(PACKAGES)  # each level includes the ones before it
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/setup", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--check", dest="level", action="store_const", const="check")
+    parser.add_argument("--docs", dest="level", action="store_const", const="docs")
     parser.add_argument("--test", dest="level", action="store_const", const="test")
     parser.set_defaults(level="demo")
     parser.add_argument("--no-system", action="store_true", help="install no system packages")
@@ -162,8 +165,9 @@ def make_venv(level: str) -> None:
     # Reinstalled, so that the build hook runs: uv would take an earlier build of this very path from its cache, while
     # the binaries that build left in the tree may be gone.
     argv = [uv, "sync", "--quiet", "--locked", "--compile-bytecode", "--reinstall-package", "proofbox"]
-    groups = {"demo": ["--no-dev"], "check": [], "test": ["--group", "wheel", "--group", "codex"]}
-    argv += ["--python", base_python(), *groups[level]]
+    groups = {"demo": ["--no-dev"], "check": [], "docs": ["docs"], "test": ["docs", "wheel", "codex"]}
+    argv += ["--python", base_python()]
+    argv += [word if word.startswith("--") else f"--group={word}" for word in groups[level]]
     done = run(argv, env=environment)
     if done.returncode:
         stop(f"`uv sync` failed:\n{(done.stderr or done.stdout).strip()}")

@@ -1,7 +1,11 @@
-"""Runs the tour of README.md: every `$` line between its markers, in order, in one shell, with its text in between.
+"""Runs the commands of a page, in order, in one shell, in a directory made for it. README.md is the page by default.
 
-scripts/tour            as a person watches it
-scripts/tour --check    compare what came out with what README says, and exit 1 where they differ
+scripts/tour                    README's tour, as a person watches it
+scripts/tour docs/tutorial.md   another page
+scripts/tour --check PAGE…      compare what came out with what the page says, and exit 1 where they differ
+
+What a page is made of, `blocks.py` says. The directory has one file in it, hello.txt. State, cache and configuration
+are the page's own. Where a page says port 3000 a free one is meant: several may be run at once.
 """
 
 from __future__ import annotations
@@ -11,34 +15,49 @@ import difflib
 import os
 import re
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from shlex import quote
+from typing import IO, NamedTuple
+
+from blocks import SAID_ELSEWHERE, Block, agrees, blocks, steps, tour_of
 
 ROOT = Path(__file__).resolve().parent.parent
-TOUR = re.compile(r"<!-- tour -->\n(.*?)<!-- /tour -->", re.DOTALL)
-BLOCK = re.compile(r"```console\n(.*?)```\n", re.DOTALL)
-
-
-class Step(NamedTuple):
-    command: str
-    expected: str
+PORT = "3000"
+MARK = "--- the next step ---"
+PRELUDE = f"""exec 2>&1
+mark() {{ status=$?; echo '{MARK}' $status; return $status; }}
+"""
+PATIENCE = 300.0
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/tour", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--check", action="store_true", help="compare with README and fail on a difference")
+    parser.add_argument("page", nargs="*", type=Path, help="Markdown with console blocks; README.md unless named")
+    parser.add_argument("--check", action="store_true", help="compare with the page and fail on a difference")
     options = parser.parse_args()
     if shutil.which("bwrap") is None:
         print("tour: it needs bubblewrap (Debian, Ubuntu: sudo apt-get install bubblewrap)", file=sys.stderr)
         return 1
-    found = TOUR.search((ROOT / "README.md").read_text())
-    if found is None:
-        print("tour: README.md has no tour", file=sys.stderr)
-        return 1
-    # Not in a directory that the box hides (its own /tmp is private), nor with the user's own sessions.
+    worst = 0
+    for page in options.page or [ROOT / "README.md"]:
+        text = page.read_text()
+        with place() as (project, environment):
+            done = check(page, text, project, environment) if options.check else walk(text, project, environment)
+        worst = max(worst, done)
+    return worst
+
+
+@contextmanager
+def place() -> Iterator[tuple[Path, dict[str, str]]]:
+    """Where a page is run: not with the user's own sessions and settings, and gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="proofbox-tour-") as scratch:
         project = Path(scratch, "project")
         project.mkdir()
@@ -47,60 +66,132 @@ def main() -> int:
         for name in ("STATE", "CACHE", "CONFIG"):
             environment[f"XDG_{name}_HOME"] = str(Path(scratch, name.lower()))
         try:
-            return check(found[1], project, environment) if options.check else walk(found[1], project, environment)
+            yield project, environment
         finally:
             end = [str(ROOT / ".venv/bin/proofbox"), "session", "prune", "--all"]
             subprocess.run(end, env=environment, stdout=subprocess.DEVNULL, check=False)
 
 
 def walk(text: str, project: Path, environment: dict[str, str]) -> int:
-    """The whole tour as one script, so that a variable of one step is there in the next."""
+    """The page as one script, so that a variable of one step is there in the next."""
     bold, dim, plain = ("\033[1m", "\033[2m", "\033[0m") if sys.stdout.isatty() else ("", "", "")
-    lines = ["exec 2>&1"]
-    at = 0
-    for block in BLOCK.finditer(text):
-        lines.append(say(f"\n{dim}{text[at : block.start()].strip()}{plain}\n"))
-        for step in steps(block[1]):
-            lines += [say(f"{bold}$ {step.command}{plain}"), step.command]
-        at = block.end()
-    lines.append(say(f"\n{dim}That was README's tour. Next: proofbox --help, docs/, ./scripts/test{plain}"))
-    return subprocess.run(["sh", "-c", "\n".join(lines)], cwd=project, env=environment, check=False).returncode
+    lines = [PRELUDE]
+    for block in blocks(tour_of(text)):
+        lines.append(say(f"\n{dim}{re.sub(r'<!--.*?-->', '', block.prose, flags=re.DOTALL).strip()}{plain}\n"))
+        for step in script(block):
+            lines += [say(f"{bold}$ {step.command}{plain}"), step.run]
+    lines.append(say(f"\n{dim}That was all of it. Next: proofbox --help, docs/, ./scripts/test{plain}"))
+    return run_shell(lines, project, environment, None)
 
 
-def check(text: str, project: Path, environment: dict[str, str]) -> int:
-    mark = "--- the next step ---"
-    all_steps = [step for block in BLOCK.finditer(text) for step in steps(block[1])]
-    lines = ["exec 2>&1", *(line for step in all_steps for line in (step.command, f"echo '{mark}'"))]
-    done = subprocess.run(
-        ["sh", "-c", "\n".join(lines)], cwd=project, env=environment, stdout=subprocess.PIPE, text=True, check=False
+def run_shell(lines: list[str], project: Path, environment: dict[str, str], output: IO[str] | None) -> int:
+    """One shell for all of it, and an end for what it leaves in the background, such as a server of the page's."""
+    shell = subprocess.Popen(
+        ["sh", "-c", "\n".join(lines)],
+        cwd=project,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=output,  # a file and no pipe: who is in the background may hold it as long as he likes
+        start_new_session=True,
     )
-    outputs = done.stdout.split(f"{mark}\n")[:-1]
+    try:
+        return shell.wait(PATIENCE)
+    except subprocess.TimeoutExpired:
+        print(f"tour: given up after {PATIENCE:g} s", file=sys.stderr)
+        return 124
+    finally:
+        end_group(shell)
+
+
+def end_group(shell: subprocess.Popen[bytes]) -> None:
+    for number, seconds in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0)):
+        end = time.monotonic() + seconds
+        try:
+            os.killpg(shell.pid, number)
+            while time.monotonic() < end:
+                shell.poll()
+                os.killpg(shell.pid, 0)
+                time.sleep(0.02)
+        except ProcessLookupError:
+            return
+
+
+def check(page: Path, text: str, project: Path, environment: dict[str, str]) -> int:
+    port = free_port()
+    planned = [step for step in every_step(text) if not SAID_ELSEWHERE.match(step.command)]
+    lines = [PRELUDE, *(line.replace(PORT, port) for step in planned for line in (step.run, "mark"))]
+    with tempfile.TemporaryFile("w+", errors="replace") as heard:
+        run_shell(lines, project, environment, heard)
+        heard.seek(0)
+        said = heard.read().replace(port, PORT)
+    came = re.split(rf"^{MARK} (\d+)\n", said, flags=re.MULTILINE)
+    outputs, codes = came[:-1:2], came[1::2]
     differences = 0
-    for step, output in zip(all_steps, outputs, strict=True):
-        if output != step.expected:
+    for step, output, code in zip(planned, outputs, codes, strict=False):
+        # What fails and says nothing would otherwise agree with a page that shows nothing.
+        silent = code != "0" and not output
+        if silent or (step.shown and not agrees(step.expected, output)) or (not step.shown and code != "0"):
             differences += 1
-            print(f"$ {step.command}")
-            sys.stdout.writelines(
-                difflib.unified_diff(step.expected.splitlines(True), output.splitlines(True), "README", "now")
-            )
-    print(f"tour: {len(all_steps)} steps, {differences} differ from README")
+            print(f"$ {step.command}\n(exit code {code})")
+            before, after = step.expected.splitlines(True), output.splitlines(True)
+            sys.stdout.writelines(difflib.unified_diff(before, after, str(page), "now"))
+    for step in planned[len(codes) :]:
+        differences += 1
+        print(f"$ {step.command}\n(never reached: the shell had ended, saying {came[-1][-500:]!r})")
+    print(f"tour: {page.name}: {len(planned)} steps, {differences} differ")
     return 1 if differences else 0
 
 
-def steps(block: str) -> list[Step]:
-    found: list[Step] = []
-    for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
-        lines = part.splitlines(keepends=True)
-        commands = [lines.pop(0)]
-        while lines and lines[0].startswith("> "):  # a command that goes on
-            commands.append(lines.pop(0)[2:])
-        found.append(Step("".join(commands).rstrip("\n"), "".join(lines)))
+class Planned(NamedTuple):
+    """One step of the script: what the page calls it, what is run, and what it should print."""
+
+    command: str
+    run: str
+    expected: str
+    shown: bool = True
+    """Whether the page shows what it prints; if not, it only has to succeed."""
+
+
+def every_step(text: str) -> list[Planned]:
+    found: list[Planned] = []
+    imports: list[str] = []
+    for block in blocks(text):
+        if block.language == "python" and block.runs:
+            found.append(python(block, imports))
+            imports += [line for line in block.body.splitlines() if re.match(r"(?:import|from) ", line)]
+        else:
+            found += script(block)
     return found
 
 
+def script(block: Block) -> list[Planned]:
+    """A block that is a file is written; one of console is what it says; others are to be read alone."""
+    if block.title is not None:
+        directory = quote(os.path.dirname(block.title) or ".")
+        return [Planned(f"(write {block.title})", f"mkdir -p {directory} && {put(block.body, block.title)}", "")]
+    if block.language != "console" or not block.runs:
+        return []
+    return [Planned(step.command, step.command, step.expected) for step in steps(block.body)]
+
+
+def python(block: Block, imports: list[str]) -> Planned:
+    """A page is read from its top: what one block has imported is there in the next."""
+    source = "\n".join([*imports, block.body])
+    return Planned(f"(python, line {block.line})", f"python3 -c {quote(source)}", "", shown=False)
+
+
+def put(body: str, path: str) -> str:
+    return f"printf '%s' {quote(body)} > {quote(path)}"
+
+
 def say(text: str) -> str:
-    quoted = text.replace("'", "'\\''")
-    return f"printf '%s\\n' '{quoted}'"
+    return f"printf '%s\\n' {quote(text)}"
+
+
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
 
 
 if __name__ == "__main__":

@@ -108,6 +108,10 @@ def probe_zig() -> str:
     return "" if importlib.util.find_spec("ziglang") else "the Python module ziglang is not installed"
 
 
+def probe_zensical() -> str:
+    return "" if importlib.util.find_spec("zensical") else "the Python module zensical is not installed"
+
+
 def probe_cc() -> str:
     with tempfile.TemporaryDirectory() as scratch:
         source = Path(scratch) / "trial.c"
@@ -197,6 +201,7 @@ CAPABILITIES = {
     ),
     "uv": Capability(probe_uv, "scripts/setup gets it", True),
     "venv": Capability(probe_venv, "apt-get install python3-venv", False),
+    "zensical": Capability(probe_zensical, "scripts/setup --docs installs it", True),
     "zig": Capability(probe_zig, "scripts/setup --test installs it", True),
 }
 

@@ -97,7 +97,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 # A limit on every test's time. Each phase has its own, so that a costly fixture is bounded as well.
 
-DEFAULT_SECONDS = 120.0
+DEFAULT_SECONDS = 300.0
 GRACE_SECONDS = 30.0
 
 
@@ -240,7 +240,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         del config.stash[REAL_STDERR]
 
 
-def wait_for_none(look: Callable[[], list[str]], seconds: float = 5.0) -> list[str]:
+def wait_for_none(look: Callable[[], list[str]], seconds: float = 30.0) -> list[str]:
     """What is still there after a while: processes take a moment to die, and that is no failure."""
     end = time.monotonic() + seconds
     while (found := look()) and time.monotonic() < end:

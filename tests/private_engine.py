@@ -27,7 +27,7 @@ IMAGE = "proofbox-test:latest"
 # An engine that leaves the host's network alone.
 FLAGS = ("--iptables=false", "--ip6tables=false", "--bridge=none", "--ip-forward=false")
 RUNSC_FLAGS = ["--network=none", "--platform=ptrace"]
-UP_SECONDS = 30.0
+UP_SECONDS = 120.0
 
 
 class PrivateEngine(NamedTuple):
@@ -57,6 +57,7 @@ def private_engine() -> Iterator[PrivateEngine]:
     with (base / "log").open("wb") as log:
         process = subprocess.Popen(
             ["dockerd", f"--config-file={config}", f"--host={host}", *words, *FLAGS],
+            cwd=base,  # where its helpers leave files
             stdout=log,
             stderr=log,
             start_new_session=True,
@@ -92,7 +93,11 @@ def private_podman() -> Iterator[PrivateEngine]:
     host = f"unix://{base / 'sock'}"
     with (base / "log").open("wb") as log:
         process = subprocess.Popen(
-            [*words, "system", "service", "--time", "0", host], stdout=log, stderr=log, start_new_session=True
+            [*words, "system", "service", "--time", "0", host],
+            cwd=base,  # where its helpers leave files
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
     try:
         engine = Engine(host)
@@ -103,7 +108,7 @@ def private_podman() -> Iterator[PrivateEngine]:
         yield PrivateEngine(host, process.pid, engine)
     finally:
         _stop(process)
-        subprocess.run([*words, "system", "reset", "--force"], capture_output=True, check=False)
+        subprocess.run([*words, "system", "reset", "--force"], cwd=base, capture_output=True, check=False)
         _kill_below(base)
         _unmount_below(base)
         shutil.rmtree(base, ignore_errors=True)
@@ -164,7 +169,7 @@ def _add_perl(tar: tarfile.TarFile) -> None:
 def _stop(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     try:
-        process.wait(timeout=20)
+        process.wait(timeout=60)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

@@ -1,24 +1,128 @@
-"""README's tour does what README says, to the letter."""
+"""The pages that tell a reader what to type do what they say, to the letter.
+
+README, the tutorial and the guides are run by `scripts/tour`: each page in a directory of its own, every command in
+order, what it prints compared with what the page shows. What a page leaves out is listed here, and bounded.
+"""
 
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from blocks import SAID_ELSEWHERE, agrees, blocks, faults, steps, tour_of
 
 ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", ROOT / "docs/tutorial.md", *sorted((ROOT / "docs/guides").glob("*.md"))]
+# How many blocks of a page may say that they are not run; a page that is not named has none.
+LEFT_OUT = {
+    "tutorial.md": 1,  # the installation
+    "sandbox-an-agent.md": 1,  # a real model
+    "measure-a-cli.md": 1,  # a real model
+}
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 
 
-@pytest.mark.needs("bubblewrap", "debian")
-def test_readme_s_tour_gives_the_output_it_shows() -> None:
-    done = subprocess.run([ROOT / "scripts/tour", "--check"], capture_output=True, text=True, timeout=100)
+def tour(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, str(ROOT / "scripts/tour.py"), *map(str, words)]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=340)
+
+
+@pytest.mark.needs("bubblewrap", "debian", "git")
+@pytest.mark.timeout(360)
+@each_page
+def test_a_page_gives_the_output_it_shows(page: Path) -> None:
+    done = tour("--check", page)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert " 0 steps" not in done.stdout
 
 
 @pytest.mark.needs("bubblewrap", "debian")
 def test_the_tour_for_people_shows_every_step() -> None:
-    done = subprocess.run([ROOT / "scripts/tour"], capture_output=True, text=True, timeout=100)
+    text = tour_of((ROOT / "README.md").read_text())
+    planned = [step for block in blocks(text) if block.runs for step in steps(block.body)]
+    done = subprocess.run([ROOT / "scripts/tour"], capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("\n$ ") == 13
+    assert len(planned) >= 10
+    assert done.stdout.count("\n$ ") == len(planned)
     assert "Traceback" not in done.stdout + done.stderr
+
+
+@each_page
+def test_a_page_has_no_shell_that_nothing_runs(page: Path) -> None:
+    assert not list(faults(page, page.read_text()))
+
+
+@each_page
+def test_what_a_page_leaves_out_is_bounded(page: Path) -> None:
+    left_out = [f"{page.name}:{each.line}: {each.not_run}" for each in blocks(page.read_text()) if each.not_run]
+    assert len(left_out) <= LEFT_OUT.get(page.name, 0), "\n".join(left_out)
+
+
+def test_most_of_it_is_run() -> None:
+    every = [block for page in PAGES for block in blocks(page.read_text()) if block.language in ("console", "python")]
+    run = [block for block in every if block.runs or block.title]
+    assert len(run) >= 0.85 * len(every)
+
+
+BAD_PAGES = {
+    "indented": "Run:\n\n    proofbox exec -- true\n",
+    "sh": "```sh\nproofbox exec -- true\n```\n",
+    "no language": "```\n$ proofbox exec -- true\n```\n",
+    "text": "```text\n$ proofbox exec -- true\n```\n",
+    "no prompt": "```console\nproofbox exec -- true\n```\n",
+    "nothing shown": "```console\n$ proofbox exec -- true\n…\n```\n",
+    "no end": "```console\n$ true\n",
+    "in a list": "- so:\n\n  ```console\n  $ true\n  ```\n",
+    "no reason": "<!-- not run: later -->\n```console\n$ true\n```\n",
+    "no block": "<!-- not run: needs time -->\n```toml\nx = 1\n```\n",
+}
+
+
+@pytest.mark.parametrize("text", BAD_PAGES.values(), ids=BAD_PAGES)
+def test_a_page_that_could_say_anything_is_found(text: str) -> None:
+    assert list(faults(Path("page.md"), text))
+
+
+@pytest.mark.parametrize(
+    ("expected", "output", "same"),
+    [
+        ("a\n", "a\n", True),
+        ("a\n", "b\n", False),
+        ("", "said something\n", False),
+        ("run-… is here\n", "run-01 is here\n", True),
+        ("run-… is here\n", "run-01 is\nhere\n", False),
+        ("first\n…\nlast\n", "first\n1\n2\nlast\n", True),
+        ("first\n…\n", "other\n1\n", False),
+        ("1 (a.b)\n", "1 (aXb)\n", False),
+    ],
+)
+def test_what_agrees(expected: str, output: str, same: bool) -> None:
+    assert agrees(expected, output) is same
+
+
+@pytest.mark.needs("bubblewrap")
+def test_a_page_that_is_wrong_fails(tmp_path: Path) -> None:
+    """The executor itself: what differs, what fails in silence, what ends the shell, and what is left running."""
+    page = tmp_path / "page.md"
+    page.write_text(
+        '```toml title="made/here.txt"\nx = 1\n```\n\n'
+        "```console\n$ cat made/here.txt\nx = 1\n$ sleep 600 &\n$ printf 'one\\ntwo\\n'\n…\ntwo\n```\n\n"
+        "```python\nimport os\n```\n\n```python\nassert os.sep == '/'\n```\n"
+    )
+    good = tour("--check", page)
+    assert good.returncode == 0, good.stdout + good.stderr
+    assert "6 steps, 0 differ" in good.stdout
+    for wrong in ("$ echo 1\n2\n", "$ false\n", "$ exit 0\n$ echo 1\n1\n"):
+        page.write_text(f"```console\n{wrong}```\n")
+        assert tour("--check", page).returncode == 1, wrong
+    page.write_text("```python\nraise SystemExit(3)\n```\n")
+    assert tour("--check", page).returncode == 1
+
+
+def test_only_what_is_run_elsewhere_is_passed_over() -> None:
+    assert SAID_ELSEWHERE.match("./scripts/demo --codex")
+    assert not SAID_ELSEWHERE.match("./scripts/setup")
+    assert (ROOT / "tests/cli/test_demo.py").is_file()

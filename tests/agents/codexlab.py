@@ -18,7 +18,7 @@ from proofbox.agents.events import Event
 from proofbox.agents.fakemodel import FakeModel
 
 FAKE = Path(__file__).with_name("fakecodex.py")
-SECONDS = 60.0
+SECONDS = 200.0
 E = TypeVar("E", bound=Event)
 
 
@@ -77,7 +77,7 @@ class Seat:
         thread = thread or await self.session.start_thread()
         return await self.session.wait_turn(await self.session.start_turn(thread, prompt))
 
-    async def until(self, condition: Callable[[], Any], seconds: float = 20.0) -> Any:
+    async def until(self, condition: Callable[[], Any], seconds: float = 60.0) -> Any:
         with anyio.fail_after(seconds):
             while not (value := condition()):  # noqa: ASYNC110 (looking is how a test waits)
                 await anyio.sleep(0.005)
@@ -98,7 +98,7 @@ def run(place: Path, work: Callable[[Lab], Awaitable[None]]) -> None:
         anyio.run(main)
     except BaseExceptionGroup as group:
         raise _innermost(group) from None
-    end = time.monotonic() + 5
+    end = time.monotonic() + 30
     while (left := descendants() - before) and time.monotonic() < end:
         time.sleep(0.01)
     assert not left, [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left]

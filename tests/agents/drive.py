@@ -45,7 +45,7 @@ def drive(
     options.setdefault("provider", "bubblewrap")
 
     async def run() -> Driven:
-        with anyio.fail_after(60):
+        with anyio.fail_after(150):
             session = await runtime.start_session(
                 SessionOptions(workspace=workspace, scratch=scratch, settings=settings, **options)
             )

@@ -24,6 +24,7 @@ import pytest
 from anyio.to_thread import run_sync
 from capabilities import OrdinaryUser
 from codexlab import Lab, Seat, processes, run
+from pacing import SOON
 
 from proofbox.agents.codex import CodexAppServer
 from proofbox.agents.contract import ApprovalRule, SessionOptions
@@ -48,7 +49,7 @@ from proofbox.agents.events import (
 )
 from proofbox.errors import UsageError
 
-pytestmark = [pytest.mark.needs("codex", "bubblewrap"), pytest.mark.timeout(90)]
+pytestmark = pytest.mark.needs("codex", "bubblewrap")
 
 
 def test_a_whole_turn_in_a_network_namespace_with_no_route_but_to_the_model(tmp_path: Path) -> None:
@@ -119,10 +120,11 @@ def test_each_fault_of_the_model_ends_with_its_code_in_time(tmp_path: Path, name
     prompt, code = FAULTS[name]
 
     async def work(lab: Lab) -> None:
-        async with lab.session({"stream_idle_seconds": 0.5}) as seat:
+        # A busy model is not idle yet.
+        async with lab.session({"stream_idle_seconds": 2.0 if name == "idle" else 60.0}) as seat:
             began = time.monotonic()
             result = await seat.turn(prompt)
-            assert time.monotonic() - began < 20
+            assert time.monotonic() - began < SOON
             assert (result.error.code if result.error else "") == code
             assert result.status == ("failed" if code else "completed")
             [ended] = seat.of(TurnEnded)
@@ -134,7 +136,7 @@ def test_each_fault_of_the_model_ends_with_its_code_in_time(tmp_path: Path, name
                 assert result.error.details["resets_at"] > time.time()
             again = await seat.turn("[[say after]]", ended.thread)
             assert (again.status, again.final_message) == ("completed", "after")
-        assert not lab.model.open
+        await seat.until(lambda: not lab.model.open)
 
     run(tmp_path, work)
 
@@ -164,7 +166,7 @@ def test_a_killed_program_is_a_crash_and_the_thread_goes_on_in_another(tmp_path:
             began = time.monotonic()
             os.kill(pid, signal.SIGKILL)
             result = await seat.session.wait_turn(turn)
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < SOON
             assert result.error is not None
             assert (result.status, result.error.code) == ("failed", "RUNTIME_CRASH")
             assert (result.error.details["signal"], result.error.details["replayed"]) == (9, False)
@@ -198,7 +200,7 @@ def test_a_box_that_is_lost_is_a_crash_and_another_takes_its_place(tmp_path: Pat
             result = await seat.session.wait_turn(turn)
             assert result.error is not None
             assert (result.status, result.error.code) == ("failed", "RUNTIME_CRASH")
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < SOON
             assert not list(processes("sleep 1235.5"))
             assert (await seat.turn("[[say here]]", thread)).final_message == "here"
             assert "red gate" in str(lab.model.seen[-1].body["input"])
@@ -217,11 +219,11 @@ def test_when_we_are_killed_nothing_runs_on(tmp_path: Path) -> None:
             assert process.stdout is not None
             while "commandExecution" not in await run_sync(process.stdout.readline):
                 pass
-            mark = set(processes("sleep 6543.5"))
-            assert mark
+            while not (mark := set(processes("sleep 6543.5"))):
+                await anyio.sleep(0.01)
             process.kill()
             process.wait()
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             while any(Path(f"/proc/{pid}").exists() for pid in mark):
                 await anyio.sleep(0.01)
         shutil.rmtree(lab.scratch)  # the caller's to remove
@@ -371,7 +373,7 @@ def test_a_patch_is_a_change_of_files(tmp_path: Path) -> None:
 
 def test_a_turn_without_a_sign_of_life_is_stopped(tmp_path: Path) -> None:
     async def work(lab: Lab) -> None:
-        async with lab.session(stall_timeout=0.4) as seat:
+        async with lab.session(stall_timeout=3.0) as seat:
             result = await seat.turn("[[idle]]")
             assert result.error is not None
             assert (result.status, result.error.code) == ("failed", "RUNTIME_STALL")
@@ -394,7 +396,7 @@ def test_a_listener_that_fails_ends_the_turn(tmp_path: Path) -> None:
             result = await seat.turn("[[run sleep 2345.5]] [[say x]]")
             assert result.error is not None
             assert (result.status, result.error.code) == ("failed", "RUNTIME_LISTENER_FAILURE")
-            assert time.monotonic() - began < 20
+            assert time.monotonic() - began < SOON
             await seat.until(lambda: not list(processes("sleep 2345.5")))
 
     run(tmp_path, work)
@@ -408,7 +410,7 @@ def test_closing_in_the_middle_of_a_turn(tmp_path: Path) -> None:
             await seat.until(lambda: list(processes("sleep 5432.5")))
             began = time.monotonic()
             await seat.session.close()
-            assert time.monotonic() - began < 8
+            assert time.monotonic() - began < SOON
             result = await seat.session.wait_turn(turn)
             assert result.error is not None
             assert (result.status, result.error.code) == ("interrupted", "RUNTIME_INTERRUPTED")

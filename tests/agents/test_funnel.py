@@ -15,9 +15,10 @@ import pytest
 from drive import Driven, drive
 from hypothesis import given
 from hypothesis import strategies as st
+from pacing import in_time
 
 from proofbox.agents.contract import ApprovalRule, TurnResult
-from proofbox.agents.events import Decision, Event, Notice, ToolCall, TurnEnded
+from proofbox.agents.events import Decision, Delta, Event, Notice, ToolCall, TurnEnded
 from proofbox.agents.funnel.server import Bounds, Funnel
 from proofbox.agents.funnel.wire import MAX_REQUEST, Garbled, parse_request
 from proofbox.agents.process import ProcessRuntime
@@ -171,6 +172,24 @@ def test_a_call_left_running_is_dead_and_told_before_its_turn_ends(tmp_path: Pat
     assert calls(driven) == [("sh -c 'echo begun; touch begun; sleep 1000'", "abandoned", None, "begun\n")]
     kinds = [type(event) for event in driven.events]
     assert kinds.index(ToolCall) < kinds.index(TurnEnded)
+
+
+def test_what_a_call_wrote_before_its_end_is_recorded_though_nobody_had_read_it(tmp_path: Path) -> None:
+    """The record is behind: it still holds the first line when the agent has left."""
+    call = "echo one; until [ -e heard ]; do sleep 0.01; done; echo two; touch begun; sleep 1000"
+
+    async def work(driven: Driven) -> None:
+        async def behind(event: Event) -> None:
+            if isinstance(event, Delta):
+                (tmp_path / "workspace/heard").touch()
+                await anyio.sleep_forever()
+
+        driven.session.add_listener(behind)
+        assert (await driven.turn()).status == "completed"
+
+    command = ["sh", "-c", f"proofbox run -n -- sh -c '{call}' >out & until [ -e begun ]; do sleep 0.01; done"]
+    driven = drive(ProcessRuntime(), tmp_path, {"command": command}, work)
+    assert [(call.status, call.output) for call in driven.of(ToolCall)] == [("abandoned", "one\ntwo\n")]
 
 
 def test_an_interrupt_ends_its_calls(tmp_path: Path) -> None:
@@ -400,8 +419,12 @@ def bounded(monkeypatch: pytest.MonkeyPatch, **bounds: Any) -> None:
 
 
 def test_a_command_without_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bounded(monkeypatch, call_seconds=0.3)
-    result, driven = play(tmp_path, "proofbox run -n -- sh -c 'echo begun; sleep 1000'; echo $?")
+    def run(limit: float) -> tuple[TurnResult, Driven]:
+        with monkeypatch.context() as patch:
+            bounded(patch, call_seconds=limit)
+            return play(tmp_path, "proofbox run -n -- sh -c 'echo begun; sleep 1000'; echo $?")
+
+    result, driven = in_time(run, lambda came: "begun" in came[0].final_message)
     assert result.final_message == "begun\n124\n"
     assert [call[1:] for call in calls(driven)] == [("failed", 124, "begun\n")]
 
@@ -417,7 +440,7 @@ def test_a_session_has_so_many_calls_and_so_much_output(tmp_path: Path, monkeypa
 
 
 def test_those_who_ask_for_nothing_are_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bounded(monkeypatch, request_seconds=0.2)
+    bounded(monkeypatch, request_seconds=1.0)
     program = """
         held = [connect() for _ in range(40)]
         s = connect(); s.sendall(request(b"echo", b"fine")); all_of(s)

@@ -114,7 +114,7 @@ def test_as_an_ordinary_user(ordinary_user: OrdinaryUser) -> None:
             text=True,
             cwd="/",
             env=dict(ordinary_user.env),
-            timeout=60,
+            timeout=120,
             **ordinary_user.identity,
         )
         assert json.loads(done.stdout) == ["hi\n3\n", [["observed", 3, "hi\n"]]], done.stderr

@@ -39,7 +39,6 @@ from proofbox.agents.http import Request, Responder, connection_handler
 from proofbox.agents.traffic import Exchange, StreamReader, read_body, read_duration, read_headers
 from proofbox.errors import AuthFailed, UsageError
 
-pytestmark = pytest.mark.timeout(60)
 KEY = "sk-proj-Zq81kfjs93Hs8dkf93jf02"
 
 
@@ -70,14 +69,14 @@ async def laboratory(
         gateway = ModelGateway(Endpoint(model_url or url, KEY))
         async with gateway.listening_at(directory) as path:
             transport = httpx2.AsyncHTTPTransport(uds=str(path))
-            async with httpx2.AsyncClient(transport=transport, base_url="http://inside", timeout=20) as client:
+            async with httpx2.AsyncClient(transport=transport, base_url="http://inside", timeout=60) as client:
                 yield Lab(model, gateway, client)
     assert not list(directory.iterdir())
 
 
 def run(directory: Path, work: Callable[[Lab], Awaitable[None]], **options: Any) -> None:
     async def main() -> None:
-        with anyio.fail_after(30):
+        with anyio.fail_after(100):
             async with laboratory(directory / "gw", **options) as lab:
                 await work(lab)
 

@@ -15,14 +15,14 @@ from proofbox.agents.outcome import TrialRequest
 from proofbox.agents.process import ProcessRuntime
 from proofbox.agents.trial import run_trial
 
-pytestmark = [pytest.mark.needs("bubblewrap"), pytest.mark.timeout(120)]
+pytestmark = pytest.mark.needs("bubblewrap")
 
 ASK = """
 import json, os, socket, sys, urllib.request
 body = json.dumps({"input": [{"role": "user", "content": sys.stdin.read()}]}).encode()
 url = os.environ["OPENAI_BASE_URL"] + "/responses"
 request = urllib.request.Request(url, body, {"content-type": "application/json", "authorization": "Bearer mine"})
-words = urllib.request.urlopen(request, timeout=20).read().decode()
+words = urllib.request.urlopen(request, timeout=100).read().decode()
 found = [json.loads(line[5:]) for line in words.splitlines() if line.startswith("data:")]
 said = [each["item"]["content"][0]["text"] for each in found if each["type"] == "response.output_item.done"]
 print(said[0], sys.argv[1], len([line for line in open("/proc/net/dev") if ":" in line]))
@@ -33,7 +33,7 @@ def with_model(work: Callable[[FakeModel, str], Awaitable[None]]) -> None:
     async def run() -> None:
         model = FakeModel()
         async with model.listening() as url:
-            with anyio.fail_after(100):
+            with anyio.fail_after(250):
                 await work(model, url)
 
     anyio.run(run)
@@ -43,7 +43,7 @@ def request(base: Path, flags: dict[str, Any], prompt: str, strategy: str = "pro
     workspace = base / strategy
     workspace.mkdir()
     return TrialRequest(
-        prompt=prompt, workspace=workspace, strategies=strategy, provider="bubblewrap", flags=flags, timeout=60
+        prompt=prompt, workspace=workspace, strategies=strategy, provider="bubblewrap", flags=flags, timeout=200
     )
 
 

@@ -20,7 +20,6 @@ from proofbox.agents.scripted import ScriptedSession
 from proofbox.errors import AgentError, StrategyUnavailable, StrategyUnsupported, UsageError
 
 NAMES = [check.name for check in CHECKS]
-pytestmark = pytest.mark.timeout(120)
 
 
 def verdict(report: RuntimeReport) -> None:

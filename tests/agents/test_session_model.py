@@ -76,7 +76,7 @@ class Model:
         await self.enter()
         try:
             for action, which in actions:
-                with anyio.fail_after(20):
+                with anyio.fail_after(60):
                     await getattr(self, action)(which)
                     self.check()
         finally:
@@ -96,7 +96,7 @@ class Model:
         self.events.append(event)
 
     async def leave(self) -> None:
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             await self.session.close()
         for turn in self.begun:
             self.results[turn] = await self.session.wait_turn(turn)

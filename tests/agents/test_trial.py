@@ -14,6 +14,7 @@ from typing import Any
 
 import anyio
 import pytest
+from pacing import SOON, in_time
 
 from proofbox.agents import record, steps
 from proofbox.agents.forking import fork_trial
@@ -40,7 +41,7 @@ from proofbox.sandbox.conformance.context import command_line, processes_with
 from proofbox.sandbox.contract import Mount
 from proofbox.workspace.workspace import Workspace
 
-pytestmark = [pytest.mark.needs("bubblewrap"), pytest.mark.timeout(60)]
+pytestmark = pytest.mark.needs("bubblewrap")
 
 WRITE: dict[str, Any] = {"tool": "write_file", "args": {"path": "a.txt", "content": "one\n"}}
 RUN: dict[str, Any] = {"tool": "run_command", "args": {"command": "echo two >> a.txt; cat a.txt"}}
@@ -123,7 +124,9 @@ def test_a_turn_without_a_step_has_one_all_the_same(project: Path) -> None:
 
 
 def test_what_changed_behind_the_last_step_is_a_step(project: Path) -> None:
-    daemon = "(setsid sh -c 'while [ ! -e go ]; do sleep 0.01; done; echo late > late.txt' >/dev/null 2>&1 &)"
+    daemon = (
+        "(setsid sh -c 'while [ ! -e go ]; do sleep 0.01; done; echo late > new; mv new late.txt' >/dev/null 2>&1 &)"
+    )
 
     async def until_late(_: float) -> None:
         (project / "go").touch()
@@ -153,10 +156,16 @@ def test_a_failed_turn_is_a_trial_that_says_so(project: Path, tmp_path: Path) ->
 
 
 def test_a_turn_over_its_time_is_ended_with_everything_it_started(project: Path) -> None:
-    began = time.monotonic()
     command = {"tool": "run_command", "args": {"command": "(setsid sleep 301 &) ; sleep 301"}}
-    trial = attempt(request(project, WRITE, command, timeout=0.7))
-    assert time.monotonic() - began < 10
+    began = 0.0
+
+    def run(limit: float) -> Trial:
+        nonlocal began
+        began = time.monotonic() + limit
+        return attempt(request(project, WRITE, command, timeout=limit))
+
+    trial = in_time(run, lambda trial: len(trial.tool_calls) == 2)
+    assert time.monotonic() - began < SOON
     assert trial.error is not None
     assert (trial.status, trial.error.code) == ("failed", "RUNTIME_TIMEOUT")
     assert [call.status for call in trial.tool_calls] == ["completed", "abandoned"]
@@ -164,7 +173,7 @@ def test_a_turn_over_its_time_is_ended_with_everything_it_started(project: Path)
 
 
 def test_a_stalled_turn_fails_as_such(project: Path) -> None:
-    trial = attempt(request(project, {"fault": "stall"}, stall_timeout=0.3, timeout=20))
+    trial = attempt(request(project, {"fault": "stall"}, stall_timeout=0.3, timeout=120))
     assert trial.error is not None
     assert (trial.status, trial.error.code) == ("failed", "RUNTIME_STALL")
 
@@ -174,7 +183,7 @@ def test_cancelled_it_writes_its_record_and_ends_the_agent(project: Path, tmp_pa
     wanted = request(project, WRITE, {"tool": "run_command", "args": {"command": "sleep 302"}}, out=out)
 
     async def run() -> None:
-        with anyio.move_on_after(20) as scope:
+        with anyio.move_on_after(120) as scope:
 
             async def hear(event: Any) -> None:
                 if type(event).__name__ == "ToolCall":
@@ -395,7 +404,7 @@ def test_a_box_that_dies_ends_the_turn_with_its_cause(project: Path, strategy: s
     if strategy == "scripted":
         flags = {"script": {"step": [{"tool": "run_command", "args": {"command": command}}]}}
     wanted = TrialRequest(
-        prompt="x", workspace=project, strategies=strategy, provider="bubblewrap", flags=flags, timeout=40
+        prompt="x", workspace=project, strategies=strategy, provider="bubblewrap", flags=flags, timeout=120
     )
 
     async def kill() -> None:
@@ -525,7 +534,7 @@ def test_killed_it_leaves_no_agent_behind(project: Path, tmp_path: Path) -> None
     (tmp_path / "tmp").mkdir()  # nobody can clean up after that
     argv = [sys.executable, "-c", program, str(project), str(tmp_path / "out")]
     child = subprocess.Popen(argv, env={**os.environ, "TMPDIR": str(tmp_path / "tmp")})
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while not (project / "up").exists() and time.monotonic() < end:
         time.sleep(0.02)
     assert (project / "up").exists()
@@ -541,6 +550,7 @@ def test_killed_it_leaves_no_agent_behind(project: Path, tmp_path: Path) -> None
                 continue
         return [line for line in found if b"sleep 303" in line and str(project).encode() in line]
 
+    end = time.monotonic() + 60
     while left() and time.monotonic() < end:
         time.sleep(0.02)
     assert not left()

@@ -19,17 +19,23 @@ class Terminal:
     """A person at a terminal: types, and waits for what appears."""
 
     def __init__(self, words: list[str], cwd: Path) -> None:
+        wait, go = os.pipe()
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
+            os.read(wait, 1)
             os.chdir(cwd)
             os.execv(sys.executable, [sys.executable, "-m", "proofbox", *words])  # noqa: S606
         self.resize(30, 90)
+        self.before = termios.tcgetattr(self.fd)
         self.seen = b""
+        os.write(go, b"!")
+        for end in (wait, go):
+            os.close(end)
 
     def type(self, text: str) -> None:
         os.write(self.fd, text.encode())
 
-    def wait_for(self, text: str, seconds: float = 20.0) -> None:
+    def wait_for(self, text: str, seconds: float = 60.0) -> None:
         end = time.monotonic() + seconds
         while text.encode() not in self.seen:
             assert time.monotonic() < end, f"{text!r} did not appear in {self.seen!r}"

@@ -236,7 +236,7 @@ def test_a_command_that_ignores_ctrl_c_is_killed_when_one_insists(project: Path)
             process.send_signal(2)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=1)
-        assert process.wait(timeout=30) == 130
+        assert process.wait(timeout=60) == 130
 
 
 def test_a_terminal_gets_no_escapes_of_the_command(project: Path) -> None:

@@ -140,7 +140,7 @@ class FaultServer:
         # A thread in accept() does not notice that its socket is closed; a connection wakes it.
         socket.create_connection(("127.0.0.1", self.port)).close()
         for thread in self._threads:
-            thread.join(10)
+            thread.join(60)
         self._listener.close()
 
     def _start(self, work: Callable[..., None], *arguments: Any) -> None:

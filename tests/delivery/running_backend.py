@@ -61,7 +61,7 @@ class Backend:
     def _end(self, how: signal.Signals) -> None:
         if self._process is not None:
             self._process.send_signal(how)
-            self._process.wait(30)
+            self._process.wait(60)
             if self._process.stdout:
                 self._process.stdout.close()
             self._process = None
@@ -93,9 +93,9 @@ def backend(data: Path, **options: Any) -> Iterator[Backend]:
         running.stop()
 
 
-def settings(url: str, *, total: float = 100.0) -> BackendSettings:
+def settings(url: str, *, total: float = 200.0) -> BackendSettings:
     retries = Retries(attempts=400, wait_initial=0.02, wait_max=0.2, wait_jitter=0.01)
-    return BackendSettings.of(KEY, url, timeouts=Timeouts(connect=5, read=30, total=total), retries=retries)
+    return BackendSettings.of(KEY, url, timeouts=Timeouts(connect=30, read=60, total=total), retries=retries)
 
 
 def deliver(url: str, *words: object, expect: int = 0) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from fault_server import FaultServer, answer
+from pacing import SOON
 
 from proofbox.core.clock import ManualClock
 from proofbox.delivery.aclient import AsyncBackendClient
@@ -50,8 +51,8 @@ MANIFEST = {"baseCommitSha": "a" * 40, "files": [{"path": "a", "sha256": "0" * 6
 QUICK = Retries(attempts=3, wait_initial=0.001, wait_max=0.002, wait_jitter=0.0)
 
 
-def settings(url: str, *, total: float = 20.0, read: float = 10.0, retries: Retries = QUICK) -> BackendSettings:
-    return BackendSettings.of(KEY, url, timeouts=Timeouts(connect=2.0, read=read, total=total), retries=retries)
+def settings(url: str, *, total: float = 100.0, read: float = 60.0, retries: Retries = QUICK) -> BackendSettings:
+    return BackendSettings.of(KEY, url, timeouts=Timeouts(connect=30.0, read=read, total=total), retries=retries)
 
 
 def manifest(url: str, **options: Any) -> RepoManifest:
@@ -159,7 +160,7 @@ def test_it_does_not_wait_for_what_comes_after_its_deadline() -> None:
         manifest(server.url)
     assert caught.value.details["retry_after"] == 3000
     assert len(server.requests) == 1
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < SOON
 
 
 def test_retry_after_may_be_a_date() -> None:
@@ -248,7 +249,7 @@ def test_no_fault_holds_it_past_its_timeout_or_makes_it_tell_the_key(name: str, 
     began = time.monotonic()
     with FaultServer(MISBEHAVING[name]) as server, pytest.raises(BackendError) as caught:
         manifest(server.url, total=1.5, read=1.0)
-    assert time.monotonic() - began < 30  # of which 1.5 are the client's; the rest is a busy machine's
+    assert time.monotonic() - began < SOON  # of which 1.5 are the client's; the rest is a busy machine's
     assert server.requests[0].header("X-Internal-Api-Key") == KEY
     assert_silent(caught.value, logged())
 

@@ -76,7 +76,6 @@ def one_round(place: Path, die_at: int, faults: dict[str, Any], tree: SourceTree
     return backend.deaths
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", KINDS)
 def test_killed_at_any_step_there_is_one_of_each(kind: str, tmp_path: Path, rounds: Callable[[int, int], int]) -> None:
     source = tmp_path / "source"

@@ -238,7 +238,7 @@ def die_with_lock(directory: str) -> dict[str, Any]:
     os.waitpid(pid, 0)
     before = read_holder(directory)
     # Not `fail`: between its birth and its first step the grandchild has the descriptor still.
-    with RunLock(directory, purpose="after", timeout=20) as lock:
+    with RunLock(directory, purpose="after", timeout=60) as lock:
         inherited = lock.took_over_from
         now = read_holder(directory)
     os.close(write_end)

@@ -13,7 +13,6 @@ from drivers import drive
 from powercut import Disk, calls_of
 
 
-@pytest.mark.timeout(300)
 def test_killed_at_any_point(tmp_path: Path, rounds: Callable[[int, int], int]) -> None:
     count, seed = rounds(60, 500), random.randrange(1 << 30)
     said = drive("kill", tmp_path, count, seed)
@@ -22,7 +21,6 @@ def test_killed_at_any_point(tmp_path: Path, rounds: Callable[[int, int], int]) 
     assert min(said["seen"].values()) > 0, said
 
 
-@pytest.mark.timeout(300)
 def test_a_reader_in_the_middle_sees_no_third_state(tmp_path: Path, rounds: Callable[[int, int], int]) -> None:
     count = rounds(60, 2000)
     said = drive("read_while_writing", tmp_path, count)

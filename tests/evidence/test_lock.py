@@ -16,13 +16,11 @@ from proofbox.errors import BundleLocked
 from proofbox.evidence.lock import RunLock, read_holder
 
 
-@pytest.mark.timeout(300)
 def test_32_processes_take_turns(tmp_path: Path, rounds: Callable[[int, int], int]) -> None:
     times = rounds(10, 100)
     assert drive("exclude", tmp_path, 32, times) == {"failures": 0, "count": 32 * times}
 
 
-@pytest.mark.timeout(300)
 def test_32_runs_at_once_all_commit(tmp_path: Path) -> None:
     said = drive("commit_at_once", tmp_path, 32)
     assert said.pop("latest").startswith("run-")
@@ -81,7 +79,7 @@ def test_a_lock_on_a_removed_file_is_no_lock(tmp_path: Path) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "open", open_and_remove)
-        lock = RunLock(tmp_path, purpose="a", timeout=5, sleep=lambda _: None).__enter__()
+        lock = RunLock(tmp_path, purpose="a", timeout=60, sleep=lambda _: None).__enter__()
     assert opened
     with pytest.raises(BundleLocked):
         RunLock(tmp_path, purpose="b", mode="fail").__enter__()

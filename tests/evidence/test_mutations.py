@@ -162,7 +162,6 @@ def bundle(tmp_path: Path) -> Path:
     return run.path
 
 
-@pytest.mark.timeout(300)
 def test_no_mutation_is_missed(bundle: Path, rounds: Callable[[int, int], int]) -> None:
     seed = random.randrange(1 << 30)
     chance = random.Random(seed)

@@ -256,7 +256,6 @@ def test_the_index_is_last(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.timeout(300)
 def test_of_16_bundles_of_one_name_one_gets_in_whole(tmp_path: Path, store: Store) -> None:
     runs = [write(tmp_path / str(number), "run-1", b"%02d" % number) for number in range(WRITERS)]
     winners = race(lambda number: push_bundle(runs[number], store))

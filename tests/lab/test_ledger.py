@@ -164,7 +164,7 @@ def test_no_attempt_is_given_twice_to_many_processes(tmp_path: Path) -> None:
         )
         for n in range(8)
     ]
-    got = [line for worker in workers for line in worker.communicate(timeout=60)[0].split()]
+    got = [line for worker in workers for line in worker.communicate(timeout=120)[0].split()]
     assert sorted(got) == sorted(f"att-{n}" for n in range(200))
 
 

@@ -25,6 +25,8 @@ GOOD = {"commands": ["python3 tests/check.py"], "files": "hidden"}
 ANSWER = {"commands": ["grep -qx 42 answer.txt"]}
 MARK = f"proofbox-lies-{os.getpid()}"
 
+THERE = "until [ -s late ]; do sleep 0.01; done"
+
 SUITE = HEAD + "".join(
     [
         mission("honest", write("app.py", BROKEN.replace("41", "42")), say("done"), workspace="app", verify=GOOD),
@@ -62,14 +64,14 @@ SUITE = HEAD + "".join(
         mission("kills-what-it-can", command("kill -9 -1; kill -9 1 $PPID; true"), say("done"), verify=ANSWER),
         mission(
             "fills-its-disk",
-            command("head -c 300M /dev/zero > big; sleep 60"),
+            command("head -c 300M /dev/zero > big; sleep 600"),
             say("done"),
             verify=ANSWER,
             limits={"disk_mb": 64},
         ),
         mission(
             "leaves-a-daemon",
-            command(f"setsid sh -c 'while :; do echo {MARK} >> late; sleep 0.01; done' >/dev/null 2>&1 & sleep 0.2"),
+            command(f"setsid sh -c 'while :; do echo {MARK} >> late; sleep 0.01; done' >/dev/null 2>&1 & {THERE}"),
             say("done"),
             verify={"commands": ["cp late a; sleep 0.3; cmp late a"]},
         ),

@@ -6,6 +6,7 @@ import hashlib
 import json
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -168,7 +169,7 @@ def descendants(of: int) -> set[int]:
     return found
 
 
-def gone(pids: set[int], patience: float = 20.0) -> bool:
+def gone(pids: set[int], patience: float = 60.0) -> bool:
     end = time.monotonic() + patience
     while any(Path(f"/proc/{pid}").exists() and _state(pid) != "Z" for pid in pids):
         if time.monotonic() > end:
@@ -206,6 +207,7 @@ def test_killed_at_any_point_a_resumed_run_ends_like_an_undisturbed_one(
             end = time.monotonic() + wait
             while time.monotonic() < end and conductor.poll() is None:
                 time.sleep(0.005)
+            conductor.send_signal(signal.SIGSTOP)  # it hires nobody between our look and its death
             below = descendants(conductor.pid)
             conductor.kill()  # it may have ended by itself
             conductor.communicate()

@@ -24,7 +24,7 @@ from proofbox.sandbox import wire
 from proofbox.sandbox.binaries import program
 from proofbox.sandbox.wire import Recv, Send, Want
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 PYTHON = (sys.executable, "-I", "-S", "-c")
 ENV = {b"PATH": os.fsencode(os.environ.get("PATH", "/usr/bin:/bin"))}
 _numbers = itertools.count()
@@ -132,7 +132,7 @@ def survivors(place: Path) -> list[str]:
 def assert_all_dead(place: Path, kinds: Sequence[str] = ESCAPEES) -> None:
     """All were there, and soon none is."""
     assert {file.stem for file in place.glob("*.ready")} == set(kinds)
-    wait_until(lambda: not survivors(place), f"the end of {survivors(place)}", 10)
+    wait_until(lambda: not survivors(place), f"the end of {survivors(place)}")
 
 
 def put_down(place: Path) -> None:
@@ -141,7 +141,7 @@ def put_down(place: Path) -> None:
         if held(file.with_suffix(".lock")) and file.stem != "hopper":
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(file.read_text()), signal.SIGKILL)
-    wait_until(lambda: not survivors(place), "the end of what was left", 40)
+    wait_until(lambda: not survivors(place), "the end of what was left")
 
 
 # ---- cgroups
@@ -337,7 +337,10 @@ class Peer:
 
 
 class Agent:
-    """A box agent, stream-bound (`peer` is its one peer) or listening (`connect` makes peers)."""
+    """A box agent, stream-bound (`peer` is its one peer) or listening (`connect` makes more).
+
+    The first peer of one that listens is there, and has greeted, before it starts: its time to live does not run yet.
+    """
 
     def __init__(
         self,
@@ -352,7 +355,6 @@ class Agent:
         self.group = group
         self.address: str | None = None
         self.said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
-        ours: socket.socket | None = None
         with contextlib.ExitStack() as stack:
             if ttl is None:
                 ours, theirs = socket.socketpair()
@@ -363,7 +365,11 @@ class Agent:
                 self.address = f"\0proofbox-test.{os.getpid()}.{next(_numbers)}"
                 theirs.bind(self.address)
                 theirs.listen(64)
+                ours = socket.socket(socket.AF_UNIX)
+                ours.connect(self.address)
                 options = ["--listen", str(theirs.fileno()), "--ttl", str(ttl)]
+            if greet:
+                ours.sendall(wire.hello())
             pass_fds = [theirs.fileno()]
             if group is not None:
                 directory = os.open(group, os.O_RDONLY | os.O_DIRECTORY)
@@ -381,9 +387,9 @@ class Agent:
                 start_new_session=True,
                 **(popen or {}),
             )
-        self.peers: list[Peer] = []
-        if ours is not None:
-            self.peers.append(Peer(ours, greet=greet))
+        self.peers = [Peer(ours, greet=False)]
+        if greet:
+            self.peer.until(lambda: self.peer.hello)
 
     @property
     def peer(self) -> Peer:

@@ -22,9 +22,11 @@ import pytest
 from capabilities import OrdinaryUser
 from hypothesis import given
 from hypothesis import strategies as st
+from pacing import SOON, in_time
 from rawagent import (
     ESCAPEES,
     MODES,
+    PATIENCE,
     PYTHON,
     Agent,
     Peer,
@@ -43,8 +45,6 @@ from rawagent import (
 from proofbox.sandbox import wire
 from proofbox.sandbox.binaries import program
 from proofbox.sandbox.wire import Feature, Recv, Send, Stage
-
-pytestmark = pytest.mark.timeout(60)
 
 
 @pytest.fixture(params=MODES)
@@ -426,36 +426,39 @@ def test_a_timeout_ends_it(peer: Peer) -> None:
     told = peer.run(["sleep", "60"], timeout=0.05)
     assert told.end.timed_out
     assert told.end.signal == signal.SIGKILL
-    assert 50_000 <= told.end.wall_us < 3_000_000
+    assert 50_000 <= told.end.wall_us < SOON * 1e6
 
 
 def test_a_timeout_with_grace_lets_it_clean_up(peer: Peer) -> None:
     script = "trap 'echo bye; exit 3' TERM; echo on; while :; do sleep 0.01; done"
-    told = peer.run(["sh", "-c", script], timeout=0.1, grace=30)
+    told = in_time(
+        lambda limit: peer.run(["sh", "-c", script], timeout=limit, grace=PATIENCE), lambda told: b"on" in told.stdout
+    )
     assert told.end.timed_out
     assert (told.end.code, told.end.signal) == (3, 0)
     assert told.stdout == b"on\nbye\n"
-    assert told.end.wall_us < 10_000_000
 
 
 def test_a_timeout_with_grace_that_is_ignored_ends_in_a_kill(peer: Peer) -> None:
-    told = peer.run(["sh", "-c", "trap '' TERM; while :; do sleep 0.01; done"], timeout=0.1, grace=0.2)
+    script = "trap '' TERM; echo on; while :; do sleep 0.01; done"
+    told = in_time(
+        lambda limit: peer.run(["sh", "-c", script], timeout=limit, grace=0.2), lambda told: told.stdout == b"on\n"
+    )
     assert told.end.timed_out
     assert told.end.signal == signal.SIGKILL
-    assert told.end.wall_us >= 300_000
+    assert told.end.wall_us >= 900_000
 
 
 def test_the_shortest_timeout_still_sends_its_first_signal(peer: Peer) -> None:
     for _ in range(10):
-        told = peer.run(["sleep", "60"], timeout=0.001, grace=50)
+        told = peer.run(["sleep", "60"], timeout=0.001, grace=PATIENCE)
         assert told.end.timed_out
         assert told.end.signal == signal.SIGTERM
-        assert told.end.wall_us < 5_000_000
+        assert told.end.wall_us < SOON * 1e6
 
 
 def test_what_obeyed_a_timeout_leaves_no_children(peer: Peer, tmp_path: Path) -> None:
-    told = peer.start(tree(tmp_path, ("setsid", "daemon", "deaf")), timeout=0.7, grace=30)
-    peer.until(lambda: told.over)
+    told = timed_out(peer, tmp_path, ("setsid", "daemon", "deaf"), grace=PATIENCE)
     assert told.end.timed_out
     assert told.end.signal == signal.SIGTERM
     assert not survivors(tmp_path), "it is reported only when its whole tree is gone"
@@ -577,6 +580,17 @@ def lenient(mode: str) -> tuple[str, ...]:
     return ESCAPEES if mode == "cgroup" else tuple(kind for kind in ESCAPEES if kind != "hopper")
 
 
+def timed_out(peer: Peer, place: Path, kinds: tuple[str, ...], grace: float = 0) -> Told:
+    """A tree that was whole when its time was up."""
+
+    def run(limit: float) -> Told:
+        for file in place.iterdir():
+            file.unlink()
+        return peer.run(tree(place, kinds), timeout=limit, grace=grace)
+
+    return in_time(run, lambda told: told.stdout == b"ready\n")
+
+
 def test_kill_takes_the_whole_tree(mode: str, peer: Peer, tmp_path: Path) -> None:
     told = peer.start(tree(tmp_path, lenient(mode)))
     peer.until(lambda: told.stdout == b"ready\n")
@@ -591,7 +605,7 @@ def test_kill_takes_the_whole_tree(mode: str, peer: Peer, tmp_path: Path) -> Non
 
 
 def test_a_timeout_takes_the_whole_tree(mode: str, peer: Peer, tmp_path: Path) -> None:
-    told = peer.run(tree(tmp_path, lenient(mode)), timeout=0.7)
+    told = timed_out(peer, tmp_path, lenient(mode))
     assert told.end.timed_out
     assert not survivors(tmp_path)
     assert_all_dead(tmp_path, lenient(mode))
@@ -602,7 +616,7 @@ def test_a_hopper_without_a_cgroup_dies_or_is_told_of(tmp_path: Path) -> None:
         told = box.peer.start(tree(tmp_path, ("hopper",)))
         box.peer.until(lambda: told.stdout == b"ready\n")
         box.peer.say(Send.KILL, 1)
-        box.peer.until(lambda: told.over, 15)
+        box.peer.until(lambda: told.over)
         if not told.end.survivors:
             assert not survivors(tmp_path)
     put_down(tmp_path)
@@ -702,14 +716,14 @@ def test_idle_groups_that_others_removed_hurt_nobody(tmp_path: Path) -> None:
         began = time.monotonic()
         box.peer.close()
         assert box.wait() == 0, box.account()
-        assert time.monotonic() - began < 4
+        assert time.monotonic() - began < SOON
         assert not survivors(tmp_path)
 
 
 def test_tags_are_for_a_pid_namespace_alone() -> None:
     """A process without a tag is ended: outside a namespace that would be the machine."""
     words = [str(program("boxagent")), "--tag", "--user", "12345", "12345", "--stream", "0", "1"]
-    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 125
     assert "pid namespace" in done.stderr
 
@@ -838,23 +852,33 @@ def test_strays_of_a_peer_that_left_in_good_order_stay(mode: str, tmp_path: Path
 
 def test_it_ends_when_nobody_came_for_its_time_to_live(mode: str, tmp_path: Path) -> None:
     with agent(mode, ttl=1) as box:
-        peer = box.connect()
+        peer = box.peer
         peer.run(tree(tmp_path, ("daemon",), stay=False))
         told = peer.start(["sleep", "1.2"])
         peer.until(lambda: told.over)
         peer.ping()  # in use for longer than it would live alone
         left = time.monotonic()
         peer.close()
-        assert box.wait(10) == 0
-        assert 0.9 < time.monotonic() - left < 5
+        assert box.wait() == 0
+        assert time.monotonic() - left > 0.9
         assert not survivors(tmp_path), "a stray is no use of a session, and goes with it"
+
+
+def test_its_time_to_live_does_not_run_before_its_first_peer(mode: str) -> None:
+    """On a busy machine, whoever started it may take longer than that to come."""
+    with agent(mode, ttl=1, greet=False) as box:
+        with pytest.raises(subprocess.TimeoutExpired):
+            box.wait(1.5)
+        box.peer.send(wire.hello())
+        assert box.peer.run(["echo", "on"]).stdout == b"on\n"
+        box.peer.close()
+        assert box.wait() == 0
 
 
 def test_knocking_is_no_use(mode: str) -> None:
     """Whoever only asks whether it still runs, as a list of sessions does, must not keep it alive."""
     with agent(mode, ttl=1) as box:
-        box.connect().close()
-        end = time.monotonic() + 10
+        box.peer.close()
 
         def refused() -> bool:
             try:
@@ -863,8 +887,7 @@ def test_knocking_is_no_use(mode: str) -> None:
                 return True
             return False
 
-        while not refused():
-            assert time.monotonic() < end, "it was kept alive by knocking"
+        wait_until(refused, "its end, though it is knocked at")
         assert box.wait() == 0
 
 

@@ -22,7 +22,6 @@ from proofbox.sandbox import wire
 from proofbox.sandbox.binaries import program
 from proofbox.sandbox.wire import Send, Want
 
-pytestmark = pytest.mark.timeout(90)
 SOURCE = Path(wire.__file__).parent / "agent" / "boxagent.c"
 
 

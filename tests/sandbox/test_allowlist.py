@@ -154,7 +154,7 @@ def ask(tmp_path: Path) -> Iterator[Ask]:
         proxies.append(proxy)
         answer = b""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
-            stream.settimeout(20)
+            stream.settimeout(60)
             stream.connect(str(directory / where))
             stream.sendall(said)
             with contextlib.suppress(ConnectionError):
@@ -231,6 +231,22 @@ def test_a_listed_name_that_leads_to_a_private_address_is_refused(ask: Ask, serv
     assert answer.startswith(b"HTTP/1.1 403")
     assert b"private address" in answer
     assert server.heard == []
+
+
+def test_closed_it_has_told_the_end_of_every_connection(tmp_path: Path, server: Server) -> None:
+    told: list[str] = []
+
+    def slow(event: Event) -> None:
+        threading.Event().wait(0.2)
+        told.append(event.phase)
+
+    proxy = AllowlistProxy(tmp_path, parse_rules([f"localhost:{server.port}"]), on_event=slow)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
+        stream.connect(str(tmp_path / str(server.port)))
+        stream.sendall(b"direct")
+        assert stream.recv(1) == b"H"
+        proxy.close()
+    assert told == ["allowed", "finished"]
 
 
 def test_a_head_without_an_end_is_given_up(ask: Ask) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import anyio
 import private_engine
 import pytest
-from rawagent import alive, resident_kb
+from rawagent import PATIENCE, alive, resident_kb
 
 from proofbox import AsyncSandboxes, Sandboxes
 from proofbox.errors import CommandNotFound, PolicyRefused, RequestInvalid, SandboxLost
@@ -21,13 +21,12 @@ from proofbox.sandbox.aprocess import AsyncProcess, open_process
 from proofbox.sandbox.aservice import AsyncSession
 from proofbox.sandbox.contract import Door
 
-pytestmark = pytest.mark.timeout(60)
 PROVIDERS = ["off", pytest.param("bubblewrap", marks=pytest.mark.needs("bubblewrap"))]
 
 
 def in_session(project: Path, provider: str, work: Callable[[AsyncSession], Awaitable[None]]) -> None:
     async def bounded() -> None:
-        with anyio.fail_after(40):
+        with anyio.fail_after(PATIENCE * 2):
             async with AsyncSandboxes(project) as boxes, await boxes.start_session(provider=provider) as session:
                 await work(session)
 
@@ -69,16 +68,24 @@ def test_neither_side_fills_our_memory(tmp_path: Path) -> None:
     async def work(session: AsyncSession) -> None:
         before = resident_kb(os.getpid())
         async with open_process(session, ["cat"]) as process:
+            poured = 0
 
             async def pour() -> None:
+                nonlocal poured
                 for _ in range(total >> 20):
                     await process.send(b"x" * (1 << 20))
+                    poured += 1
                 await process.close_stdin()
 
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(pour)
-                with anyio.move_on_after(0.3):  # nobody receives: the sender must come to a halt, not to an end
-                    await anyio.sleep_forever()
+                # Nobody receives: the sender must come to a halt, not to an end.
+                still, before_that = 0, (-1, -1)
+                while still < 20:
+                    await anyio.sleep(0.02)
+                    here = (poured, process._call.stdin_window)
+                    still, before_that = (still + 1 if here == before_that else 0), here
+                assert poured < total >> 20
                 assert process._call.stdin_window < 64 << 10
                 seen = 0
                 while piece := await process.receive():
@@ -218,7 +225,7 @@ def test_a_container_has_doors_too(tmp_path: Path, listener: Path, monkeypatch: 
         with Sandboxes(project) as boxes:
             doors = [Door(8123, listener)]
             with boxes.start_session(provider="docker", image=private_engine.IMAGE, doors=doors) as session:
-                asked = session.exec(["sh", "-c", "echo hello | nc 127.0.0.1 8123"], timeout=20)
+                asked = session.exec(["sh", "-c", "echo hello | nc 127.0.0.1 8123"], timeout=PATIENCE)
                 assert asked.stdout == "heard hello\n", asked.stderr
 
 

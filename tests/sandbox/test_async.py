@@ -14,7 +14,8 @@ from typing import Any
 
 import anyio
 import pytest
-from rawagent import ENV, PYTHON, Agent, agent, resident_kb, survivors, tree, wait_until
+from pacing import SOON
+from rawagent import ENV, PATIENCE, PYTHON, Agent, agent, resident_kb, survivors, tree, wait_until
 
 from proofbox import AsyncSandboxes, Sandboxes
 from proofbox.errors import CommandNotFound, RequestInvalid, SandboxLost, SessionUnknown
@@ -25,7 +26,6 @@ from proofbox.sandbox.contract import Event, ExecResult, Isolation, Output, Poli
 from proofbox.sandbox.request import make_request
 from proofbox.sandbox.service import Session
 
-pytestmark = pytest.mark.timeout(60)
 LOOPS = ["asyncio", *(["trio"] if importlib.util.find_spec("trio") else [])]
 
 
@@ -36,7 +36,7 @@ def loop(request: pytest.FixtureRequest) -> str:
 
 def go(loop: str, work: Callable[..., Awaitable[None]], *arguments: object) -> None:
     async def bounded() -> None:
-        with anyio.fail_after(40):
+        with anyio.fail_after(PATIENCE * 2):
             await work(*arguments)
 
     anyio.run(bounded, backend=loop)
@@ -60,7 +60,7 @@ async def run(
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    with anyio.fail_after(20):
+    with anyio.fail_after(PATIENCE):
         while not condition():  # noqa: ASYNC110
             await anyio.sleep(0.002)
 
@@ -134,7 +134,7 @@ def test_an_exception_in_on_output_kills_the_command(loop: str, argv: list[str],
         began = time.monotonic()
         with pytest.raises(ValueError, match="enough"):
             await run(connection, argv, stop, stdin=stdin)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < SOON
         assert (await run(connection, ["echo", "on"])).stdout == "on\n"
 
     with_box(loop, work)
@@ -182,7 +182,7 @@ def test_stdin_sources_that_end_early_or_fail(loop: str) -> None:
     with_box(loop, work)
 
 
-def test_the_loss_of_the_box_reaches_every_waiter_within_a_second(loop: str) -> None:
+def test_the_loss_of_the_box_reaches_every_waiter_at_once(loop: str) -> None:
     async def work(box: Agent, connection: AsyncConnection) -> None:
         lost: list[SandboxLost] = []
 
@@ -197,7 +197,7 @@ def test_the_loss_of_the_box_reaches_every_waiter_within_a_second(loop: str) -> 
             await until(lambda: connection.hello)
             began = time.monotonic()
             box.process.send_signal(signal.SIGTERM)
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < SOON
         assert len(lost) == 16
 
     with_box(loop, work)
@@ -223,17 +223,16 @@ def test_closing_tells_those_who_wait(loop: str) -> None:
 def test_an_agent_that_stops_answering_is_a_loss_after_patience(
     loop: str, stdin: bytes | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "PATIENCE", 0.3)
-
     async def work(box: Agent, connection: AsyncConnection) -> None:
         await run(connection, ["true"])
+        monkeypatch.setattr(module, "PATIENCE", 0.3)
         box.process.send_signal(signal.SIGSTOP)
         try:
             began = time.monotonic()
             with pytest.raises(SandboxLost, match="does not answer"):
                 await run(connection, ["cat"], timeout=0.2, grace=0.1, stdin=stdin)
             await connection.shutdown()
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < SOON
         finally:
             box.process.send_signal(signal.SIGCONT)
 
@@ -290,7 +289,7 @@ def test_the_service_reads_as_documented(loop: str, tmp_path: Path) -> None:
 
     async def work() -> None:
         async with AsyncSandboxes(project_root=tmp_path, on_event=events.append) as boxes:
-            assert (await boxes.exec(["cat", "here"], provider="off", timeout=20)).stdout == "found"
+            assert (await boxes.exec(["cat", "here"], provider="off", timeout=PATIENCE)).stdout == "found"
             async with await boxes.start_session(provider="off") as session:
                 assert (await session.exec(["pwd"])).stdout == f"{tmp_path}\n"
                 assert (await boxes.exec_in_session(session.id, ["echo", "x"])).stdout == "x\n"

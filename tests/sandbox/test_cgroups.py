@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from rawagent import cgroup
 
 from proofbox.errors import PolicyRefused
 from proofbox.sandbox import cgroups
@@ -164,6 +167,29 @@ def test_a_sweep_takes_only_empty_groups_of_dead_makers(unified: Path, monkeypat
     assert left == {f"busy.{NOBODY_HAS}", f"alive.{os.getpid()}", "somebody-elses"}
 
 
+TIDY = """
+import os, sys
+while True:
+    try:
+        os.rmdir(sys.argv[1])
+    except OSError:
+        pass
+"""
+
+
+@pytest.mark.needs("root")
+def test_others_that_leave_take_nothing_from_those_who_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever thinks itself the last removes the directory of all, and may do so at any moment."""
+    with cgroup() as mount, subprocess.Popen([sys.executable, "-S", "-c", TIDY, str(mount / "proofbox")]) as other:
+        try:
+            for number in range(300):
+                found = look(monkeypatch, ("cgroup2", mount, ["rw"]))
+                assert found.can_kill, found.reason
+                Group(found, f"test-{number}", Policy(), owner=None).remove()
+        finally:
+            other.kill()
+
+
 def test_oom_kills_are_read_from_either_hierarchy(tmp_path: Path) -> None:
     assert cgroups.oom_kills(None) == 0
     assert cgroups.oom_kills(tmp_path) == 0
@@ -180,7 +206,7 @@ def test_a_limit_holds_on_this_machine(tmp_path: Path) -> None:
     if not cgroups.tree().can_limit("pids"):
         pytest.skip("no pids controller here")
     with Sandboxes(project_root=tmp_path) as boxes, boxes.start_session(provider="off", pids=12) as session:
-        result = session.exec(["sh", "-c", "for i in $(seq 40); do sleep 60 & done; echo all"], timeout=20)
+        result = session.exec(["sh", "-c", "for i in $(seq 40); do sleep 60 & done; echo all"], timeout=60)
         assert "all" not in result.stdout
         assert result.exit_code != 0
         assert "fork" in result.stderr

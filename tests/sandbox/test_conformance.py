@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from capabilities import OrdinaryUser
+from pacing import SOON, in_time
 
 from proofbox.errors import ProviderUnknown, UsageError
 from proofbox.sandbox import conformance
@@ -60,7 +61,7 @@ def as_ordinary_user(ordinary_user: OrdinaryUser) -> Generator[Ask]:
     yield ask
     questions.close()
     answers.close()
-    assert process.wait(30) == 0
+    assert process.wait(60) == 0
 
 
 def verdict(report: Report) -> None:
@@ -102,8 +103,10 @@ def test_off_as_an_ordinary_user(check: str, as_ordinary_user: Ask) -> None:
 # The runner itself.
 
 
-def run_one(monkeypatch: pytest.MonkeyPatch, run: Callable[[Context], None], needs: Need = NOTHING) -> Result:
-    check = Check("runner.sample", "runner", needs, run, seconds=0.5)
+def run_one(
+    monkeypatch: pytest.MonkeyPatch, run: Callable[[Context], None], needs: Need = NOTHING, seconds: float = 60
+) -> Result:
+    check = Check("runner.sample", "runner", needs, run, seconds=seconds)
     monkeypatch.setattr(conformance, "CHECKS", (check,))
     [result] = run_conformance("off").results
     return result
@@ -142,10 +145,11 @@ def test_a_check_that_hangs_is_given_up_and_its_box_ended(monkeypatch: pytest.Mo
             context.sh(context.session(), "sleep 60", timeout=60)
 
     began = time.monotonic()
-    result = run_one(monkeypatch, run)
-    assert (result.outcome, result.detail) == ("failed", "still under way after 0.5 s")
-    assert time.monotonic() - began < 10
-    assert processes_with(markers[0]) == []
+    result = in_time(lambda limit: run_one(monkeypatch, run, seconds=limit), lambda _: markers)
+    assert result.outcome == "failed"
+    assert result.detail.startswith("still under way after ")
+    assert time.monotonic() - began < SOON
+    assert processes_with(markers[-1]) == []
 
 
 def test_what_could_not_be_found_out_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rawagent import ENV, MODES, PYTHON, Agent, agent, resident_kb, survivors, tree, wait_until
+from pacing import SOON
+from rawagent import ENV, MODES, PATIENCE, PYTHON, Agent, agent, resident_kb, survivors, tree, wait_until
 
 from proofbox.errors import CommandNotFound, ProtocolError, RequestInvalid, SandboxLost
 from proofbox.sandbox import connection as connection_module
@@ -26,8 +27,6 @@ from proofbox.sandbox.connection import Connection
 from proofbox.sandbox.contract import ExecResult, Isolation, Output, Policy
 from proofbox.sandbox.request import make_request
 from proofbox.sandbox.wire import Recv
-
-pytestmark = pytest.mark.timeout(60)
 
 
 @pytest.fixture(params=MODES)
@@ -83,7 +82,7 @@ def test_threads_that_wait_long_do_not_hold_up_others(connection: Connection, tm
         for number in (3, 0, 7, 1, 2, 6, 5, 4):
             assert not waiting[number].done()
             gates[number].write_text("\n")
-            assert waiting[number].result(10).stdout == f"{number}\n"
+            assert waiting[number].result(PATIENCE).stdout == f"{number}\n"
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
@@ -97,7 +96,7 @@ def test_an_exception_in_on_output_kills_the_command(
     began = time.monotonic()
     with pytest.raises(error):
         run(connection, argv, stop)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < SOON
     assert run(connection, ["echo", "on"]).stdout == "on\n"
 
 
@@ -130,7 +129,7 @@ def test_an_abandoned_command_costs_the_others_nothing(connection: Connection, t
             with pytest.raises(RuntimeError):
                 run(connection, ["yes"], stop)
         (tmp_path / "gate").write_text("\n")
-        assert other.result(10).stdout == "mine\n"
+        assert other.result(PATIENCE).stdout == "mine\n"
 
 
 def test_streaming_is_ordered_timed_and_complete(connection: Connection) -> None:
@@ -194,26 +193,26 @@ def closed() -> io.BytesIO:
 def test_a_stdin_source_that_fails_is_told_and_the_command_killed(connection: Connection, source: Any) -> None:
     began = time.monotonic()
     with pytest.raises(RequestInvalid, match="stdin") as caught:
-        run(connection, ["cat"], stdin=source, timeout=30)
-    assert time.monotonic() - began < 5
+        run(connection, ["cat"], stdin=source, timeout=PATIENCE)
+    assert time.monotonic() - began < SOON
     assert caught.value.fix_hints
     assert run(connection, ["echo", "on"]).stdout == "on\n"
 
 
-def test_the_loss_of_the_box_reaches_every_waiter_within_a_second() -> None:
+def test_the_loss_of_the_box_reaches_every_waiter_at_once() -> None:
     with agent("minder", greet=False) as box:
         connection = Connection(box.peer.sock)
         with ThreadPoolExecutor(16) as pool:
             waiting = [pool.submit(run, connection, ["sh", "-c", "echo up; exec sleep 60"]) for _ in range(16)]
-            wait_until(lambda: len(connection._calls) == 16, "commands under way", 5)
-            connection.greet(10)
+            wait_until(lambda: len(connection._calls) == 16, "commands under way")
+            connection.greet(PATIENCE)
             began = time.monotonic()
             box.process.send_signal(signal.SIGTERM)
             for one in waiting:
                 with pytest.raises(SandboxLost):
-                    one.result(10)
+                    one.result(PATIENCE)
             box.wait()
-            assert time.monotonic() - began < 2
+            assert time.monotonic() - began < SOON
         with pytest.raises(SandboxLost):
             run(connection, ["true"])
 
@@ -229,8 +228,8 @@ def test_an_agent_that_was_killed_is_a_loss_not_a_result() -> None:
             began = time.monotonic()
             box.process.kill()
             with pytest.raises(SandboxLost) as caught:
-                waiting.result(10)
-            assert time.monotonic() - began < 1
+                waiting.result(PATIENCE)
+            assert time.monotonic() - began < SOON
             assert caught.value.retryable
     finally:
         connection.close()
@@ -241,10 +240,12 @@ def test_an_agent_that_was_killed_is_a_loss_not_a_result() -> None:
 @contextlib.contextmanager
 def frozen(patience: float, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Agent, Connection]]:
     """An agent that holds its stream open and does nothing."""
-    monkeypatch.setattr(connection_module, "PATIENCE", patience)
     with agent("minder", greet=False) as box:
-        connection = Connection(box.peer.sock)
+        with monkeypatch.context() as patch:
+            patch.setattr(connection_module, "PATIENCE", patience)  # for sending it counts from the start
+            connection = Connection(box.peer.sock)
         assert run(connection, ["echo", "up"]).stdout == "up\n"
+        monkeypatch.setattr(connection_module, "PATIENCE", patience)
         box.process.send_signal(signal.SIGSTOP)
         try:
             yield box, connection
@@ -257,7 +258,7 @@ def test_an_agent_that_stops_answering_is_a_loss_after_patience(monkeypatch: pyt
         began = time.monotonic()
         with pytest.raises(SandboxLost, match="does not answer") as caught:
             run(connection, ["true"], timeout=0.2, grace=0.1)
-        assert 0.5 < time.monotonic() - began < 5
+        assert 0.5 < time.monotonic() - began < SOON
         assert caught.value.fix_hints
         with pytest.raises(SandboxLost):
             run(connection, ["true"], timeout=0.2)
@@ -268,7 +269,7 @@ def test_an_agent_that_stops_reading_is_a_loss_too(monkeypatch: pytest.MonkeyPat
         began = time.monotonic()
         with pytest.raises(SandboxLost):
             run(connection, ["cat"], timeout=0.2, stdin=b"x" * (4 << 20))
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < SOON
 
 
 def test_an_agent_that_does_not_take_one_whole_request_is_a_loss_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,7 +277,7 @@ def test_an_agent_that_does_not_take_one_whole_request_is_a_loss_too(monkeypatch
         began = time.monotonic()
         with pytest.raises(SandboxLost):
             run(connection, ["true", *["x" * 1000] * 2000], timeout=0.2)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < SOON
 
 
 def test_every_thread_that_waits_for_a_frozen_agent_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,8 +285,8 @@ def test_every_thread_that_waits_for_a_frozen_agent_hears_of_it(monkeypatch: pyt
         began = time.monotonic()
         for one in [pool.submit(run, connection, ["true"], timeout=0.2) for _ in range(8)]:
             with pytest.raises(SandboxLost):
-                one.result(10)
-        assert time.monotonic() - began < 5
+                one.result(PATIENCE)
+        assert time.monotonic() - began < SOON
 
 
 def test_a_greeting_that_never_comes_is_a_loss() -> None:
@@ -294,7 +295,7 @@ def test_a_greeting_that_never_comes_is_a_loss() -> None:
         began = time.monotonic()
         with pytest.raises(SandboxLost):
             Connection(ours).greet(0.2)
-        assert 0.1 < time.monotonic() - began < 5
+        assert 0.1 < time.monotonic() - began < SOON
 
 
 @pytest.mark.parametrize(
@@ -314,7 +315,7 @@ def test_another_program_at_the_other_end_is_a_protocol_error(answer: bytes) -> 
     with ours, theirs:
         theirs.sendall(answer)
         with pytest.raises(ProtocolError):
-            run(Connection(ours), ["true"], timeout=5)
+            run(Connection(ours), ["true"], timeout=PATIENCE)
 
 
 def test_a_stream_that_ends_in_the_middle_of_a_frame_is_a_loss() -> None:
@@ -323,17 +324,17 @@ def test_a_stream_that_ends_in_the_middle_of_a_frame_is_a_loss() -> None:
         theirs.sendall(struct.pack("<IBI", 100, Recv.STDOUT, 1) + b"half")
         theirs.shutdown(socket.SHUT_WR)
         with theirs, pytest.raises(SandboxLost):
-            run(Connection(ours), ["true"], timeout=5)
+            run(Connection(ours), ["true"], timeout=PATIENCE)
 
 
 def test_a_closed_connection_tells_those_who_wait(connection: Connection, tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         waiting = [pool.submit(run, connection, ["sleep", "60"]) for _ in range(4)]
-        wait_until(lambda: len(connection._calls) == 4, "commands under way", 5)
+        wait_until(lambda: len(connection._calls) == 4, "commands under way")
         connection.close()
         for one in waiting:
             with pytest.raises(SandboxLost):
-                one.result(5)
+                one.result(PATIENCE)
 
 
 def test_a_command_that_was_not_found_leaves_the_connection_whole(connection: Connection) -> None:

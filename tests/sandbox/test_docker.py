@@ -15,6 +15,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from pacing import SOON
 from private_engine import IMAGE, PrivateEngine, private_engine, rootfs
 
 from proofbox import Sandboxes
@@ -162,7 +163,7 @@ def test_a_container_killed_under_a_command_is_a_lost_box(engine: PrivateEngine,
         began = time.monotonic()
         with pytest.raises(SandboxLost):
             session.exec(["sleep", "60"])
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < SOON
         assert session.info.state == "lost"
 
 
@@ -183,7 +184,7 @@ def test_an_agent_killed_under_a_command_is_a_lost_box(
 
         with pytest.raises(SandboxLost) as raised:
             session.exec(["sh", "-c", "echo up; sleep 60"], on_output=kill)
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < SOON
         assert raised.value.details["account"]
         with pytest.raises(SandboxLost):
             session.exec(["true"])
@@ -200,7 +201,7 @@ def test_a_client_killed_leaves_no_container(engine: PrivateEngine, tmp_path: Pa
         session = client.stdout.readline().strip()
         assert session in our_containers(engine.engine)
         client.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while session in our_containers(engine.engine) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert session not in our_containers(engine.engine)
@@ -244,13 +245,13 @@ def test_a_detached_session_outlives_its_killed_client_by_its_ttl_and_no_longer(
     script = (
         "import os; from proofbox import Sandboxes; from proofbox.sandbox.config import Settings\n"
         f"s = Sandboxes({str(tmp_path)!r}, settings=Settings(provider='docker', image={IMAGE!r}))\n"
-        "print(s.start_session(detached=True, ttl=2).id, flush=True); os.kill(os.getpid(), 9)"
+        "print(s.start_session(detached=True, ttl=4).id, flush=True); os.kill(os.getpid(), 9)"
     )
     client = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, timeout=60)
     assert client.returncode == -9
     session = client.stdout.strip()
     assert session in our_containers(engine.engine)
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 60
     while session in our_containers(engine.engine):
         assert time.monotonic() < deadline, "it outlived its time to live"
         time.sleep(0.05)
@@ -290,9 +291,9 @@ def test_an_allowlist_reaches_the_listed_endpoint_and_nothing_else(boxes: Sandbo
 
         threading.Thread(target=answer, daemon=True).start()
         with boxes.start_session(network=f"allow:127.0.0.1:{port}") as session:
-            result = session.exec(["wget", "-q", "-O-", f"http://127.0.0.1:{port}/"], timeout=20)
+            result = session.exec(["wget", "-q", "-O-", f"http://127.0.0.1:{port}/"], timeout=60)
             assert result.stdout == "found"
-            refused = session.exec(["wget", "-O-", "http://other.example/"], timeout=20)
+            refused = session.exec(["wget", "-O-", "http://other.example/"], timeout=60)
             assert refused.exit_code != 0
             assert "403" in refused.stderr
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 import pytest
+from pacing import SOON
 from private_engine import IMAGE, PrivateEngine, private_engine
 
 from proofbox import Sandboxes, Settings
@@ -44,12 +45,12 @@ def test_a_killed_engine_is_unavailable_at_once_and_running_commands_go_on(
     began = time.monotonic()
     with pytest.raises(ProviderUnavailable) as raised:
         boxes.start_session()
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < SOON
     assert raised.value.fix_hints
     began = time.monotonic()
     with pytest.raises(ProviderUnavailable):  # that the container is gone can't be confirmed, and is not claimed
         session.stop()
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < SOON
     with pytest.raises(SandboxLost):
         session.exec(["true"])
 
@@ -66,7 +67,7 @@ def test_a_box_behind_the_engine_s_own_stream_is_lost_with_it(engine: PrivateEng
 
     with pytest.raises(SandboxLost):
         session.exec(["sh", "-c", "echo up; sleep 60"], on_output=kill)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < SOON
     with pytest.raises(ProofboxError):
         session.stop()
 

@@ -26,7 +26,7 @@ FETCH = """
 import socket, sys
 host, port, line = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 try:
-    with socket.create_connection((host, port), 5) as s:
+    with socket.create_connection((host, port), 60) as s:
         s.sendall(line.encode().decode("unicode_escape").encode())
         data = b""
         while piece := s.recv(65536):
@@ -65,7 +65,7 @@ def test_a_box_reaches_what_is_listed_and_nothing_else(tmp_path: Path, port: int
         with boxes.start_session(provider="bubblewrap", network=f"allow:127.0.0.1:{port},example.org") as session:
 
             def fetch(host: str, at: int, line: str) -> str:
-                return session.exec(["python3", "-c", FETCH, host, str(at), line], timeout=20).stdout
+                return session.exec(["python3", "-c", FETCH, host, str(at), line], timeout=60).stdout
 
             if session.exec(["sh", "-c", "command -v python3"]).exit_code:
                 pytest.skip("the box has no python3")
@@ -114,7 +114,7 @@ def outlets() -> list[int]:
 
 
 def wait_for_no_outlet() -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while outlets() or any(state_dir().glob("scratch-*")):
         assert time.monotonic() < deadline, outlets()
         time.sleep(0.02)
@@ -128,7 +128,7 @@ def test_a_session_that_outlives_its_client_keeps_its_way_out_and_no_other(tmp_p
     with Sandboxes(tmp_path) as boxes:
 
         def fetch(line: str, at: int = 3128) -> str:
-            return boxes.exec_in_session(id, ["python3", "-c", FETCH, "127.0.0.1", str(at), line], timeout=20).stdout
+            return boxes.exec_in_session(id, ["python3", "-c", FETCH, "127.0.0.1", str(at), line], timeout=60).stdout
 
         assert "found" in fetch(request, port)
         assert "found" in fetch(request.replace("GET /", f"GET http://127.0.0.1:{port}/"))
@@ -148,7 +148,7 @@ def test_a_proxy_that_is_killed_leaves_no_way_out_and_a_box_that_ends_no_proxy(t
         [outlet] = outlets()
         os.kill(outlet, signal.SIGKILL)
         request = r"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-        said = session.exec(["python3", "-c", FETCH, "127.0.0.1", str(port), request], timeout=20)
+        said = session.exec(["python3", "-c", FETCH, "127.0.0.1", str(port), request], timeout=60)
         assert "found" not in said.stdout
         session.stop()
         boxes.prune_sessions()

@@ -118,7 +118,7 @@ def test_an_ordinary_user_s_home_is_prepared_too(ordinary_user: OrdinaryUser, tm
         env=dict(ordinary_user.env),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         **ordinary_user.identity,
     )
     assert done.stdout == "prepared\n", done.stderr

@@ -28,8 +28,6 @@ from proofbox.errors import (
 from proofbox.sandbox.request import RLIMITS, encode_env, make_request, parse_env
 from proofbox.sandbox.service import Session
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def children() -> set[str]:
     """Of every thread: a box is started by whichever asks."""
@@ -50,7 +48,7 @@ def boxes(tmp_path: Path) -> Iterator[Sandboxes]:
     wait_until(lambda: children() <= before, "nothing left running")
     for thread in threading.enumerate():
         if thread.name == "proofbox-stdin":
-            thread.join(timeout=10)
+            thread.join(timeout=60)
             assert not thread.is_alive()
 
 

@@ -21,8 +21,6 @@ from proofbox.sandbox.contract import Event, Isolation, Policy
 from proofbox.sandbox.providers import AUTO_ORDER, provider_named
 from proofbox.sandbox.providers.off import Off
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pacing import SOON
 from rawagent import alive, survivors, tree, wait_until
 
 from proofbox import Sandboxes
@@ -25,7 +26,6 @@ from proofbox.errors import PathRefused, ProofboxError, SandboxLost, SessionUnkn
 from proofbox.sandbox import cgroups
 from proofbox.sandbox.service import Session
 
-pytestmark = pytest.mark.timeout(60)
 PROVIDERS = ["off", pytest.param("bubblewrap", marks=pytest.mark.needs("bubblewrap"))]
 
 
@@ -86,6 +86,12 @@ def groups_of(pid: int) -> list[Path]:
     return [group for home in homes if home.exists() for group in home.iterdir() if group.name.endswith(f".{pid}")]
 
 
+def members(group: Path) -> list[str]:
+    with contextlib.suppress(FileNotFoundError):
+        return [pid for file in group.rglob("cgroup.procs") for pid in file.read_text().split()]
+    return []
+
+
 # ---- between processes
 
 
@@ -105,7 +111,7 @@ with proofbox.Sandboxes(project_root="/nonexistent") as boxes:
     print(json.dumps([seen.provider, seen.state, seen.project, listed, out, stopped]))
 """
     with another_process(script, made.id) as process:
-        said, _ = process.communicate(timeout=30)
+        said, _ = process.communicate(timeout=90)
     provider_said, running, root, listed, out, stopped = json.loads(said)
     assert (provider_said, running, stopped) == (provider, "running", "stopped")
     assert root == str(project)
@@ -129,7 +135,7 @@ with proofbox.Sandboxes(project_root=".") as boxes:
     me, there = sys.argv[2], sys.argv[3]
     # Each waits for the other inside the session: they are under way at once, or time out.
     wait = f"echo {me} > {there}/{me}; while [ $(ls {there} | wc -l) -lt 2 ]; do sleep 0.01; done; echo {me}"
-    print(boxes.exec_in_session(sys.argv[1], ["sh", "-c", wait], timeout=20).stdout, end="")
+    print(boxes.exec_in_session(sys.argv[1], ["sh", "-c", wait], timeout=60).stdout, end="")
     for n in range(20):
         assert boxes.exec_in_session(sys.argv[1], ["echo", f"{me} {n}"]).stdout == f"{me} {n}\\n"
 """
@@ -139,8 +145,8 @@ with proofbox.Sandboxes(project_root=".") as boxes:
         another_process(script, made.id, "a", str(there)) as one,
         another_process(script, made.id, "b", str(there)) as two,
     ):
-        assert one.communicate(timeout=40)[0] == "a\n"
-        assert two.communicate(timeout=40)[0] == "b\n"
+        assert one.communicate(timeout=90)[0] == "a\n"
+        assert two.communicate(timeout=90)[0] == "b\n"
         assert one.returncode == two.returncode == 0
     made.stop()
 
@@ -190,11 +196,12 @@ def test_a_client_that_was_killed_takes_a_session_of_its_own_with_it(state: Path
         if not cgroups.tree().can_kill and provider == "off":
             pytest.skip("without cgroups a forking process may get away, and is said to")
         wait_until(lambda: not survivors(project), "the end of the dead client's session")
-    # Its group may be left; whoever comes next takes it away.
+    # Its group may be left; whoever comes next takes it away, when the last in it has ended.
+    wait_until(lambda: not any(members(group) for group in groups_of(client.pid)), "the end of the box itself")
     with another_process(
         "import proofbox; print(proofbox.Sandboxes('.').exec(['true'], provider='off').exit_code)"
     ) as next:
-        assert next.communicate(timeout=30)[0] == "0\n"
+        assert next.communicate(timeout=90)[0] == "0\n"
     assert groups_of(client.pid) == []
 
 
@@ -209,12 +216,12 @@ session.exec(["true"])
 print(session.id)
 """
     with another_process(script, str(project)) as maker:
-        id = maker.communicate(timeout=30)[0].strip()
+        id = maker.communicate(timeout=90)[0].strip()
     sweeper = (
         "import proofbox; boxes = proofbox.Sandboxes('.'); boxes.exec(['true'], provider='off'); boxes.prune_sessions()"
     )
     with another_process(sweeper) as other:
-        other.communicate(timeout=30)
+        other.communicate(timeout=90)
         assert other.returncode == 0
     (pid,) = [int(word) for word in (project / "pid").read_text().split()]
     with Sandboxes(project_root=project) as boxes:
@@ -223,7 +230,7 @@ print(session.id)
         assert alive(pid)
         began = time.monotonic()
         assert boxes.stop_session(id).state == "stopped"
-        assert time.monotonic() - began < 4
+        assert time.monotonic() - began < SOON
         wait_until(lambda: not alive(pid), "the end of what ran in the session")
 
 
@@ -266,7 +273,7 @@ def test_a_box_that_died_is_lost_not_stopped(boxes: Sandboxes) -> None:
     began = time.monotonic()
     with pytest.raises(SandboxLost):
         made.exec(["true"])
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < SOON
     made._connection.close()
     wait_until(lambda: boxes.get_session(made.id).state == "lost", "the loss to show")
     with pytest.raises(SandboxLost) as caught:
@@ -280,7 +287,7 @@ def test_a_box_that_died_is_lost_not_stopped(boxes: Sandboxes) -> None:
 def test_a_session_ends_when_nobody_used_it_for_its_time_to_live(boxes: Sandboxes, provider: str) -> None:
     made = boxes.start_session(provider=provider, detached=True, ttl=1)
     made._connection.close()
-    wait_until(lambda: boxes.get_session(made.id).state == "lost", "its end, however often it is asked after", 15)
+    wait_until(lambda: boxes.get_session(made.id).state == "lost", "its end, however often it is asked after")
     assert boxes.prune_sessions() == [made.id]
 
 
@@ -412,7 +419,7 @@ def test_a_project_whose_name_is_not_text_is_refused_soon_and_leaves_nothing(sta
         with pytest.raises(PathRefused) as caught:
             boxes.start_session(provider="off", detached=True, ttl=60)
         assert caught.value.fix_hints
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < SOON
         assert boxes.list_sessions() == []
         assert boxes.exec(["echo", "works"], provider="off").stdout == "works\n"
     assert not state.exists() or not list(state.iterdir())
@@ -433,4 +440,4 @@ def test_many_threads_in_one_session_while_it_is_stopped(boxes: Sandboxes) -> No
         for _ in range(20):
             session.exec(["true"])
         session.stop()
-        assert [one.result(10) for one in waiting] == ["SANDBOX_LOST"] * 8
+        assert [one.result(60) for one in waiting] == ["SANDBOX_LOST"] * 8

@@ -14,11 +14,14 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from proofbox import Workspace
 from proofbox.workspace import registry
 
 VERIFIED_EVERY = 20
+CERTAIN_EVERY = 10
+"""In these rounds the worker dies by its own hand, in the middle of a rollback: chance alone might never hit one."""
 
 
 def work(root: Path, seed: int, out: int) -> None:
@@ -42,13 +45,26 @@ def work(root: Path, seed: int, out: int) -> None:
             os.write(out, bytes.fromhex(taken.id))
 
 
-def killed_worker(root: Path, seed: int, after: int, delay: float) -> list[str]:
-    """Killed so many seconds after so many snapshots. The ids it had said."""
+def die_in_a_rollback() -> None:
+    write = registry.write
+
+    def dying(path: Path, body: Any) -> None:
+        write(path, body)
+        if path.name == "rollback.json":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    registry.write = dying
+
+
+def killed_worker(root: Path, seed: int, after: int, delay: float, in_a_rollback: bool) -> list[str]:
+    """Killed so many seconds after so many snapshots, or by itself. The ids it had said."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reading)
         try:
+            if in_a_rollback:
+                die_in_a_rollback()
             work(root, seed, writing)
         finally:
             os._exit(1)
@@ -56,9 +72,11 @@ def killed_worker(root: Path, seed: int, after: int, delay: float) -> list[str]:
     with open(reading, "rb", buffering=0) as pipe:
         if pipe.read(1) != b".":
             raise RuntimeError(f"the worker of round {seed} did not get to open the workspace")
-        said = b"".join(pipe.read(32) for _ in range(after))
-        time.sleep(delay)
-        os.kill(child, signal.SIGKILL)
+        said = b""
+        if not in_a_rollback:
+            said = b"".join(pipe.read(32) for _ in range(after))
+            time.sleep(delay)
+            os.kill(child, signal.SIGKILL)
         said += b"".join(iter(lambda: pipe.read(65536), b""))
     os.waitpid(child, 0)
     return [said[at : at + 32].hex() for at in range(0, len(said) - 31, 32)]
@@ -73,7 +91,8 @@ def main() -> None:
         known = {made.snapshot("first").id}
         journal_path = registry.home_of(made.id) / "rollback.json"
     for number in range(rounds):
-        known |= set(killed_worker(root, number, chance.randint(0, 3), chance.random() ** 2 * 0.03))
+        after, delay = chance.randint(0, 3), chance.random() ** 2 * 0.03
+        known |= set(killed_worker(root, number, after, delay, number % CERTAIN_EVERY == 0))
         journal = registry.read(journal_path, registry.Rollback)
         seen["none" if journal is None else "rollback under way"] += 1
         with Workspace.open(root, track=False) as ws:

@@ -36,13 +36,13 @@ def session(ws: Workspace) -> Iterator[Session]:
 def busy(session: Session) -> Iterator[Session]:
     begun = threading.Event()
     worker = threading.Thread(
-        target=lambda: session.exec(["sh", "-c", TWINS], timeout=60, on_output=lambda _: begun.set(), max_output=100)
+        target=lambda: session.exec(["sh", "-c", TWINS], timeout=250, on_output=lambda _: begun.set(), max_output=100)
     )
     worker.start()
-    assert begun.wait(20)
+    assert begun.wait(60)
     yield session
     session.exec(["pkill", "-f", "one; echo"])
-    worker.join(20)
+    worker.join(60)
 
 
 @pytest.mark.skipif(cgroups.tree().unified is None, reason="no control groups of ours here")

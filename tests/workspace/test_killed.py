@@ -15,7 +15,6 @@ from powercut import Disk, calls_of
 from proofbox.core.dirs import state_dir
 
 
-@pytest.mark.timeout(300)
 def test_killed_at_any_point_of_a_snapshot_or_rollback(tmp_path: Path, rounds: Callable[[int, int], int]) -> None:
     count, seed = rounds(60, 500), random.randrange(1 << 30)  # noqa: S311
     root = tmp_path / "work"

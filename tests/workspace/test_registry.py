@@ -164,7 +164,7 @@ def test_whom_a_command_reached_is_on_the_record(tmp_path: Path) -> None:
     script = """
 import socket
 for host in ("127.0.0.1:{port}", "example.org:443"):
-    with socket.create_connection(("127.0.0.1", 3128), 5) as proxy:
+    with socket.create_connection(("127.0.0.1", 3128), 60) as proxy:
         proxy.sendall(f"CONNECT {{host}} HTTP/1.1\\r\\nHost: {{host}}\\r\\n\\r\\n".encode())
         print(proxy.recv(100).split()[1].decode())
 """

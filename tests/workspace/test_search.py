@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
+from pacing import SOON
 
 from proofbox.errors import PatternRefused, SearchTimedOut
 from proofbox.workspace.ignore import Ignore
@@ -182,9 +183,9 @@ def test_a_pattern_that_explodes_is_ended_and_ripgrep_just_answers(tmp_path: Pat
     began = time.monotonic()
     with pytest.raises(SearchTimedOut) as caught:
         search(asked, TreeSource(tree, ".", Ignore(())), PythonEngine())
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < SOON
     assert caught.value.fix_hints
-    assert search(asked, TreeSource(tree, ".", Ignore(())), best_engine()).lines == ()
+    assert search(Search(asked.pattern), TreeSource(tree, ".", Ignore(())), best_engine()).lines == ()
     tree.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import threading
 from collections.abc import Callable
@@ -82,7 +83,10 @@ def test_a_link_swapped_in_leads_nowhere(
         lambda: env.remove_file("d/new"),
     ]
     try:
-        for number in range(rounds(2000, 40_000)):
+        # So often, and until each side of the race was seen: on one core the threads take turns of their own length.
+        for number in itertools.count():
+            if number >= rounds(2000, 40_000) and min(done, refused) > 50:
+                break
             try:
                 given = attempts[number % len(attempts)]()
             except ProofboxError:
@@ -93,8 +97,6 @@ def test_a_link_swapped_in_leads_nowhere(
     finally:
         swapper.stop()
         tree.close()
-    assert done > 50
-    assert refused > 50
     assert sorted(os.listdir(outside)) == ["d", "g"]
     assert os.listdir(outside / "d") == ["f"]
     assert (outside / "d/f").read_text() == (outside / "g").read_text() == SECRET + "\n"
@@ -111,7 +113,9 @@ def test_a_search_never_shows_what_a_link_leads_to(
     swapper.start()
     found = 0
     try:
-        for _ in range(rounds(30, 500)):
+        for number in itertools.count():
+            if number >= rounds(30, 500) and found:
+                break
             try:
                 matches = env.search_text("needle").matches
             except ProofboxError:
@@ -121,7 +125,6 @@ def test_a_search_never_shows_what_a_link_leads_to(
     finally:
         swapper.stop()
         tree.close()
-    assert found
 
 
 def test_a_guard_judges_what_is_opened(tmp_path: Path, rounds: Callable[..., int]) -> None:
@@ -146,7 +149,9 @@ def test_a_guard_judges_what_is_opened(tmp_path: Path, rounds: Callable[..., int
     swapper.start()
     seen = denied = 0
     try:
-        for _ in range(rounds(1000, 40_000)):
+        for number in itertools.count():
+            if number >= rounds(1000, 40_000) and min(seen, denied) > 20:
+                break
             try:
                 assert env.read_file("public/f").content == "fine"
                 seen += 1
@@ -157,5 +162,3 @@ def test_a_guard_judges_what_is_opened(tmp_path: Path, rounds: Callable[..., int
     finally:
         swapper.stop()
         tree.close()
-    assert seen > 20
-    assert denied > 20

@@ -195,9 +195,10 @@ Event = (
     | Unrecognized
 )
 Listener = Callable[[Event], Awaitable[None]]
+EVENT_TYPES: tuple[type[AgentEvent], ...] = Event.__args__
 declare(
     "events.jsonl",
     at="BUNDLE/events.jsonl of an attempt, where `seq` is called `number`; of a trial, as the member `event`",
     meaning="What a runtime told while an agent worked, deltas left out of attempts: one of these a line.",
-    shape=Event.__args__,
+    shape=EVENT_TYPES,
 )

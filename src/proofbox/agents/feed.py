@@ -61,11 +61,15 @@ class Feed:
     def turns_under_way(self) -> list[Turn]:
         return [turn for turn in self._turns.values() if turn.result is None]
 
-    def turn(self, id: str) -> Turn:
-        try:
-            return self._turns[id]
-        except KeyError:
-            raise UsageError(f"this session has no turn {id[:80]!r}", op="turn") from None
+    def turn(self, id: str, thread: str | None = None) -> Turn:
+        """Raises UsageError for a turn that nobody began, or not in that thread."""
+        found = self._turns.get(id)
+        if found is None or thread not in (None, found.thread):
+            where = "this session" if found is None else f"the thread {str(thread)[:80]!r}"
+            raise UsageError(
+                f"{where} has no turn {id[:80]!r}", op="turn", fix_hints=["name one that was started there"]
+            )
+        return found
 
     def knows(self, id: str) -> bool:
         return id in self._turns

@@ -98,7 +98,7 @@ class HostedSession:
         )
 
     async def interrupt_turn(self, thread: str, turn: str) -> None:
-        self._turn_of(thread, turn)
+        self.feed.turn(turn, thread)
         await self._end_early(turn, "interrupt")
         await self.feed.wait_turn(turn)
 
@@ -145,12 +145,6 @@ class HostedSession:
         self._threads.add(thread)
         await self.feed.tell(event)
         return thread
-
-    def _turn_of(self, thread: str, turn: str) -> Turn:
-        found = self.feed.turn(turn)
-        if found.thread != thread:
-            raise UsageError(f"turn {turn[:80]!r} is not of thread {thread[:80]!r}", op="turn")
-        return found
 
     def _check_open(self) -> None:
         if self._closed:

@@ -183,7 +183,7 @@ class ScriptedSession(HostedSession):
         return turn
 
     async def steer_turn(self, thread: str, turn: str, text: str) -> None:
-        if self._turn_of(thread, turn).result is not None:
+        if self.feed.turn(turn, thread).result is not None:
             raise UsageError("the turn has ended", op="turn", fix_hints=["start another turn"])
         self._steered.setdefault(turn, []).append(text)
         self._keep_told(thread, turn, text)

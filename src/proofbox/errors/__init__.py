@@ -124,10 +124,10 @@
             ├── BackendUnreachable DELIVERY_UNREACHABLE        exit 3, retryable
             └── BackendProtocol  DELIVERY_PROTOCOL           exit 4
 
-A class owns its code, its exit code, whether trying again may help, and `hints`: what to do where an instance has no
-better advice. An instance says what happened (`message`), during what (`op`: a command, or what a room calls the work),
-what to do about it (`fix_hints`), and carries facts as data (`details`, JSON-ready), never inside the prose alone. One
-module an area; the tree uses the standard library only, so that an auditor's tool can raise from it.
+A class owns its code, its exit code, whether trying again may help, and `hints`: what to do; an instance that knows
+better says so. It says what happened (`message`), during what (`op`: a command, or what a room calls the work), what to
+do about it (`fix_hints`), and carries facts as data (`details`, JSON-ready), never inside the prose alone. One module
+an area; the tree uses the standard library only, so that an auditor's tool can raise from it.
 
 How they are written, everywhere alike: a message is a clause that begins with a small letter (or with a name, a flag or
 a value) and has no full stop, since it stands behind `proofbox: `. A hint is one line in the same form that says what

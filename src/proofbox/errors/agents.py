@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 from proofbox.errors.base import ProofboxError
 
 
 class AgentError(ProofboxError):
     """Anything that goes wrong between a prompt and the end of an agent's turn.
 
-    Whether trying again may help is mostly the class's to say; a failure that knows better says so itself. `details`
-    has `retry_after` (seconds) or `resets_at` (seconds since the epoch) where they are known.
+    `details` has `retry_after` (seconds) or `resets_at` (seconds since the epoch) where they are known.
     """
 
     code = "RUNTIME_FAILED"
     exit_code = 1
     hints = ("look at the steps in the record, and at what the program said",)
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        op: str = "",
-        fix_hints: Sequence[str] = (),
-        details: Mapping[str, Any] | None = None,
-        retryable: bool | None = None,
-    ) -> None:
-        super().__init__(message, op=op, fix_hints=fix_hints, details=details)
-        if retryable is not None:
-            self.retryable = retryable
 
 
 class StrategyUnsupported(AgentError):

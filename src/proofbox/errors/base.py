@@ -22,12 +22,15 @@ class ProofboxError(Exception):
         op: str = "",
         fix_hints: Sequence[str] = (),
         details: Mapping[str, Any] | None = None,
+        retryable: bool | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
         self.op = op
         self.fix_hints = tuple(fix_hints) or self.hints
         self.details: dict[str, Any] = dict(details or {})
+        if retryable is not None:
+            self.retryable = retryable
 
     def as_dict(self) -> dict[str, Any]:
         """The `error` member of a `proofbox.error/1` document."""

@@ -81,7 +81,8 @@ class Worker:
             return BEAT
         due = self._ledger.next_time()
         if due is None:
-            return ASK_AGAIN if self._ledger.counts()["claimed"] else None
+            # One of ours may have its end in the ledger and not yet have said so, nor told the gate what it learned.
+            return ASK_AGAIN if self._running or self._ledger.counts()["claimed"] else None
         early = due - self._clock.now().timestamp()
         if early > 0:
             return min(early, BEAT)

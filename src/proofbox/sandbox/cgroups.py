@@ -14,7 +14,9 @@ import atexit
 import contextlib
 import functools
 import os
+import secrets
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -93,14 +95,10 @@ class Group:
 
     def _make(self, parent: Path) -> Path:
         directory = parent / self._name
-        try:
-            directory.mkdir()
-        except FileNotFoundError:  # another process thought itself the last, and tidied up
-            _home(parent.parent)
-            if parent == self._tree.unified:
-                _enable(parent.parent, parent)
-            directory.mkdir()
+        _make_in_home(directory)
         self._made[directory] = None
+        if parent == self._tree.unified and self._tree.unified_controllers:
+            _enable(parent.parent, parent)  # it may have been made anew since we looked
         return directory
 
     def _limit(self, policy: Policy) -> None:
@@ -154,8 +152,7 @@ def tree() -> Tree:
                     with contextlib.suppress(OSError):
                         v1[controller] = _home(mount)
         else:
-            with contextlib.suppress(OSError):
-                unified = _home(mount)
+            with contextlib.suppress(OSError), _pinned_home(mount) as unified:
                 controllers = _enable(mount, unified)
                 if not (unified / "cgroup.kill").exists():
                     unified, reason = None, "the kernel is older than 5.14: no cgroup.kill"
@@ -241,6 +238,26 @@ def _home(mount: Path) -> Path:
     home = mount / "proofbox"
     home.mkdir(exist_ok=True)
     return home
+
+
+def _make_in_home(directory: Path) -> None:
+    """Make a group. Another process that thinks itself the last may take our home away at any moment before."""
+    for _ in range(1000):
+        with contextlib.suppress(FileNotFoundError):
+            return directory.mkdir()
+        _home(directory.parent.parent)
+    raise StartFailed(f"{directory.parent} does not stay", op="start")
+
+
+@contextlib.contextmanager
+def _pinned_home(mount: Path) -> Iterator[Path]:
+    """Our home, with a group in it, so that nobody takes it away meanwhile."""
+    pin = mount / "proofbox" / f"pin-{secrets.token_hex(4)}.{os.getpid()}"
+    _make_in_home(pin)
+    try:
+        yield pin.parent
+    finally:
+        pin.rmdir()
 
 
 def _enable(mount: Path, home: Path) -> frozenset[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from proofbox.errors import NotFrozen, PolicyRefused
 from proofbox.sandbox import cgroups
 
-PATIENCE = 2.0
+PATIENCE = 10.0
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import contextlib
 import ipaddress
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
@@ -29,6 +30,7 @@ CHUNK = 64 << 10
 CONNECT_SECONDS = 10.0
 HEAD_SECONDS = 30.0
 MOST_AT_ONCE = 256
+LAST_WORD = 5.0
 PROXY_SOCKET = "proxy"
 
 
@@ -56,6 +58,7 @@ class AllowlistProxy:
         self._resolve = resolve or _resolve
         self._room = threading.BoundedSemaphore(MOST_AT_ONCE)
         self._open: set[socket.socket] = set()
+        self._serving: set[threading.Thread] = set()
         self._lock = threading.Lock()
         self._closed = False
         self._listeners = [self._listen(directory / PROXY_SOCKET, self._serve_http)]
@@ -65,14 +68,19 @@ class AllowlistProxy:
             self._listeners.append(self._listen(directory / str(rule.port), self._endpoint(rule)))
 
     def close(self) -> None:
+        """When this returns every connection has ended, and that was told."""
         with self._lock:
             self._closed = True
             everything = [*self._listeners, *self._open]
+            serving = self._serving - {threading.current_thread()}
         for each in everything:
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)  # wakes its thread, which closes it
         for listener in self._listeners:
             listener.close()
+        end = time.monotonic() + LAST_WORD  # one that is still looking for its host hears nothing of this
+        for thread in serving:
+            thread.join(max(0.0, end - time.monotonic()))
 
     # Connections
 
@@ -89,7 +97,10 @@ class AllowlistProxy:
             while True:
                 self._room.acquire()
                 client, _ = listener.accept()
-                threading.Thread(target=self._one, args=(client, serve), name="proofbox-proxy", daemon=True).start()
+                thread = threading.Thread(target=self._one, args=(client, serve), name="proofbox-proxy", daemon=True)
+                with self._lock:
+                    thread.start()
+                    self._serving.add(thread)
 
     def _one(self, client: socket.socket, serve: Callable[[socket.socket], None]) -> None:
         try:
@@ -100,6 +111,8 @@ class AllowlistProxy:
         finally:
             self._drop(client)
             self._room.release()
+            with self._lock:
+                self._serving.discard(threading.current_thread())
 
     def _hold(self, stream: socket.socket) -> bool:
         with self._lock:

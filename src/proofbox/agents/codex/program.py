@@ -20,7 +20,7 @@ from proofbox.sandbox.contract import Door, ExecResult, Mount
 from proofbox.sandbox.inside import PolicyOptions
 
 STDERR_KEPT = 8 << 10
-LAST_WORDS_SECONDS = 2.0
+LAST_WORDS_SECONDS = 10.0
 KILL_SECONDS = 10.0
 CLIENT = {"name": "proofbox", "title": None, "version": "1"}
 

@@ -179,13 +179,13 @@ class CodexSession:
         return begun[0]
 
     async def steer_turn(self, thread: str, turn: str, text: str) -> None:
-        if self._turn_of(thread, turn).result is not None:
+        if self.feed.turn(turn, thread).result is not None:
             raise UsageError("the turn has ended", op="steer", fix_hints=["start another"])
         asked = {"threadId": thread, "expectedTurnId": turn, "input": [{"type": "text", "text": text}]}
         await self._ask("turn/steer", lambda _: asked)
 
     async def interrupt_turn(self, thread: str, turn: str) -> None:
-        if self._turn_of(thread, turn).result is None:
+        if self.feed.turn(turn, thread).result is None:
             await self._stop(self.feed.turn(turn), TurnInterrupted("the turn was interrupted", op="interrupt"))
 
     async def wait_turn(self, turn: str) -> TurnResult:
@@ -323,12 +323,6 @@ class CodexSession:
             ThreadStarted(session=self.id, thread=thread, origin=origin, forked_from=forked_from)  # type: ignore[arg-type]
         )
         return thread
-
-    def _turn_of(self, thread: str, turn: str) -> Turn:
-        found = self.feed.turn(turn)
-        if found.thread != thread:
-            raise UsageError(f"the turn {turn[:80]!r} is not one of that thread", op="turn")
-        return found
 
     # Ending turns
 

@@ -26,7 +26,7 @@ from proofbox.agents.contract import AgentRuntime, Capabilities
 from proofbox.agents.registry import Registry, installed
 from proofbox.core.documents import stored
 from proofbox.errors import StrategyUnavailable, UsageError
-from proofbox.sandbox.conformance.check import Failed, NotApplicable, NotChecked, Outcome, Result
+from proofbox.sandbox.conformance.check import Failed, Measured, NotApplicable, NotChecked, Outcome, Result
 
 __all__ = ["CHECKS", "Check", "RuntimeReport", "run_conformance"]
 
@@ -37,7 +37,7 @@ CHECKS: tuple[Check, ...] = tuple(
 
 
 @stored(SCHEMA, at="what `run_conformance` returns to a caller that keeps it")
-class RuntimeReport(msgspec.Struct, frozen=True):
+class RuntimeReport(Measured, msgspec.Struct, frozen=True):
     """What was measured of one runtime on this machine. JSON-ready by `msgspec.to_builtins`."""
 
     strategy: str
@@ -45,13 +45,6 @@ class RuntimeReport(msgspec.Struct, frozen=True):
     capabilities: Capabilities
     results: tuple[Result, ...]
     schema_version: str = SCHEMA
-
-    @property
-    def ok(self) -> bool:
-        return not self.of("failed")
-
-    def of(self, outcome: Outcome) -> list[Result]:
-        return [result for result in self.results if result.outcome == outcome]
 
 
 def run_conformance(

@@ -40,7 +40,7 @@ class Subject:
         self.name = name
         self.checks: list[Check] = []
 
-    def check(self, *, seconds: float = 30.0) -> Callable[[Callable[[Context], Awaitable[None]]], None]:
+    def check(self, *, seconds: float = 90.0) -> Callable[[Callable[[Context], Awaitable[None]]], None]:
         """The function's name is the check's name, its docstring is for the reader."""
 
         def add(run: Callable[[Context], Awaitable[None]]) -> None:
@@ -91,7 +91,7 @@ class Play:
 class Context:
     """One check's own world."""
 
-    patience = 10.0
+    patience = 30.0  # a busy machine is no finding
 
     def __init__(self, runtime: AgentRuntime, rig: Rig, provider: str | None) -> None:
         self.runtime = runtime
@@ -152,6 +152,15 @@ class Context:
         except ProofboxError as error:
             raise Failed(f"without {capability} it raised {error.code}, not {CapabilityUnsupported.code}") from None
         raise Failed(f"it has not {capability}, and did not refuse to be asked for it")
+
+    @property
+    def long_command(self) -> str:
+        """One that does not end by itself, and bears the marker."""
+        return f"touch runs; sleep 300; : {self.marker}"
+
+    def long_command_runs(self) -> bool:
+        """Not by its process: an agent's own arguments may hold the command before it is run."""
+        return (self.workspace / "runs").exists()
 
     def alive(self, marker: str) -> list[int]:
         return processes_with(marker)

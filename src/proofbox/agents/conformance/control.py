@@ -17,12 +17,12 @@ subject = Subject("control")
 @subject.check()
 async def interrupt_ends_the_turn_and_its_command(context: Context) -> None:
     """A command that would run for minutes is dead when the turn's end is told; the thread can go on."""
-    async with context.playing([Run(f"sleep 300; : {context.marker}"), Say("never")], [Say("again")]) as play:
+    async with context.playing([Run(context.long_command), Say("never")], [Say("again")]) as play:
         thread = await play.session.start_thread()
         turn = await play.session.start_turn(thread, "sleep")
         if await context.lacks("supports_interrupt", lambda: play.session.interrupt_turn(thread, turn)):
             return
-        await play.until(lambda: bool(context.alive(context.marker)), "the command")
+        await play.until(context.long_command_runs, "the command")
         with anyio.fail_after(context.patience):
             await play.session.interrupt_turn(thread, turn)
             result = await play.session.wait_turn(turn)
@@ -54,13 +54,13 @@ async def steer_reaches_the_agent(context: Context) -> None:
 async def a_stalled_turn_is_ended(context: Context) -> None:
     """A watchdog, because a turn that never ends would be waited for without end."""
     async with context.playing([Hang()], stall_timeout=1.0) as play:
-        with anyio.fail_after(20):
+        with anyio.fail_after(context.patience):
             result = await play.turn(await play.session.start_thread(), "hang")
         expect(result.status == "failed", f"status {result.status}")
         expect(isinstance(result.error, RuntimeStalled), f"error {result.error!r}")
 
 
-@subject.check(seconds=60)
+@subject.check(seconds=120)
 async def parallel_sessions_do_not_mix(context: Context) -> None:
     """Each hears of its own turn alone, and one that is interrupted disturbs no other."""
     if not context.runtime.capabilities.supports_parallel_sessions:
@@ -85,7 +85,7 @@ async def parallel_sessions_do_not_mix(context: Context) -> None:
         expect((context.workspace / f"file-{number}").is_file(), f"session {number} did nothing")
 
 
-@subject.check(seconds=60)
+@subject.check(seconds=120)
 async def threads_of_a_session_do_not_mix(context: Context) -> None:
     async with context.playing([Run("sleep 0.2"), Recall()]) as play:
         results: dict[int, TurnResult] = {}

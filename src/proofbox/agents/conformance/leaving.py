@@ -16,10 +16,10 @@ subject = Subject("leaving")
 @subject.check()
 async def close_ends_what_is_under_way(context: Context) -> None:
     """The turn's end is told, and whoever waits for it is not left waiting."""
-    async with context.playing([Run(f"sleep 300; : {context.marker}"), Say("never")]) as play:
+    async with context.playing([Run(context.long_command), Say("never")]) as play:
         turn = await play.session.start_turn(await play.session.start_thread(), "sleep")
-        await play.until(lambda: bool(context.alive(context.marker)), "the command")
-    with anyio.fail_after(10):
+        await play.until(context.long_command_runs, "the command")
+    with anyio.fail_after(context.patience):
         result = await play.session.wait_turn(turn)
     expect(result.status != "completed", "a turn that was cut off is completed")
     expect(len(play.of(TurnEnded, turn)) == 1, "the end was not told once")
@@ -40,7 +40,7 @@ async def a_closed_session_refuses(context: Context) -> None:
     async with context.playing([Say("done")]) as play:
         thread = await play.session.start_thread()
     for attempt in (play.session.start_thread(), play.session.start_turn(thread, "go")):
-        with anyio.fail_after(10):
+        with anyio.fail_after(context.patience):
             try:
                 await attempt
             except ProofboxError:

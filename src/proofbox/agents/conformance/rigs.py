@@ -40,7 +40,7 @@ def rig_for(runtime: AgentRuntime) -> Rig:
         raise UsageError(
             f"{runtime.id} can't be checked: it has no rig",
             op="runtime check",
-            fix_hints=["give its runtime a method conformance_rig(): see docs/agents.md"],
+            fix_hints=["give its runtime a method conformance_rig(): see docs/guides/add-a-runtime.md"],
         )
     rig: Rig = own()
     return rig

@@ -118,7 +118,7 @@ async def a_listener_that_was_removed_hears_nothing(context: Context) -> None:
 @subject.check()
 async def a_second_turn_is_refused(context: Context) -> None:
     """A thread has one turn at a time, and the first one is not disturbed."""
-    async with context.playing([Run(f"sleep 1; : {context.marker}"), Say("done")]) as play:
+    async with context.playing([Run("until [ -e go ]; do sleep 0.05; done"), Say("done")]) as play:
         thread = await play.session.start_thread()
         first = await play.session.start_turn(thread, "first")
         try:
@@ -127,6 +127,7 @@ async def a_second_turn_is_refused(context: Context) -> None:
             expect(error.message, "the refusal says nothing")
         else:
             raise Failed("a second turn was begun")
+        (context.workspace / "go").touch()
         result = await play.session.wait_turn(first)
         expect(result.status == "completed", f"the first turn is {result.status}: {result.error}")
 
@@ -140,7 +141,7 @@ async def what_is_not_there_is_refused(context: Context) -> None:
             ("waiting for no turn", session.wait_turn("no-such-turn")),
             ("interrupting no turn", session.interrupt_turn("no-such-thread", "no-such-turn")),
         ):
-            with anyio.fail_after(10):
+            with anyio.fail_after(context.patience):
                 try:
                     await attempt
                 except ProofboxError as error:

@@ -18,6 +18,7 @@ from proofbox.agents.funnel.wire import STDIN_WINDOW, Asked, Garbled, Peer
 from proofbox.errors import ProofboxError, SandboxError, SandboxLost
 from proofbox.sandbox.aprocess import AsyncProcess, open_process
 from proofbox.sandbox.aservice import AsyncSession
+from proofbox.sandbox.connection import PATIENCE
 from proofbox.sandbox.contract import ExecResult, Output
 
 FAILED = 125
@@ -116,12 +117,21 @@ async def _converse(
                         await call.show(piece)
                         await carriage.outbound(piece)
                 if deadline.cancelled_caught:
-                    await process.kill()
+                    await _end(process, kept)
                 result = await process.wait()
         finally:
             with anyio.CancelScope(shield=True):
+                await _end(process, kept)
                 await carriage.close()
     return None if deadline.cancelled_caught else result
+
+
+async def _end(process: AsyncProcess, kept: Kept) -> None:
+    """Kill what still runs. What it had written by then is of the record, though it is read only now."""
+    with contextlib.suppress(ProofboxError), anyio.move_on_after(PATIENCE):
+        await process.kill()
+        while (piece := await process.receive()) is not None:
+            kept.add(piece.data)
 
 
 class _Asker:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from proofbox.cli.commands import flags
-from proofbox.cli.commands.suite import AttemptFacts
+from proofbox.cli.commands.suite import AttemptFacts, RunPath
 from proofbox.cli.output import Document, columns, show
 from proofbox.core.text import printable
 from proofbox.lab.explain import explain, read_documents
@@ -46,13 +46,7 @@ class InterruptDocument(Document, frozen=True, kw_only=True):
     attempt: AttemptFacts
 
 
-def list_(
-    run: Annotated[Path, Parameter(help="A run's directory, or an --out directory, whose last run is meant.")] = Path(
-        "out"
-    ),
-    *,
-    json: flags.Json = False,
-) -> int:
+def list_(run: RunPath = Path("out"), *, json: flags.Json = False) -> int:
     """List the attempts of a run, in any state.
 
     For example:

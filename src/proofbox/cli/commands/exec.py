@@ -7,6 +7,7 @@ import codecs
 import contextlib
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, BinaryIO
 
@@ -22,12 +23,12 @@ from proofbox.sandbox.contract import (
     ExecResult,
     Isolation,
     OnOutput,
-    OnStart,
     Output,
     Policy,
     Truncated,
     Usage,
 )
+from proofbox.sandbox.inside import ExecOptions
 from proofbox.sandbox.request import parse_env
 from proofbox.sandbox.service import Sandboxes
 from proofbox.sandbox.signals import passing_on
@@ -78,18 +79,54 @@ class ExecDocument(Document, frozen=True, kw_only=True, omit_defaults=False):
         )
 
 
+@dataclass(frozen=True)
+class CommandFlags:
+    """What may be said of one command: the same flags in a box of its own and in a session."""
+
+    cwd: flags.Cwd = None
+    env: flags.Env = ()
+    timeout: flags.Timeout = None
+    stdin: flags.Stdin = None
+    max_output: flags.MaxOutput = DEFAULT_OUTPUT_CAP
+    shell: flags.Shell = None
+    raw: flags.Raw = False
+
+    def words(self, argv: tuple[str, ...]) -> list[str]:
+        if (self.shell is None) == (not argv):
+            raise UsageError(
+                "a command is needed, either behind -- or by --shell"
+                if self.shell is None
+                else "both --shell and a command were given",
+                op="exec",
+                fix_hints=["proofbox exec -- ls -l", "proofbox exec --shell 'ls -l | wc -l'"],
+            )
+        return ["/bin/sh", "-c", self.shell] if self.shell is not None else list(argv)
+
+    @contextlib.contextmanager
+    def options(self, *, as_json: bool) -> Iterator[ExecOptions]:
+        """From the command's start on, the signals that reach this process are for that command."""
+        with open_stdin(self.stdin) as source, contextlib.ExitStack() as stack:
+            yield {
+                "cwd": self.cwd,
+                "env": parse_env(self.env),
+                "timeout": self.timeout,
+                "stdin": source,
+                "max_output": self.max_output,
+                "on_output": None if as_json else writer(self.raw),
+                "on_start": lambda running: stack.enter_context(passing_on(running.signal)),
+            }
+
+
+NO_FLAGS = CommandFlags()
+Said = Annotated[CommandFlags, Parameter(name="*")]
+
+
 def exec_(
     *argv: Annotated[str, Parameter(show=False)],
     provider: flags.Provider = None,
     project: flags.Project = Path(),
-    cwd: flags.Cwd = None,
-    env: flags.Env = (),
-    timeout: flags.Timeout = None,
+    said: Said = NO_FLAGS,
     box: flags.Box = flags.ASKED_OF_THE_BOX,
-    stdin: flags.Stdin = None,
-    max_output: flags.MaxOutput = DEFAULT_OUTPUT_CAP,
-    shell: flags.Shell = None,
-    raw: flags.Raw = False,
     json: flags.Json = False,
 ) -> int:
     """Run one command in a box of its own: proofbox exec [OPTIONS] -- COMMAND [ARG...]
@@ -103,20 +140,9 @@ def exec_(
       proofbox exec --network full --timeout 60 --shell 'curl -s https://example.org | wc -c'
       proofbox exec --access overlay --memory 512 --json -- make test
     """
-    words = command_words(argv, shell)
-    with Sandboxes(project) as boxes, open_stdin(stdin) as source, passing_signals() as on_start:
-        result = boxes.exec(
-            words,
-            provider=provider,
-            cwd=cwd,
-            env=parse_env(env),
-            timeout=timeout,
-            **box.options(),
-            stdin=source,
-            max_output=max_output,
-            on_output=None if json else writer(raw),
-            on_start=on_start,
-        )
+    words = said.words(argv)
+    with Sandboxes(project) as boxes, said.options(as_json=json) as options:
+        result = boxes.exec(words, provider=provider, **box.options(), **options)
     return finish(result, as_json=json)
 
 
@@ -129,18 +155,6 @@ def finish(result: ExecResult, *, as_json: bool) -> int:
         if result.usage.oom_killed:
             print("proofbox: the box reached its memory limit, and the kernel killed a process", file=sys.stderr)
     return result.exit_code
-
-
-def command_words(argv: tuple[str, ...], shell: str | None) -> list[str]:
-    if (shell is None) == (not argv):
-        raise UsageError(
-            "a command is needed, either behind -- or by --shell"
-            if shell is None
-            else "both --shell and a command were given",
-            op="exec",
-            fix_hints=["proofbox exec -- ls -l", "proofbox exec --shell 'ls -l | wc -l'"],
-        )
-    return ["/bin/sh", "-c", shell] if shell is not None else list(argv)
 
 
 @contextlib.contextmanager
@@ -163,13 +177,6 @@ def open_stdin(name: str | None) -> Iterator[BinaryIO | None]:
             ) from None
         with source:
             yield source
-
-
-@contextlib.contextmanager
-def passing_signals() -> Iterator[OnStart]:
-    """From a command's start on, the signals that reach this process are for that command."""
-    with contextlib.ExitStack() as stack:
-        yield lambda running: stack.enter_context(passing_on(running.signal))
 
 
 def writer(raw: bool) -> OnOutput:

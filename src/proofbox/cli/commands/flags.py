@@ -54,13 +54,6 @@ Memory = Annotated[int | None, Parameter(name="--memory", help="Limit of the who
 Cpus = Annotated[float | None, Parameter(name="--cpus", help="Limit of the whole box, in cores: 0.5, 2.")]
 Pids = Annotated[int | None, Parameter(name="--pids", help="Most processes and threads in the box.")]
 Disk = Annotated[int | None, Parameter(name="--disk", help="Most MB written to the overlay.")]
-Model = Annotated[str | None, Parameter(name="--model", help="The model, for runtimes that have one.")]
-BaseUrl = Annotated[
-    str | None, Parameter(name="--base-url", help="The model's endpoint. It is reached from outside the box.")
-]
-KeyEnv = Annotated[
-    str | None, Parameter(name="--api-key-env", help="The variable that holds its key. The key stays outside the box.")
-]
 
 
 @dataclass(frozen=True)
@@ -100,6 +93,13 @@ Strategies = Annotated[
         name=["--strategies", "--strategy"],
         help="Agents to try in this order, a ! after one that must be usable: codex_app_server!,scripted.",
     ),
+]
+Model = Annotated[str | None, Parameter(name="--model", help="The model, for agents that have one.")]
+BaseUrl = Annotated[
+    str | None, Parameter(name="--base-url", help="The model's endpoint. It is reached from outside the box.")
+]
+ApiKeyEnv = Annotated[
+    str | None, Parameter(name="--api-key-env", help="The variable with its key, which stays outside the box.")
 ]
 
 PublicKey = Annotated[

@@ -9,11 +9,10 @@ import msgspec
 from cyclopts import Parameter
 
 from proofbox.cli.commands import flags
-from proofbox.cli.commands.exec import command_words, finish, open_stdin, passing_signals, writer
+from proofbox.cli.commands.exec import NO_FLAGS, Said, finish
 from proofbox.cli.output import Document, columns, show
 from proofbox.errors import UsageError
-from proofbox.sandbox.contract import DEFAULT_OUTPUT_CAP, DEFAULT_TTL
-from proofbox.sandbox.request import parse_env
+from proofbox.sandbox.contract import DEFAULT_TTL
 from proofbox.sandbox.service import Sandboxes
 from proofbox.sandbox.sessions import SessionInfo
 
@@ -72,13 +71,7 @@ def exec_(
     session_id: SessionId,
     /,
     *argv: Annotated[str, Parameter(show=False)],
-    cwd: flags.Cwd = None,
-    env: flags.Env = (),
-    timeout: flags.Timeout = None,
-    stdin: flags.Stdin = None,
-    max_output: flags.MaxOutput = DEFAULT_OUTPUT_CAP,
-    shell: flags.Shell = None,
-    raw: flags.Raw = False,
+    said: Said = NO_FLAGS,
     json: flags.Json = False,
 ) -> int:
     """Run a command in a session: proofbox session exec ID [OPTIONS] -- COMMAND [ARG...]
@@ -89,19 +82,9 @@ def exec_(
       proofbox session exec ses-01… -- make
       proofbox session exec ses-01… --json --timeout 60 --shell 'make test'
     """
-    words = command_words(argv, shell)
-    with Sandboxes() as boxes, open_stdin(stdin) as source, passing_signals() as on_start:
-        result = boxes.exec_in_session(
-            session_id,
-            words,
-            cwd=cwd,
-            env=parse_env(env),
-            timeout=timeout,
-            stdin=source,
-            max_output=max_output,
-            on_output=None if json else writer(raw),
-            on_start=on_start,
-        )
+    words = said.words(argv)
+    with Sandboxes() as boxes, said.options(as_json=json) as options:
+        result = boxes.exec_in_session(session_id, words, **options)
     return finish(result, as_json=json)
 
 

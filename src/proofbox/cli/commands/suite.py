@@ -195,7 +195,7 @@ def run(
     ] = 1,
     model: flags.Model = None,
     base_url: flags.BaseUrl = None,
-    api_key_env: flags.KeyEnv = None,
+    api_key_env: flags.ApiKeyEnv = None,
     jsonl: Jsonl = False,
     json: flags.Json = False,
 ) -> int:

@@ -44,7 +44,7 @@ class TrialFlags:
     provider: flags.Provider = None
     base_url: flags.BaseUrl = None
     model: flags.Model = None
-    api_key_env: flags.KeyEnv = None
+    api_key_env: flags.ApiKeyEnv = None
     script: Annotated[Path | None, Parameter(name="--script", help="What scripted plays: a TOML file.")] = None
     command: Annotated[str | None, Parameter(name="--command", help="What process runs: a command line.")] = None
     set_: Annotated[

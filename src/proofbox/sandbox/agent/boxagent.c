@@ -1,7 +1,8 @@
 /* boxagent: the helper inside every sandbox. It starts commands, carries their streams, and kills their trees.
  *
  *   boxagent --stream RFD WFD [options]       serve one peer; end, with everything started, when its stream ends
- *   boxagent --listen FD --ttl SECONDS [...]  serve any number of peers; end after SECONDS with no peer and no command
+ *   boxagent --listen FD --ttl SECONDS [...]  serve any number of peers; end after SECONDS with no peer and no command,
+ *                                             which count once the first peer has come
  *   boxagent --connect PATH [options]         the same as --stream, over a unix socket somebody listens on
  *   boxagent --listen-path PATH --ttl SECONDS the same as --listen, on a unix socket made here
  *     --userns FD       first join this user namespace (made by boxlaunch), as its uid 0, keeping three capabilities
@@ -94,6 +95,7 @@ enum { F_CGROUP = 1, F_UID_SPLIT = 2, F_LANDLOCK = 4, F_SECCOMP = 8, F_PID1 = 16
 #define FIRST_TAG 0x70000000u    /* groups from here on mark commands, and nobody has them otherwise */
 #define LAST_TAG 0x76000000u
 #define KILL_PATIENCE_US 5000000 /* a tree that outlives SIGKILL this long hangs in the kernel: said, not waited for */
+#define FIRST_PEER_US 30000000   /* the least time that one which listens waits for its first peer */
 
 struct buffer { uint8_t *data; size_t start, end, size; };
 
@@ -170,6 +172,7 @@ static gid_t run_gid = (gid_t)-1;
 static uint32_t features, landlock_abi, next_slot;
 static gid_t next_tag; /* 0: commands are known by descent */
 static uint64_t ttl_us, idle_since;
+static bool in_use_before;
 static struct peer *the_stream;
 static bool stopping;
 
@@ -1299,10 +1302,13 @@ static uint64_t expire(uint64_t now) { /* act on what is due; return when to loo
         bool busy = false; /* who connects and says nothing only asks whether we are there, which is no use */
         for (struct peer *p = peers; p; p = p->next) busy |= p->greeted;
         for (struct command *c = commands; c; c = c->next) busy |= !c->told;
+        in_use_before |= busy;
         if (busy) idle_since = 0;
         else if (!idle_since) idle_since = now;
-        if (idle_since && now >= idle_since + ttl_us) end_everything();
-        if (idle_since && idle_since + ttl_us < next) next = idle_since + ttl_us;
+        /* Whoever started us comes as soon as the machine lets it: the idle time is for what follows. */
+        uint64_t idle_us = in_use_before || ttl_us > FIRST_PEER_US ? ttl_us : FIRST_PEER_US;
+        if (idle_since && now >= idle_since + idle_us) end_everything();
+        if (idle_since && idle_since + idle_us < next) next = idle_since + idle_us;
     }
     return next;
 }

@@ -37,6 +37,7 @@ from proofbox.sandbox.conformance import (
     streams,
 )
 from proofbox.sandbox.conformance.check import (
+    LIMIT,
     Check,
     Failed,
     NotApplicable,
@@ -118,9 +119,9 @@ def _run(check: Check, provider: Provider, enforcement: Enforcement) -> Result:
     finished = _bounded(lambda: _attempt(check, context), check.seconds)
     if finished is not None:
         outcome, detail = finished
-    problems = _bounded(context.close, 20.0)
+    problems = _bounded(context.close, LIMIT)
     if problems is None:
-        problems = ["the boxes could not be ended in 20 s"]
+        problems = [f"the boxes could not be ended in {LIMIT:g} s"]
     if problems:
         outcome, detail = "failed", "; ".join([*([detail] if detail else []), *problems])
     return Result(check.name, check.subject, outcome, detail, round((time.monotonic() - began) * 1000, 1))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from proofbox.sandbox.conformance.context import Context
 
 Outcome = Literal["passed", "failed", "not_applicable", "not_checked"]
+LIMIT = 60.0
 SCHEMA = "proofbox.conformance/1"
 
 
@@ -77,7 +78,7 @@ class Check(msgspec.Struct, frozen=True):
     subject: str
     needs: Need
     run: Callable[[Context], None]
-    seconds: float = 20.0
+    seconds: float = LIMIT
     """The check is given up after this long, as failed: it never hangs its caller."""
 
 
@@ -90,8 +91,22 @@ class Result(msgspec.Struct, frozen=True):
     duration_ms: float = 0.0
 
 
+class Measured:
+    """A report of results, whatever was checked."""
+
+    __slots__ = ()
+    results: tuple[Result, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.of("failed")
+
+    def of(self, outcome: Outcome) -> list[Result]:
+        return [result for result in self.results if result.outcome == outcome]
+
+
 @stored(SCHEMA, at="STATE/doctor.json, of each provider")
-class Report(msgspec.Struct, frozen=True):
+class Report(Measured, msgspec.Struct, frozen=True):
     """What was measured of one provider, on this machine, as this user. JSON-ready by `msgspec.to_builtins`."""
 
     provider: str
@@ -100,13 +115,6 @@ class Report(msgspec.Struct, frozen=True):
     enforcement: Enforcement
     results: tuple[Result, ...]
     schema_version: str = SCHEMA
-
-    @property
-    def ok(self) -> bool:
-        return not self.of("failed")
-
-    def of(self, outcome: Outcome) -> list[Result]:
-        return [result for result in self.results if result.outcome == outcome]
 
 
 class Subject:
@@ -117,7 +125,7 @@ class Subject:
         self.checks: list[Check] = []
 
     def check(
-        self, needs: Need = NOTHING, *, seconds: float = 20.0
+        self, needs: Need = NOTHING, *, seconds: float = LIMIT
     ) -> Callable[[Callable[[Context], None]], Callable[[Context], None]]:
         """The function's name is the check's name, its docstring is for the reader."""
 
@@ -127,7 +135,7 @@ class Subject:
 
         return add
 
-    def add(self, name: str, needs: Need, run: Callable[[Context], None], *, seconds: float = 20.0) -> None:
+    def add(self, name: str, needs: Need, run: Callable[[Context], None], *, seconds: float = LIMIT) -> None:
         self.checks.append(Check(f"{self.name}.{name}", self.name, needs, run, seconds))
 
 

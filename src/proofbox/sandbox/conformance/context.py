@@ -28,7 +28,7 @@ from proofbox.sandbox.inside import ExecOptions, PolicyOptions
 from proofbox.sandbox.service import Sandboxes, Session
 
 E = TypeVar("E", bound=ProofboxError)
-PATIENCE = 10.0
+PATIENCE = 30.0  # a busy machine is no finding
 _DIRECTORIES = ("XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")
 
 
@@ -219,7 +219,7 @@ def left_groups() -> list[str]:
 T = TypeVar("T")
 
 
-def settled(look: Callable[[], list[T]], seconds: float = 2.0) -> list[T]:
+def settled(look: Callable[[], list[T]], seconds: float = 10.0) -> list[T]:
     """What is still there after a while: dying takes a moment, and that is no finding."""
     end = time.monotonic() + seconds
     while (found := look()) and time.monotonic() < end:

@@ -14,7 +14,7 @@ from typing import Any
 import proofbox.sandbox
 from proofbox.errors import SandboxLost, SessionUnknown
 from proofbox.sandbox.conformance.check import DETACHED, Failed, Subject, expect
-from proofbox.sandbox.conformance.context import Context, commands_of, settled
+from proofbox.sandbox.conformance.context import PATIENCE, Context, commands_of, settled
 from proofbox.sandbox.conformance.killing import BEAT
 from proofbox.sandbox.conformance.loss import SOON, find_agent
 
@@ -30,15 +30,15 @@ with Sandboxes(project) as boxes:
     if what == "start":
         session = boxes.start_session(provider=provider, detached=True, ttl=float(args[0]))
         if args[1:]:
-            session.exec(["sh", "-c", *args[1:]], timeout=10)
+            session.exec(["sh", "-c", *args[1:]], timeout=30)
         print(json.dumps({"id": session.id, "state": session.info.state}))
     elif what == "exec":
-        result = boxes.exec_in_session(args[0], ["sh", "-c", *args[1:]], timeout=10)
+        result = boxes.exec_in_session(args[0], ["sh", "-c", *args[1:]], timeout=30)
         print(json.dumps({"exit_code": result.exit_code, "stdout": result.stdout, "provider": result.provider}))
     elif what == "stop":
         print(json.dumps({"state": boxes.stop_session(args[0]).state}))
 """
-_DAEMON = '(setsid sh -c "$1" "$0" </dev/null >/dev/null 2>&1 &); sleep 0.1'
+_DAEMON = '(setsid sh -c "$1" "$0" </dev/null >/dev/null 2>&1 &); until [ -s beat ]; do sleep 0.05; done'
 
 
 @check(DETACHED)
@@ -51,7 +51,7 @@ def used_by_another_process(context: Context) -> None:
         expect((first["exit_code"], first["provider"]) == (3, context.provider), f"another process was told {first}")
         expect((context.project / "made").exists(), "its project is another")
         script = "cat /tmp/kept-$0; rm -f /tmp/kept-$0"
-        second = boxes.exec_in_session(id, ["sh", "-c", script, context.marker], timeout=10)
+        second = boxes.exec_in_session(id, ["sh", "-c", script, context.marker], timeout=PATIENCE)
         expect(second.stdout == "kept\n", f"the box did not keep its files between processes: {second.stderr!r}")
         expect(boxes.get_session(id).state == "running", "a running session is not called so")
         expect(id in [info.id for info in boxes.list_sessions()], "it is not listed")
@@ -69,19 +69,21 @@ def used_by_another_process(context: Context) -> None:
 def ended_by_its_idle_time(context: Context) -> None:
     """After its time without anyone it ends by itself, with everything its commands left running."""
     id = _other(context, "start", "1", _DAEMON, context.marker, BEAT)["id"]
-    # Looking is using: each look begins its idle time anew. So look at what its daemon writes.
-    beat, last, rested = context.project / "beat", -1, 0
+    # Looking may be using: each look begins its idle time anew. So first look at what its daemon writes.
+    beat, state = context.project / "beat", "running"
     expect(beat.exists(), "its daemon never lived")
-    first, end = beat.stat().st_size, time.monotonic() + 6
-    while rested < 4 and time.monotonic() < end:
-        size = beat.stat().st_size
-        rested, last = (rested + 1, last) if size == last else (0, size)
-        time.sleep(0.15)
+    first = last = beat.stat().st_size
+    since = time.monotonic()
+    end = since + PATIENCE
+    while state == "running" and time.monotonic() < end:
+        time.sleep(0.1)
+        if (size := beat.stat().st_size) != last:
+            last, since = size, time.monotonic()
+        elif time.monotonic() - since > 1.5:
+            state, since = context.boxes.get_session(id).state, time.monotonic()
     (context.project / "stop").touch()
-    state = context.boxes.get_session(id).state
     context.boxes.stop_session(id)
-    if rested < 4 or state == "running":
-        raise Failed("seconds after its idle time of one it is still there")
+    expect(state != "running", f"{PATIENCE:g} s after its idle time of one it is still there")
     expect(last > first, "it did not outlive the process that started it")
     expect(state == "lost", f"its state is {state}")
     context.refused(SandboxLost, "an expired session", context.boxes.exec_in_session, id, ["true"], timeout=3)
@@ -89,7 +91,7 @@ def ended_by_its_idle_time(context: Context) -> None:
 
 @check(DETACHED)
 def lost(context: Context) -> None:
-    """The agent of a detached session is killed: its users hear of it within a second, and it can be stopped."""
+    """The agent of a detached session is killed: its users hear of it at once, and it can be stopped."""
     boxes = context.boxes
     id = _other(context, "start", "30")["id"]
     try:
@@ -99,7 +101,7 @@ def lost(context: Context) -> None:
         expect(boxes.get_session(id).state == "lost", f"its state is {boxes.get_session(id).state}")
         began = time.monotonic()
         context.refused(SandboxLost, "a lost session", boxes.exec_in_session, id, ["true"], timeout=3)
-        expect(time.monotonic() - began < SOON, "the loss was reported after more than a second")
+        expect(time.monotonic() - began < SOON, "the loss was not reported at once")
     finally:
         state = boxes.stop_session(id).state
     expect(state == "stopped", f"after stop its state is {state}")
@@ -116,7 +118,7 @@ def _other(context: Context, what: str, *args: str) -> dict[str, Any]:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(packages))},
         capture_output=True,
         text=True,
-        timeout=15,
+        timeout=PATIENCE,
         check=False,
     )
     if done.returncode != 0:

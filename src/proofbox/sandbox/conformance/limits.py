@@ -11,6 +11,7 @@ from proofbox.sandbox.conformance.check import (
     FILESYSTEM,
     MEMORY,
     PIDS,
+    Failed,
     NotApplicable,
     NotChecked,
     Subject,
@@ -89,7 +90,7 @@ def processes(context: Context) -> None:
     reached = len(counted.stdout.split())
     expect(reached < PROCESSES, f"{reached} children were started under a limit of {PROCESSES}")
     # Those that are left fill the box to its limit; a command may then be refused, and must run when they are gone.
-    settled(lambda: _refused(context, session), seconds=4.0)
+    settled(lambda: _refused(context, session))
     context.alive(session)
 
 
@@ -106,16 +107,19 @@ def cpu_time(context: Context) -> None:
     """A fifth of a processor, for two commands together. Loose, since a busy machine gives less, never more."""
     if context.isolation is Isolation.SANDBOXED_KERNEL:
         # Its clock goes on while the host lets it wait: what counts is the work that was done.
-        free, held = _work(context, context.session(), 1), _work(context, context.session(cpus=0.2), 2)
-        expect(free > 20, f"a busy loop went round {free} times: the measure is wrong")
-        expect(held < free * 0.6, f"two loops under a limit of 0.2 processors did {held}, and one without {free}")
-        return
+        free, held, limited = 0, 1 << 60, (context.session(), context.session(cpus=0.2))
+        for _ in range(4):  # in turns, the best of each: a neighbour's work must not count as the limit, or hide it
+            free, held = max(free, _work(context, limited[0], 1)), min(held, _work(context, limited[1], 2))
+            if free > 20 and held < free * 0.6:
+                return
+        raise Failed(f"two loops under a limit of 0.2 processors went round {held} times, and one without {free}")
     session = context.session(cpus=0.2)
     with ThreadPoolExecutor(2) as pool:
         burning = [pool.submit(context.sh, session, "while :; do :; done", timeout=1.2) for _ in range(2)]
-        used = sum(command.result().usage.cpu_ms for command in burning)
+        results = [command.result() for command in burning]
+    used, took = sum(result.usage.cpu_ms for result in results), max(result.duration_ms for result in results)
     expect(used > 20, f"two busy loops are said to have used {used:.0f} ms: the measure is wrong")
-    expect(used < 600, f"{used:.0f} ms of CPU time in 1.2 s under a limit of 0.2 processors")
+    expect(used < took / 2, f"{used:.0f} ms of CPU time in {took:.0f} ms under a limit of 0.2 processors")
 
 
 def _work(context: Context, session: Session, commands: int) -> int:

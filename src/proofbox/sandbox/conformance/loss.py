@@ -10,19 +10,20 @@ from concurrent.futures import ThreadPoolExecutor
 
 from proofbox.errors import SandboxLost
 from proofbox.sandbox.conformance.check import Failed, NotApplicable, NotChecked, Subject, expect
-from proofbox.sandbox.conformance.context import Context, command_line, commands_of, parent, settled
+from proofbox.sandbox.conformance.context import PATIENCE, Context, command_line, commands_of, parent, settled
 from proofbox.sandbox.contract import ExecResult, Isolation
 from proofbox.sandbox.service import Session
 
 subject = Subject("loss")
 check = subject.check
 
-SOON = 1.0
+SOON = 5.0
+"""Far below the patience of whoever waits for an answer, so that it was heard of, and not given up on."""
 
 
 @check()
 def under_commands(context: Context) -> None:
-    """The agent is killed from outside while three commands run: all three callers hear of it within a second."""
+    """The agent is killed from outside while three commands run: all three callers hear of it at once."""
     _needs_host_processes(context)
     session = context.session()
     context.alive(session)
@@ -30,7 +31,7 @@ def under_commands(context: Context) -> None:
 
     def wait() -> None:
         try:
-            result = context.sh(session, "sleep 20; exit 0", timeout=15)
+            result = context.sh(session, "sleep 60; exit 0", timeout=40)
         except SandboxLost as error:
             heard.append(time.monotonic())
             expect(error.code == "SANDBOX_LOST" and error.retryable, "the error is not the one for a loss")
@@ -69,20 +70,20 @@ def stopped_under_a_command(context: Context) -> None:
     session = context.session()
     up = threading.Event()
     with ThreadPoolExecutor(1) as pool:
-        script = "echo up; sleep 20; exit 0"
-        waiting = pool.submit(context.sh, session, script, timeout=15, on_output=lambda _: up.set())
-        expect(up.wait(5), "a command that says something at once was not heard in 5 s")
+        script = "echo up; sleep 60; exit 0"
+        waiting = pool.submit(context.sh, session, script, timeout=40, on_output=lambda _: up.set())
+        expect(up.wait(PATIENCE), f"a command that says something at once was not heard in {PATIENCE:g} s")
         began = time.monotonic()
         session.stop()
         stopped = time.monotonic() - began
         try:
-            result: ExecResult | None = waiting.result(timeout=8)
+            result: ExecResult | None = waiting.result(timeout=20)
         except SandboxLost:
             result = None
         took = time.monotonic() - began
     expect(result is None, "a command whose box was stopped came back with a result")
-    expect(stopped < 3, f"stopping took {stopped:.1f} s")
-    expect(took < 3, f"the waiting caller heard of it after {took:.1f} s")
+    expect(stopped < 10, f"stopping took {stopped:.1f} s")
+    expect(took < 10, f"the waiting caller heard of it after {took:.1f} s")
 
 
 @check()
@@ -109,7 +110,7 @@ def find_agent(context: Context, commands: int) -> int:
         raise NotApplicable(
             "the processes of a sandboxed kernel are not the host's: none of them can be killed from here"
         )
-    end = time.monotonic() + 3
+    end = time.monotonic() + PATIENCE
     while len(found := _of_commands(context)) < commands:
         if time.monotonic() > end:
             raise NotChecked("the box's processes can't be seen from the host")
@@ -132,9 +133,13 @@ def _of_commands(context: Context) -> list[int]:
 
 
 def _agent_of_idle(context: Context, session: Session) -> int:
+    seen = context.project / "seen"
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(context.sh, session, "sleep 0.4; exit 0")
-        agent = find_agent(context, commands=1)
+        waiting = pool.submit(context.sh, session, "until [ -e seen ]; do sleep 0.05; done; exit 0")
+        try:
+            agent = find_agent(context, commands=1)
+        finally:
+            seen.touch()
         waiting.result()
     return agent
 
@@ -143,10 +148,10 @@ def _and_then(context: Context, session: Session) -> None:
     """After a loss: the next command says it again, stopping works, and nothing is left."""
     again = time.monotonic()
     context.refused(SandboxLost, "the next command after a loss", session.exec, ["true"], timeout=3)
-    expect(time.monotonic() - again < SOON, "the second report took longer than a second")
+    expect(time.monotonic() - again < SOON, "the second report took long")
     began = time.monotonic()
     session.stop()
-    expect(time.monotonic() - began < 3, f"stopping what was lost took {time.monotonic() - began:.1f} s")
-    left = settled(lambda: _of_commands(context), 1.0)
+    expect(time.monotonic() - began < 10, f"stopping what was lost took {time.monotonic() - began:.1f} s")
+    left = settled(lambda: _of_commands(context), SOON)
     if left and context.enforcement.kill_tree != "best-effort":
         raise Failed(f"commands of the lost box live on: {[command_line(pid) for pid in left]}")

@@ -51,7 +51,7 @@ def binary_output(context: Context) -> None:
     expect(result.stderr_bytes == b"\xff\x00\n", f"stderr came as {result.stderr_bytes!r}")
 
 
-@check(seconds=40)
+@check(seconds=100)
 def large_output_capped(context: Context) -> None:
     """100 MB into a cap of 1 MB: head and tail are kept, the loss is said, and memory stays flat."""
     session = context.session()
@@ -61,7 +61,7 @@ def large_output_capped(context: Context) -> None:
         'printf HEAD; head -c "$1" /dev/zero | tr "\\0" x; printf TAIL; echo small >&2',
         str(LARGE),
         max_output=CAP,
-        timeout=30,
+        timeout=60,
     )
     expect(result.exit_code == 0, f"exit {result.exit_code}: {result.stderr!r}")
     expect(result.truncated.stdout, "stdout is not called truncated")
@@ -78,7 +78,7 @@ def large_output_capped(context: Context) -> None:
     context.alive(session)
 
 
-@check(seconds=40)
+@check(seconds=100)
 def large_output_streamed(context: Context) -> None:
     """100 MB to a reader: every byte arrives, in order, and none of it is kept beyond the cap."""
     session = context.session()
@@ -93,7 +93,7 @@ def large_output_streamed(context: Context) -> None:
             seen["peak"] = max(seen["peak"], _resident())
 
     script = 'yes 0123456789abcde | head -c "$1"'  # 16 bytes a line, so that an order mixed up would show
-    result = context.sh(session, script, str(LARGE), on_output=on_output, max_output=CAP, timeout=30)
+    result = context.sh(session, script, str(LARGE), on_output=on_output, max_output=CAP, timeout=60)
     expect(result.exit_code == 0, f"exit {result.exit_code}: {result.stderr!r}")
     expect(seen["bytes"] == LARGE, f"{seen['bytes']} of {LARGE} bytes arrived")
     line, crc = b"0123456789abcde\n" * 6250, 0
@@ -118,16 +118,18 @@ def both_streams_full(context: Context) -> None:
 def output_as_it_comes(context: Context) -> None:
     """A reader sees output while the command still runs, with the stream it came from."""
     session = context.session()
-    pieces: list[tuple[float, Output]] = []
-    began = time.monotonic()
-    context.sh(
-        session,
-        "echo one; sleep 0.5; echo two >&2",
-        on_output=lambda piece: pieces.append((time.monotonic() - began, piece)),
+    pieces: list[Output] = []
+
+    def on_output(piece: Output) -> None:
+        pieces.append(piece)
+        (context.project / "seen").touch()
+
+    result = context.sh(
+        session, "echo one; until [ -e seen ]; do sleep 0.05; done; sleep 0.3; echo two >&2", on_output=on_output
     )
-    expect([(p.stream, p.data) for _, p in pieces] == [("stdout", b"one\n"), ("stderr", b"two\n")], f"came as {pieces}")
-    expect(pieces[1][0] - pieces[0][0] > 0.15, "the output came at once, at the end")
-    expect(pieces[1][1].at_ms - pieces[0][1].at_ms > 150, "the times do not say when it was written")
+    expect(not result.timed_out, "what was written before something else is waited for did not come")
+    expect([(p.stream, p.data) for p in pieces] == [("stdout", b"one\n"), ("stderr", b"two\n")], f"came as {pieces}")
+    expect(pieces[1].at_ms - pieces[0].at_ms > 150, "the times do not say when it was written")
 
 
 @check()
@@ -148,7 +150,7 @@ def stdin_absent_or_empty(context: Context) -> None:
     """A command that reads gets the end of its input at once: it never waits for a terminal."""
     session = context.session()
     for given in (None, b"", io.BytesIO()):
-        result = session.exec(["cat"], stdin=given, timeout=3)
+        result = session.exec(["cat"], stdin=given, timeout=PATIENCE)
         expect(not result.timed_out and result.exit_code == 0, f"with stdin {given!r} it waited")
         expect(result.stdout_bytes == b"", f"with stdin {given!r} it read {result.stdout_bytes!r}")
 
@@ -181,10 +183,10 @@ def background_holds_the_pipes(context: Context) -> None:
     """A child that is left in the background with the pipes does not hold back its parent's result, and is said."""
     session = context.session()
     began = time.monotonic()
-    result = context.sh(session, "sleep 8 & echo done; exit 4")
+    result = context.sh(session, "sleep 60 & echo done; exit 4")
     took = time.monotonic() - began
     expect((result.exit_code, result.stdout) == (4, "done\n"), f"it came back as {result.exit_code}, {result.stdout!r}")
-    expect(took < 4, f"the result came after {took:.1f} s")
+    expect(took < 20, f"the result came after {took:.1f} s")
     expect(result.background, "the result does not say that something was left in the background")
     expect(not context.sh(session, "echo x").background, "a command that left nothing is said to have")
 

@@ -1,0 +1,123 @@
+"""Reads a page of Markdown as a program: what of it is run, what it writes down as a file, and what is left out.
+
+Four fences matter, each at the start of a line:
+
+    ```console                  `$` lines are run; what follows one is what it prints
+    ```python                   is run
+    ```toml title="suite.toml"  any language with a title: a file that the reader is told to write
+    <!-- not run: needs … -->   right before a block: it is not run, and this is why
+
+In printed text `…` stands for any part of a line, and a line of `…` for any lines.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+FENCE = re.compile(
+    r"^(?P<marks>`{3,})(?P<language>[\w-]*)(?P<more>[^\n`]*)\n(?P<body>.*?)^(?P=marks)[ \t]*$", re.DOTALL | re.MULTILINE
+)
+NOT_RUN = re.compile(r"<!-- not run: (?P<reason>[^\n]+?) -->\s*\Z")
+TITLE = re.compile(r'title="(?P<path>[^"]+)"')
+TOUR = re.compile(r"<!-- tour -->\n(.*?)<!-- /tour -->", re.DOTALL)
+ANYTHING = "…"
+SAID_ELSEWHERE = re.compile(r"\./scripts/(?:demo|test)\b")
+"""Commands that tests and CI run by themselves: the demo has a test of its own, and a test can't run all tests."""
+
+
+class Block(NamedTuple):
+    """One fence of a page, with the prose that leads to it."""
+
+    prose: str
+    language: str
+    title: str | None
+    body: str
+    line: int
+    not_run: str | None
+
+    @property
+    def runs(self) -> bool:
+        return self.language in ("console", "python") and self.title is None and self.not_run is None
+
+
+class Step(NamedTuple):
+    """One command, and what the page says it prints."""
+
+    command: str
+    expected: str
+
+
+def blocks(text: str) -> Iterator[Block]:
+    at = 0
+    for found in FENCE.finditer(text):
+        prose = text[at : found.start()]
+        reason = NOT_RUN.search(prose)
+        title = TITLE.search(found["more"])
+        yield Block(
+            prose,
+            found["language"],
+            title["path"] if title else None,
+            found["body"],
+            text.count("\n", 0, found.start()) + 1,
+            reason["reason"] if reason else None,
+        )
+        at = found.end()
+
+
+def tour_of(text: str) -> str:
+    """The part of a page that is its tour; all of it, where no part is marked."""
+    found = TOUR.search(text)
+    return found[1] if found else text
+
+
+def steps(body: str) -> list[Step]:
+    """The commands of a console block. A line that begins with `> ` goes on with the one before it."""
+    found: list[Step] = []
+    for part in re.split(r"^\$ ", body, flags=re.MULTILINE)[1:]:
+        lines = part.splitlines(keepends=True)
+        commands = [lines.pop(0)]
+        while lines and re.match(r">( |$)", lines[0]):
+            commands.append(lines.pop(0)[2:] or "\n")
+        found.append(Step("".join(commands).rstrip("\n"), "".join(lines)))
+    return found
+
+
+def agrees(expected: str, output: str) -> bool:
+    """Whether a command printed what the page says."""
+    pattern = "".join(
+        r"(?:[^\n]*\n)*" if line.strip() == ANYTHING else _pattern(line) for line in expected.splitlines(keepends=True)
+    )
+    return re.fullmatch(pattern, output) is not None
+
+
+def _pattern(line: str) -> str:
+    return r"[^\n]*".join(re.escape(part) for part in line.split(ANYTHING))
+
+
+def faults(page: Path, text: str) -> Iterator[str]:
+    """Where a page has shell that nothing would run, or that could not fail."""
+    fenced = FENCE.sub(lambda found: "\n" * found[0].count("\n"), text)
+    for number, line in enumerate(fenced.splitlines(), 1):
+        if re.match(r"(?: {4}|\t)\s*(?:\$ |proofbox |\./scripts/|python3? -m proofbox|pip |git |export )", line):
+            yield f"{page}:{number}: an indented command; use a console block: {line.strip()}"
+        if re.match(r"\s*```", line):
+            yield f"{page}:{number}: a fence that does not stand at the start of a line, or has no end"
+    for block in blocks(text):
+        place = f"{page}:{block.line}"
+        if block.language in ("sh", "bash", "shell", "") and block.title is None:
+            yield f"{place}: {block.language or 'no language'!r}; use console, or text for what is no command"
+        if block.language not in ("console", "python") and block.not_run:
+            yield f"{place}: `not run` before a block that would not be run anyway"
+        if block.not_run and not block.not_run.startswith("needs "):
+            yield f"{place}: `not run` has to say what the block needs: {block.not_run}"
+        if block.language == "text" and re.search(r"^(?:\$|proofbox) ", block.body, re.MULTILINE):
+            yield f"{place}: commands in a text block; use console"
+        if block.language == "console" and not block.body.startswith("$ "):
+            yield f"{place}: a console block begins with `$ `"
+        if block.language == "console":
+            for step in steps(block.body):
+                if step.expected.strip() == ANYTHING:
+                    yield f"{place}: nothing is shown of what `{step.command}` prints"

@@ -1,0 +1,175 @@
+"""The site of the documentation is whole, loads nothing from elsewhere, and names only what exists."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from diagrams import Diagram, Misfit, draw, every_diagram
+
+from proofbox.sandbox import conformance as sandbox_conformance
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+SOURCES = ROOT / "src/proofbox"
+DIAGRAMS = every_diagram()
+GENERATED = "reference/"  # pages that are written from the code; a checkout may be without them
+
+
+def build(place: Path) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]
+    return subprocess.run(argv, cwd=place, capture_output=True, text=True, timeout=100)
+
+
+class References(HTMLParser):
+    """What a page loads or leads to, as (attribute, address)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loads: list[str] = []
+        self.leads: list[str] = []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        for name, value in attributes:
+            if value and (name in ("src", "srcset", "data") or (name == "href" and tag == "link")):
+                self.loads.append(value)
+            elif value and name == "href" and tag == "a":
+                self.leads.append(value)
+
+
+@pytest.mark.needs("zensical")
+def test_the_site_builds_strictly_and_from_its_own_files_alone(tmp_path: Path) -> None:
+    shutil.copytree(DOCS, tmp_path / "docs")
+    shutil.copy(ROOT / "zensical.toml", tmp_path)
+    done = build(tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    site = tmp_path / "site"
+    pages = sorted(site.rglob("*.html"))
+    assert len(pages) > len(list(DOCS.rglob("*.md")))  # one for each, and one for what is not found
+    wrong = [f"{page.relative_to(site)}: {each}" for page in pages for each in wrong_references(page, site)]
+    assert not wrong, "\n".join(wrong)
+    for sheet in site.rglob("*.css"):
+        assert not re.search(r"url\(\s*[\"']?(?:https?:)?//|@import", sheet.read_text()), sheet
+
+    # And what is broken is found: the page, the anchor, the picture.
+    (tmp_path / "docs/broken.md").write_text("# x\n\n[a](no-such-page.md)\n")
+    assert build(tmp_path).returncode != 0
+    (tmp_path / "docs/broken.md").write_text("# x\n\n[a](tutorial.md#no-such-anchor)\n")
+    assert build(tmp_path).returncode != 0
+
+
+def wrong_references(page: Path, site: Path) -> Iterator[str]:
+    found = References()
+    found.feed(page.read_text())
+    for address in found.loads:
+        if urlsplit(address).scheme not in ("", "data") or address.startswith("//"):
+            yield f"loads {address}"
+    for address in found.loads + found.leads:
+        parts = urlsplit(address)
+        if parts.scheme or parts.netloc or not parts.path:
+            continue
+        # The page for what is not found is served at any path, so that its own are from the root.
+        start = site if page.name == "404.html" else page.parent
+        target = start / unquote(parts.path).lstrip("/")
+        if not target.exists() and not absent(parts.path):
+            yield f"leads to {address}, which is not there"
+
+
+def absent(path: str) -> bool:
+    return GENERATED in path and not (DOCS / GENERATED).exists()
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    named = set(re.findall(r'"([\w/-]+\.md)"', (ROOT / "zensical.toml").read_text()))
+    there = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}
+    assert there - named == set()
+    assert {name for name in named - there if not absent(name)} == set()
+
+
+# Diagrams
+
+
+def test_the_diagrams_are_as_they_are_drawn() -> None:
+    drawn = {f"{diagram.name}.svg": draw(diagram) for diagram in DIAGRAMS}
+    kept = {path.name: path.read_text() for path in (DOCS / "diagrams").glob("*.svg")}
+    assert kept == drawn, "scripts/docs diagrams draws them anew"
+
+
+@pytest.mark.parametrize("diagram", DIAGRAMS, ids=lambda diagram: diagram.name)
+def test_a_diagram_stands_alone_and_names_what_exists(diagram: Diagram) -> None:
+    root = ET.fromstring(draw(diagram))  # noqa: S314 (our own)
+    assert root.attrib["aria-label"] == diagram.alt
+    texts = "".join(element.text or "" for element in root.iter() if element.tag.endswith("text"))
+    assert not re.search(r"https?:", texts)
+    assert not [element for element in root.iter() if element.tag.endswith(("image", "style", "script", "use"))]
+    for box in diagram.box:
+        x, y, width, height = box.at
+        assert x + width <= diagram.size[0], box.title
+        assert y + height <= diagram.size[1], box.title
+        for name in (part for each in box.names for part in each.split(" · ")):
+            assert exists(name), f"{diagram.name}: {box.title}: there is no {name}"
+    pages = "".join(page.read_text() for page in DOCS.glob("*.md"))
+    assert f"diagrams/{diagram.name}.svg" in pages
+
+
+def exists(name: str) -> bool:
+    if name.startswith("proofbox "):
+        return f'"{name.removeprefix("proofbox ")}"' in (ROOT / "tests/cli/contract.json").read_text()
+    if "/" in name or name.endswith((".py", ".c")):
+        return any(str(path).endswith(f"/{name.rstrip('/')}") for path in SOURCES.rglob("*"))
+    return any(f'"{name}"' in path.read_text() for path in SOURCES.rglob("*.py"))
+
+
+def test_a_text_too_long_for_its_box_is_an_error() -> None:
+    first = DIAGRAMS[0]
+    narrow = first._replace(box=(first.box[0]._replace(title="far too long " * 5),), arrow=())
+    with pytest.raises(Misfit):
+        draw(narrow)
+
+
+# What a page says of the tree
+
+
+def test_the_threats_name_checks_and_tests_that_exist() -> None:
+    table = (DOCS / "security.md").read_text().partition("## Threats")[2].partition("\n## ")[0]
+    rows = [row for row in table.splitlines() if row.startswith("| ") and not row.startswith(("| threat", "|---"))]
+    assert len(rows) >= 15
+    known = {check.name for check in sandbox_conformance.CHECKS}
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        known |= set(re.findall(r"^(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE))
+    for row in rows:
+        threat, attacker, stopped_by, shown_by, _ = row.strip("|").split(" | ")
+        names = re.findall(r"`([^`]+)`", shown_by)
+        assert all((threat.strip(), attacker.strip(), stopped_by.strip(), names)), row
+        assert not set(names) - known, row
+
+
+def test_the_commands_of_the_pages_in_depth_exist() -> None:
+    """These pages show forms to be filled in, which can't be run; their commands and flags are compared instead."""
+    commands = json.loads((ROOT / "tests/cli/contract.json").read_text())["commands"]
+    wrong = []
+    for page in DOCS.glob("*.md"):
+        for line in re.findall(r"^    proofbox (.*)$", page.read_text(), re.MULTILINE):
+            words = line.partition("  #")[0].partition(" -- ")[0].split()
+            names = [" ".join(words[:count]) for count in (3, 2, 1)]
+            command = next((name for name in names if name in commands), None)
+            if command is None:
+                wrong.append(f"{page.name}: there is no such command: {line}")
+                continue
+            flags = {parameter["name"] for parameter in commands[command]["parameters"]}
+            wrong += [f"{page.name}: {command} has no {word}" for word in words if unknown(word, flags)]
+    assert not wrong, "\n".join(wrong)
+
+
+def unknown(word: str, flags: set[str]) -> bool:
+    flag = word.strip("[]").partition("=")[0]
+    return flag.startswith("--") and flag not in flags
