@@ -26,10 +26,12 @@ from proofbox.evidence.schedule import ScheduleLog
 from proofbox.evidence.writer import BundleWriter
 from proofbox.lab import artifacts
 from proofbox.lab.crew import Crew, OnEvent
+from proofbox.lab.documents import ChainDecided, RunEnvironment, SuiteNamed
 from proofbox.lab.ledger import Attempt, Ended, Ledger, Planned
 from proofbox.lab.pinning import PINNED, pin
 from proofbox.lab.plan import PLAN, TEMPLATES, WORK, Plan, attempts_of, ledger_path, read_plan, redactor_of
 from proofbox.lab.reading import Suite
+from proofbox.lab.spec import SCHEMA as SUITE_SCHEMA
 from proofbox.lab.spec import Mission
 from proofbox.lab.summary import SUMMARY, summarize
 from proofbox.lab.template import GIVEN, Source, fill, forget_templates
@@ -213,22 +215,21 @@ class Conductor:
     def _write(self, bundle: BundleWriter) -> None:
         attempts = self._ledger.attempts()
         suite = self._plan.suite()
-        bundle.write_bytes(
-            _source_name(self._plan), self._plan.suite_source.encode(), schema_version="proofbox.suite/1"
-        )
+        bundle.write_bytes(_source_name(self._plan), self._plan.suite_source.encode(), schema_version=SUITE_SCHEMA)
         bundle.write_json(
             "environment.json",
-            {
-                "schema_version": "proofbox.run_environment/1",
-                "world": world(),
-                "suite": {"id": suite.id, "sha256": suite.sha256},
-                "chain": {"strategies": self._plan.chain, "origin": self._plan.chain_origin},
-                "isolation": self._plan.isolation,
-                "concurrency": self._plan.concurrency,
-                "provider": self._plan.provider,
-                "epochs": self._epoch,
-                "inputs": self._plan.inputs,
-            },
+            msgspec.to_builtins(
+                RunEnvironment(
+                    world=world(),
+                    suite=SuiteNamed(suite.id, suite.sha256),
+                    chain=ChainDecided(self._plan.chain, self._plan.chain_origin),
+                    isolation=self._plan.isolation,
+                    concurrency=self._plan.concurrency,
+                    provider=self._plan.provider,
+                    epochs=self._epoch,
+                    inputs=self._plan.inputs,
+                )
+            ),
         )
         schedule = ScheduleLog(bundle.open_log(SCHEDULE), self._clock)
         for attempt in attempts:
@@ -239,8 +240,8 @@ class Conductor:
                 schedule.finished(attempt.id, attempt.result.index_sha256)
         schedule.close()
         summary = summarize(self._run_id, suite, attempts)
-        bundle.write_json(SUMMARY, summary)
-        if summary["status"] != "ok":
+        bundle.write_json(SUMMARY, msgspec.to_builtins(summary))
+        if summary.status != "ok":
             bundle.mark_partial("some attempts failed for reasons of the machinery")
 
 
