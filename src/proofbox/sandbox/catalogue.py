@@ -26,6 +26,7 @@ from pathlib import Path
 import msgspec
 
 from proofbox.core.dirs import config_dir
+from proofbox.core.documents import stored
 from proofbox.core.toml import parse_toml
 from proofbox.errors import ImageUnavailable, ImageUnknown, UsageError
 
@@ -49,7 +50,10 @@ class Image(msgspec.Struct, frozen=True):
     description: str = ""
 
 
+@stored(SCHEMA, at="CONFIG/images.toml, or the file that --catalogue names")
 class _Catalogue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The images that can be pulled, each pinned by its digest."""
+
     schema_version: str
     image: tuple[Image, ...] = ()
 

@@ -30,6 +30,7 @@ from typing import Any
 
 import msgspec
 
+from proofbox.core.documents import stored
 from proofbox.core.toml import parse_toml
 from proofbox.errors import CapabilitiesInvalid
 
@@ -58,6 +59,7 @@ class Variables(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     write: tuple[str, ...] = ()
 
 
+@stored("capabilities.toml", at="the file that --capabilities or a mission names")
 class Grants(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Nothing is allowed that is not said here."""
 
