@@ -31,6 +31,7 @@ from typing import Any
 import msgspec
 
 from proofbox.core.documents import stored
+from proofbox.core.toml import parse_toml
 from proofbox.errors import CapabilitiesInvalid
 
 SIZE_LIMIT = 64 << 10
@@ -142,8 +143,8 @@ def preset(name: str) -> Grants:
 def parse(text: str) -> Grants:
     """From TOML. What is not understood is refused: a misspelled deny would be none."""
     try:
-        given = msgspec.convert(tomllib.loads(text), Grants)
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError, RecursionError) as error:
+        given = msgspec.convert(parse_toml(text), Grants)
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise CapabilitiesInvalid(
             f"the capabilities can't be read: {error}",
             op="capabilities",
