@@ -39,7 +39,7 @@ ALLOWED: dict[str, frozenset[str]] = {
 
 # What a third party needs in order to audit, so that it runs on any Python: these, and the modules of those that are
 # packages, use the standard library alone.
-BARE = ("errors", "core.atomic", "core.canonical", "core.chain", "core.digest")
+BARE = ("errors", "core.atomic", "core.canonical", "core.chain", "core.digest", "core.documents")
 
 
 class Import(NamedTuple):

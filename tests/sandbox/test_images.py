@@ -382,7 +382,7 @@ def test_a_damaged_archive_is_noticed_and_removed(project: Path, server: Server)
     assert proofbox.pull_image(project_root=project).downloaded
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"schema_version": "proofbox.images-lock/9"}'])
+@pytest.mark.parametrize("text", ["{", "[]", '{"schema_version": "proofbox.images_lock/9"}'])
 def test_a_damaged_lock_is_refused(project: Path, server: Server, text: str) -> None:
     catalogue(entry(server))
     (project / LOCK_FILE).parent.mkdir()

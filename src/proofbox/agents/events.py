@@ -17,6 +17,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from proofbox.core.documents import declare
+
 Source = Literal["runtime_reported", "gateway"]
 ToolStatus = Literal["completed", "failed", "declined", "abandoned"]
 TurnStatus = Literal["completed", "failed", "interrupted"]
@@ -194,3 +196,9 @@ Event = (
 )
 Listener = Callable[[Event], Awaitable[None]]
 EVENT_TYPES: tuple[type[AgentEvent], ...] = Event.__args__
+declare(
+    "events.jsonl",
+    at="BUNDLE/events.jsonl of an attempt, where `seq` is called `number`; of a trial, as the member `event`",
+    meaning="What a runtime told while an agent worked, deltas left out of attempts: one of these a line.",
+    shape=EVENT_TYPES,
+)

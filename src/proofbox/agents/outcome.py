@@ -13,6 +13,7 @@ from proofbox.agents.events import TokenUsage
 from proofbox.agents.record import ChainEnd, bounded
 from proofbox.agents.steps import Step
 from proofbox.agents.strategies import Considered, Origin
+from proofbox.core.documents import stored
 from proofbox.core.text import preview
 from proofbox.errors import AgentError
 from proofbox.sandbox.inside import PolicyOptions
@@ -82,6 +83,7 @@ class ForkedFrom(msgspec.Struct, frozen=True, kw_only=True):
     """What the thread was forked from; empty: it began anew."""
 
 
+@stored(SCHEMA, at="trial.json of `runtime try --out`")
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """What came of it. `runtime_reported` members rest on the agent's word alone."""
 

@@ -207,7 +207,7 @@ def _refusal(seen: Sequence[Considered], error: AgentError, lead: str) -> AgentE
 
 
 _SAID = {
-    "flag": "--strategy",
+    "flag": "--strategies",
     "spec": "the spec",
     "config": "config.toml",
     "environment": VARIABLE,

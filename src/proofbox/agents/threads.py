@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from proofbox.core.documents import stored
 from proofbox.errors import RuntimeProtocolError, UsageError
 
 SCHEMA = "proofbox.thread/1"
@@ -22,7 +23,10 @@ class KeptTurn(msgspec.Struct, frozen=True):
     """As long as it is under way it counts as interrupted: that is what it is, if nothing else is ever written."""
 
 
+@stored(SCHEMA, at="a trial's home/threads/THREAD.json")
 class Thread(msgspec.Struct, frozen=True):
+    """A conversation that outlives its session: the memory of the scripted agent."""
+
     id: str
     turns: tuple[KeptTurn, ...] = ()
     forked_from: str = ""

@@ -19,13 +19,34 @@ from proofbox.errors import CommandNotExecutable, CommandNotFound, ProofboxError
 
 EXEC_FAILED = 125
 INTERRUPTED = 130
+EXIT_CODES = {
+    0: "ok",
+    1: "evaluated, and the answer is no: a verification, a gate, a lint, a mission that was not passed",
+    2: "usage: an unknown name, a bad value",
+    3: "known, but not available here",
+    4: "internal, or the machine would not",
+    INTERRUPTED: "interrupted",
+}
+PASSING_EXIT_CODES = {
+    124: "the command timed out",
+    EXEC_FAILED: "proofbox failed, for any reason",
+    126: "the command can't be executed",
+    127: "the command is not there",
+}
+"""Of commands that pass on the code of the command inside. Every other code is that command's own."""
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
     """What a command says to a program. Subclasses give `schema` its value and add their members."""
 
     schema: str
+    """Which document this is."""
     ok: bool = True
+    """Whether proofbox did its job; of what evaluates, whether the answer is yes."""
+
+
+class Streamed(Document, frozen=True, kw_only=True):
+    """One line of what a command says as it happens, with `--jsonl`."""
 
 
 class ErrorBody(msgspec.Struct, frozen=True):

@@ -34,11 +34,30 @@ from typing import Any, BinaryIO, Self
 from proofbox.core.atomic import sync_directory
 from proofbox.core.canonical import CanonicalError, canonical_bytes, parse_strict
 from proofbox.core.digest import digest_of, sha256_hex
+from proofbox.core.documents import declare
 from proofbox.errors import CorruptError, UsageError
 
 FORMAT = "proofbox.chain/1"
 MAX_LINE_BYTES = 1 << 24
 MAX_FINDINGS = 100
+
+declare(
+    FORMAT,
+    at="every line of BUNDLE/*.jsonl, of a trial's *.jsonl, and of a workspace's effects.jsonl",
+    meaning="The members by which a line of a log belongs to its hash chain. All others are the entry's own.",
+    shape={
+        "type": "object",
+        "properties": {
+            "seq": {"type": "integer", "minimum": 0, "description": "The line's number, from 0, without gaps."},
+            "prev": {
+                "type": "string",
+                "pattern": "^[0-9a-f]{64}$",
+                "description": "The SHA-256 of the line before; of the first line, the chain's origin.",
+            },
+        },
+        "required": ["seq", "prev"],
+    },
+)
 
 _BLOCK = 1 << 16
 _Path = str | os.PathLike[str]

@@ -19,6 +19,7 @@ import msgspec
 from proofbox.core.atomic import write_document
 from proofbox.core.digest import digest_of, sha256_hex
 from proofbox.core.dirs import state_dir
+from proofbox.core.documents import stored
 from proofbox.delivery.wire import RepoManifest
 from proofbox.errors import CorruptError
 
@@ -93,12 +94,18 @@ def states(manifest: RepoManifest) -> dict[str, State]:
     return {file.path: State(file.sha256, file.mode) for file in manifest.files}
 
 
+@stored(SCHEMA, at="STATE/deliveries/REPOSITORY/baseline.json, and BUNDLE/baseline.json of a delivery")
 class _Stored(msgspec.Struct, kw_only=True):
-    """The files as they are written: what is hashed is bytes, so that no two readers can differ on it."""
+    """What of a repository's files came from us, as it is written.
+
+    What is hashed is bytes, so that no two readers can differ on it.
+    """
 
     schema_version: str
     sha256: str
+    """Of the bytes of `files`."""
     files: msgspec.Raw
+    """By path: `settled`, what the repository was last seen to have of ours; `sent`, what was proposed since."""
 
 
 class BaselineStore:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from proofbox.core.clock import Clock
+from proofbox.core.documents import declare, stored
 from proofbox.core.redaction import Redactor
 from proofbox.delivery import summary
 from proofbox.delivery.baseline import SCHEMA as BASELINE_SCHEMA
@@ -21,8 +22,8 @@ from proofbox.delivery.client import BackendClient
 from proofbox.delivery.patchset import PatchChange, Patchset, patchset
 from proofbox.delivery.proof import Proof
 from proofbox.delivery.remembered import Remembered
-from proofbox.delivery.source import SourceTree
-from proofbox.delivery.wire import FileChange, InitialExport, PullRequest, RepoManifest
+from proofbox.delivery.source import LeftOut, SourceTree
+from proofbox.delivery.wire import ExportAnswer, FileChange, InitialExport, PullRequest, PullRequestAnswer, RepoManifest
 from proofbox.errors import (
     BackendError,
     BackendNotFound,
@@ -35,6 +36,36 @@ from proofbox.evidence import tree as trees
 from proofbox.evidence.writer import BundleWriter
 
 NO_REPOSITORY = RepoManifest(base_commit_sha=None, files=())
+REQUEST, ANSWER = "proofbox.delivery_request/1", "proofbox.delivery_answer/1"
+declare(
+    REQUEST,
+    at="BUNDLE/request.json of a delivery",
+    meaning="What the backend was asked for, without the files' content.",
+    shape=(InitialExport, PullRequest),
+)
+declare(
+    ANSWER,
+    at="BUNDLE/answer.json of a delivery",
+    meaning="What the backend answered.",
+    shape=(ExportAnswer, PullRequestAnswer),
+)
+
+
+@stored("proofbox.delivery_record/1", at="BUNDLE/delivery.json of a delivery")
+class DeliveryRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What was sent, where to, and by what right."""
+
+    schema_version: str = "proofbox.delivery_record/1"
+    operation: str
+    """initial_export or pull_request."""
+    backend_url: str
+    app_id: str
+    user_id: str
+    patch: Patchset
+    left_out: tuple[LeftOut, ...]
+    source: str
+    """What kind of source the tree came from."""
+    proof: Proof
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,25 +260,26 @@ def _recorded(
         bundle.stage = operation
         bundle.write_json(
             "delivery.json",
-            {
-                "schema_version": "proofbox.delivery/1",
-                "operation": operation,
-                "backend_url": target.backend_url,
-                "app_id": target.app_id,
-                "user_id": target.user_id,
-                "patch": msgspec.to_builtins(patch),
-                "left_out": msgspec.to_builtins(tree.left_out),
-                "source": tree.kind,
-                "proof": {**msgspec.to_builtins(proof), "packet": os.path.basename(proof.packet or "") or None},
-            },
+            msgspec.to_builtins(
+                DeliveryRecord(
+                    operation=operation,
+                    backend_url=target.backend_url,
+                    app_id=target.app_id,
+                    user_id=target.user_id,
+                    patch=patch,
+                    left_out=tree.left_out,
+                    source=tree.kind,
+                    proof=msgspec.structs.replace(proof, packet=os.path.basename(proof.packet or "") or None),
+                )
+            ),
         )
         bundle.write_json(trees.PATH, tree.manifest)
-        bundle.write_json("request.json", _stored("proofbox.delivery_request/1", asked))
+        bundle.write_json("request.json", _stored(REQUEST, asked))
         yield bundle
 
 
 def _answered(bundle: BundleWriter, answer: msgspec.Struct, baseline: Baseline) -> None:
-    bundle.write_json("answer.json", _stored("proofbox.delivery_answer/1", answer))
+    bundle.write_json("answer.json", _stored(ANSWER, answer))
     bundle.write_bytes("baseline.json", encode_baseline(baseline), schema_version=BASELINE_SCHEMA)
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from proofbox.core.canonical import CanonicalError, canonical_bytes, parse_strict
 from proofbox.core.digest import sha256_hex
+from proofbox.core.documents import declare
 from proofbox.evidence import shape
 from proofbox.evidence.paths import INDEX, RUN_ID, is_artifact_path
 from proofbox.evidence.shape import SHA256, ShapeError
@@ -83,17 +84,30 @@ class Index:
 
 
 _ANCHOR = shape.record({"count": shape.count, "head": shape.sha256})
+_ENTRY = shape.record(
+    {"path": shape.text().meaning("Relative to the bundle."), "file_size": shape.count, "sha256": shape.sha256},
+    {
+        "schema_version": shape.text(200).meaning("What a JSON document states of itself."),
+        "chain": _ANCHOR.meaning("Of a log: its number of lines, and its head."),
+    },
+)
 _DOCUMENT = shape.record(
     {
         "schema_version": shape.text(200),
         "run_id": shape.text(128),
-        "world_id": shape.sha256,
+        "world_id": shape.sha256.meaning("Of the host and the tool that the run was made with."),
         "status": shape.one_of(*STATES),
-        "artifacts": shape.anything,
-        "missing": shape.array(shape.text()),
-        "repairs": shape.count,
-        "index_sha256": shape.sha256,
+        "artifacts": shape.elsewhere(shape.array(_ENTRY)).meaning("Every file, sorted by path, each once."),
+        "missing": shape.array(shape.text()).meaning("Expected artifacts that are not there."),
+        "repairs": shape.count.meaning("How often the index was computed anew after the commit."),
+        "index_sha256": shape.sha256.meaning("Of the canonical JSON of all other members."),
     }
+)
+declare(
+    SCHEMA,
+    at="BUNDLE/artifact_index.json",
+    meaning="Every file of a bundle by path, size and digest. Where it is, the bundle is committed.",
+    shape=_DOCUMENT.json_schema,
 )
 
 

@@ -18,6 +18,7 @@ from typing import Any, Literal, Self
 
 from proofbox.core.canonical import CanonicalError, canonical_bytes, parse_strict
 from proofbox.core.clock import Clock, SystemClock, isoformat
+from proofbox.core.documents import declare
 from proofbox.errors import BundleLocked
 from proofbox.evidence import shape
 from proofbox.evidence.identity import PROCESS, is_alive, process_identity
@@ -28,6 +29,12 @@ Mode = Literal["fail", "wait"]
 
 _POLL_SECONDS = (0.001, 0.05)
 _DOCUMENT = shape.record({"process": PROCESS, "purpose": shape.text(), "since": shape.moment})
+declare(
+    ".runtime.lock",
+    at="OUT/.runtime.lock",
+    meaning="Who holds the lock of an output directory, or held it when it died. Empty: nobody.",
+    shape=_DOCUMENT.json_schema,
+)
 
 
 @dataclass(frozen=True, slots=True)

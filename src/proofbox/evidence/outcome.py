@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from proofbox.core.documents import declare
 from proofbox.evidence import shape
 from proofbox.evidence.index import refuse_other_schema
 
@@ -22,6 +23,12 @@ RESULTS = {
     "claimed": ("passed", "failed", "unknown"),
     "verified": ("passed", "failed", "unknown"),
     "infra": ("ok", "failed", "unknown"),
+}
+
+_MEANINGS = {
+    "claimed": "What the agent says of its work.",
+    "verified": "What a verifier found.",
+    "infra": "Whether the machinery held.",
 }
 
 
@@ -66,14 +73,20 @@ _DOCUMENT = shape.record(
             name: shape.record(
                 {
                     "result": shape.one_of(*results),
-                    "by": shape.text(1000),
-                    "how": shape.text(1000),
+                    "by": shape.text(1000).meaning("Who established it; `runtime_reported`: the agent's own word."),
+                    "how": shape.text(1000).meaning("By what means."),
                     "detail": shape.text(1 << 16),
                 }
-            )
+            ).meaning(_MEANINGS[name])
             for name, results in RESULTS.items()
         },
     }
+)
+declare(
+    SCHEMA,
+    at="BUNDLE/outcome.json of an attempt",
+    meaning="What came of an attempt: three results, established apart.",
+    shape=_DOCUMENT.json_schema,
 )
 
 

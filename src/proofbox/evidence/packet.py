@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from proofbox.core.canonical import CanonicalError, parse_strict
+from proofbox.core.documents import declare
 from proofbox.errors import PacketInvalid
 from proofbox.evidence import shape
 from proofbox.evidence.index import STATES
 from proofbox.evidence.paths import INDEX, is_artifact_path, read_bounded, shown
 from proofbox.evidence.policies import FIELDS, OPTIONAL_FIELDS, SEED_FIELDS
-from proofbox.evidence.policy import check_policy
+from proofbox.evidence.policy import POLICY, check_policy
 from proofbox.evidence.shape import ShapeError
 
 SCHEMA = "proofbox.promotion_packet/1"
@@ -53,6 +54,7 @@ class Packet:
         return self.index is not None
 
 
+@shape.checks({"type": "string"})
 def _path(value: Any, where: str) -> None:
     if type(value) is not str or not is_artifact_path(value):
         raise ShapeError(f"{where} is not a path inside a bundle")
@@ -62,13 +64,15 @@ _POINTER = shape.record({"path": _path, "size": shape.count, "sha256": shape.sha
 _NAMES = shape.array(shape.text(200))
 _PROMOTABILITY = shape.record(
     {
-        "promotable_decision_stage": shape.flag,
-        "reasons": _NAMES,
-        "accepted": _NAMES,
+        "promotable_decision_stage": shape.flag.meaning("The verdict: whether the bundle may be relied on."),
+        "reasons": _NAMES.meaning("The rules that did not hold, by name."),
+        "accepted": _NAMES.meaning("Those among them that the caller accepted."),
         "gating_inputs": shape.table(
             shape.record({"rule": shape.anything, "held": shape.flag, "observed": shape.anything})
+        ).meaning("Of each rule what it saw."),
+        "policy": shape.checks(POLICY.json_schema)(lambda value, _: check_policy(value)).meaning(
+            "In full, so that a verifier can come to the verdict again."
         ),
-        "policy": lambda value, _: check_policy(value),
     }
 )
 _PACKET = shape.record(
@@ -76,15 +80,21 @@ _PACKET = shape.record(
         "schema_version": shape.text(200),
         "emitted_at": shape.moment,
         "run_id": shape.text(128),
-        "world_id": shape.sha256,
+        "world_id": shape.sha256.meaning("Of the host and the tool that the run was made with."),
         "bundle": shape.record(
             {"path": shape.or_null(_path), "index": _POINTER, "status": shape.one_of(*STATES), "repairs": shape.count}
         ),
         **{field: shape.or_null(_POINTER) for field in SEED_FIELDS},
-        "not_applicable": _NAMES,
+        "not_applicable": _NAMES.meaning("Fields that this kind of bundle has no use for."),
         "promotability": _PROMOTABILITY,
     },
     {field: _POINTER for field in FIELDS if field not in SEED_FIELDS},
+)
+declare(
+    SCHEMA,
+    at="RUN.promotion.json beside the run; signed, as the predicate of an in-toto Statement in a DSSE envelope",
+    meaning="Pinned pointers into a bundle, and the verdict whether it may be relied on.",
+    shape=_PACKET.json_schema,
 )
 _SEED_PROMOTABILITY = shape.record(
     {"promotable_decision_stage": shape.flag, "reasons": _NAMES}, {"gating_inputs": shape.anything}

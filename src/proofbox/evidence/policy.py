@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from proofbox.core.canonical import CanonicalError, canonical_bytes, parse_strict
+from proofbox.core.documents import declare
 from proofbox.core.text import preview
 from proofbox.errors import BundleError, PolicyInvalid, ProofboxError
 from proofbox.evidence import outcome, schedule, shape, tree
@@ -17,7 +18,7 @@ from proofbox.evidence.policies import FIELDS, POLICIES, SCHEMA
 from proofbox.evidence.reader import Bundle, as_bundle
 from proofbox.evidence.shape import ShapeError
 
-MAX_POLICY_BYTES = 1 << 20
+MAXPOLICY_BYTES = 1 << 20
 
 _NAME = shape.text(200)
 _MEMBER = shape.array(_NAME)
@@ -33,15 +34,25 @@ _RULES: dict[str, dict[str, shape.Check]] = {
     "coverage": {"schedule": _NAME},
     "attempts": {"schedule": _NAME, "member": _MEMBER, "values": shape.array(shape.anything)},
 }
-_POLICY = shape.record(
+POLICY = shape.record(
     {
         "schema_version": _NAME,
         "name": _NAME,
-        "fields": shape.table(_NAME),
-        "not_applicable": shape.array(_NAME),
-        "acceptable": shape.array(_NAME),
-        "rules": shape.array(shape.table(shape.anything)),
+        "fields": shape.table(_NAME).meaning("The packet's pointers, and the artifact each points to."),
+        "not_applicable": shape.array(_NAME).meaning("Fields that this kind of bundle has no use for."),
+        "acceptable": shape.array(_NAME).meaning("Reasons that a caller may accept by name; all others are final."),
+        "rules": shape.array(shape.table(shape.anything)).meaning(
+            "What must hold: `check` is one of "
+            + ", ".join(_RULES)
+            + "; `reason` is what the packet names if it doesn't."
+        ),
     }
+)
+declare(
+    SCHEMA,
+    at="a file of yours for `promotion emit --policy`, and inside every packet",
+    meaning="What must hold of a bundle for it to be relied on.",
+    shape=POLICY.json_schema,
 )
 
 
@@ -49,7 +60,7 @@ def check_policy(policy: Any) -> None:
     """Raise ShapeError unless this is a policy. One without the rule `integrity` is none: it would rest on nothing."""
     shape.table(shape.anything)(policy, "policy")
     refuse_other_schema(policy, SCHEMA)
-    _POLICY(policy, "policy")
+    POLICY(policy, "policy")
     if not policy["fields"].keys() <= set(FIELDS):
         raise ShapeError(f"policy.fields names what no packet has; it has {', '.join(FIELDS)}")
     reasons = []
@@ -78,7 +89,7 @@ def load_policy(name: str) -> dict[str, Any]:
     if not os.path.isfile(name):
         raise PolicyInvalid(f"no policy is called {shown(name)!r}", op="promotion policy", fix_hints=hints)
     try:
-        policy = parse_strict(read_bounded(os.path.realpath(name), MAX_POLICY_BYTES))
+        policy = parse_strict(read_bounded(os.path.realpath(name), MAXPOLICY_BYTES))
         check_policy(policy)
     except (OSError, CanonicalError, ShapeError) as error:
         raise PolicyInvalid(f"{shown(name)}: {error}", op="promotion policy", fix_hints=hints) from error

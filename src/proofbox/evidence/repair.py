@@ -13,9 +13,11 @@ from proofbox.core.atomic import write_document
 from proofbox.core.canonical import CanonicalError, canonical_bytes, parse_strict
 from proofbox.core.clock import Clock, SystemClock, isoformat
 from proofbox.core.digest import sha256_file
+from proofbox.core.documents import declare
 from proofbox.errors import BundleInProgress, BundleRepairRefused
+from proofbox.evidence import shape
 from proofbox.evidence.check import BundleCheck, check_bundle
-from proofbox.evidence.identity import process_identity, world_id
+from proofbox.evidence.identity import PROCESS, process_identity, world_id
 from proofbox.evidence.index import Artifact, Index, schema_of
 from proofbox.evidence.lock import Mode, RunLock
 from proofbox.evidence.paths import (
@@ -33,6 +35,41 @@ from proofbox.evidence.paths import (
 from proofbox.evidence.pool import in_threads
 
 SCHEMA = "proofbox.repair_log/1"
+_ENTRY = shape.or_null(shape.table(shape.anything))
+_NAMES = shape.array(shape.text())
+_DOCUMENT = shape.record(
+    {
+        "schema_version": shape.text(200),
+        "repairs": shape.array(
+            shape.record(
+                {
+                    "at": shape.moment,
+                    "by": PROCESS,
+                    "index_before": shape.record(
+                        {
+                            "size": shape.count,
+                            "sha256": shape.text(64),
+                            "readable": shape.flag,
+                            "status": shape.or_null(shape.text(16)),
+                            "missing": _NAMES,
+                        }
+                    ),
+                    "findings": shape.array(shape.table(shape.text(1 << 16))).meaning("Why it was repaired."),
+                    "changes": shape.array(
+                        shape.record({"path": shape.text(1 << 14), "before": _ENTRY, "after": _ENTRY})
+                    ).meaning("The index's entries before and after."),
+                    "missing_after": _NAMES,
+                }
+            )
+        ),
+    }
+)
+declare(
+    SCHEMA,
+    at="BUNDLE/repair_log.json",
+    meaning="What each repair of an index found and changed.",
+    shape=_DOCUMENT.json_schema,
+)
 
 _Path = str | os.PathLike[str]
 
@@ -125,8 +162,7 @@ def _rebuild(checked: BundleCheck, directory: str, clock: Clock) -> tuple[Index,
             "missing_after": list(missing),
         }
     )
-    log = canonical_bytes({"schema_version": SCHEMA, "repairs": repairs})
-    write_document(os.path.join(directory, REPAIR_LOG), log)
+    write_document(os.path.join(directory, REPAIR_LOG), canonical_bytes({"schema_version": SCHEMA, "repairs": repairs}))
     artifacts[REPAIR_LOG] = _measure(directory, REPAIR_LOG, None)
     index = Index(
         run_id=status.run_id,

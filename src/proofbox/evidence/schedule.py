@@ -19,6 +19,7 @@ from datetime import datetime
 from typing import Any
 
 from proofbox.core.clock import Clock, SystemClock, isoformat
+from proofbox.core.documents import declare
 from proofbox.errors import UsageError
 from proofbox.evidence import shape
 from proofbox.evidence.log import BundleLog
@@ -40,6 +41,12 @@ _KINDS = {
     ),
     "closed": shape.record({"kind": _NAME, "at": shape.moment, "planned": shape.count}, _CHAIN),
 }
+declare(
+    PATH,
+    at="RUN/schedule.jsonl, one of these a line",
+    meaning="Every attempt that was planned or started, so that a dropped one shows. `closed` is the last line.",
+    shape={"anyOf": [{"title": kind, **check.json_schema} for kind, check in _KINDS.items()]},
+)
 
 
 @dataclass(frozen=True, slots=True)

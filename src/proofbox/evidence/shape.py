@@ -1,7 +1,7 @@
 """Checking that a JSON document has the members it should, with the standard library alone.
 
-A check is a function of a value and of the name of its place. It raises ShapeError, which names the place, and never
-shows more of a hostile value than its type.
+A check is called with a value and the name of its place. It raises ShapeError, which names the place, and never shows
+more of a hostile value than its type. It knows its own JSON Schema, so that a document is described by what checks it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from typing import Any
 
 from proofbox.core.clock import parse_isoformat
 
-Check = Callable[[Any, str], None]
-
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -21,7 +19,30 @@ class ShapeError(ValueError):
     """A document lacks a member, has one too many, or one of another type."""
 
 
+class Check:
+    """Raises ShapeError unless a value is what `json_schema` says."""
+
+    __slots__ = ("_run", "json_schema")
+
+    def __init__(self, run: Callable[[Any, str], None], json_schema: Mapping[str, Any]) -> None:
+        self._run = run
+        self.json_schema = dict(json_schema)
+
+    def __call__(self, value: Any, where: str) -> None:
+        self._run(value, where)
+
+    def meaning(self, words: str) -> Check:
+        """The same check, of something that has a meaning."""
+        return Check(self._run, {**self.json_schema, "description": words})
+
+
+def checks(json_schema: Mapping[str, Any]) -> Callable[[Callable[[Any, str], None]], Check]:
+    """Makes a check of a function."""
+    return lambda run: Check(run, json_schema)
+
+
 def text(limit: int = 4096) -> Check:
+    @checks({"type": "string", "maxLength": limit})
     def check(value: Any, where: str) -> None:
         if type(value) is not str or len(value) > limit:
             raise ShapeError(f"{where} is not a text of at most {limit} characters")
@@ -29,21 +50,25 @@ def text(limit: int = 4096) -> Check:
     return check
 
 
+@checks({"type": "integer", "minimum": 0})
 def count(value: Any, where: str) -> None:
     if type(value) is not int or value < 0:
         raise ShapeError(f"{where} is not a number of things")
 
 
+@checks({"type": "boolean"})
 def flag(value: Any, where: str) -> None:
     if type(value) is not bool:
         raise ShapeError(f"{where} is neither true nor false")
 
 
+@checks({"type": "string", "pattern": f"^{SHA256.pattern}$"})
 def sha256(value: Any, where: str) -> None:
     if type(value) is not str or not SHA256.fullmatch(value):
         raise ShapeError(f"{where} is not a SHA-256 in lower-case hexadecimal")
 
 
+@checks({"type": "string", "format": "date-time"})
 def moment(value: Any, where: str) -> None:
     try:
         parse_isoformat(value)
@@ -51,11 +76,18 @@ def moment(value: Any, where: str) -> None:
         raise ShapeError(f"{where} is not a time") from None
 
 
+@checks({})
 def anything(value: Any, where: str) -> None:
     """Its meaning is someone else's."""
 
 
+def elsewhere(inner: Check) -> Check:
+    """Described as `inner`, and checked by code of its own."""
+    return Check(anything, inner.json_schema)
+
+
 def one_of(*values: str) -> Check:
+    @checks({"enum": list(values)})
     def check(value: Any, where: str) -> None:
         if value not in values or type(value) is not str:
             raise ShapeError(f"{where} is none of {', '.join(values)}")
@@ -64,6 +96,7 @@ def one_of(*values: str) -> Check:
 
 
 def or_null(inner: Check) -> Check:
+    @checks({"anyOf": [inner.json_schema, {"type": "null"}]})
     def check(value: Any, where: str) -> None:
         if value is not None:
             inner(value, where)
@@ -72,6 +105,7 @@ def or_null(inner: Check) -> Check:
 
 
 def array(inner: Check) -> Check:
+    @checks({"type": "array", "items": inner.json_schema})
     def check(value: Any, where: str) -> None:
         if type(value) is not list:
             raise ShapeError(f"{where} is not an array")
@@ -84,6 +118,7 @@ def array(inner: Check) -> Check:
 def table(inner: Check) -> Check:
     """An object whose member names are data."""
 
+    @checks({"type": "object", "additionalProperties": inner.json_schema})
     def check(value: Any, where: str) -> None:
         if type(value) is not dict:
             raise ShapeError(f"{where} is not an object")
@@ -97,6 +132,14 @@ def record(required: Mapping[str, Check], optional: Mapping[str, Check] | None =
     """An object with exactly these members. One that is not known is refused: its meaning would be lost."""
     known = {**required, **(optional or {})}
 
+    @checks(
+        {
+            "type": "object",
+            "properties": {name: inner.json_schema for name, inner in known.items()},
+            "required": list(required),
+            "additionalProperties": False,
+        }
+    )
     def check(value: Any, where: str) -> None:
         if type(value) is not dict:
             raise ShapeError(f"{where} is not an object")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proofbox.core.canonical import CanonicalError, canonical_bytes, parse_strict
+from proofbox.core.documents import declare
 from proofbox.evidence import shape
 from proofbox.evidence.identity import PROCESS, WORLD
 from proofbox.evidence.index import refuse_other_schema
@@ -57,17 +58,23 @@ _DOCUMENT = shape.record(
         "schema_version": shape.text(200),
         "run_id": shape.text(128),
         "state": shape.one_of("in_progress", "complete", "failed"),
-        "dry": shape.flag,
+        "dry": shape.flag.meaning("A rehearsal: LATEST does not follow it, and it can't be promoted."),
         "writer": PROCESS,
         "world": WORLD,
         "started_at": shape.moment,
         "finished_at": shape.or_null(shape.moment),
-        "expected": shape.array(shape.text()),
+        "expected": shape.array(shape.text()).meaning("Artifacts without which the bundle is partial."),
         "failure": shape.or_null(
             shape.record({"stage": shape.text(), "error": shape.text(), "message": shape.text(1 << 16)})
         ),
         "partial_reasons": shape.array(shape.text()),
     }
+)
+declare(
+    SCHEMA,
+    at="BUNDLE/run_status.json",
+    meaning="Whether a run is still writing, and how it ended. That it is committed, only the index says.",
+    shape=_DOCUMENT.json_schema,
 )
 
 

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple, get_args
 
 from proofbox.core.digest import digest_of, sha256_file, sha256_hex
+from proofbox.core.documents import declare
 from proofbox.core.modes import GitMode, git_mode
 from proofbox.core.text import path_fields
 from proofbox.errors import BundlePathRefused
@@ -90,19 +91,25 @@ def _entry(top: bytes, path: bytes) -> TreeEntry:
 _DOCUMENT = shape.record(
     {
         "schema_version": shape.text(200),
-        "tree_sha256": shape.sha256,
+        "tree_sha256": shape.sha256.meaning("Of the canonical JSON of the entries."),
         "entries": shape.array(
             shape.record(
                 {
                     "path": shape.text(1 << 14),
-                    "mode": shape.one_of(*MODES),
+                    "mode": shape.one_of(*MODES).meaning("Git's: a file, an executable one, a symbolic link."),
                     "size": shape.count,
                     "sha256": shape.sha256,
                 },
-                {"path_b64": shape.text(1 << 14)},
+                {"path_b64": shape.text(1 << 14).meaning("The exact bytes, where the path is not UTF-8.")},
             )
-        ),
+        ).meaning("Sorted by the bytes of their path."),
     }
+)
+declare(
+    SCHEMA,
+    at="BUNDLE/tree_manifest.json of an attempt or a delivery",
+    meaning="Every file of a tree: what is delivered is held against it.",
+    shape=_DOCUMENT.json_schema,
 )
 
 

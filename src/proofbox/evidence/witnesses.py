@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from proofbox.core.documents import declare
 from proofbox.evidence import shape
 from proofbox.evidence.index import refuse_other_schema
 from proofbox.evidence.paths import shown
@@ -83,14 +84,20 @@ _DOCUMENT = shape.record(
             shape.record(
                 {
                     "requested_path": _TEXT,
-                    "observed_path": shape.or_null(_TEXT),
-                    "observed_path_nofirmlink": shape.or_null(_TEXT),
-                    "normalized_path": _TEXT,
-                    "error": shape.or_null(_TEXT),
+                    "observed_path": shape.or_null(_TEXT).meaning("What the kernel calls it."),
+                    "observed_path_nofirmlink": shape.or_null(_TEXT).meaning("The same on macOS, without firmlinks."),
+                    "normalized_path": _TEXT.meaning("A key to join by; never resolved by guessing."),
+                    "error": shape.or_null(_TEXT).meaning("Why there is no observation, if there is none."),
                 }
             )
         ),
     }
+)
+declare(
+    SCHEMA,
+    at="BUNDLE/path_witnesses.json",
+    meaning="What the kernel called each path, beside what was asked for.",
+    shape=_DOCUMENT.json_schema,
 )
 
 

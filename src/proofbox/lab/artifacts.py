@@ -1,7 +1,4 @@
-"""The documents of an attempt's bundle, the same for every runtime: what each is called and what is in it.
-
-What a runtime says of itself is marked `runtime_reported`; everything else proofbox saw.
-"""
+"""The documents of an attempt's bundle, the same for every runtime: what each is called, and from what it is filled."""
 
 from __future__ import annotations
 
@@ -22,9 +19,24 @@ from proofbox.evidence import outcome, tree
 from proofbox.evidence.paths import INDEX
 from proofbox.evidence.writer import BundleWriter
 from proofbox.lab.claims import Feedback
+from proofbox.lab.documents import (
+    AttemptEnvironment,
+    AttemptRecord,
+    AttemptReport,
+    AttemptVerification,
+    FinalSnapshot,
+    Requested,
+    Resources,
+    RunnerMetrics,
+    RunnerRef,
+    SuiteNamed,
+    TornAttempt,
+    Verified,
+)
 from proofbox.lab.expectations import Unmet
 from proofbox.lab.ledger import Attempt
-from proofbox.lab.spec import Mission, comparability
+from proofbox.lab.spec import Isolation, Mission, comparability
+from proofbox.lab.states import StateEntered
 from proofbox.lab.trace import CALLS, EVENTS, STEPS
 from proofbox.lab.verifier import Checked
 from proofbox.workspace.diff import differences
@@ -58,16 +70,16 @@ class Story(msgspec.Struct, frozen=True, kw_only=True):
     mission: Mission
     chain: str
     considered: tuple[Considered, ...]
-    isolation: str
+    isolation: Isolation
     reason: str
     detail: str
     infra: ProofboxError | None
-    states: tuple[dict[str, Any], ...]
+    states: tuple[StateEntered, ...]
     runner: Mapping[str, Any]
     environment: EnvironmentRecord | None
     result: TurnResult | None
     feedback: Feedback
-    verified: str
+    verified: Verified
     checked: Checked
     unmet: tuple[Unmet, ...]
     report: Mapping[str, Any]
@@ -82,26 +94,21 @@ def index_sha256(bundle: Path) -> str:
 
 def write_all(bundle: BundleWriter, story: Story, redactor: Redactor) -> None:
     """Every document but those that were written on the way."""
-    documents = {
+    documents: dict[str, Any] = {
         ATTEMPT: _attempt(story),
-        RUNNER: _runner(story),
+        RUNNER: RunnerRef(**story.runner),
         METRICS: _metrics(story),
         FEEDBACK: story.feedback.document(),
-        VERIFICATION: {
-            **story.checked.document(),
-            "result": story.verified,
-            "unmet": msgspec.to_builtins(story.unmet),
-        },
+        VERIFICATION: AttemptVerification(
+            **msgspec.structs.asdict(story.checked), result=story.verified, unmet=story.unmet
+        ),
         outcome.PATH: _outcome(story).as_json(),
         REPORT: _report(story),
     }
     if story.environment is not None:
-        documents[ENVIRONMENT] = {
-            "schema_version": "proofbox.attempt_env/1",
-            **msgspec.to_builtins(story.environment),
-        }
+        documents[ENVIRONMENT] = AttemptEnvironment(**msgspec.structs.asdict(story.environment))
     for name, document in documents.items():
-        bundle.write_json(name, redactor.redact_json(document))
+        bundle.write_json(name, redactor.redact_json(msgspec.to_builtins(document)))
     if story.infra is not None:
         bundle.mark_partial(f"infra: {story.infra.code}")
     if story.isolation == "shared":
@@ -110,20 +117,17 @@ def write_all(bundle: BundleWriter, story: Story, redactor: Redactor) -> None:
 
 def write_torn(bundle: BundleWriter, attempt: Attempt, run_id: str, lost: ProofboxError) -> None:
     """What is said in the place of one who died, beside what it had written itself."""
-    bundle.write_json(
-        TORN,
-        {
-            "schema_version": "proofbox.torn_attempt/1",
-            "attempt_id": attempt.id,
-            "run_id": run_id,
-            "mission_id": attempt.mission,
-            "replicate": attempt.replicate,
-            "parent": attempt.parent,
-            "epoch": attempt.epoch,
-            "last_state": attempt.phase,
-            "error": lost.as_dict(),
-        },
+    torn = TornAttempt(
+        attempt_id=attempt.id,
+        run_id=run_id,
+        mission_id=attempt.mission,
+        replicate=attempt.replicate,
+        parent=attempt.parent,
+        epoch=attempt.epoch,
+        last_state=attempt.phase,
+        error=lost.as_dict(),
     )
+    bundle.write_json(TORN, msgspec.to_builtins(torn))
     unknown = outcome.Verdict("unknown")
     infra = outcome.Verdict("failed", "proofbox", "its worker was found dead", lost.message)
     if not (bundle.path / outcome.PATH).exists():
@@ -131,51 +135,45 @@ def write_torn(bundle: BundleWriter, attempt: Attempt, run_id: str, lost: Proofb
     bundle.mark_partial(f"infra: {lost.code}")
 
 
-def _attempt(story: Story) -> dict[str, Any]:
-    return {
-        "schema_version": "proofbox.attempt/1",
-        "attempt_id": story.attempt.id,
-        "run_id": story.run_id,
-        "suite": {"id": story.suite_id, "sha256": story.suite_sha256},
-        "mission_id": story.mission.id,
-        "tags": list(story.mission.tags),
-        "replicate": story.attempt.replicate,
-        "parent": story.attempt.parent,
-        "epoch": story.attempt.epoch,
-        "isolation": story.isolation,
-        **comparability(story.mission),
-        "origin": msgspec.to_builtins(story.mission.origin),
-        "chain": story.chain,
-        "considered": msgspec.to_builtins(story.considered),
-        "reason": story.reason,
-        "detail": story.detail,
-        "error": None if story.infra is None else story.infra.as_dict(),
-        "states": list(story.states),
-        "timeout": story.mission.timeout,
-        "requested": {
-            "provider": story.mission.provider,
-            "network": story.mission.network,
-            "image": story.mission.image,
-            **msgspec.to_builtins(story.mission.limits),
-        },
-        "written_at": story.written_at,
-    }
+def _attempt(story: Story) -> AttemptRecord:
+    mission = story.mission
+    return AttemptRecord(
+        attempt_id=story.attempt.id,
+        run_id=story.run_id,
+        suite=SuiteNamed(story.suite_id, story.suite_sha256),
+        mission_id=mission.id,
+        tags=mission.tags,
+        replicate=story.attempt.replicate,
+        parent=story.attempt.parent,
+        epoch=story.attempt.epoch,
+        isolation=story.isolation,
+        **comparability(mission),
+        origin=mission.origin,
+        chain=story.chain,
+        considered=story.considered,
+        reason=story.reason,
+        detail=story.detail,
+        error=None if story.infra is None else story.infra.as_dict(),
+        states=story.states,
+        timeout=mission.timeout,
+        requested=Requested(
+            **msgspec.structs.asdict(mission.limits),
+            provider=mission.provider,
+            network=mission.network,
+            image=mission.image,
+        ),
+        written_at=story.written_at,
+    )
 
 
-def _runner(story: Story) -> dict[str, Any]:
-    return {"schema_version": "proofbox.runner_ref/1", **story.runner}
-
-
-def _metrics(story: Story) -> dict[str, Any]:
+def _metrics(story: Story) -> RunnerMetrics:
     result = story.result
-    return {
-        "schema_version": "proofbox.runner_metrics/1",
-        "status": None if result is None else result.status,
-        "turn_ms": None if result is None else result.duration_ms,
-        "tokens": dict(story.tokens),
-        "error": None if result is None or result.error is None else result.error.as_dict(),
-        "source": "runtime_reported",
-    }
+    return RunnerMetrics(
+        status=None if result is None else result.status,
+        turn_ms=None if result is None else result.duration_ms,
+        tokens=dict(story.tokens),
+        error=None if result is None or result.error is None else result.error.as_dict(),
+    )
 
 
 def _outcome(story: Story) -> outcome.Outcome:
@@ -196,29 +194,24 @@ def _outcome(story: Story) -> outcome.Outcome:
     )
 
 
-def _report(story: Story) -> dict[str, Any]:
+def _report(story: Story) -> AttemptReport:
     facts = story.runner.get("facts", {})
-    return {
-        "schema_version": "proofbox.attempt_report/1",
-        "attempt_id": story.attempt.id,
-        "mission_id": story.mission.id,
-        "strategy": story.runner.get("runtime"),
-        "claimed": story.feedback.claimed,
-        "verified": story.verified,
-        "infra": None if story.infra is None else story.infra.code,
-        "reason": story.reason,
+    return AttemptReport(
+        attempt_id=story.attempt.id,
+        mission_id=story.mission.id,
+        strategy=story.runner.get("runtime"),
+        claimed=story.feedback.claimed,
+        verified=story.verified,
+        infra=None if story.infra is None else story.infra.code,
+        reason=story.reason,
         **comparability(story.mission),
-        "reward": None if story.checked.reward is None else story.checked.reward.value,
+        reward=None if story.checked.reward is None else story.checked.reward.value,
         **story.report,
-        "tokens": dict(story.tokens),
-        "resources": {
-            "requested": msgspec.to_builtins(story.mission.limits),
-            "enforced": facts.get("policy"),
-            "observed": facts.get("observed"),
-        },
-        "put_back": list(story.checked.put_back),
-        "retry_after": story.retry_after,
-    }
+        tokens=dict(story.tokens),
+        resources=Resources(story.mission.limits, facts.get("policy"), facts.get("observed")),
+        put_back=story.checked.put_back,
+        retry_after=story.retry_after,
+    )
 
 
 def write_final(
@@ -247,9 +240,14 @@ def write_final(
         return entries
 
     entries = workspace.compare(given, final.id, write)
-    document = {"schema_version": "proofbox.final_snapshot/1", "store": workspace.store_id, "snapshot": final.id}
-    skipped = msgspec.to_builtins((*final.skipped, *final.unstable))
-    bundle.write_json(FINAL_SNAPSHOT, {**document, "given": given, "method": final.method, "not_in_it": skipped})
+    document = FinalSnapshot(
+        store=workspace.store_id,
+        snapshot=final.id,
+        given=given,
+        method=final.method,
+        not_in_it=(*final.skipped, *final.unstable),
+    )
+    bundle.write_json(FINAL_SNAPSHOT, msgspec.to_builtins(document))
 
     def read(path: str) -> bytes | None:
         entry = entries.get(path)

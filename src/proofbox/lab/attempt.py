@@ -37,6 +37,7 @@ from proofbox.errors import (
 from proofbox.evidence.writer import BundleWriter
 from proofbox.lab import artifacts, pressure
 from proofbox.lab.claims import Feedback, read_feedback
+from proofbox.lab.documents import Verified
 from proofbox.lab.expectations import Unmet, unmet
 from proofbox.lab.ledger import Attempt, Ended
 from proofbox.lab.missionbox import MissionBoxes
@@ -331,7 +332,7 @@ class _Supervisor:
         did = self._trace.did() if self._trace else []
         self._unmet = unmet(self._mission.expect, self._feedback, did, read_file)
 
-    def _verified(self) -> str:
+    def _verified(self) -> Verified:
         """Passed needs something that said so: commands that passed, or conditions that all held."""
         unscored = self._checked.reward is not None and self._checked.passed is None
         if self._infra is not None or unscored:
@@ -375,7 +376,7 @@ class _Supervisor:
         infra = self._infra
         return Ended(
             claimed=self._feedback.claimed,
-            verified=self._verified(),  # type: ignore[arg-type]
+            verified=self._verified(),
             infra=None if infra is None else infra.code,
             reason=self._reason,
             strategy=str(self._runner.get("runtime", "")),

@@ -15,8 +15,10 @@ import re
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from proofbox.core.canonical import CanonicalError, parse_strict
+from proofbox.core.documents import stored
 
 Claim = Literal["success", "failure", "none"]
 SCHEMA = "proofbox.feedback/1"
@@ -25,6 +27,18 @@ TEXT_LIMIT = 64 * 1024
 _SUCCESS = {"done", "success", "succeeded", "successful", "completed", "complete", "finished", "fixed", "solved", "ok"}
 _FAILURE = {"failed", "failure", "failing", "unable", "cannot", "can't", "couldn't", "impossible", "error", "aborted"}
 _FIRST_WORD = re.compile(r"[^\w']*([\w'\u2019]+)")
+
+
+@stored(SCHEMA, at="BUNDLE/feedback.json of an attempt")
+class FeedbackRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """An agent's last words: exactly one of `result` and `result_json` is there."""
+
+    schema_version: str = SCHEMA
+    claimed: Claim
+    source: Literal["runtime_reported"] = "runtime_reported"
+    truncated: bool
+    result: str | UnsetType = UNSET
+    result_json: dict[str, Any] | UnsetType = UNSET
 
 
 class Feedback(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,14 +50,13 @@ class Feedback(msgspec.Struct, frozen=True, kw_only=True):
     truncated: bool = False
 
     def document(self) -> dict[str, Any]:
-        said = {"result": self.result} if self.result_json is None else {"result_json": self.result_json}
-        return {
-            "schema_version": SCHEMA,
-            "claimed": self.claimed,
-            "source": "runtime_reported",
-            "truncated": self.truncated,
-            **said,
-        }
+        said: dict[str, Any] = {"result": self.result or ""}
+        if self.result_json is not None:
+            said = {"result_json": self.result_json}
+        document: dict[str, Any] = msgspec.to_builtins(
+            FeedbackRecord(claimed=self.claimed, truncated=self.truncated, **said)
+        )
+        return document
 
 
 def read_feedback(final_message: str) -> Feedback:

@@ -22,6 +22,7 @@ from typing import Literal, Self
 import msgspec
 
 from proofbox.core.clock import Clock, SystemClock
+from proofbox.core.documents import declare
 from proofbox.errors import AttemptUnknown, CorruptError, LeaseLost, RunUnknown
 
 SCHEMA = "proofbox.ledger/1"
@@ -48,6 +49,12 @@ CREATE TABLE attempt (
 ) STRICT;
 CREATE INDEX attempt_state ON attempt (state, not_before, number);
 """
+declare(
+    SCHEMA,
+    at="OUT/RUN.ledger",
+    meaning="Which attempts a run has, and what became of each: SQLite, with the tables below. The plan is in `about`.",
+    shape={"type": "string", "contentMediaType": "application/vnd.sqlite3", "description": _TABLES.strip()},
+)
 
 
 class Planned(msgspec.Struct, frozen=True):

@@ -22,8 +22,9 @@ import msgspec
 from proofbox.core.atomic import write_document
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.core.dirs import state_dir
+from proofbox.core.documents import stored
+from proofbox.core.locks import locked
 from proofbox.evidence.identity import is_alive
-from proofbox.workspace.locks import locked
 
 SCHEMA = "proofbox.limiter/1"
 FIRST = 4.0
@@ -40,7 +41,10 @@ class Inside(msgspec.Struct, frozen=True):
     process: dict[str, Any]
 
 
+@stored(SCHEMA, at="STATE/limits/CREDENTIAL.json")
 class State(msgspec.Struct, frozen=True, kw_only=True):
+    """How many attempts may use one credential at once, shared by every process of the user."""
+
     schema_version: str = SCHEMA
     window: float = FIRST
     closed_until: float = 0.0

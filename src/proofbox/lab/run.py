@@ -8,7 +8,6 @@ out/.work/<run_id>/     workspaces and boxes' scratch; gone when the run is comm
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 from collections.abc import Iterable, Iterator
@@ -18,6 +17,7 @@ import msgspec
 
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.core.ids import IdSource
+from proofbox.core.locks import locked
 from proofbox.errors import RunBusy, RunUnknown, UsageLimited, WorkerLost
 from proofbox.evidence.identity import world
 from proofbox.evidence.paths import INDEX
@@ -26,10 +26,12 @@ from proofbox.evidence.schedule import ScheduleLog
 from proofbox.evidence.writer import BundleWriter
 from proofbox.lab import artifacts
 from proofbox.lab.crew import Crew, OnEvent
+from proofbox.lab.documents import ChainDecided, RunEnvironment, SuiteNamed
 from proofbox.lab.ledger import Attempt, Ended, Ledger, Planned
 from proofbox.lab.pinning import PINNED, pin
 from proofbox.lab.plan import PLAN, TEMPLATES, WORK, Plan, attempts_of, ledger_path, read_plan, redactor_of
 from proofbox.lab.reading import Suite
+from proofbox.lab.spec import SCHEMA as SUITE_SCHEMA
 from proofbox.lab.spec import Mission
 from proofbox.lab.summary import SUMMARY, summarize
 from proofbox.lab.template import GIVEN, Source, fill, forget_templates
@@ -128,18 +130,12 @@ class Conductor:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Held by a lock that the kernel takes back when we die."""
-        path = self._out / f".{self._run_id}.conductor"
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
+        with contextlib.ExitStack() as stack:
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                stack.enter_context(locked(self._out / f".{self._run_id}.conductor", wait=False))
             except BlockingIOError:
-                hints = ["wait for it, or end it and resume"]
-                raise RunBusy(f"another process conducts {self._run_id}", op="suite", fix_hints=hints) from None
+                raise RunBusy(f"another process conducts {self._run_id}", op="suite") from None
             yield
-        finally:
-            os.close(fd)
 
     def _work(self) -> None:
         wanted = 1 if self._plan.isolation == "shared" else min(os.cpu_count() or 1, self._plan.concurrency)
@@ -219,22 +215,21 @@ class Conductor:
     def _write(self, bundle: BundleWriter) -> None:
         attempts = self._ledger.attempts()
         suite = self._plan.suite()
-        bundle.write_bytes(
-            _source_name(self._plan), self._plan.suite_source.encode(), schema_version="proofbox.suite/1"
-        )
+        bundle.write_bytes(_source_name(self._plan), self._plan.suite_source.encode(), schema_version=SUITE_SCHEMA)
         bundle.write_json(
             "environment.json",
-            {
-                "schema_version": "proofbox.run_environment/1",
-                "world": world(),
-                "suite": {"id": suite.id, "sha256": suite.sha256},
-                "chain": {"strategies": self._plan.chain, "origin": self._plan.chain_origin},
-                "isolation": self._plan.isolation,
-                "concurrency": self._plan.concurrency,
-                "provider": self._plan.provider,
-                "epochs": self._epoch,
-                "inputs": self._plan.inputs,
-            },
+            msgspec.to_builtins(
+                RunEnvironment(
+                    world=world(),
+                    suite=SuiteNamed(suite.id, suite.sha256),
+                    chain=ChainDecided(self._plan.chain, self._plan.chain_origin),
+                    isolation=self._plan.isolation,
+                    concurrency=self._plan.concurrency,
+                    provider=self._plan.provider,
+                    epochs=self._epoch,
+                    inputs=self._plan.inputs,
+                )
+            ),
         )
         schedule = ScheduleLog(bundle.open_log(SCHEDULE), self._clock)
         for attempt in attempts:
@@ -245,8 +240,8 @@ class Conductor:
                 schedule.finished(attempt.id, attempt.result.index_sha256)
         schedule.close()
         summary = summarize(self._run_id, suite, attempts)
-        bundle.write_json(SUMMARY, summary)
-        if summary["status"] != "ok":
+        bundle.write_json(SUMMARY, msgspec.to_builtins(summary))
+        if summary.status != "ok":
             bundle.mark_partial("some attempts failed for reasons of the machinery")
 
 

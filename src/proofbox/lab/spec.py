@@ -17,6 +17,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from proofbox.core.documents import stored
+
 SCHEMA = "proofbox.suite/1"
 
 Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9](?:[a-z0-9._-]{0,62}[a-z0-9])?$")]
@@ -209,8 +211,9 @@ class SuiteFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Of a provider, how many attempts may be under way in it at once: `{ docker = 2 }`. Others are bounded by -n."""
 
 
+@stored(SCHEMA, at="a suite's TOML or JSON file, and RUN/suite.toml or RUN/suite.json")
 class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The file as a whole."""
+    """A suite: missions, and what they have in common. The file itself states no schema; the run's index does."""
 
     suite: SuiteFields
     defaults: MissionFields = MissionFields()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
+
+import msgspec
 
 from proofbox.core.clock import Clock, isoformat
 from proofbox.errors import InternalError
@@ -23,6 +25,13 @@ Reason = Literal[
 STATES: tuple[State, ...] = get_args(State)
 
 
+class StateEntered(msgspec.Struct, frozen=True):
+    state: State
+    at: str
+    at_ms: float
+    """Since the attempt was claimed."""
+
+
 class States:
     """Where an attempt is, and when it came there."""
 
@@ -30,7 +39,7 @@ class States:
         self._clock = clock
         self.now: State = "claimed"
         self._began = clock.monotonic()
-        self.log: list[dict[str, Any]] = []
+        self.log: list[StateEntered] = []
         self._note()
 
     def enter(self, state: State) -> None:
@@ -42,4 +51,4 @@ class States:
 
     def _note(self) -> None:
         at_ms = round((self._clock.monotonic() - self._began) * 1000, 3)
-        self.log.append({"state": self.now, "at": isoformat(self._clock.now()), "at_ms": at_ms})
+        self.log.append(StateEntered(self.now, isoformat(self._clock.now()), at_ms))

@@ -4,33 +4,31 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Literal
 
+from proofbox.lab.documents import MissionSummary, RunSummary, SuiteNamed, Totals
 from proofbox.lab.ledger import Attempt
 from proofbox.lab.reading import Suite
 from proofbox.lab.spec import Mission, comparability
 
 SUMMARY = "summary.json"
-SCHEMA = "proofbox.run_summary/1"
 
 
-def summarize(run_id: str, suite: Suite, attempts: Sequence[Attempt]) -> dict[str, Any]:
-    """The run's own status says whether it can be relied on as a measurement, not whether missions were done."""
+def summarize(run_id: str, suite: Suite, attempts: Sequence[Attempt]) -> RunSummary:
     final = final_attempts(attempts)
-    return {
-        "schema_version": SCHEMA,
-        "run_id": run_id,
-        "suite": {"id": suite.id, "sha256": suite.sha256},
-        "status": run_status(attempts),
-        "comparable": not suite.not_comparable,
-        "totals": totals(attempts),
-        "missions": [
+    return RunSummary(
+        run_id=run_id,
+        suite=SuiteNamed(suite.id, suite.sha256),
+        status=run_status(attempts),
+        comparable=not suite.not_comparable,
+        totals=totals(attempts),
+        missions=tuple(
             _mission(mission, [each for each in final if each.mission == mission.id]) for mission in suite.missions
-        ],
-    }
+        ),
+    )
 
 
-def run_status(attempts: Sequence[Attempt]) -> str:
+def run_status(attempts: Sequence[Attempt]) -> Literal["ok", "partial"]:
     whole = all(each.result is not None and each.result.infra is None for each in attempts)
     return "ok" if whole else "partial"
 
@@ -41,34 +39,32 @@ def final_attempts(attempts: Sequence[Attempt]) -> list[Attempt]:
     return [each for each in attempts if each.id not in parents]
 
 
-def totals(attempts: Sequence[Attempt]) -> dict[str, Any]:
-    """Counts of every attempt, and of the results: one for each replicate."""
+def totals(attempts: Sequence[Attempt]) -> Totals:
     final = final_attempts(attempts)
     verified = Counter(each.result.verified for each in final if each.result is not None)
     claimed = Counter(each.result.claimed for each in final if each.result is not None)
-    return {
-        "attempts": len(attempts),
-        "results": len(final),
-        "passed": verified["passed"],
-        "failed": verified["failed"],
-        "unverified": verified["none"],
-        "claimed_success": claimed["success"],
-        "infra": dict(
-            sorted(Counter(each.result.infra for each in attempts if each.result and each.result.infra).items())
-        ),
-        "not_run": sum(each.result is None for each in final),
-    }
+    infra = Counter(each.result.infra for each in attempts if each.result and each.result.infra)
+    return Totals(
+        attempts=len(attempts),
+        results=len(final),
+        passed=verified["passed"],
+        failed=verified["failed"],
+        unverified=verified["none"],
+        claimed_success=claimed["success"],
+        infra=dict(sorted(infra.items())),
+        not_run=sum(each.result is None for each in final),
+    )
 
 
-def _mission(mission: Mission, final: Sequence[Attempt]) -> dict[str, Any]:
+def _mission(mission: Mission, final: Sequence[Attempt]) -> MissionSummary:
     results = [each.result for each in final if each.result is not None]
-    return {
-        "mission_id": mission.id,
+    return MissionSummary(
+        mission_id=mission.id,
         **comparability(mission),
-        "results": len(final),
-        "passed": sum(result.verified == "passed" for result in results),
-        "failed": sum(result.verified == "failed" for result in results),
-        "claimed_but_failed": sum(result.claimed == "success" and result.verified == "failed" for result in results),
-        "infra": sum(result.infra is not None for result in results),
-        "reasons": dict(sorted(Counter(result.reason for result in results).items())),
-    }
+        results=len(final),
+        passed=sum(result.verified == "passed" for result in results),
+        failed=sum(result.verified == "failed" for result in results),
+        claimed_but_failed=sum(result.claimed == "success" and result.verified == "failed" for result in results),
+        infra=sum(result.infra is not None for result in results),
+        reasons=dict(sorted(Counter(result.reason for result in results).items())),
+    )

@@ -20,6 +20,7 @@ from proofbox.agents.events import (
     Message,
     RateWindows,
     Retrying,
+    TokenUsage,
     ToolCall,
     TurnStarted,
     Usage,
@@ -30,6 +31,7 @@ from proofbox.core.redaction import Redactor
 from proofbox.core.text import preview
 from proofbox.evidence.log import BundleLog
 from proofbox.evidence.writer import BundleWriter
+from proofbox.lab.documents import Durations, IntegrityFinding, NoProgress, StepEntry, ToolCallEntry
 from proofbox.lab.expectations import Did
 from proofbox.lab.spec import Budget
 from proofbox.workspace.workspace import Workspace
@@ -116,7 +118,7 @@ class Trace:
         return [Did(call.command or call.tool, _failed(call), _observed(call)) for call in self.calls]
 
     def report(self) -> dict[str, Any]:
-        """The figures, all of them counted from what is in the trace."""
+        """The figures of an `AttemptReport`, all of them counted from what is in the trace."""
         durations = sorted(call.duration_ms for call in self.calls if call.duration_ms is not None)
         failures = Counter(_failure_code(call) for call in self.calls if _failed(call))
         return {
@@ -127,40 +129,39 @@ class Trace:
             "tool_failures": dict(sorted(failures.items())),
             "retries": dict(sorted(self.retries.items())),
             "steps": self.steps,
-            "duration_ms": {"p50": _percentile(durations, 0.5), "p95": _percentile(durations, 0.95)},
+            "duration_ms": Durations(_percentile(durations, 0.5), _percentile(durations, 0.95)),
             "output_bytes": self.output_bytes,
-            "no_progress": {"longest_run_of_identical_calls": self.longest_repeat},
-            "integrity": [{"code": each.code, "message": each.message} for each in self.integrity],
+            "no_progress": NoProgress(self.longest_repeat),
+            "integrity": tuple(IntegrityFinding(each.code, each.message) for each in self.integrity),
         }
 
-    def tokens(self) -> dict[str, Any]:
-        return {source: msgspec.to_builtins(event.total) for source, event in sorted(self.usage.items())}
+    def tokens(self) -> dict[str, TokenUsage]:
+        return {source: event.total for source, event in sorted(self.usage.items())}
 
     def _tool_call(self, event: ToolCall) -> None:
         self.calls.append(msgspec.structs.replace(event, output=""))  # a long attempt's outputs are in its bundle
         output = self._redactor.redact(event.output).encode("utf-8", "replace")
         self.output_bytes += len(output)
         shown, cut = preview(output, PREVIEW)
-        entry: dict[str, Any] = {
-            "schema_version": "proofbox.tool_call/1",
-            "attempt": self._attempt,
-            "session": event.session,
-            "thread": event.thread,
-            "turn": event.turn,
-            "call": event.item,
-            "tool": event.tool,
-            "command": preview(event.command, PREVIEW)[0],
-            "cwd": preview(event.cwd, PREVIEW)[0],
-            "status": event.status,
-            "exit_code": event.exit_code,
-            "duration_ms": event.duration_ms,
-            "late": event.late,
-            "source": event.source,
-            "output_preview": shown,
-            "output_bytes": len(output),
-            "output_sha256": self._keep(output) if cut else None,
-        }
-        self._calls.append(entry)
+        entry = ToolCallEntry(
+            attempt=self._attempt,
+            session=event.session,
+            thread=event.thread,
+            turn=event.turn,
+            call=event.item,
+            tool=event.tool,
+            command=preview(event.command, PREVIEW)[0],
+            cwd=preview(event.cwd, PREVIEW)[0],
+            status=event.status,
+            exit_code=event.exit_code,
+            duration_ms=event.duration_ms,
+            late=event.late,
+            source=event.source,
+            output_preview=shown,
+            output_bytes=len(output),
+            output_sha256=self._keep(output) if cut else None,
+        )
+        self._calls.append(msgspec.to_builtins(entry))
         same = (event.tool, event.command)
         self._same = self._same + 1 if same == self._previous else 1
         self._previous = same
@@ -169,7 +170,7 @@ class Trace:
         self._check("tool_calls", len(self.calls), self._budget.tool_calls)
 
     def _keep_step(self, entry: Mapping[str, Any]) -> None:
-        self._steps.append({"schema_version": "proofbox.step/1", "attempt": self._attempt, **entry})
+        self._steps.append(msgspec.to_builtins(StepEntry(attempt=self._attempt, **entry)))
 
     def _keep(self, output: bytes) -> str:
         """The whole of an output that its preview cuts, once, under the digest of what is stored."""

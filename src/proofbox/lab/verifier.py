@@ -36,7 +36,6 @@ from proofbox.workspace.restore import write_file
 from proofbox.workspace.store import Store
 from proofbox.workspace.workspace import Workspace
 
-SCHEMA = "proofbox.attempt_verification/1"
 PREVIEW = 4096
 LINES, LINE = 10_000, 4096
 """How much of its output is looked at for what a command must print: the last lines, and each one's beginning."""
@@ -72,9 +71,6 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
     provider: str = ""
     isolation: str = ""
     duration_ms: float = 0.0
-
-    def document(self) -> dict[str, object]:
-        return {"schema_version": SCHEMA, **msgspec.to_builtins(self)}
 
 
 def lay_out(

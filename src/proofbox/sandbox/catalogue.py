@@ -26,6 +26,7 @@ from pathlib import Path
 import msgspec
 
 from proofbox.core.dirs import config_dir
+from proofbox.core.documents import stored
 from proofbox.errors import ImageUnavailable, ImageUnknown, UsageError
 
 SCHEMA = "proofbox.images/1"
@@ -48,7 +49,10 @@ class Image(msgspec.Struct, frozen=True):
     description: str = ""
 
 
+@stored(SCHEMA, at="CONFIG/images.toml, or the file that --catalogue names")
 class _Catalogue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The images that can be pulled, each pinned by its digest."""
+
     schema_version: str
     image: tuple[Image, ...] = ()
 

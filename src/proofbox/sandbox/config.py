@@ -18,16 +18,19 @@ import msgspec
 
 from proofbox.core.atomic import write_document
 from proofbox.core.dirs import config_dir, state_dir
+from proofbox.core.documents import stored
 from proofbox.core.nearest import nearest
 from proofbox.errors import PolicyRefused, RequestInvalid, UsageError
 from proofbox.sandbox.allowlist import parse_network
 
 PROJECT_FILE = Path(".proofbox/config.toml")
 SIZE_LIMIT = 64 << 10
+TRUSTED = "proofbox.trusted/1"
 
 
+@stored("config.toml", at="PROJECT/.proofbox/config.toml and CONFIG/config.toml")
 class Settings(msgspec.Struct, frozen=True):
-    """What a file may say. The names are those of the flags."""
+    """Defaults for boxes and agents. The names are those of the flags; a flag wins, then the project's file."""
 
     provider: str | None = None
     image: str | None = None
@@ -64,6 +67,15 @@ class Settings(msgspec.Struct, frozen=True):
         if self.network not in (None, "none"):
             found.append(f"network = {self.network!r}")
         return found
+
+
+@stored(TRUSTED, at="STATE/trusted.json")
+class _Trusted(msgspec.Struct, frozen=True):
+    """The versions of projects' settings that the user has agreed to."""
+
+    projects: dict[str, str] = {}
+    """Of a project's path the digest of its config.toml, and of the script that prepares its boxes."""
+    schema_version: str = TRUSTED
 
 
 def load(project: Path) -> Settings:
@@ -118,7 +130,7 @@ def trust(project: Path) -> None:
         raise UsageError(f"{project} has no {PROJECT_FILE}", op="config", fix_hints=["make one: proofbox init"])
     settings = _parse(data, project / PROJECT_FILE)
     agreed = {**_agreed(), str(project): _fingerprint(data, script(project, settings, given=True))}
-    write_document(_trusted_file(), msgspec.json.encode({"schema_version": "proofbox.trusted/1", "projects": agreed}))
+    write_document(_trusted_file(), msgspec.json.encode(_Trusted(agreed)))
 
 
 def is_trusted(project: Path, data: bytes, settings: Settings) -> bool:
@@ -213,8 +225,7 @@ def _trusted_file() -> Path:
 def _agreed() -> dict[str, str]:
     """Whatever is wrong with this file, nothing is trusted then."""
     try:
-        found = msgspec.json.decode(_trusted_file().read_bytes())
-        projects = found["projects"] if found["schema_version"] == "proofbox.trusted/1" else {}
-        return {str(name): str(digest) for name, digest in projects.items()}
-    except (OSError, msgspec.DecodeError, KeyError, TypeError, AttributeError):
+        found = msgspec.json.decode(_trusted_file().read_bytes(), type=_Trusted)
+    except (OSError, msgspec.DecodeError, RecursionError):
         return {}
+    return found.projects if found.schema_version == TRUSTED else {}

@@ -16,13 +16,14 @@ import msgspec
 from proofbox.core.atomic import write_document
 from proofbox.core.digest import sha256_file
 from proofbox.core.dirs import cache_dir
+from proofbox.core.documents import stored
 from proofbox.errors import ImageCorrupt, ImageLocked, ImageUnavailable, UsageError
 from proofbox.sandbox.catalogue import Image, all_images, architecture, find_image, resolve_default_image
 from proofbox.sandbox.download import OnProgress, download
 from proofbox.sandbox.paths import resolve_project
 
 LOCK_FILE = Path(".proofbox/images.lock")
-LOCK_SCHEMA = "proofbox.images-lock/1"
+LOCK_SCHEMA = "proofbox.images_lock/1"
 LOCK_LIMIT = 1 << 20
 
 
@@ -42,7 +43,10 @@ class Locked(msgspec.Struct, frozen=True):
     sha256: str
 
 
+@stored(LOCK_SCHEMA, at="PROJECT/.proofbox/images.lock")
 class _Lock(msgspec.Struct, frozen=True):
+    """The images a project means by their names. Another file under a name is refused."""
+
     images: tuple[Locked, ...] = ()
     schema_version: str = LOCK_SCHEMA
 

@@ -15,6 +15,7 @@ import msgspec
 
 from proofbox.core.atomic import write_document
 from proofbox.core.dirs import cache_dir
+from proofbox.core.documents import stored
 from proofbox.errors import CommandNotFound, ProofboxError, ProviderUnavailable
 from proofbox.sandbox.connection import Connection
 from proofbox.sandbox.contract import BoxSpec, Diagnostic, Event, OnEvent, Policy, ProbeResult, Provider, stream_of
@@ -149,6 +150,7 @@ def _boot_id() -> str:
         return platform.node()
 
 
+@stored("proofbox.trials/1", at="CACHE/trials.json")
 class _Trials(msgspec.Struct):
     """The trials that worked. Losing this file costs a few milliseconds, so that anything wrong with it is ignored."""
 

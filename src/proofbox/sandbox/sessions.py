@@ -21,6 +21,7 @@ from typing import Any, Literal
 import msgspec
 
 from proofbox.core.atomic import write_document
+from proofbox.core.documents import stored
 from proofbox.core.ids import is_id
 from proofbox.errors import PathRefused, ProofboxError, SandboxLost, SessionUnknown
 from proofbox.sandbox.contract import Isolation, Policy
@@ -28,7 +29,7 @@ from proofbox.sandbox.inside import Inside
 from proofbox.sandbox.unixpath import connect_at
 
 PREFIX = "ses"
-SCHEMA = "proofbox.session/1"
+SCHEMA = "proofbox.session_record/1"
 State = Literal["running", "stopped", "lost"]
 
 
@@ -61,7 +62,10 @@ class SessionInfo(msgspec.Struct, frozen=True):
         )
 
 
+@stored(SCHEMA, at="STATE/sessions/SESSION/session.json")
 class Record(msgspec.Struct, frozen=True):
+    """A session that outlives its client: where its box is, and how it was asked for."""
+
     id: str
     created_at: str
     ttl: float

@@ -21,11 +21,12 @@ import msgspec
 from proofbox.core.chain import ChainWriter, origin, verify_chain
 from proofbox.core.clock import Clock, SystemClock, isoformat
 from proofbox.core.digest import sha256_hex
+from proofbox.core.documents import stored
 from proofbox.core.ids import IdSource
+from proofbox.core.locks import locked
 from proofbox.core.redaction import Redactor
 from proofbox.core.text import printable
 from proofbox.errors import WorkspaceCorrupt
-from proofbox.workspace.locks import locked
 from proofbox.workspace.model import EffectsHead, Snapshot
 
 SCHEMA = "proofbox.effect/1"
@@ -36,8 +37,9 @@ _TAIL = 1 << 16
 Phase = Literal["intent", "outcome", "denied", "note"]
 
 
+@stored(SCHEMA, at="STATE/workspaces/WORKSPACE/effects.jsonl, one a line")
 class Effect(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One entry. `id` is the call's: its intent and its outcome share it."""
+    """What was done in a workspace, or denied. `id` is the call's: its intent and its outcome share it."""
 
     id: str
     time: str

@@ -27,6 +27,7 @@ from proofbox.core.atomic import create_only, sync_directory, write_document
 from proofbox.core.canonical import CanonicalError, canonical_bytes, parse_strict
 from proofbox.core.digest import digest_of
 from proofbox.core.dirs import state_dir
+from proofbox.core.documents import stored
 from proofbox.errors import WorkspaceCorrupt, WorkspaceExists, WorkspacePathRefused, WorkspaceUnknown
 
 SCHEMA_VERSION = 1
@@ -34,7 +35,10 @@ REFS, ROLLBACK, CACHE, LOCK = "refs.json", "rollback.json", "cache", "lock"
 T = TypeVar("T")
 
 
+@stored("workspace.json", at="the member `body` of STATE/workspaces/WORKSPACE/workspace.json, with its `sha256`")
 class Registration(msgspec.Struct, frozen=True):
+    """A directory that has a history, and the store that holds it."""
+
     id: str
     store: str
     path_hex: str

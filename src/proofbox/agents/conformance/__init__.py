@@ -24,6 +24,7 @@ from proofbox.agents.conformance.context import Check, Context
 from proofbox.agents.conformance.rigs import rig_for
 from proofbox.agents.contract import AgentRuntime, Capabilities
 from proofbox.agents.registry import Registry, installed
+from proofbox.core.documents import stored
 from proofbox.errors import StrategyUnavailable, UsageError
 from proofbox.sandbox.conformance.check import Failed, Measured, NotApplicable, NotChecked, Outcome, Result
 
@@ -35,6 +36,7 @@ CHECKS: tuple[Check, ...] = tuple(
 )
 
 
+@stored(SCHEMA, at="what `run_conformance` returns to a caller that keeps it")
 class RuntimeReport(Measured, msgspec.Struct, frozen=True):
     """What was measured of one runtime on this machine. JSON-ready by `msgspec.to_builtins`."""
 

@@ -2,42 +2,32 @@
 
 from __future__ import annotations
 
-import dataclasses
-import importlib
-import inspect
-from collections.abc import Iterator
-from typing import Annotated, Any, get_args, get_origin
+from typing import Any
 
 import msgspec
-from cyclopts import Parameter
 
 from proofbox import __version__
 from proofbox.agents.contract import Capabilities
 from proofbox.agents.registry import BUILT_IN, installed
 from proofbox.agents.strategies import DEFAULT_CHAIN
-from proofbox.cli import COMMANDS, Command
+from proofbox.cli import schemas
 from proofbox.cli.commands import flags
-from proofbox.cli.output import Document, columns, show
-from proofbox.errors import error_classes
+from proofbox.cli.describe import CommandFacts, commands
+from proofbox.cli.output import EXIT_CODES, PASSING_EXIT_CODES, Document, columns, show
+from proofbox.cli.schemas import StoredFacts
+from proofbox.errors import ProofboxError, error_classes
 from proofbox.sandbox.contract import Isolation
 from proofbox.sandbox.providers import ALIASES, AUTO, AUTO_ORDER, PROVIDERS
 
 
-class ParameterFacts(msgspec.Struct, frozen=True):
-    name: str
-    required: bool
-
-
-class CommandFacts(msgspec.Struct, frozen=True):
-    summary: str
-    parameters: tuple[ParameterFacts, ...]
-    passes_exit_code: bool
-
-
-class CodeFacts(msgspec.Struct, frozen=True):
+class CodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int
     retryable: bool
     meaning: str
+    hints: tuple[str, ...]
+    """What to do, where an error of the kind has no better advice of its own."""
+    parent: str | None
+    """The code of the kind that it is a case of."""
 
 
 class ProviderFacts(msgspec.Struct, frozen=True):
@@ -56,7 +46,13 @@ class ContractDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.contract/1"
     version: str
     commands: dict[str, CommandFacts]
+    exit_codes: dict[int, str]
+    passing_exit_codes: dict[int, str]
+    """Of commands with `passes_exit_code`."""
     schemas: dict[str, Any]
+    """The JSON Schema of everything that is printed."""
+    stored: dict[str, StoredFacts]
+    """Of everything that is written to a disk."""
     codes: dict[str, CodeFacts]
     providers: dict[str, ProviderFacts]
     auto_order: tuple[str, ...]
@@ -72,14 +68,20 @@ def contract(*, json: flags.Json = False) -> int:
     For example:
       proofbox contract --json | python3 -m json.tool
     """
-    document = ContractDocument(
+    document = make_contract()
+    show(document, lambda: _text(document), as_json=json)
+    return 0
+
+
+def make_contract() -> ContractDocument:
+    return ContractDocument(
         version=__version__,
-        commands={command.path: _command(command) for command in COMMANDS},
-        schemas=_schemas(),
-        codes={
-            kind.code: CodeFacts(kind.exit_code, kind.retryable, (kind.__doc__ or "").split("\n")[0])
-            for kind in error_classes()
-        },
+        commands=commands(),  # first: it loads the modules of all commands, and with them every document
+        exit_codes=EXIT_CODES,
+        passing_exit_codes=PASSING_EXIT_CODES,
+        schemas=schemas.printed(),
+        stored=schemas.stored(),
+        codes={kind.code: _code(kind) for kind in error_classes()},
         providers={
             name: ProviderFacts(kind.isolation, tuple(alias for alias, meant in ALIASES.items() if meant == name))
             for name, kind in PROVIDERS.items()
@@ -89,69 +91,23 @@ def contract(*, json: flags.Json = False) -> int:
         default_chain=DEFAULT_CHAIN,
         capabilities=Capabilities.__struct_fields__,
     )
-    show(document, lambda: _text(document), as_json=json)
-    return 0
 
 
 def _strategy(id: str) -> StrategyFacts:
     """Of the built-in ones: what else is installed is no part of the contract."""
     runtime = installed().runtime(id)
-    schema = _tidied(msgspec.json.schema(runtime.settings))
-    return StrategyFacts(runtime.title, runtime.capabilities, schema)
+    return StrategyFacts(runtime.title, runtime.capabilities, schemas.json_schema(runtime.settings))
 
 
-def _command(command: Command) -> CommandFacts:
-    module, _, name = command.target.partition(":")
-    function = getattr(importlib.import_module(f"proofbox.cli.commands.{module}"), name)
-    parameters = []
-    for parameter in _flattened(inspect.signature(function, eval_str=True)):
-        positional = parameter.kind is not inspect.Parameter.KEYWORD_ONLY
-        shown = parameter.name.upper() if positional else _flag(parameter)
-        required = (
-            parameter.default is inspect.Parameter.empty and parameter.kind is not inspect.Parameter.VAR_POSITIONAL
-        )
-        parameters.append(ParameterFacts(shown, required))
-    return CommandFacts(command.summary, tuple(parameters), command.passes_exit_code)
-
-
-def _flattened(signature: inspect.Signature) -> Iterator[inspect.Parameter]:
-    """A parameter that stands for several flags (a dataclass) gives its fields."""
-    for parameter in signature.parameters.values():
-        kinds = get_args(parameter.annotation)
-        if kinds and dataclasses.is_dataclass(kinds[0]) and isinstance(kinds[0], type):
-            fields = inspect.signature(kinds[0], eval_str=True).parameters.values()
-            yield from (field.replace(kind=inspect.Parameter.KEYWORD_ONLY) for field in fields)
-        else:
-            yield parameter
-
-
-def _flag(parameter: inspect.Parameter) -> str:
-    if get_origin(parameter.annotation) is Annotated:
-        for note in get_args(parameter.annotation)[1:]:
-            if isinstance(note, Parameter) and note.name:
-                return str(next(iter(note.name)))
-    return "--" + parameter.name.replace("_", "-")
-
-
-def _schemas() -> dict[str, Any]:
-    """Every document there is: the modules of all commands are loaded by now."""
-    found: dict[str, Any] = {}
-    kinds: list[type[Document]] = [*Document.__subclasses__()]
-    for kind in kinds:
-        kinds.extend(kind.__subclasses__())
-        name = next(field.default for field in msgspec.structs.fields(kind) if field.name == "schema")
-        found[name] = _tidied(msgspec.json.schema(kind, schema_hook=lambda _: {"type": "string"}))
-    return dict(sorted(found.items()))
-
-
-def _tidied(schema: Any) -> Any:
-    """Descriptions without the indentation of the source: Python 3.13 strips it from docstrings, and others don't."""
-    if isinstance(schema, dict):
-        return {
-            name: inspect.cleandoc(value) if name == "description" and isinstance(value, str) else _tidied(value)
-            for name, value in schema.items()
-        }
-    return [_tidied(value) for value in schema] if isinstance(schema, list) else schema
+def _code(kind: type[ProofboxError]) -> CodeFacts:
+    above = kind.__mro__[1]
+    return CodeFacts(
+        exit_code=kind.exit_code,
+        retryable=kind.retryable,
+        meaning=" ".join((kind.__doc__ or "").partition("\n\n")[0].split()),
+        hints=kind.hints,
+        parent=above.code if issubclass(above, ProofboxError) else None,
+    )
 
 
 def _text(document: ContractDocument) -> str:
@@ -162,7 +118,8 @@ def _text(document: ContractDocument) -> str:
             [("PROVIDER", "ISOLATION"), *((name, facts.isolation.value) for name, facts in document.providers.items())]
         ),
         columns([("STRATEGY", "WHAT IT IS"), *((id, facts.title) for id, facts in document.strategies.items())]),
-        "schemas: " + ", ".join(document.schemas),
+        columns([("STORED", "WHERE"), *((name, facts.at) for name, facts in document.stored.items())]),
+        "printed: " + ", ".join(document.schemas),
         f"{AUTO} tries: " + ", ".join(document.auto_order),
     ]
     return "\n\n".join(parts)

@@ -37,7 +37,7 @@ class ImageFacts(msgspec.Struct, frozen=True):
 
 
 class ImagesDocument(Document, frozen=True, kw_only=True):
-    schema: str = "proofbox.images/1"
+    schema: str = "proofbox.image_list/1"
     catalogue: str
     arch: str
     images: tuple[ImageFacts, ...]

@@ -43,8 +43,9 @@ def emit(
         Parameter(name="--accept", negative="", help="A reason that is not to count, by name. May be repeated."),
     ] = (),
     sign: Annotated[Path | None, Parameter(name="--sign", help="The file of a private key.")] = None,
-    output: Annotated[
-        Path | None, Parameter(name="--output", help="Default: RUN.promotion.json beside the run.")
+    out: Annotated[
+        Path | None,
+        Parameter(name=["--out", "--output"], help="The packet's file. Default: RUN.promotion.json beside the run."),
     ] = None,
     json: flags.Json = False,
 ) -> int:
@@ -55,7 +56,7 @@ def emit(
       proofbox promotion emit out/run-01… --policy attempt --accept bundle_repaired --json
     """
     done = emit_promotion(
-        bundle, policy=policy, require_promotable=require_promotable, accept=accept, sign=sign, output=output
+        bundle, policy=policy, require_promotable=require_promotable, accept=accept, sign=sign, output=out
     )
     document = PromotionDocument(
         path=done.path,

@@ -10,18 +10,20 @@ from typing import Annotated, Any, Literal
 import anyio
 import msgspec
 from cyclopts import Parameter
+from msgspec import UNSET, UnsetType
 
 from proofbox.agents.contract import AgentRuntime
 from proofbox.agents.registry import installed
 from proofbox.agents.strategies import decide_chain, first_usable
 from proofbox.cli.commands import flags
 from proofbox.cli.live import Progress
-from proofbox.cli.output import Document, ErrorBody, columns, show, write_json
+from proofbox.cli.output import Document, ErrorBody, Streamed, columns, show, write_json
 from proofbox.cli.progress import watched
 from proofbox.core.ids import IdSource
 from proofbox.core.text import printable
 from proofbox.errors import SuiteInvalid, SuiteNotPassed, UsageError
 from proofbox.lab import harbor, reading
+from proofbox.lab.documents import Totals
 from proofbox.lab.ledger import Attempt, Ledger
 from proofbox.lab.plan import Plan, ledger_path, read_plan
 from proofbox.lab.run import Conductor, create_run, find_run
@@ -97,10 +99,31 @@ class RunDocument(Document, frozen=True, kw_only=True):
     committed: bool
     bundle: str
     attempts: tuple[AttemptFacts, ...]
-    totals: dict[str, Any]
+    totals: Totals
     not_comparable: Mapping[str, tuple[str, ...]] = {}
     """Missions whose results must not be set beside those of the system they were written for, and why."""
     error: ErrorBody | None = None
+
+
+class EventDocument(Streamed, frozen=True, kw_only=True):
+    schema: str = "proofbox.suite_event/1"
+    run_id: str
+    event: str
+    """A state of an attempt (preparing, running, stopping, verifying, committing, ended), activity, tokens, or lost."""
+    attempt_id: str
+    mission_id: str
+    activity: str | UnsetType = UNSET
+    """Of `activity`: what the agent is doing."""
+    tokens: int | UnsetType = UNSET
+    """Of `tokens`: spent so far."""
+    claimed: str | UnsetType = UNSET
+    """From here: of `ended`."""
+    verified: str | UnsetType = UNSET
+    infra: str | UnsetType | None = UNSET
+    reason: str | UnsetType = UNSET
+    strategy: str | UnsetType = UNSET
+    message: str | UnsetType = UNSET
+    """Of `lost`: why the attempt was given to another worker."""
 
 
 def lint(spec: SpecPath, *, host_root: HostRoot = False, json: flags.Json = False) -> int:
@@ -276,7 +299,7 @@ def _conduct(out: Path, run_id: str, *, json: bool, jsonl: bool) -> int:
 
         def hear(event: dict[str, Any]) -> None:
             if jsonl:
-                write_json({"schema": "proofbox.suite_event/1", "run_id": run_id, **event})
+                write_json(EventDocument(run_id=run_id, **event))
             progress.hear(event)
 
         conductor = Conductor(out, run_id, on_event=hear)
@@ -301,9 +324,9 @@ def _show(out: Path, run_id: str, *, json: bool) -> int:
     counted = totals(attempts)
     error = None
     if not passed:
-        done = counted["passed"]
+        done = counted.passed
         error = SuiteNotPassed(
-            f"{done} of {counted['results']} were verified as done",
+            f"{done} of {counted.results} were verified as done",
             op="suite",
             fix_hints=[f"see what happened: proofbox attempt explain ATTEMPT --run {out / run_id}"],
         )
@@ -335,7 +358,7 @@ def _text(document: RunDocument, attempts: Sequence[Attempt]) -> str:
     lines = [
         columns(rows),
         "",
-        f"{counted['passed']} of {counted['results']} verified as done"
+        f"{counted.passed} of {counted.results} verified as done"
         + (f"; {lied} claimed success and failed" if lied else ""),
         f"evidence: {document.bundle}" + ("" if document.committed else " (not committed: proofbox suite resume)"),
     ]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from proofbox.core.documents import stored
 from proofbox.sandbox.contract import Enforcement, Isolation
 
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ class Measured:
         return [result for result in self.results if result.outcome == outcome]
 
 
+@stored(SCHEMA, at="STATE/doctor.json, of each provider")
 class Report(Measured, msgspec.Struct, frozen=True):
     """What was measured of one provider, on this machine, as this user. JSON-ready by `msgspec.to_builtins`."""
 

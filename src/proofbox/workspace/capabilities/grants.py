@@ -30,6 +30,7 @@ from typing import Any
 
 import msgspec
 
+from proofbox.core.documents import stored
 from proofbox.errors import CapabilitiesInvalid
 
 SIZE_LIMIT = 64 << 10
@@ -57,6 +58,7 @@ class Variables(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     write: tuple[str, ...] = ()
 
 
+@stored("capabilities.toml", at="the file that --capabilities or a mission names")
 class Grants(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Nothing is allowed that is not said here."""
 

@@ -1,0 +1,61 @@
+"""The reference is what the code says, and a stale page is found."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ("docs/reference/cli.md", "docs/reference/errors.md", "docs/reference/sdk.md", "SCHEMAS.md")
+
+
+def reference(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    script = root / "scripts/reference.py"
+    return subprocess.run([sys.executable, script, *words], capture_output=True, text=True, timeout=110)
+
+
+def test_the_committed_pages_are_not_stale() -> None:
+    done = reference(ROOT, "--check")
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr
+
+
+def test_a_stale_page_is_shown_and_written_anew(tmp_path: Path) -> None:
+    for name in PAGES:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    (tmp_path / "scripts").mkdir()
+    for script in ROOT.glob("scripts/reference*.py"):
+        (tmp_path / "scripts" / script.name).write_bytes(script.read_bytes())
+    errors = tmp_path / "docs/reference/errors.md"
+    errors.write_text(errors.read_text().replace("SANDBOX_LOST", "SANDBOX_GONE"))
+    (tmp_path / "SCHEMAS.md").unlink()
+
+    checked = reference(tmp_path, "--check")
+    assert checked.returncode == 1
+    assert "-| `SANDBOX_GONE`" in checked.stdout
+    assert "+| `SANDBOX_LOST`" in checked.stdout
+    assert "SCHEMAS.md" in checked.stderr
+
+    assert reference(tmp_path).returncode == 0
+    assert all((tmp_path / name).read_bytes() == (ROOT / name).read_bytes() for name in PAGES)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_pages_say_what_made_them_and_where_their_links_lead(name: str) -> None:
+    text = (ROOT / name).read_text()
+    assert text.startswith("<!-- Made by scripts/reference from the code.")
+    anchors = {
+        re.sub(r"[^\w\- ]", "", line.lstrip("# ").lower()).replace(" ", "-")
+        for line in text.splitlines()
+        if line.startswith("#")
+    }
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        page, _, anchor = target.partition("#")
+        if not page:
+            assert anchor in anchors, target
+        else:
+            assert (ROOT / name).parent.joinpath(page).resolve().is_file(), target

@@ -1,0 +1,48 @@
+"""Command lines of proofbox in a text, held against the real command tree without running them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+
+from proofbox.cli.app import build
+
+CONTROL = frozenset("();<>|&")
+BLOCK = re.compile(r"^```(?:sh|console)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+INDENTED = re.compile(r"^    (?:\$ )?(proofbox .*)$", re.MULTILINE)
+INLINE = re.compile(r"`(proofbox [^`]+)`")
+
+
+def in_markdown(text: str) -> Iterator[str]:
+    """Every line that a page shows as a command: in shell blocks, indented, and in running text."""
+    for block in BLOCK.finditer(text):
+        for line in re.sub(r"\\\n\s*", " ", block[1]).splitlines():
+            if "proofbox" in line:
+                yield line.strip().removeprefix("$ ")
+    outside = BLOCK.sub("", text)
+    for found in (*INDENTED.finditer(outside), *INLINE.finditer(outside)):
+        yield re.split(r"\s{2,}#|\s{3,}", found[1])[0]
+
+
+def invocations(line: str) -> list[list[str]]:
+    """The words behind each `proofbox` of a shell line: several, where commands are joined."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    lexer.commenters = "#"
+    found: list[list[str]] = [[]]
+    for word in lexer:
+        if set(word) <= CONTROL:
+            found.append([])
+        else:
+            found[-1].append(word)
+    return [words[1:] for words in found if words and words[0] == "proofbox"]
+
+
+def refuse_unknown(words: list[str]) -> None:
+    """Raise cyclopts' own error unless this parses: the command, its flags, their types, what is required."""
+    if not words or words[-1] in ("--help", "--version"):
+        return
+    app = build()
+    command, _, _ = app.parse_args(words, exit_on_error=False, print_error=False)
+    assert command.__module__.startswith("proofbox."), f"no command: {' '.join(words)}"
