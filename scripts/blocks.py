@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ NOT_RUN = re.compile(r"<!-- not run: (?P<reason>[^\n]+?) -->\s*\Z")
 TITLE = re.compile(r'title="(?P<path>[^"]+)"')
 TOUR = re.compile(r"<!-- tour -->\n(.*?)<!-- /tour -->", re.DOTALL)
 ANYTHING = "…"
-SAID_ELSEWHERE = re.compile(r"\./scripts/(?:demo|test)\b")
+RUN_ELSEWHERE = re.compile(r"\./scripts/(?:demo|test)\b")
 """Commands that tests and CI run by themselves: the demo has a test of its own, and a test can't run all tests."""
 
 
@@ -100,9 +101,10 @@ def _pattern(line: str) -> str:
 def faults(page: Path, text: str) -> Iterator[str]:
     """Where a page has shell that nothing would run, or that could not fail."""
     fenced = FENCE.sub(lambda found: "\n" * found[0].count("\n"), text)
-    for number, line in enumerate(fenced.splitlines(), 1):
-        if re.match(r"(?: {4}|\t)\s*(?:\$ |proofbox |\./scripts/|python3? -m proofbox|pip |git |export )", line):
-            yield f"{page}:{number}: an indented command; use a console block: {line.strip()}"
+    lines = ["", *fenced.splitlines()]
+    for number, (before, line) in enumerate(pairwise(lines), 1):
+        if not before.strip() and re.match(r"(?: {4}|\t)\s*\S", line):
+            yield f"{page}:{number}: an indented block; use console, or text for what is no command: {line.strip()}"
         if re.match(r"\s*```", line):
             yield f"{page}:{number}: a fence that does not stand at the start of a line, or has no end"
     for block in blocks(text):

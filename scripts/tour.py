@@ -27,7 +27,7 @@ from pathlib import Path
 from shlex import quote
 from typing import IO, NamedTuple
 
-from blocks import SAID_ELSEWHERE, Block, agrees, blocks, steps, tour_of
+from blocks import RUN_ELSEWHERE, Block, agrees, blocks, steps, tour_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PORT = "3000"
@@ -118,7 +118,7 @@ def end_group(shell: subprocess.Popen[bytes]) -> None:
 
 def check(page: Path, text: str, project: Path, environment: dict[str, str]) -> int:
     port = free_port()
-    planned = [step for step in every_step(text) if not SAID_ELSEWHERE.match(step.command)]
+    planned = [step for step in every_step(text) if not RUN_ELSEWHERE.match(step.command)]
     lines = [PRELUDE, *(line.replace(PORT, port) for step in planned for line in (step.run, "mark"))]
     with tempfile.TemporaryFile("w+", errors="replace") as heard:
         run_shell(lines, project, environment, heard)

@@ -70,8 +70,11 @@ def private_engine() -> Iterator[PrivateEngine]:
         )
         yield PrivateEngine(host, process.pid, engine)
     finally:
+        containers = [path.name for path in (base / "data/containers").glob("*")]
         _stop(process)
         _kill_below(base)
+        for container in containers:
+            _remove_groups(container)
         _unmount_below(base)
         shutil.rmtree(base, ignore_errors=True)
 
@@ -91,10 +94,16 @@ def private_podman() -> Iterator[PrivateEngine]:
     words = ["podman", *(word for flag, name in places.items() for word in (flag, str(base / name)))]
     words += ["--runtime", "runc", "--cgroup-manager", "cgroupfs", "--events-backend", "file"]
     host = f"unix://{base / 'sock'}"
+    # What it does besides, as when it is reset, it does in the default store, which is to be here too.
+    (base / "storage.conf").write_text(
+        f'[storage]\ndriver = "overlay"\ngraphroot = "{base}/root"\nrunroot = "{base}/run"\n'
+    )
+    env = {**os.environ, "CONTAINERS_STORAGE_CONF": str(base / "storage.conf")}
     with (base / "log").open("wb") as log:
         process = subprocess.Popen(
             [*words, "system", "service", "--time", "0", host],
             cwd=base,  # where its helpers leave files
+            env=env,
             stdout=log,
             stderr=log,
             start_new_session=True,
@@ -108,7 +117,7 @@ def private_podman() -> Iterator[PrivateEngine]:
         yield PrivateEngine(host, process.pid, engine)
     finally:
         _stop(process)
-        subprocess.run([*words, "system", "reset", "--force"], cwd=base, capture_output=True, check=False)
+        subprocess.run([*words, "system", "reset", "--force"], cwd=base, env=env, capture_output=True, check=False)
         _kill_below(base)
         _unmount_below(base)
         shutil.rmtree(base, ignore_errors=True)
@@ -184,6 +193,21 @@ def _kill_below(base: Path) -> None:
         with contextlib.suppress(OSError):
             if f"{base}/".encode() in (entry / "cmdline").read_bytes():
                 os.kill(int(entry.name), signal.SIGKILL)
+
+
+def _remove_groups(container: str) -> None:
+    """An engine that was itself killed has left its containers' control groups, and perhaps somebody in them."""
+    mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+    for _, mount, kind, *_ in mounts:
+        group = Path(mount) / "docker" / container
+        end = time.monotonic() + 10
+        while kind in ("cgroup", "cgroup2") and group.exists() and time.monotonic() < end:
+            for directory in sorted((group, *(path for path in group.rglob("*") if path.is_dir())), reverse=True):
+                with contextlib.suppress(OSError):
+                    for pid in (directory / "cgroup.procs").read_text().split():
+                        os.kill(int(pid), signal.SIGKILL)
+                    directory.rmdir()
+            time.sleep(0.01)
 
 
 def _unmount_below(base: Path) -> None:

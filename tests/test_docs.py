@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shutil
@@ -14,8 +15,10 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from blocks import blocks
 from diagrams import Diagram, Misfit, draw, every_diagram
 
+import proofbox
 from proofbox.sandbox import conformance as sandbox_conformance
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -151,6 +154,18 @@ def test_the_threats_name_checks_and_tests_that_exist() -> None:
         names = re.findall(r"`([^`]+)`", shown_by)
         assert all((threat.strip(), attacker.strip(), stopped_by.strip(), names)), row
         assert not set(names) - known, row
+
+
+def test_the_python_of_the_pages_names_what_is_public() -> None:
+    """The tutorial's and the guides' is run; of the rest at least the names are right."""
+    found = [block for page in DOCS.glob("*.md") for block in blocks(page.read_text()) if block.language == "python"]
+    assert found
+    for block in found:
+        for node in ast.walk(ast.parse(block.body)):
+            if isinstance(node, ast.ImportFrom) and node.module == "proofbox":
+                assert {name.name for name in node.names} <= set(proofbox.__all__), block.body
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "proofbox":
+                assert node.attr in proofbox.__all__, block.body
 
 
 def test_the_commands_of_the_pages_in_depth_exist() -> None:

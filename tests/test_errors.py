@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +12,11 @@ from typing import NamedTuple
 import pytest
 
 from proofbox import errors
-from proofbox.cli import COMMANDS
+from proofbox.cli import COMMANDS, GROUPS
 from proofbox.errors import ProofboxError, SessionUnknown, error_classes
 
 SRC = Path(errors.__file__).resolve().parent.parent
+CONTRACT = Path(__file__).parent / "cli" / "contract.json"
 KINDS = {kind.__name__: kind for kind in error_classes()}
 
 # What may begin a message with a capital letter: names, as they are spelled.
@@ -117,6 +119,22 @@ def test_every_error_says_during_what() -> None:
     assert not without, f"no op: {without}"
     dotted = [f"{each.where}: {each.text}" for each in raised("op") if "." in each.text]
     assert not dotted, "words with spaces between, as a command has: " + "; ".join(dotted)
+
+
+def test_what_hints_tell_to_type_is_there() -> None:
+    commands = json.loads(CONTRACT.read_text())["commands"]
+    flags = {each["name"] for facts in commands.values() for each in facts["parameters"]} | {"--help"}
+    hints = [*raised("fix_hints"), *(Text(name, hint) for name, kind in KINDS.items() for hint in kind.hints)]
+    wrong = []
+    for where, text in hints:
+        for first, second in re.findall(r"\bproofbox ([a-z]+)(?: ([a-z]+))?", text):
+            if first in GROUPS and f"{first} {second}" not in commands:
+                wrong.append(f"{where}: no command {first} {second}: {text}")
+        if "proofbox " in text or text.startswith("--") or ": --" in text:
+            wrong += [
+                f"{where}: no {flag}: {text}" for flag in re.findall(r"--[a-z][a-z-]+", text) if flag not in flags
+            ]
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from blocks import SAID_ELSEWHERE, agrees, blocks, faults, steps, tour_of
+from blocks import RUN_ELSEWHERE, agrees, blocks, faults, steps, tour_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "docs/tutorial.md", *sorted((ROOT / "docs/guides").glob("*.md"))]
@@ -123,6 +123,6 @@ def test_a_page_that_is_wrong_fails(tmp_path: Path) -> None:
 
 
 def test_only_what_is_run_elsewhere_is_passed_over() -> None:
-    assert SAID_ELSEWHERE.match("./scripts/demo --codex")
-    assert not SAID_ELSEWHERE.match("./scripts/setup")
+    assert RUN_ELSEWHERE.match("./scripts/demo --codex")
+    assert not RUN_ELSEWHERE.match("./scripts/setup")
     assert (ROOT / "tests/cli/test_demo.py").is_file()

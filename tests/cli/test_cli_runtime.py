@@ -49,7 +49,7 @@ def call(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> Any:
 @pytest.mark.needs("bubblewrap")
 def test_one_prompt_from_flag_to_fork(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = call(
-        capsys, "try", "--strategy", "scripted", "--script", "play.toml", "--prompt", "go", "--workspace", "work",
+        capsys, "try", "--strategies", "scripted", "--script", "play.toml", "--prompt", "go", "--workspace", "work",
         "--out", "record", *BOX,
     )  # fmt: skip
     assert (said["schema"], said["ok"], said["strategy"], said["status"]) == (

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from proofbox.cli import main
+from proofbox.core.dirs import state_dir
 
 
 def test_back_and_forward_by_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,6 +45,22 @@ def test_back_and_forward_by_the_command_line(tmp_path: Path, capsys: pytest.Cap
     for words in (["log"], ["status"], ["diff"], ["verify"]):
         assert main(["workspace", *words, str(project)]) == 0
     assert "first" in capsys.readouterr().out
+
+
+def test_damage_is_an_answer_with_its_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a").write_bytes(b"a line that is stored\n" * 100)
+    assert main(["workspace", "init", str(tmp_path)]) == 0
+    assert main(["workspace", "snapshot", str(tmp_path)]) == 0
+    pack = max((state_dir() / "workspaces" / "stores").rglob("pack*"), key=lambda path: path.stat().st_size)
+    data = bytearray(pack.read_bytes())
+    data[data.index(b"stored")] ^= 1
+    pack.write_bytes(data)
+    capsys.readouterr()
+    assert main(["workspace", "verify", str(tmp_path), "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["ok"], found["verification"]["sound"]) == (False, False)
+    assert found["error"]["code"] == "WORKSPACE_CORRUPT"
+    assert found["error"]["fix_hints"]
 
 
 def said(command: str, project: Path, capsys: pytest.CaptureFixture[str]) -> str:

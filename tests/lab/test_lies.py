@@ -16,7 +16,8 @@ from proofbox.lab.explain import explain
 from proofbox.lab.ledger import Attempt
 from proofbox.lab.plan import Plan
 
-pytestmark = pytest.mark.needs("bubblewrap")
+# One run for all of these: they go to one worker.
+pytestmark = [pytest.mark.needs("bubblewrap"), pytest.mark.xdist_group("lies")]
 
 CHECK = "import app\nassert app.answer() == 42\nprint('all is well')\n"
 BROKEN = "def answer():\n    return 41\n"

@@ -23,7 +23,8 @@ from proofbox.evidence.repair import reindex_repair
 from proofbox.lab.retention import Rules, collect, survey
 from proofbox.lab.validation import validate
 
-pytestmark = pytest.mark.needs("bubblewrap")
+# One run for most of these: they go to one worker.
+pytestmark = [pytest.mark.needs("bubblewrap"), pytest.mark.xdist_group("upkeep")]
 
 SUITE = HEAD + mission(
     "answer",

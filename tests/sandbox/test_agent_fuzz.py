@@ -22,6 +22,8 @@ from proofbox.sandbox import wire
 from proofbox.sandbox.binaries import program
 from proofbox.sandbox.wire import Send, Want
 
+# One build with the sanitizers for all of these: they go to one worker.
+pytestmark = pytest.mark.xdist_group("fuzz")
 SOURCE = Path(wire.__file__).parent / "agent" / "boxagent.c"
 
 

@@ -9,6 +9,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -232,6 +233,23 @@ print(session.id)
         assert boxes.stop_session(id).state == "stopped"
         assert time.monotonic() - began < SOON
         wait_until(lambda: not alive(pid), "the end of what ran in the session")
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_a_maker_that_lives_on_keeps_nothing_of_boxes_that_have_ended(boxes: Sandboxes, provider: str) -> None:
+    def dead() -> set[str]:
+        children = Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()
+        return {pid for pid in children if not alive(int(pid))}
+
+    before = dead()
+    for _ in range(3):
+        boxes.start_session(provider=provider, detached=True, ttl=60).stop()
+
+    def none_is_left() -> bool:
+        boxes.exec(["true"], provider="off")
+        return dead() <= before
+
+    wait_until(none_is_left, "the next box to take note of those that have ended")
 
 
 # ---- records

@@ -26,7 +26,8 @@
     │   ├── ImageCorrupt         SANDBOX_IMAGE_CORRUPT       exit 1
     │   ├── ImageLocked          SANDBOX_IMAGE_LOCKED        exit 1
     │   ├── DownloadFailed       SANDBOX_DOWNLOAD_FAILED     exit 4, retryable
-    │   └── ProvisionFailed      SANDBOX_PROVISION_FAILED    exit 3
+    │   ├── ProvisionFailed      SANDBOX_PROVISION_FAILED    exit 3
+    │   └── ChecksFailed         SANDBOX_CHECKS_FAILED       exit 1
     ├── BundleError              BUNDLE_FAILED               exit 4
     │   ├── BundleNotFound       BUNDLE_NOT_FOUND            exit 2
     │   ├── BundleInProgress     BUNDLE_IN_PROGRESS          exit 1
@@ -93,7 +94,8 @@
     │   ├── ModelFailed          RUNTIME_MODEL_ERROR         exit 1
     │   ├── RuntimeCrashed       RUNTIME_CRASH               exit 1, retryable
     │   ├── TurnInterrupted      RUNTIME_INTERRUPTED         exit 1
-    │   └── FunnelUnavailable    RUNTIME_FUNNEL_UNAVAILABLE  exit 3
+    │   ├── FunnelUnavailable    RUNTIME_FUNNEL_UNAVAILABLE  exit 3
+    │   └── RuntimeChecksFailed  RUNTIME_CHECKS_FAILED       exit 1
     ├── LabError                 ATTEMPT_FAILED              exit 4
     │   ├── SuiteInvalid         SUITE_INVALID               exit 1
     │   ├── ImageAbsent          SUITE_IMAGE_ABSENT          exit 3
@@ -154,6 +156,7 @@ from proofbox.errors.base import (
     error_classes as error_classes,
 )
 from proofbox.errors.sandbox import (
+    ChecksFailed as ChecksFailed,
     CommandNotExecutable as CommandNotExecutable,
     CommandNotFound as CommandNotFound,
     DownloadFailed as DownloadFailed,
@@ -235,6 +238,7 @@ from proofbox.errors.agents import (
     ModelFailed as ModelFailed,
     Overloaded as Overloaded,
     RateLimited as RateLimited,
+    RuntimeChecksFailed as RuntimeChecksFailed,
     RuntimeCrashed as RuntimeCrashed,
     RuntimeIncompatible as RuntimeIncompatible,
     RuntimeProtocolError as RuntimeProtocolError,

@@ -175,3 +175,10 @@ class FunnelUnavailable(AgentError):
     code = "RUNTIME_FUNNEL_UNAVAILABLE"
     exit_code = 3
     hints = ("call it in the box of a process agent: see docs/funnel.md",)
+
+
+class RuntimeChecksFailed(AgentError):
+    """A runtime does not do what its capabilities say: checks of the conformance suite failed."""
+
+    code = "RUNTIME_CHECKS_FAILED"
+    hints = ("see what each check found: proofbox runtime check STRATEGY --json",)

@@ -79,7 +79,7 @@ class BackendForbidden(BackendError):
 
     code = "DELIVERY_FORBIDDEN"
     exit_code = 3
-    hints = ("ask for access, or act as the app's owner: --user",)
+    hints = ("ask for access, or act as the app's owner: --user-id ID",)
 
 
 class BackendNotFound(BackendError):

@@ -164,3 +164,11 @@ class ProvisionFailed(SandboxError):
     code = "SANDBOX_PROVISION_FAILED"
     exit_code = 3
     hints = ("mend the provision script",)
+
+
+class ChecksFailed(SandboxError):
+    """A provider does not hold on this machine what it promises: checks of the conformance suite failed."""
+
+    code = "SANDBOX_CHECKS_FAILED"
+    exit_code = 1
+    hints = ("don't rely on it for what failed; see each: proofbox doctor --json",)

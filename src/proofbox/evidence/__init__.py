@@ -1,6 +1,6 @@
 """Evidence: bundles that commit, verify offline, and can be promoted.
 
-    writer, log, lock        how a run's directory is made and committed
+    writer, content, log, lock   how a run's directory is made and committed
     index, status, paths     the documents of a bundle, and where they are
     check, reader, verify    reading: what is there, what holds, what an auditor runs
     repair, witnesses        reindexing with an audit trail; what a path was really called

@@ -23,8 +23,8 @@ from proofbox.core.atomic import write_document
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.core.dirs import state_dir
 from proofbox.core.documents import stored
+from proofbox.core.locks import locked
 from proofbox.evidence.identity import is_alive
-from proofbox.workspace.locks import locked
 
 SCHEMA = "proofbox.limiter/1"
 FIRST = 4.0

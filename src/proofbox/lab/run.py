@@ -8,7 +8,6 @@ out/.work/<run_id>/     workspaces and boxes' scratch; gone when the run is comm
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 from collections.abc import Iterable, Iterator
@@ -18,6 +17,7 @@ import msgspec
 
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.core.ids import IdSource
+from proofbox.core.locks import locked
 from proofbox.errors import RunBusy, RunUnknown, UsageLimited, WorkerLost
 from proofbox.evidence.identity import world
 from proofbox.evidence.paths import INDEX
@@ -130,18 +130,12 @@ class Conductor:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Held by a lock that the kernel takes back when we die."""
-        path = self._out / f".{self._run_id}.conductor"
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
+        with contextlib.ExitStack() as stack:
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                stack.enter_context(locked(self._out / f".{self._run_id}.conductor", wait=False))
             except BlockingIOError:
-                hints = ["wait for it, or end it and resume"]
-                raise RunBusy(f"another process conducts {self._run_id}", op="suite", fix_hints=hints) from None
+                raise RunBusy(f"another process conducts {self._run_id}", op="suite") from None
             yield
-        finally:
-            os.close(fd)
 
     def _work(self) -> None:
         wanted = 1 if self._plan.isolation == "shared" else min(os.cpu_count() or 1, self._plan.concurrency)

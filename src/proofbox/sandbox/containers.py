@@ -25,7 +25,7 @@ HOME = "proofbox.home"
 OWNER = "proofbox.owner"
 REMOVE_PATIENCE = 20.0
 ENGINE_PATIENCE = 10.0
-ENDING_PATIENCE = 3.0
+ENDING_PATIENCE = 20.0
 
 
 class Container(msgspec.Struct, frozen=True):

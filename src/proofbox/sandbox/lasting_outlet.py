@@ -22,6 +22,7 @@ import proofbox.sandbox
 from proofbox.errors import ProofboxError, StartFailed
 from proofbox.sandbox.contract import Event, Forward
 from proofbox.sandbox.outlet import Outlet, usable_rules
+from proofbox.sandbox.released import let_go
 from proofbox.sandbox.unixpath import connect_at
 
 UP_PATIENCE = 30.0
@@ -74,7 +75,7 @@ class LastingOutlet:
             stdin.write(b"go\n")
             stdin.close()
             stdout.close()
-        self._process.returncode = 0  # it is nobody's to wait for
+        let_go(self._process)
 
     def close(self) -> None:
         """End it, unless it was released. May be repeated."""

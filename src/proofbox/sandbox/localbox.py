@@ -20,6 +20,7 @@ from proofbox.errors import StartFailed
 from proofbox.sandbox.cgroups import Group
 from proofbox.sandbox.contract import BoxSpec, Isolation, Policy
 from proofbox.sandbox.readiness import readable
+from proofbox.sandbox.released import let_go, note_ends
 from proofbox.sandbox.unixpath import listen_at
 
 ACCOUNT_LIMIT = 4096
@@ -59,7 +60,7 @@ class LocalBox:
     def release(self) -> None:
         """Let it go on without us: only for a box that listens."""
         self._account.close()
-        self._process.returncode = 0  # it is nobody's to wait for; init reaps it
+        let_go(self._process)
 
     def destroy(self) -> None:
         if self.stream is not None:
@@ -115,6 +116,7 @@ def launch(
     places: tuple[tuple[Path, str], ...],
 ) -> LocalBox:
     """Start a program that ends up as the box agent. Failing, it leaves nothing behind, the control group included."""
+    note_ends()
     with contextlib.ExitStack() as on_failure, contextlib.ExitStack() as inherited:
         if group is not None:
             on_failure.callback(group.remove)

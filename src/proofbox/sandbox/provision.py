@@ -14,7 +14,6 @@ What can be kept differs:
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import shutil
 import tempfile
@@ -26,6 +25,7 @@ import msgspec
 
 from proofbox.core.canonical import canonical_bytes
 from proofbox.core.dirs import cache_dir
+from proofbox.core.locks import locked
 from proofbox.errors import PolicyRefused, ProofboxError, ProvisionFailed
 from proofbox.sandbox.connection import Connection
 from proofbox.sandbox.contract import Box, BoxSpec, Event, Mount, OnEvent, Provider, stream_of
@@ -145,8 +145,7 @@ def _run(provider: Provider, keeper: Keeper, key: str, spec: BoxSpec, script: by
 def _one_at_a_time(key: str) -> Iterator[None]:
     folder = cache_dir() / "provisioned"
     folder.mkdir(mode=0o700, exist_ok=True)
-    with (folder / f"{key}.lock").open("wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(folder / f"{key}.lock"):
         yield
 
 

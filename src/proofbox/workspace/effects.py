@@ -23,10 +23,10 @@ from proofbox.core.clock import Clock, SystemClock, isoformat
 from proofbox.core.digest import sha256_hex
 from proofbox.core.documents import stored
 from proofbox.core.ids import IdSource
+from proofbox.core.locks import locked
 from proofbox.core.redaction import Redactor
 from proofbox.core.text import printable
 from proofbox.errors import WorkspaceCorrupt
-from proofbox.workspace.locks import locked
 from proofbox.workspace.model import EffectsHead, Snapshot
 
 SCHEMA = "proofbox.effect/1"

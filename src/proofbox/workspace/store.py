@@ -17,11 +17,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from proofbox.core.atomic import write_document
+from proofbox.core.locks import locked
 from proofbox.errors import WorkspaceCorrupt
 from proofbox.workspace import pack
 from proofbox.workspace.generation import Generation, Record
 from proofbox.workspace.large import LARGE, LargeObjects
-from proofbox.workspace.locks import locked
 
 
 class Store:

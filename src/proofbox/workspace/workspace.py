@@ -27,6 +27,7 @@ import msgspec
 from proofbox.core.atomic import TEMPORARY_PREFIX
 from proofbox.core.clock import Clock, SystemClock, isoformat
 from proofbox.core.ids import IdSource
+from proofbox.core.locks import locked
 from proofbox.core.text import path_fields
 from proofbox.errors import UsageError, WorkspaceChanging, WorkspacePathRefused
 from proofbox.workspace import effects, registry, upkeep
@@ -34,7 +35,6 @@ from proofbox.workspace.diff import changes, differences
 from proofbox.workspace.forking import make_fork
 from proofbox.workspace.history import History
 from proofbox.workspace.ignore import Ignore
-from proofbox.workspace.locks import locked
 from proofbox.workspace.looking import Look
 from proofbox.workspace.model import (
     Change,

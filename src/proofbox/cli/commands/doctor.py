@@ -15,12 +15,13 @@ from cyclopts import Parameter
 from proofbox import __version__
 from proofbox.cli.commands import flags
 from proofbox.cli.commands.runtime import RuntimeFacts, runtimes
-from proofbox.cli.output import Document, columns, show
+from proofbox.cli.output import Document, ErrorBody, columns, show
 from proofbox.cli.progress import passing_line, watched
 from proofbox.core.atomic import write_document
 from proofbox.core.clock import SystemClock, isoformat
 from proofbox.core.dirs import state_dir
 from proofbox.core.text import printable
+from proofbox.errors import ChecksFailed
 from proofbox.lab.retention import Rules, survey
 from proofbox.sandbox.config import Settings, load
 from proofbox.sandbox.conformance import CHECKS, Report, Result, run_conformance
@@ -58,6 +59,7 @@ class DoctorDocument(Document, frozen=True, kw_only=True):
     runtimes: tuple[RuntimeFacts, ...]
     could_free: int
     """Bytes that `proofbox gc` would free here: what killed runs left, and caches of old versions."""
+    error: ErrorBody | None = None
 
 
 def doctor(
@@ -83,6 +85,7 @@ def doctor(
     names = [provider_named(provider).name] if provider is not None else list(PROVIDERS)
     reports = {name: _examine(name, settings, quick, progress=watched(as_json=json)) for name in names}
     failed = [name for name, found in reports.items() if found.report is not None and not found.report.ok]
+    error = ChecksFailed(f"checks failed in {', '.join(failed)}", op="doctor") if failed else None
     document = DoctorDocument(
         ok=not failed,
         host=platform.node(),
@@ -93,6 +96,7 @@ def doctor(
         providers=reports,
         runtimes=runtimes(Path()),
         could_free=sum(item.bytes for item in survey(Path("out"), Rules(), SystemClock().now()) if item.free),
+        error=ErrorBody.of(error) if error else None,
     )
     if not quick:
         write_document(state_dir() / "doctor.json", msgspec.json.encode(document))

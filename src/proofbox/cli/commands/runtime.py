@@ -15,10 +15,10 @@ from proofbox.agents.registry import Registry, installed
 from proofbox.agents.settings import RuntimeSettings
 from proofbox.agents.strategies import decide_chain
 from proofbox.cli.commands import flags
-from proofbox.cli.output import Document, columns, show
+from proofbox.cli.output import Document, ErrorBody, columns, show
 from proofbox.cli.progress import passing_line, watched
 from proofbox.core.text import printable
-from proofbox.errors import StrategyUnavailable, UsageError
+from proofbox.errors import RuntimeChecksFailed, StrategyUnavailable, UsageError
 from proofbox.sandbox.config import load
 from proofbox.sandbox.conformance.check import Result
 
@@ -51,6 +51,7 @@ class RuntimeCheckDocument(Document, frozen=True, kw_only=True):
     passed: int
     failed: int
     results: tuple[Result, ...]
+    error: ErrorBody | None = None
 
 
 def list_(*, project: flags.Project = Path(), json: flags.Json = False) -> int:
@@ -92,14 +93,17 @@ def check(
             say(f"{len(done)}/{len(CHECKS)} {result.check}")
 
         report = run_conformance(strategy, provider=provider, only=only or None, on_result=tell)
+    failed = report.of("failed")
+    error = RuntimeChecksFailed(f"{len(failed)} checks of {strategy} failed", op="runtime check") if failed else None
     document = RuntimeCheckDocument(
         ok=report.ok,
         strategy=report.strategy,
         version=report.version,
         capabilities=report.capabilities,
         passed=len(report.of("passed")),
-        failed=len(report.of("failed")),
+        failed=len(failed),
         results=report.results,
+        error=ErrorBody.of(error) if error else None,
     )
     show(document, lambda: _report(report), as_json=json)
     return 0 if report.ok else 1

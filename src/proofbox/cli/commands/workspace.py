@@ -12,10 +12,10 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from proofbox.cli.commands import flags
-from proofbox.cli.output import Document, columns, show, write_json
+from proofbox.cli.output import Document, ErrorBody, columns, show, write_json
 from proofbox.cli.progress import passing_line, watched
 from proofbox.core.text import printable
-from proofbox.errors import UsageError
+from proofbox.errors import UsageError, WorkspaceCorrupt
 from proofbox.workspace.model import Change, Collected, Left, Snapshot, Status, Verification
 from proofbox.workspace.unified import Line, unified
 from proofbox.workspace.workspace import Workspace
@@ -66,6 +66,7 @@ class RollbackDocument(Document, frozen=True, kw_only=True):
 class VerifyDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.workspace_verification/1"
     verification: Verification
+    error: ErrorBody | None = None
 
 
 class GcDocument(Document, frozen=True, kw_only=True):
@@ -227,8 +228,9 @@ def verify(directory: Directory = Path(), /, *, json: flags.Json = False) -> int
     with Workspace.open(directory, track=False) as workspace:
         found = workspace.verify()
     lines = [f"{'sound' if found.sound else 'DAMAGED'}: {found.snapshots} snapshots, {found.objects} objects"]
+    error = None if found.sound else WorkspaceCorrupt(f"{len(found.problems)} problems", op="workspace verify")
     show(
-        VerifyDocument(ok=found.sound, verification=found),
+        VerifyDocument(ok=found.sound, verification=found, error=ErrorBody.of(error) if error else None),
         lambda: printable("\n".join([*lines, *found.problems])),
         as_json=json,
     )

@@ -10,11 +10,14 @@ from pathlib import Path
 
 
 @contextmanager
-def locked(path: Path, *, shared: bool = False) -> Iterator[None]:
-    """Hold `path` locked; waits for whoever holds it. The file is never removed: that would make two locks of one."""
+def locked(path: Path, *, shared: bool = False, wait: bool = True) -> Iterator[None]:
+    """Hold `path` locked; waits for whoever holds it, or raises BlockingIOError.
+
+    The file is never removed: that would make two locks of one.
+    """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
         yield
     finally:
         os.close(fd)
