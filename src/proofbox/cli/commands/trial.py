@@ -288,7 +288,7 @@ def _words(line: str) -> list[str]:
         return shlex.split(line)
     except ValueError as error:
         raise UsageError(
-            f"--command is no command line: {error}", op="runtime", fix_hints=["--command 'my-agent --quiet'"]
+            f"--command is no command line: {error}", op="runtime", fix_hints=["--command 'my-agent task.md'"]
         ) from None
 
 
