@@ -94,8 +94,8 @@ READERS = {
     "runtime try --prompt go --workspace folder --strategy scripted --script X.toml": ANSWERED,
     "runtime try --prompt-file X --workspace folder --strategy absent-agent": REFUSED,
     "runtime fork X --step 0 --prompt go --out record": REFUSED,
-    "deliver plan --app-id a --source X.zip --timeout 1": REFUSED,
-    "deliver pr --app-id a --source folder --packet X.json --timeout 1": REFUSED,
+    "deliver plan --app-id a --source X.zip --timeout 0.1": REFUSED,
+    "deliver pr --app-id a --source folder --packet X.json --timeout 0.1": REFUSED,
 }
 # Files that are read from where they always are: the place, and who reads it.
 PLACES = {
@@ -107,7 +107,7 @@ PLACES = {
     ".proofbox/config.toml": ["runtime list", "suite run suite.toml --out out-2 --strategies absent-agent"],
     "home/config/proofbox/config.toml": ["exec --project folder --provider off -- true", "runtime list"],
     "home/config/proofbox/images.toml": ["images list", "images default"],
-    ".env": ["deliver plan --app-id a --source folder --timeout 1"],
+    ".env": ["deliver plan --app-id a --source folder --timeout 0.1"],
     "out/LATEST": ["verify out", "suite report out", "bundle list out", "attempt list", "gc out", "validate out"],
     "RUN/index.json": ["verify out", "bundle show out", "validate out", "report out", "promotion emit out --output e"],
     "RUN/ledger.db": ["suite report out", "attempt show ok.1", "attempt interrupt ok.1", "gc out --dry-run"],

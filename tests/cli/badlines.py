@@ -49,7 +49,7 @@ class Good(NamedTuple):
     """What comes behind `--`."""
 
 
-DELIVERY = {"--app-id": "shop", "--backend-url": "http://127.0.0.1:9", "--timeout": "2"}
+DELIVERY = {"--app-id": "shop", "--backend-url": "http://127.0.0.1:9", "--timeout": "0.2"}
 GOOD = {
     "exec": Good(flags={"--provider": "off", "--project": "project"}, command=("true",)),
     "up": Good(flags={"--provider": "off", "--project": "project"}, command=("true",)),

@@ -188,6 +188,20 @@ def test_files_that_may_not_grow(world: Path) -> None:
     answers(world, [Try(each, REFUSED, script='ulimit -f 0; exec "$@"') for each in words])
 
 
+def test_files_without_an_end(world: Path) -> None:
+    words = [
+        "suite lint /dev/zero",
+        "promotion verify /dev/zero",
+        "key show /dev/zero",
+        "images list --catalogue /dev/zero",
+        "workspace tools project --capabilities /dev/zero",
+        "backend spec /dev/zero --enterprise-id e-1 --data backend",
+        "runtime try --prompt-file /dev/zero --workspace folder",
+    ]
+    little = 'ulimit -v 4000000; exec "$@"'  # in kB: what reads on would end for want of memory, as a defect of ours
+    answers(world, [Try((*each.split(), "--json"), REFUSED, script=little) for each in words])
+
+
 @pytest.mark.needs("unprivileged-user")
 def test_what_an_ordinary_user_may_not(world: Path, ordinary_user: OrdinaryUser) -> None:
     """Root may everything; these are asked as someone who may not."""

@@ -15,6 +15,8 @@ from proofbox.core.text import printable
 from proofbox.delivery.wire import AppSpec
 from proofbox.errors import UsageError
 
+SPEC_LIMIT = 1 << 20
+
 Data = Annotated[Path | None, Parameter(name="--data", help="Where repositories are kept. Default: the user's state.")]
 
 
@@ -74,8 +76,12 @@ def spec(
     from proofbox.delivery.backend.repositories import Repositories
     from proofbox.delivery.backend.rules import Refusal
 
+    with file.open("rb") as source:
+        given = source.read(SPEC_LIMIT + 1)
+    if len(given) > SPEC_LIMIT:
+        raise UsageError(f"{file} is larger than {SPEC_LIMIT >> 20} MiB", op="backend spec")
     try:
-        found = msgspec.json.decode(file.read_bytes(), type=AppSpec)
+        found = msgspec.json.decode(given, type=AppSpec)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise UsageError(f"{file} is not a spec: {error}", op="backend spec") from None
     repositories = Repositories(_place(data), "http://localhost")

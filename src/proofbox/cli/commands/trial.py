@@ -31,6 +31,7 @@ from proofbox.core.words import counted
 from proofbox.errors import NotFoundError, UsageError
 
 LINE = 160
+PROMPT_LIMIT = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -269,12 +270,17 @@ def _prompt(text: str | None, file: Path | None) -> str:
         )
     try:
         if file is not None:
-            return file.read_text()
-        if text == "-":
-            return sys.stdin.read() if sys.stdin is not None else ""
-        return str(text)
+            with file.open() as source:
+                found = source.read(PROMPT_LIMIT + 1)
+        elif text == "-":
+            found = sys.stdin.read(PROMPT_LIMIT + 1) if sys.stdin is not None else ""
+        else:
+            found = str(text)
     except (OSError, UnicodeDecodeError) as error:
         raise NotFoundError(f"the prompt can't be read: {error}", op="runtime") from None
+    if len(found) > PROMPT_LIMIT:
+        raise UsageError(f"the prompt is longer than {PROMPT_LIMIT >> 20} Mi characters", op="runtime")
+    return found
 
 
 def _words(line: str) -> list[str]:
