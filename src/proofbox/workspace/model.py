@@ -47,6 +47,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     parent: str | None
     """The state before this one in this workspace's history."""
     message: str
+    """What this state is, in the words of whoever took it."""
     created_at: str
     changed: int
     """How many paths differ from `parent`."""

@@ -67,8 +67,10 @@ class Grants(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     fs: Files = Files()
     commands: Allowed = Allowed()
     network: Allowed = Allowed()
+    """Hosts that can be reached."""
     env: Variables = Variables()
     snapshot: bool | None = None
+    """Whether that may be done; so with those below, of which clock and random are advisory."""
     rollback: bool | None = None
     fork: bool | None = None
     clock: bool | None = None
