@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +14,21 @@ from proofbox.cli.schemas import meanings
 
 WIDTH = 110
 
+# What is only met on the way: docs/design/0050-the-public-face.md.
+MET = {
+    "sandbox.service": ("Session",),
+    "sandbox.aservice": ("AsyncSession",),
+    "sandbox.sessions": ("SessionInfo",),
+    "sandbox.contract": ("ExecResult", "Output", "Event", "Policy", "Isolation", "ProbeResult", "Diagnostic", "Door"),
+    "sandbox.catalogue": ("Image",),
+    "workspace.model": ("Snapshot", "Status", "Change", "RollbackResult"),
+    "workspace.tools.contract": ("ToolEnvironment", "ToolResult"),
+    "agents.outcome": ("Trial",),
+    "evidence.reader": ("Bundle", "UnverifiedBundle"),
+    "evidence.verify": ("Verification",),
+    "evidence.promotion": ("Promotion",),
+}
+
 
 def page() -> str:
     lines = [
@@ -20,20 +36,28 @@ def page() -> str:
         "",
         inspect.cleandoc(proofbox.__doc__ or "").partition("\n")[0],
         "",
-        "These are the public names: `import proofbox`, then `proofbox.NAME`. Everything else may change. Every error",
-        "is a `proofbox.ProofboxError`; the codes are in [errors](errors.md).",
+        "These are the public names: `import proofbox`, then `proofbox.NAME`. What they give back is",
+        "[in its room](#what-comes-back). Everything else may change. Every error is a `proofbox.ProofboxError`;",
+        "the codes are in [errors](errors.md).",
         "",
         *(f"- [`{name}`](#{name.lower()})" for name in sorted(proofbox.__all__, key=str.lower)),
         "",
     ]
     for name in sorted(proofbox.__all__, key=str.lower):
         lines += [f"## {name}", "", *_describe(name, getattr(proofbox, name)), ""]
+    lines += ["## What comes back", "", "Types for annotations, by the module that has them.", ""]
+    lines += ["| type | module | meaning |", "|---|---|---|"]
+    for module, names in MET.items():
+        for name in names:
+            value = getattr(importlib.import_module(f"proofbox.{module}"), name)
+            lines.append(f"| `{name}` | `proofbox.{module}` | {_first(value)} |")
+    lines.append("")
     return "\n".join(lines)
 
 
 def _describe(name: str, value: Any) -> Iterator[str]:
-    if not callable(value):
-        yield from (f"`{value!r}`", "")
+    if inspect.ismodule(value):
+        yield from (f"The module `{value.__name__}`. {_first(value)} All of them are in [errors](errors.md).", "")
         return
     if inspect.isclass(value) and issubclass(value, proofbox.ProofboxError):
         yield from (f"An error: `{value.code}`, exit code {value.exit_code}.", "")

@@ -70,6 +70,7 @@ PACKAGES = {
         ),
         Package("ripgrep", ("rg",), "the search that the one in Python is compared with"),
         Package("strace", ("strace",), "the test of what a commit leaves after a power cut"),
+        Package("zsh", ("zsh",), "the test of its tab completion"),
     ],
 }
 LEVELS = tuple(PACKAGES)  # each level includes the ones before it

@@ -139,6 +139,20 @@ def probe_uv() -> str:
     return trial([uv, "--version"]) if uv else "no uv, neither scripts/setup's nor on the PATH"
 
 
+def probe_index() -> str:
+    """Whether uv can have a package: from an index, or from what it has kept of one."""
+    uv = find_uv()
+    if not uv:
+        return "no uv, neither scripts/setup's nor on the PATH"
+    with tempfile.TemporaryDirectory() as scratch:
+        words = ["pip", "install", "--quiet", "--no-deps", "--target", scratch, "--python", sys.executable, "msgspec"]
+        return trial([uv, *words], env={**os.environ, "UV_SYSTEM_CERTS": "true", "UV_NATIVE_TLS": "true"})
+
+
+def probe_shell(name: str) -> Callable[[], str]:
+    return lambda: trial([name, "-c", "true"]) if shutil.which(name) else f"no {name} on the PATH"
+
+
 def probe_venv() -> str:
     return "" if importlib.util.find_spec("ensurepip") else "this Python has no ensurepip"
 
@@ -182,6 +196,7 @@ def probe_debian() -> str:
 
 
 CAPABILITIES = {
+    "bash": Capability(probe_shell("bash"), "apt-get install bash", True),
     "bubblewrap": Capability(probe_bubblewrap, "scripts/setup installs it; user namespaces must be allowed", True),
     "cc": Capability(probe_cc, "apt-get install gcc libc6-dev", False),
     "codex": Capability(probe_codex, "scripts/setup --test installs it", True),
@@ -189,8 +204,10 @@ CAPABILITIES = {
     "docker": Capability(
         probe_docker, "as root, with dockerd and a static busybox: scripts/setup --test installs them", True
     ),
+    "fish": Capability(probe_shell("fish"), "apt-get install fish", False),
     "git": Capability(probe_git, "scripts/setup --test installs it; 2.38 or newer", True),
     "gvisor": Capability(probe_gvisor, "scripts/setup --test installs runsc", True),
+    "index": Capability(probe_index, "a Python package index that uv can reach", True),
     "podman": Capability(probe_podman, "as root: apt-get install podman runc busybox-static", False),
     "qemu-user": Capability(probe_qemu_user, "scripts/setup --test installs it", True),
     "root": Capability(probe_root, "run the tests as root", False),
@@ -203,6 +220,7 @@ CAPABILITIES = {
     "venv": Capability(probe_venv, "apt-get install python3-venv", False),
     "zensical": Capability(probe_zensical, "scripts/setup --docs installs it", True),
     "zig": Capability(probe_zig, "scripts/setup --test installs it", True),
+    "zsh": Capability(probe_shell("zsh"), "scripts/setup --test installs it", True),
 }
 
 

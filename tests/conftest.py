@@ -6,7 +6,7 @@
   missing part that is expected on Linux fails it instead, so that a run can't be green by testing nothing.
 - `@pytest.mark.timeout(seconds)` changes the limit on each of a test's setup, call and teardown.
 - The user's state, cache, configuration and temporary files are elsewhere for the whole run, and at its end no
-  process, mount or temporary directory of the run may be left.
+  process, container, mount, socket, control group or temporary directory of the run may be left.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,8 +24,18 @@ from pathlib import Path
 from types import FrameType
 
 import hypothesis
+import private_engine
 import pytest
 from capabilities import CAPABILITIES, OrdinaryUser, find_ordinary_user, missing
+from leftovers import (
+    children_of,
+    containers,
+    describe_processes,
+    groups_and_makers,
+    listening,
+    mounts_below,
+    wait_for_none,
+)
 
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true", "yes")
 SOAK = os.environ.get("PROOFBOX_SOAK", "") not in ("", "0")
@@ -171,6 +180,12 @@ class Run:
     def scratch(self) -> Path:
         return self.base / "tmp"
 
+    @property
+    def engines(self) -> list[str]:
+        """Directories of the container engines that were started: those are elsewhere."""
+        listed = self.base / private_engine.LIST
+        return listed.read_text().split() if listed.exists() else []
+
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"needs(*names): real parts the test needs, of: {', '.join(CAPABILITIES)}")
@@ -210,21 +225,39 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Look for what the run left: each worker for its children, the controller, last, for everything else."""
+    """Look for what the run left: each worker for its own, the controller, last, for everything else."""
     run = session.config.stash[RUN]
     if run.worker:
-        found = wait_for_none(lambda: describe_processes(children_of(os.getpid())))
+        found = wait_for_none(own_leftovers)
         (run.reports / run.worker).write_text("".join(f"{line}\n" for line in found))
         return
-    found = wait_for_none(lambda: describe_processes(children_of(os.getpid()) | processes_of_run(run)))
+    places = [str(run.base), str(session.config._tmp_path_factory.getbasetemp()), *run.engines]  # type: ignore[attr-defined]
+    found = wait_for_none(lambda: own_leftovers() + leftovers_of_run(run, places))
     for report in sorted(run.reports.iterdir()):
         found += report.read_text().splitlines()
     run.left_over += sorted(set(found))
-    places = [str(run.base), str(session.config._tmp_path_factory.getbasetemp())]  # type: ignore[attr-defined]
-    run.left_over += [f"mount {point}" for point in mounts_below(places)]
-    run.left_over += [f"temporary {path.name}" for path in sorted(run.scratch.glob("*proofbox*"))]
     if run.left_over and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def own_leftovers() -> list[str]:
+    """What this process started, and the groups that it made: no one else's, whoever works on this machine."""
+    found = describe_processes(children_of(os.getpid()))
+    return found + [f"control group {path}" for path, maker in groups_and_makers() if maker == str(os.getpid())]
+
+
+def leftovers_of_run(run: Run, places: Sequence[str]) -> list[str]:
+    """What is in the run's own directories, or names one of them."""
+
+    def inside(path: str) -> bool:
+        return any(path.startswith(f"{place}/") for place in places)
+
+    found = describe_processes(processes_of_run(run))
+    found += [f"mount {point}" for point in mounts_below(places)]
+    found += [f"socket {path}" for path in listening() if inside(path)]
+    found += [f"directory {path}" for path in run.engines if os.path.exists(path)]
+    found += [f"temporary {path.name}" for path in sorted(run.scratch.glob("*proofbox*"))]
+    return found + [each for each in containers() if inside(each.split(" ", 3)[-1])]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -245,31 +278,6 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         del config.stash[REAL_STDERR]
 
 
-def wait_for_none(look: Callable[[], list[str]], seconds: float = 30.0) -> list[str]:
-    """What is still there after a while: processes take a moment to die, and that is no failure."""
-    end = time.monotonic() + seconds
-    while (found := look()) and time.monotonic() < end:
-        time.sleep(0.05)
-    return found
-
-
-def children_of(pid: int) -> set[int]:
-    """All living descendants of a process."""
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            # "pid (name) state ppid …", where the name may hold anything.
-            state, parent = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
-        except (OSError, ValueError):
-            continue
-        if state != "Z":
-            parents[int(entry.name)] = int(parent)
-    found: set[int] = set()
-    while new := {child for child, parent in parents.items() if parent in found | {pid}} - found:
-        found |= new
-    return found
-
-
 def processes_of_run(run: Run) -> set[int]:
     """Those that left the tree and still bear the run's directory: in arguments, environment, cwd or an open file."""
     mark = str(run.base)
@@ -286,23 +294,3 @@ def processes_of_run(run: Run) -> set[int]:
         except OSError:  # gone, or not ours to look into
             continue
     return found - {os.getpid()}
-
-
-def describe_processes(pids: set[int]) -> list[str]:
-    lines = []
-    for pid in sorted(pids):
-        try:
-            argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        lines.append(f"process {pid}: {b' '.join(argv).decode(errors='replace').strip()[:200]}")
-    return lines
-
-
-def mounts_below(places: Sequence[str]) -> list[str]:
-    try:
-        lines = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
-    except OSError:
-        return []
-    points = [line.split()[4].replace("\\040", " ") for line in lines]
-    return [point for point in points if any(point == place or point.startswith(f"{place}/") for place in places)]

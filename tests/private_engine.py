@@ -24,6 +24,7 @@ from proofbox.errors import ProviderUnavailable
 from proofbox.sandbox.engine import Engine
 
 IMAGE = "proofbox-test:latest"
+LIST = "engines"  # a file in the run's directory: where engines were, for the look at what is left
 # An engine that leaves the host's network alone.
 FLAGS = ("--iptables=false", "--ip6tables=false", "--bridge=none", "--ip-forward=false")
 RUNSC_FLAGS = ["--network=none", "--platform=ptrace"]
@@ -46,7 +47,7 @@ def missing() -> str:
 @contextlib.contextmanager
 def private_engine() -> Iterator[PrivateEngine]:
     # Short, for its sockets; in /tmp itself, since an engine's overlay can't lie on another overlay.
-    base = Path(tempfile.mkdtemp(prefix="pbe-", dir="/tmp"))
+    base = _place("pbe-")
     config = base / "daemon.json"
     config.write_text(
         json.dumps({"runtimes": {"runsc": {"path": shutil.which("runsc") or "runsc", "runtimeArgs": RUNSC_FLAGS}}})
@@ -89,7 +90,7 @@ def missing_podman() -> str:
 @contextlib.contextmanager
 def private_podman() -> Iterator[PrivateEngine]:
     """The same by Podman's socket. By runc: crun refuses the mixed control groups that some machines have."""
-    base = Path(tempfile.mkdtemp(prefix="pbp-", dir="/tmp"))
+    base = _place("pbp-")
     places = {"--root": "root", "--runroot": "run", "--tmpdir": "tmp"}
     words = ["podman", *(word for flag, name in places.items() for word in (flag, str(base / name)))]
     words += ["--runtime", "runc", "--cgroup-manager", "cgroupfs", "--events-backend", "file"]
@@ -121,6 +122,14 @@ def private_podman() -> Iterator[PrivateEngine]:
         _kill_below(base)
         _unmount_below(base)
         shutil.rmtree(base, ignore_errors=True)
+
+
+def _place(prefix: str) -> Path:
+    base = Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))
+    if run := os.environ.get("PROOFBOX_TEST_RUN"):
+        with Path(run, LIST).open("a") as listed:
+            listed.write(f"{base}\n")
+    return base
 
 
 def _wait_until_up(engine: Engine, process: subprocess.Popen[bytes], log: Path) -> None:

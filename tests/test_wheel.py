@@ -11,10 +11,10 @@ import tarfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from capabilities import ROOT, find_uv, foreign_arch, native_arch, qemu_user
+from release import Built, build, built_release, unpack
 
 PROGRAMS = ("boxagent", "boxlaunch", "boxrun", "treestat")
 ARCHES = ("x86_64", "aarch64")
@@ -26,38 +26,9 @@ pytestmark = [pytest.mark.xdist_group("wheel"), pytest.mark.timeout(600)]
 EVERY_BINARY = [f"{name}-{arch}" for name in PROGRAMS for arch in ARCHES]
 
 
-class Built(NamedTuple):
-    sdist: Path
-    wheel: Path
-
-
 @pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """An sdist of the checkout, and a wheel of the unpacked sdist: the checkout's own binaries stay as they are."""
-    place = tmp_path_factory.mktemp("wheel")
-    sdist = build("sdist", ROOT, place)
-    return Built(sdist, build("wheel", unpack(sdist, place), place))
-
-
-def unpack(sdist: Path, into: Path) -> Path:
-    with tarfile.open(sdist) as archive:
-        # Not the argument `filter`, which came in 3.11.4; without either, later versions warn.
-        archive.extraction_filter = getattr(tarfile, "data_filter", None)
-        archive.extractall(into)  # noqa: S202 - our own archive, made a moment ago
-    return into / sdist.name.removesuffix(".tar.gz")
-
-
-def build(kind: str, source: Path, into: Path) -> Path:
-    """One call of the build backend, as a frontend makes it, with what is installed here: the locked zig."""
-    program = f"import sys, hatch_build; print('built', hatch_build.build_{kind}(sys.argv[1]))"
-    env = {name: value for name, value in os.environ.items() if name != "PROOFBOX_BUILD_AGENT"}
-    # The run's own caches are thrown away after it; what zig built of its libc is worth keeping between runs.
-    env |= {"ZIG_GLOBAL_CACHE_DIR": str(ROOT / ".tools/zig-cache"), "SOURCE_DATE_EPOCH": "1704067200"}
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(into)], cwd=source, env=env, capture_output=True, text=True, timeout=580
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return into / done.stdout.rsplit("built ", 1)[1].strip()
+def built() -> Built:
+    return built_release()
 
 
 @pytest.fixture(

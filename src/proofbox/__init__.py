@@ -13,10 +13,9 @@ proofbox costs nothing.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
 __version__ = "0.1.0"
+
+TYPE_CHECKING = False  # type checkers know the name; `typing` costs more than all else of a start
 
 if TYPE_CHECKING:
     from proofbox import errors as errors
@@ -81,7 +80,9 @@ __all__ = list(_HOME)
 
 if not TYPE_CHECKING:  # which would take any name at all for one of ours
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> object:
+        import importlib
+
         home = _HOME.get(name)
         if home is None:
             raise AttributeError(f"module 'proofbox' has no attribute {name!r}")

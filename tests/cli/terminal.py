@@ -12,19 +12,22 @@ import struct
 import sys
 import termios
 import time
+from collections.abc import Sequence
 from pathlib import Path
+
+PROOFBOX = (sys.executable, "-m", "proofbox")
 
 
 class Terminal:
     """A person at a terminal: types, and waits for what appears."""
 
-    def __init__(self, words: list[str], cwd: Path) -> None:
+    def __init__(self, words: list[str], cwd: Path, program: Sequence[str] = PROOFBOX) -> None:
         wait, go = os.pipe()
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
             os.read(wait, 1)
             os.chdir(cwd)
-            os.execv(sys.executable, [sys.executable, "-m", "proofbox", *words])  # noqa: S606
+            os.execv(program[0], [*program, *words])  # noqa: S606
         self.resize(30, 90)
         self.before = termios.tcgetattr(self.fd)
         self.seen = b""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import proofbox
 from proofbox.cli.commands.contract import ContractDocument, make_contract
+from proofbox.cli.glossary import NOUNS
 from proofbox.cli.output import EXIT_CODES, PASSING_EXIT_CODES
 
 PACKAGE = Path(proofbox.__file__).parent
@@ -70,6 +71,23 @@ def test_what_streams_has_the_flag_and_a_schema() -> None:
 def test_every_exit_code_of_an_error_is_explained() -> None:
     known = EXIT_CODES | PASSING_EXIT_CODES
     assert not {code: facts.exit_code for code, facts in contract().codes.items() if facts.exit_code not in known}
+
+
+def members() -> dict[str, list[str]]:
+    """Every member that documents are made of, and what it is said to mean."""
+    found: dict[str, list[str]] = {}
+    for schema in (*contract().schemas.values(), *(each.json_schema for each in contract().stored.values())):
+        for definition in schema.get("$defs", {}).values():
+            for name, member in definition.get("properties", {}).items():
+                found.setdefault(name, []).append(member.get("description", ""))
+    return found
+
+
+def test_nouns_are_used_and_most_members_are_explained() -> None:
+    found = members()
+    assert not set(NOUNS) - found.keys()
+    texts = [text for name, said in found.items() if name not in ("schema", "schema_version") for text in said]
+    assert sum(map(bool, texts)) / len(texts) > 0.75
 
 
 def test_every_stored_document_says_where_and_what_it_is() -> None:

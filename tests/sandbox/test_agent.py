@@ -44,6 +44,7 @@ from rawagent import (
 
 from proofbox.sandbox import wire
 from proofbox.sandbox.binaries import program
+from proofbox.sandbox.conformance.context import processes_with
 from proofbox.sandbox.wire import Feature, Recv, Send, Stage
 
 
@@ -663,6 +664,29 @@ def test_an_agent_that_was_killed_takes_minded_commands_with_it(tmp_path: Path) 
         box.peer.close()
         box.said.close()
         put_down(tmp_path)
+
+
+@pytest.mark.needs("strace")
+def test_an_agent_that_was_killed_while_a_command_starts_takes_it_along(tmp_path: Path) -> None:
+    """The command runs, and its minder, made slow here, has not yet said so to the agent."""
+    slow = tmp_path / "slow"
+    inject = "-f -o /dev/null -e trace=write -e inject=write:delay_enter=1000000"
+    slow.write_text(f'#!/bin/sh\nexec strace {inject} {program("boxagent")} "$@"\n')
+    slow.chmod(0o755)
+    mark = f"6543.{os.getpid()}"
+    box = Agent(binary=slow, env={"PATH": os.environ["PATH"]})
+    try:
+        assert box.peer.hello is not None
+        box.peer.start(["sleep", mark])
+        [command] = wait_until(lambda: processes_with(f"sleep {mark} "), "the command")
+        os.kill(box.peer.hello.pid, signal.SIGKILL)
+        wait_until(lambda: not alive(command), "the command's end")
+    finally:
+        for pid in processes_with(f"sleep {mark} "):
+            os.kill(pid, signal.SIGKILL)
+        box.peer.close()
+        box.process.wait(PATIENCE)
+        box.said.close()
 
 
 def test_a_minder_that_was_killed_ends_the_agent(tmp_path: Path) -> None:

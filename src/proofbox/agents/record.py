@@ -82,11 +82,11 @@ def load_document(directory: Path, kind: type[T], schema: str) -> T:
     path = directory / "trial.json"
     try:
         data = msgspec.json.decode(path.read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise NotFoundError(
             f"{directory} is no record of a trial that has ended", op="record", fix_hints=["name the --out of a trial"]
         ) from None
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, RecursionError) as error:
         raise CorruptError(f"{path} can't be read: {error}", op="record") from None
     if not isinstance(data, dict) or data.get("schema_version") != schema:
         raise CorruptError(f"{path} has a schema that is not known here", op="record")

@@ -35,6 +35,7 @@ from typing import Any
 import msgspec
 
 from proofbox.agents.events import TokenUsage
+from proofbox.core.toml import parse_toml
 from proofbox.errors import (
     AgentError,
     AuthFailed,
@@ -160,7 +161,7 @@ def _load(path: Path) -> dict[str, Any]:
             data = file.read(SIZE_LIMIT + 1)
         if len(data) > SIZE_LIMIT:
             raise _wrong(str(path), f"it is larger than {SIZE_LIMIT >> 20} MiB")
-        return tomllib.loads(data.decode())
+        return parse_toml(data.decode())
     except OSError as error:
         raise _wrong(str(path), f"it can't be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

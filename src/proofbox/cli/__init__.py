@@ -6,18 +6,25 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
-class Command(NamedTuple):
-    path: str
-    """As typed: `exec`, `session start`."""
-    target: str
-    """Where the function is: module and name."""
-    summary: str
-    passes_exit_code: bool = False
-    """The command inside decides the exit code; proofbox's own failures are 125."""
+class Command:
+    """Not a tuple with names: what it takes to make one is half of the start."""
+
+    __slots__ = ("passes_exit_code", "path", "summary", "target")
+
+    def __init__(self, path: str, target: str, summary: str, *, passes_exit_code: bool = False) -> None:
+        self.path = path
+        """As typed: `exec`, `session start`."""
+        self.target = target
+        """Where the function is: module and name."""
+        self.summary = summary
+        self.passes_exit_code = passes_exit_code
+        """The command inside decides the exit code; proofbox's own failures are 125."""
 
 
 COMMANDS = (
@@ -160,6 +167,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def entry() -> None:
     """The console script. What can't be said to stdout (full, or its reader gone) must not end in a stack trace."""
+    prepare_streams()
     try:
         code = main()
         if sys.stdout is not None:
@@ -168,10 +176,32 @@ def entry() -> None:
         code = 0
         stdout_to_nowhere()
     except OSError as error:
-        print(f"proofbox: stdout can't be written: {error.strerror}", file=sys.stderr)
-        code = 4
+        code = 3
         stdout_to_nowhere()
+        try:
+            print(f"proofbox: stdout can't be written: {error.strerror}", file=sys.stderr)
+        except OSError:
+            pass
+    except KeyboardInterrupt:  # before a command had begun: that one would have answered it
+        code = 130
     sys.exit(code)
+
+
+def prepare_streams() -> None:
+    """Closed streams become empty ones, so that no file that is opened takes their number and is written to as stderr;
+    and a character that the encoding of a terminal does not have is shown as an escape."""
+    import os
+
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (until the end)
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
 
 
 def stdout_to_nowhere() -> None:

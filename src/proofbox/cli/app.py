@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 
@@ -10,7 +11,11 @@ import cyclopts
 from proofbox import __version__
 from proofbox.cli import COMMANDS, GROUPS, Command, stdout_to_nowhere
 from proofbox.cli.output import EXEC_FAILED, INTERRUPTED, OutputLost, report
-from proofbox.errors import InternalError, IoFailed, ProofboxError, UsageError
+from proofbox.errors import InternalError, IoFailed, NotFoundError, ProofboxError, UsageError
+
+# What the system says of a path that was named wrongly, and not of a machine that can't.
+NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
+NOT_THAT = (errno.EEXIST, errno.EISDIR, errno.ENOTEMPTY, errno.EINVAL, errno.ENXIO, errno.ENODEV)
 
 
 def build() -> cyclopts.App:
@@ -33,12 +38,15 @@ def build() -> cyclopts.App:
 
 
 def run(words: Sequence[str]) -> int:
+    _forget_strange_sizes()
     command = _meant(words)
     passes = command is not None and command.passes_exit_code
     options = words[: words.index("--")] if "--" in words else words
     try:
         return _call(words)
     except ProofboxError as error:
+        if error.fix_hints == UsageError.hints:
+            error.fix_hints = (_help_for(words),)
         return report(error, as_json="--json" in options, passes_exit_code=passes)
     except OutputLost as error:
         return report(_io_error(error), as_json=False, passes_exit_code=passes)
@@ -61,24 +69,31 @@ def _call(words: Sequence[str]) -> int:
         raise UsageError(f"a name that can't be encoded: {error.object!r}", op="usage") from None
     except OSError as error:
         raise _io_error(error) from error
+    except RecursionError:
+        raise UsageError("a path or a document is nested too deeply", op="usage") from None
     except Exception as error:
+        if isinstance(error, RuntimeError) and "Symlink loop" in str(error):  # Path.resolve, before Python 3.13
+            raise NotFoundError("a path leads through a symbolic link to itself", op="io") from None
         if os.environ.get("PROOFBOX_DEBUG"):
             raise
-        raise InternalError(
-            f"{type(error).__name__}: {error}",
-            op=words[0],
-            fix_hints=["this is a defect of proofbox: report it, with the output of PROOFBOX_DEBUG=1 proofbox …"],
-        ) from error
+        raise InternalError(f"{type(error).__name__}: {error}", op=words[0]) from error
     return result if isinstance(result, int) else 0
 
 
+def _forget_strange_sizes() -> None:
+    """A terminal of no columns, or of more than any has, keeps the help's layout busy for ever."""
+    for name in ("COLUMNS", "LINES"):
+        value = os.environ.get(name)
+        if value is not None and not (value.isdecimal() and len(value) < 5 and int(value) >= 10):
+            del os.environ[name]
+
+
 def _io_error(error: OSError) -> ProofboxError:
-    where = f" ({os.fsdecode(error.filename)})" if error.filename is not None else ""
-    return IoFailed(
-        f"{error.strerror or type(error).__name__}{where}",
-        op="io",
-        fix_hints=["check that the place exists, is writable and has room"],
-    )
+    said = error.strerror or type(error).__name__
+    if error.filename is None:
+        return IoFailed(said, op="io")
+    kind = NotFoundError if error.errno in NOT_THERE else UsageError if error.errno in NOT_THAT else IoFailed
+    return kind(f"{said} ({os.fsdecode(error.filename)[:200]})", op="io")
 
 
 def _meant(words: Sequence[str]) -> Command | None:

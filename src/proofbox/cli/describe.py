@@ -39,7 +39,9 @@ class ParameterFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 class CommandFacts(msgspec.Struct, frozen=True, kw_only=True):
     summary: str
     usage: str
+    """How it is called, in one line."""
     description: str
+    """What its help says, without the examples."""
     parameters: tuple[ParameterFacts, ...]
     examples: tuple[str, ...]
     prints: tuple[str, ...]

@@ -104,7 +104,8 @@ def report(error: ProofboxError, *, as_json: bool, passes_exit_code: bool = Fals
             told = True
     if not told:
         lines = [f"proofbox: {error.message}", *(f"  fix: {hint}" for hint in error.fix_hints), f"  code: {error.code}"]
-        print(printable("\n".join(_clean(lines))), file=sys.stderr)
+        with contextlib.suppress(OSError):  # stderr may be full, too; the exit code is left
+            print(printable("\n".join(_clean(lines))), file=sys.stderr)
     if not passes_exit_code:
         return min(error.exit_code, 4)
     return error.exit_code if isinstance(error, CommandNotFound | CommandNotExecutable) else EXEC_FAILED

@@ -1,6 +1,6 @@
 """Every document that is printed or stored, as a JSON Schema with what each member means.
 
-The types are the source of both: a member's meaning is the text below it in its class.
+The types are the source of both: a member's meaning is the text below it in its class, or that of its name.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from proofbox.cli.describe import schema_of
+from proofbox.cli.glossary import NOUNS
 from proofbox.cli.output import Document
 from proofbox.core.documents import STORED
 
@@ -58,7 +59,7 @@ def json_schema(shape: Any) -> dict[str, Any]:
     refs, definitions = msgspec.json.schema_components(kinds, schema_hook=_unknown)
     for kind in _structs(kinds):
         described = definitions.get(kind.__name__, {}).get("properties", {})
-        for name, meaning in meanings(kind).items():
+        for name, meaning in {**NOUNS, **meanings(kind)}.items():
             if name in described:
                 described[name] = {**described[name], "description": meaning}
     top = refs[0] if len(refs) == 1 else {"anyOf": list(refs)}

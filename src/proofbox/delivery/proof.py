@@ -48,6 +48,7 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     packet_sha256: str | None = None
     run_id: str | None = None
     policy: str | None = None
+    """The promotion policy that decided, by its name."""
     promotable: bool = False
     signed_by: str | None = None
     tree_sha256: str | None = None

@@ -6,7 +6,7 @@
     ├── InternalError            PROOFBOX_INTERNAL           exit 4
     ├── DemoFailed               PROOFBOX_DEMO_FAILED        exit 1
     ├── CorruptError             PROOFBOX_CORRUPT            exit 1
-    ├── IoFailed                 PROOFBOX_IO                 exit 4, retryable
+    ├── IoFailed                 PROOFBOX_IO                 exit 3, retryable
     ├── SandboxError             SANDBOX_FAILED              exit 4
     │   ├── ProviderUnknown      SANDBOX_PROVIDER_UNKNOWN    exit 2
     │   ├── ProviderUnavailable  SANDBOX_UNAVAILABLE         exit 3
@@ -25,7 +25,7 @@
     │   ├── ImageUnavailable     SANDBOX_IMAGE_UNAVAILABLE   exit 3
     │   ├── ImageCorrupt         SANDBOX_IMAGE_CORRUPT       exit 1
     │   ├── ImageLocked          SANDBOX_IMAGE_LOCKED        exit 1
-    │   ├── DownloadFailed       SANDBOX_DOWNLOAD_FAILED     exit 4, retryable
+    │   ├── DownloadFailed       SANDBOX_DOWNLOAD_FAILED     exit 3, retryable
     │   ├── ProvisionFailed      SANDBOX_PROVISION_FAILED    exit 3
     │   └── ChecksFailed         SANDBOX_CHECKS_FAILED       exit 1
     ├── BundleError              BUNDLE_FAILED               exit 4
@@ -39,7 +39,7 @@
     │   ├── BundleLocked         BUNDLE_LOCKED               exit 3, retryable
     │   ├── BundleSecretFound    BUNDLE_SECRET_FOUND         exit 1
     │   ├── BundleRepairRefused  BUNDLE_REPAIR_REFUSED       exit 1
-    │   └── StoreError           BUNDLE_STORE_FAILED         exit 4, retryable
+    │   └── StoreError           BUNDLE_STORE_FAILED         exit 3, retryable
     │       ├── StoreConflict    BUNDLE_STORE_CONFLICT       exit 1
     │       ├── StoreUntrusted   BUNDLE_STORE_UNTRUSTED      exit 3
     │       └── StoreUnavailable BUNDLE_STORE_UNAVAILABLE    exit 3

@@ -87,6 +87,7 @@ class IoFailed(ProofboxError):
     """The machine would not read or write: a full disk, a closed stream, a place without permission."""
 
     code = "PROOFBOX_IO"
+    exit_code = 3
     retryable = True
     hints = ("check that the place exists, is writable and has room",)
 

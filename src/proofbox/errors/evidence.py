@@ -97,6 +97,7 @@ class StoreError(BundleError):
     """The store of bundles did not answer as it should."""
 
     code = "BUNDLE_STORE_FAILED"
+    exit_code = 3
     retryable = True
     hints = ("check that the store can be reached, and your credentials for it",)
 

@@ -154,6 +154,7 @@ class DownloadFailed(SandboxError):
     """A download did not come to its end. What has come is kept, and the next try goes on from there."""
 
     code = "SANDBOX_DOWNLOAD_FAILED"
+    exit_code = 3
     retryable = True
     hints = ("try again: it goes on from where it was cut",)
 

@@ -16,7 +16,7 @@ from proofbox.evidence.check import BundleCheck, check_bundle
 from proofbox.evidence.index import Index
 from proofbox.evidence.keys import load_private_key, refuse_inside_bundle
 from proofbox.evidence.packet import PREDICATE_TYPE, SCHEMA, SUFFIX, parse_packet
-from proofbox.evidence.paths import INDEX, enclosing, resolve, shown
+from proofbox.evidence.paths import INDEX, enclosing, is_artifact_path, resolve, shown
 from proofbox.evidence.policies import SEED_FIELDS
 from proofbox.evidence.policy import evaluate, fitting_policy, load_policy
 from proofbox.evidence.reader import Bundle, refusal
@@ -161,7 +161,10 @@ def _packet(
 
 
 def _relative(directory: str, target: str) -> str | None:
-    """From the packet to its bundle, if that is below; a packet elsewhere needs to be told where its bundle is."""
+    """From the packet to its bundle, if that is below and has a name that any system can hold.
+
+    A packet elsewhere, or above such a name, needs to be told where its bundle is.
+    """
     base = os.path.realpath(os.path.dirname(target))
     place = os.path.relpath(os.path.realpath(directory), base)
-    return place if not place.startswith("..") and place != "." else None
+    return place if not place.startswith("..") and place != "." and is_artifact_path(place) else None

@@ -72,7 +72,15 @@ class Verification:
         return kind(self.line(), op="verify", fix_hints=["each finding says what differs, and where"])
 
     def line(self) -> str:
-        """The answer in one line."""
+        """The answer in one line, with the first finding."""
+        if not self.findings:
+            return self.summary()
+        first, count = self.findings[0], len(self.findings)
+        found = f"{count} findings, the first" if count > 1 else "one finding"
+        return f"{self.summary()}; {_one_line(f'{found}: {first.code} {first.path} ({first.detail})')}"
+
+    def summary(self) -> str:
+        """The answer, without what was found."""
         count = self.checked
         what = f"{self.run_id or shown(self.path)} ({self.status or 'no status'})"
         amount = f"{count.files} files, {count.bytes} bytes, {count.bundles} bundles, {count.chains} chains"
@@ -80,10 +88,7 @@ class Verification:
         if self.packet is not None:
             parts.append("promotable" if self.promotable else "not promotable")
             parts.append(f"signed by {self.signed_by[:16]}…" if self.signed_by else "no signature checked")
-        if self.findings:
-            first = self.findings[0]
-            parts.append(f"{len(self.findings)} findings, the first: {first.code} {first.path} ({first.detail})")
-        return printable("; ".join(parts)).replace("\n", "\\n")
+        return _one_line("; ".join(parts))
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -105,6 +110,10 @@ class Verification:
             "notes": self.notes,
             "error": error.as_dict() if (error := self.error()) else None,
         }
+
+
+def _one_line(text: str) -> str:
+    return printable(text).replace("\n", "\\n")
 
 
 def verify(path: str | os.PathLike[str], *, key: str | None = None, bundle: str | None = None) -> Verification:

@@ -9,7 +9,7 @@ The agent's box and everything in it is dead before the final snapshot is taken,
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,8 @@ from anyio.to_thread import run_sync
 
 from proofbox.agents.contract import AgentRuntime, AgentSession, ApprovalRule, SessionOptions, TurnResult
 from proofbox.agents.environment import AgentEnvironment, decide_environment
-from proofbox.agents.registry import Registry
-from proofbox.agents.strategies import Chain, Considered, first_usable
+from proofbox.agents.strategies import Considered, first_usable
 from proofbox.core.clock import Clock, isoformat
-from proofbox.core.ids import IdSource
-from proofbox.core.redaction import Redactor
 from proofbox.errors import (
     AgentError,
     CapabilityUnsupported,
@@ -41,11 +38,10 @@ from proofbox.lab.documents import Verified
 from proofbox.lab.expectations import Unmet, unmet
 from proofbox.lab.ledger import Attempt, Ended
 from proofbox.lab.missionbox import MissionBoxes
-from proofbox.lab.reading import Suite
-from proofbox.lab.sharing import SharedSession, Started, only
-from proofbox.lab.spec import Isolation, Mission
+from proofbox.lab.sharing import Started, only
+from proofbox.lab.spec import Mission
 from proofbox.lab.states import Reason, State, States
-from proofbox.lab.template import Templates
+from proofbox.lab.surroundings import Surroundings, Watch
 from proofbox.lab.trace import Trace
 from proofbox.lab.verifier import Checked, check, lay_beside, lay_out
 from proofbox.sandbox.service import Sandboxes
@@ -55,52 +51,6 @@ RETRY_SOON = 1.0
 
 # What an agent's turn may fail with that is the agent's own affair: everything else is the machinery's.
 ITS_OWN = (ContextExceeded, TurnInterrupted)
-
-
-class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
-    """What all attempts of a run have in common."""
-
-    run_id: str
-    run_dir: Path
-    work: Path
-    suite: Suite
-    templates: Templates
-    chain: Chain
-    registry: Registry
-    settings: Callable[[AgentRuntime], dict[str, Any]]
-    redactor: Redactor
-    provider: str | None
-    isolation: Isolation
-    clock: Clock
-    ids: IdSource
-    shared: SharedSession | None = None
-    """With isolation `shared`: the one session of all attempts."""
-
-
-class Watch:
-    """How whoever runs an attempt hears of it, and stops it."""
-
-    def __init__(
-        self,
-        on_state: Callable[[State], None],
-        on_activity: Callable[[str], None],
-        on_tokens: Callable[[int], None],
-    ) -> None:
-        self.on_state = on_state
-        self.on_activity = on_activity
-        self.on_tokens = on_tokens
-        self._stop = anyio.Event()
-        self.reason: Reason | None = None
-        self.detail = ""
-
-    def stop(self, reason: Reason, detail: str = "") -> None:
-        """The first reason counts."""
-        if self.reason is None:
-            self.reason, self.detail = reason, detail
-            self._stop.set()
-
-    async def stopped(self) -> None:
-        await self._stop.wait()
 
 
 async def run_attempt(attempt: Attempt, around: Surroundings, watch: Watch) -> Ended:

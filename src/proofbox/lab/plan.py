@@ -16,11 +16,11 @@ from proofbox.agents.strategies import Chain, parse_chain
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.core.ids import IdSource
 from proofbox.core.redaction import Redactor
-from proofbox.lab.attempt import Surroundings
 from proofbox.lab.ledger import Ledger, Planned
 from proofbox.lab.reading import Suite, parse_suite
 from proofbox.lab.sharing import SharedSession
 from proofbox.lab.spec import Isolation
+from proofbox.lab.surroundings import Surroundings
 from proofbox.lab.template import Templates
 
 PLAN = "plan"

@@ -13,6 +13,7 @@ import msgspec
 from proofbox.core.canonical import CanonicalError, parse_strict
 from proofbox.core.digest import digest_of
 from proofbox.core.nearest import nearest
+from proofbox.core.toml import parse_toml
 from proofbox.errors import NotFoundError, ProofboxError, SuiteInvalid
 from proofbox.lab.positions import Path, Position, key_positions
 from proofbox.lab.spec import Command, Document, Mission, SuiteFields
@@ -102,7 +103,7 @@ def parse_suite(
         if json:
             values = parse_strict(text.encode())
         else:
-            values = tomllib.loads(text)
+            values = parse_toml(text)
             positions = key_positions(text)
     except tomllib.TOMLDecodeError as error:
         raise invalid(name, [toml_problem(error)]) from None

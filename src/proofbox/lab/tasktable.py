@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from proofbox.core.toml import parse_toml
 from proofbox.lab.positions import Path, Position, key_positions
 from proofbox.lab.reading import Problem, invalid, toml_problem
 
@@ -55,11 +56,9 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
 def read(text: str, note: Note) -> Table:
     """Raises `SuiteInvalid` where it is no TOML, or a field that counts has a value that means nothing."""
     try:
-        values = tomllib.loads(text)
+        values = parse_toml(text)
     except tomllib.TOMLDecodeError as error:
         raise invalid("task.toml", [toml_problem(error)]) from None
-    except RecursionError:
-        raise invalid("task.toml", [Problem("task.toml: it is nested too deeply")]) from None
     reader = _Reader(values, key_positions(text), note)
     table = reader.table()
     if reader.problems:

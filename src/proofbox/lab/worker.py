@@ -21,11 +21,12 @@ from proofbox.core.clock import Clock, SystemClock
 from proofbox.errors import LeaseLost, RateLimited, UsageLimited
 from proofbox.evidence.identity import process_identity
 from proofbox.lab import pressure
-from proofbox.lab.attempt import Surroundings, Watch, run_attempt
+from proofbox.lab.attempt import run_attempt
 from proofbox.lab.ledger import Attempt, Ended, Ledger
 from proofbox.lab.limiter import Limiter
 from proofbox.lab.plan import credential_of, ledger_path, read_plan, surroundings
 from proofbox.lab.states import State
+from proofbox.lab.surroundings import Surroundings, Watch
 
 LEASE = 60.0
 BEAT = 1.0

@@ -27,6 +27,7 @@ import msgspec
 
 from proofbox.core.dirs import config_dir
 from proofbox.core.documents import stored
+from proofbox.core.toml import parse_toml
 from proofbox.errors import ImageUnavailable, ImageUnknown, UsageError
 
 SCHEMA = "proofbox.images/1"
@@ -125,8 +126,8 @@ def all_images(catalogue: Path | None = None) -> tuple[Image, ...]:
     if len(data) > SIZE_LIMIT:
         raise _wrong(path, f"it is larger than {SIZE_LIMIT >> 10} KiB")
     try:
-        values = tomllib.loads(data.decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        values = parse_toml(data.decode("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise _wrong(path, f"it is no TOML: {error}") from None
     if values.get("schema_version") != SCHEMA:
         raise _wrong(path, f"its schema_version is not {SCHEMA}")

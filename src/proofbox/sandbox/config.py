@@ -20,6 +20,7 @@ from proofbox.core.atomic import write_document
 from proofbox.core.dirs import config_dir, state_dir
 from proofbox.core.documents import stored
 from proofbox.core.nearest import nearest
+from proofbox.core.toml import parse_toml
 from proofbox.errors import PolicyRefused, RequestInvalid, UsageError
 from proofbox.sandbox.allowlist import parse_network
 
@@ -197,7 +198,7 @@ def _read(path: Path) -> bytes | None:
 
 def _parse(data: bytes, path: Path) -> Settings:
     try:
-        values: dict[str, Any] = tomllib.loads(data.decode("utf-8"))
+        values: dict[str, Any] = parse_toml(data.decode("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is no TOML: {error}", op="config", fix_hints=["mend it, or remove it"]) from None
     known = Settings.__struct_fields__

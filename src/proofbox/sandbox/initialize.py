@@ -10,8 +10,10 @@ import msgspec
 from proofbox.errors import UsageError
 from proofbox.sandbox import config
 from proofbox.sandbox.config import PROJECT_FILE, Settings
+from proofbox.sandbox.inside import make_policy
 from proofbox.sandbox.paths import resolve_project
 from proofbox.sandbox.providers import AUTO, provider_named
+from proofbox.sandbox.refusal import check_values
 
 
 class Initialized(msgspec.Struct, frozen=True):
@@ -47,5 +49,6 @@ def initialize(
     wanted = settings or Settings()
     if wanted.provider not in (None, AUTO):
         provider_named(str(wanted.provider))
+    check_values(make_policy({}, msgspec.structs.replace(wanted, mounts=())))  # those may be of another machine
     config.write(project, wanted)
     return Initialized(path, wanted, written=True)

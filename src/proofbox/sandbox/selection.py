@@ -6,6 +6,7 @@ program behind the provider changes; a failure never is, since the user is about
 
 from __future__ import annotations
 
+import os
 import platform
 import tempfile
 from pathlib import Path
@@ -71,7 +72,7 @@ def diagnose(provider: Provider, policy: Policy) -> Diagnostic:
     """Whether it works here and can do what is asked: an image it runs, limits it can enforce."""
     wanted = Policy(image=policy.image, runtime=policy.runtime)
     try:
-        identity = f"{_boot_id()} {provider.identity()} {wanted.image} {wanted.runtime}"
+        identity = f"{_boot_id()} {_namespace()} {provider.identity()} {wanted.image} {wanted.runtime}"
         refuse_unenforceable(provider.name, policy, provider.enforcement(policy))
         remembered = _Trials.load()
         if remembered.worked.get(provider.name) != identity:
@@ -148,6 +149,14 @@ def _boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return platform.node()
+
+
+def _namespace() -> str:
+    """What works in one user namespace may be forbidden in another, with the same cache."""
+    try:
+        return os.readlink("/proc/self/ns/user")
+    except OSError:
+        return ""
 
 
 @stored("proofbox.trials/1", at="CACHE/trials.json")

@@ -21,7 +21,8 @@ class Ignore:
         self._paths: list[list[re.Pattern[str]]] = []
         for pattern in patterns:
             parts = pattern.strip("/").split("/")
-            if any(part in ("", ".", "..") for part in parts):
+            storable = pattern.encode(errors="replace").decode() == pattern
+            if not storable or any(part in ("", ".", "..") for part in parts):
                 raise UsageError(
                     f"not a pattern of what to ignore: {pattern!r}",
                     op="workspace",

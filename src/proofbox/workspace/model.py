@@ -47,6 +47,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     parent: str | None
     """The state before this one in this workspace's history."""
     message: str
+    """What this state is, in the words of whoever took it."""
     created_at: str
     changed: int
     """How many paths differ from `parent`."""
@@ -93,6 +94,8 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """What the files have that the latest snapshot has not."""
+
     workspace: str
     path: str
     head: str | None
@@ -105,6 +108,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RollbackResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rollback did, and what it could not undo."""
+
     id: str
     before: str
     """The state that was left, in the history by its own: rolling back to it goes forward again."""

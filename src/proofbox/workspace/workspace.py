@@ -16,20 +16,18 @@ one thread at a time.
 from __future__ import annotations
 
 import os
-import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 
-from proofbox.core.atomic import TEMPORARY_PREFIX
 from proofbox.core.clock import Clock, SystemClock, isoformat
 from proofbox.core.ids import IdSource
 from proofbox.core.locks import locked
 from proofbox.core.text import path_fields
-from proofbox.errors import UsageError, WorkspaceChanging, WorkspacePathRefused
+from proofbox.errors import UsageError, WorkspacePathRefused
 from proofbox.workspace import effects, registry, upkeep
 from proofbox.workspace.diff import changes, differences
 from proofbox.workspace.forking import make_fork
@@ -47,18 +45,17 @@ from proofbox.workspace.model import (
     Snapshot,
     Status,
     Verification,
-    exact,
 )
 from proofbox.workspace.overlay import Overlay
-from proofbox.workspace.registry import CACHE, LOCK, REFS, ROLLBACK, Registration, Rollback
-from proofbox.workspace.restore import Restorer, write_new
+from proofbox.workspace.registry import CACHE, LOCK, REFS, Registration
+from proofbox.workspace.restore import write_new
+from proofbox.workspace.rollback import Rollbacks
 from proofbox.workspace.store import Store
 from proofbox.workspace.tree import EMPTY_TREE
 
 if TYPE_CHECKING:
     from proofbox.sandbox.service import Session
 
-_TRIES = 3
 NOTHING = Context()
 T = TypeVar("T")
 
@@ -83,8 +80,11 @@ class Workspace:
         self._history = History(self._store, self.id)
         ignore = Ignore(registration.ignore)
         self._look = Look(self.path, self._store, ignore, self._home / CACHE, track=track, on_progress=on_progress)
+        self._rollbacks = Rollbacks(self.path, self._home, self._store, self._history, self._look, self._record)
         try:
-            self._finish_rollback()
+            if self._rollbacks.interrupted:
+                with self._working():
+                    self._rollbacks.finish()
             if track:
                 with self._working():
                     self._look.refresh()
@@ -238,17 +238,7 @@ class Workspace:
         """
         with self._working():
             target = self._resolve(name)
-            method = self._look.refresh()
-            head = self._history.head()
-            before = self._look.tree_id
-            if head is None or _tree_of(head) != before:
-                self._record("snapshot", f"before a rollback to {target.id[:12]}", method)
-            temporary = TEMPORARY_PREFIX + secrets.token_hex(8)
-            journal = Rollback(target.id, before.hex(), temporary)
-            # On the disk before the first file is touched: what is left behind, and that we are about to leave it.
-            self._store.make_durable()
-            registry.write(self._home / ROLLBACK, journal)
-            left = self._carry_out(journal)
+            before, left = self._rollbacks.carry_out(target)
             restored = tuple(changes(self._store, before, bytes.fromhex(target.id)))
         return RollbackResult(
             id=target.id,
@@ -256,7 +246,7 @@ class Workspace:
             restored=restored,
             irreversible_effects=effects.irreversible(self._home, target),
             warning=f"{len(left)} paths that no snapshot holds are still there" if left else "",
-            left=left,
+            left=_left(left),
         )
 
     def fork(self, name: str, dest: str | os.PathLike[str], *, track: bool | None = None) -> Workspace:
@@ -377,54 +367,6 @@ class Workspace:
     def _resolve(self, name: str) -> Snapshot:
         return self._history.find(self.refs().get(name, name))
 
-    def _finish_rollback(self) -> None:
-        if not (self._home / ROLLBACK).exists():
-            return
-        with self._working():
-            journal = registry.read(self._home / ROLLBACK, Rollback)
-            if journal is None:
-                return  # whoever carried it out has finished
-            Restorer(str(self.path), self._store, journal.temporary).remove_temporary()
-            method = self._look.refresh()
-            if self._look.tree_id.hex() not in (journal.before, journal.target):
-                self._record("snapshot", f"found after an interrupted rollback to {journal.target[:12]}", method)
-            self._carry_out(journal)
-
-    def _carry_out(self, journal: Rollback) -> tuple[Left, ...]:
-        """Make the files the journal's target, record that, and be done with the journal."""
-        target = self._history.find(journal.target)
-        tree = bytes.fromhex(target.id)
-        for _ in range(_TRIES):
-            restorer = Restorer(str(self.path), self._store, journal.temporary, _paths(target.skipped))
-            assert self._look.directory is not None  # noqa: S101 (refreshed by the caller)
-            try:
-                restorer.restore(self._look.directory, tree)
-            except (FileNotFoundError, NotADirectoryError, FileExistsError):
-                pass  # swapped under our hands; look again
-            method = self._look.refresh()
-            if self._only_left(tree, restorer.left):
-                break
-        else:
-            raise WorkspaceChanging(
-                f"something keeps changing {self.path}",
-                op="workspace rollback",
-                fix_hints=["stop what is writing there, then open the workspace again: the rollback is finished then"],
-            )
-        head = self._history.head()
-        if head is None or head.kind != "rollback" or head.id != self._look.tree_id.hex():
-            context = Context(cwd=target.cwd, env=target.env, effects_head=target.effects_head)
-            self._record("rollback", f"rollback to {target.id[:12]}", method, context)
-        registry.remove(self._home / ROLLBACK)
-        return _left(restorer.left)
-
-    def _only_left(self, tree: bytes, left: Mapping[str, str]) -> bool:
-        """Whether the files are that tree, but for what could not be put back and the directories on the way to it."""
-        for each in differences(self._store, tree, self._look.tree_id):
-            path = each.path + "/"
-            if not any((other + "/").startswith(path) or path.startswith(other + "/") for other in left):
-                return False
-        return True
-
 
 def _tree_of(snapshot: Snapshot | None) -> bytes:
     return bytes.fromhex(snapshot.id) if snapshot else EMPTY_TREE
@@ -436,7 +378,3 @@ def _is_hex(text: str) -> bool:
 
 def _left(found: Mapping[str, str]) -> tuple[Left, ...]:
     return tuple(Left(**path_fields(path), reason=reason) for path, reason in sorted(found.items()))
-
-
-def _paths(left: Iterable[Left]) -> list[str]:
-    return [exact(each.path, each.path_b64) for each in left]

@@ -29,13 +29,13 @@ from __future__ import annotations
 
 import re
 import shlex
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from proofbox.core.toml import parse_toml
 from proofbox.errors import UsageError
 
 _DIRECTIVE = re.compile(r"\[\[\s*([a-z]+)(?:\s+(.*?))?\s*\]\]", re.DOTALL)
@@ -80,7 +80,7 @@ class _Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def load_rules(path: Path) -> list[Rule]:
     try:
-        return msgspec.convert(tomllib.loads(path.read_text("utf-8")), _Rules).rule
+        return msgspec.convert(parse_toml(path.read_text("utf-8")), _Rules).rule
     except (OSError, ValueError, msgspec.ValidationError) as error:
         raise UsageError(f"{path}: no rules for a fake model: {error}", op="fakemodel") from None
 

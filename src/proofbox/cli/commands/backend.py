@@ -76,7 +76,7 @@ def spec(
 
     try:
         found = msgspec.json.decode(file.read_bytes(), type=AppSpec)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise UsageError(f"{file} is not a spec: {error}", op="backend spec") from None
     repositories = Repositories(_place(data), "http://localhost")
     try:

@@ -9,6 +9,16 @@ from cyclopts import Parameter
 from proofbox.cli.commands import flags
 from proofbox.cli.output import Document, show
 
+# As a file `_proofbox` on the fpath the script is the body of a function of that name, and has to do its work itself;
+# sourced, it says which function does.
+_ZSH_ENTRY = """
+if [[ $funcstack[1] = _proofbox ]]; then
+  _cyclopts_proofbox "$@"
+else
+  compdef _cyclopts_proofbox proofbox
+fi
+"""
+
 
 class CompletionDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.completion/1"
@@ -30,5 +40,7 @@ def completion(
     from proofbox.cli.app import build
 
     script = build().generate_completion(shell=shell)
+    if shell == "zsh":
+        script += _ZSH_ENTRY
     show(CompletionDocument(shell=shell, script=script), lambda: script, as_json=json)
     return 0

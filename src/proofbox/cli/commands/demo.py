@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shlex
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Annotated
@@ -23,6 +25,17 @@ from proofbox.cli.output import Document, ErrorBody, show
 from proofbox.errors import DemoFailed, ProofboxError
 
 PATIENCE = 30.0
+BOLD, DIM, CYAN = "1", "2", "36"
+HIGHLIGHTS = {  # how a line begins, and its colour
+    "holds:": "32",
+    "DOES NOT HOLD:": "31",
+    "lie.1: claimed success, and failed": "31",
+    "+++": BOLD,
+    "---": BOLD,
+    "+": "32",
+    "-": "31",
+    "@@": CYAN,
+}
 
 
 class StepFacts(Document, frozen=True, kw_only=True):
@@ -88,35 +101,71 @@ class Stage:
         self.place = place
         self.steps: list[StepFacts] = []
         self._quiet = quiet
-        self._bold, self._plain = ("\033[1m", "\033[0m") if sys.stdout.isatty() and not quiet else ("", "")
+        self._at_terminal = sys.stdout is not None and sys.stdout.isatty()
+        self._in_colour = self._at_terminal and not os.environ.get("NO_COLOR")
         self.env = {**os.environ, "LC_ALL": "C.UTF-8"}
         for name in ("STATE", "CACHE", "CONFIG"):
             self.env[f"XDG_{name}_HOME"] = str(place / "home" / name.lower())
 
     def say(self, text: str) -> None:
         if not self._quiet:
-            print(f"\n{self._bold}{text}{self._plain}", flush=True)
+            print("\n" + self._coloured(text, BOLD), flush=True)
 
-    def run(self, what: str, *words: str, expected: int = 0) -> str:
-        """One command of ours; what it printed. Any other exit code than the expected one ends the demo."""
-        shown = f"proofbox {' '.join(words)}".replace(str(self.place) + "/", "")
+    def run(self, what: str, *words: str, expected: int = 0) -> None:
+        """One command of ours. Any other exit code than the expected one ends the demo."""
         if not self._quiet:
-            print(f"$ {shown}", flush=True)
+            print("$ " + self._coloured(folded(["proofbox", *words]), CYAN), flush=True)
         argv = [sys.executable, "-c", "from proofbox.cli import entry; entry()", *words]
         done = subprocess.run(
             argv, cwd=self.place, env=self.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False
         )
-        if not self._quiet and "--json" not in words:
-            print(done.stdout, end="", flush=True)
+        if not self._quiet:
+            for line in done.stdout.replace(f"{self.place}/", "").splitlines():
+                colour = next((colour for start, colour in HIGHLIGHTS.items() if line.startswith(start)), None)
+                for part in self._wrapped(line):
+                    print(self._coloured(part, colour), flush=True)
+            if done.returncode:
+                print(self._coloured(f"(exit {done.returncode})", DIM), flush=True)
         ok = done.returncode == expected
-        self.steps.append(StepFacts(ok=ok, what=what, command=shown, exit_code=done.returncode))
+        self.steps.append(
+            StepFacts(ok=ok, what=what, command=shlex.join(["proofbox", *words]), exit_code=done.returncode)
+        )
         if not ok:
             raise DemoFailed(
                 f"{what}: exit code {done.returncode}, and {expected} was expected",
                 op="demo",
                 fix_hints=["see what works on this machine: proofbox doctor"],
             )
-        return done.stdout
+
+    def _wrapped(self, line: str) -> list[str]:
+        """At a terminal, a long line is broken between words, which the terminal itself does not do."""
+        if not self._at_terminal or len(line) <= _width():
+            return [line]
+        return textwrap.wrap(line, _width(), subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+
+    def _coloured(self, text: str, colour: str | None) -> str:
+        return f"\033[{colour}m{text}\033[0m" if self._in_colour and colour else text
+
+
+def folded(words: Sequence[str]) -> str:
+    """A command line that can be copied, in lines that fit; a flag stays with its value."""
+    pieces: list[str] = []
+    for word in map(shlex.quote, words):
+        if pieces and pieces[-1].startswith("-") and " " not in pieces[-1] and not word.startswith("-"):
+            pieces[-1] += f" {word}"
+        else:
+            pieces.append(word)
+    lines = [pieces[0]]
+    for piece in pieces[1:]:
+        if len(f"$ {lines[-1]} {piece} \\") > _width():
+            lines.append(f"    {piece}")
+        else:
+            lines[-1] += f" {piece}"
+    return " \\\n".join(lines)
+
+
+def _width() -> int:
+    return max(40, shutil.get_terminal_size().columns)
 
 
 def play(stage: Stage, stack: contextlib.ExitStack, *, codex: bool) -> None:
@@ -130,7 +179,7 @@ def play(stage: Stage, stack: contextlib.ExitStack, *, codex: bool) -> None:
         url = stack.enter_context(_serving(stage, "-m", "proofbox.agents.fakemodel", "--rules", "model.toml"))
         agent = ["--strategies", "codex_app_server!", "--base-url", url, "--model", "fake-model"]
 
-    stage.say("1. Three missions for an agent in a box: one is done, one is a lie, one never ends.")
+    stage.say("1. Three missions for an agent in a box: one is done, one a lie, one endless.")
     stage.run("missions", "suite", "run", "suite.toml", "--out", "out", "-n", "3", *agent, expected=1)
     stage.run("the lie", "attempt", "explain", "lie.1", "--run", "out")
 
@@ -140,7 +189,7 @@ def play(stage: Stage, stack: contextlib.ExitStack, *, codex: bool) -> None:
     attempt = f"out/{run}/attempts/fix.1.e1"
     shutil.copytree(place / "out", place / "copy")
     _flip(place / "copy" / run / "attempts/lie.1.e1/outcome.json")
-    stage.say("   One byte flipped in a copy:")
+    stage.say("   In a copy, one byte of it is flipped.")
     stage.run("a flipped byte is found", "verify", "copy", expected=1)
 
     stage.say("3. What was verified may be relied on: a packet that pins it, signed.")
@@ -151,7 +200,7 @@ def play(stage: Stage, stack: contextlib.ExitStack, *, codex: bool) -> None:
     lie = attempt.replace("fix.1", "lie.1")
     stage.run("a lie is not promotable", "promotion", "emit", lie, "--require-promotable", expected=1)
 
-    stage.say("4. Promoted code is delivered as a pull request. The backend alone holds Git credentials.")
+    stage.say("4. Promoted code becomes a pull request; only the backend holds credentials.")
     stage.env["INTERNAL_API_KEY"] = secrets.token_urlsafe(24)
     port = _free_port()
     stage.env["MOZAIKS_BACKEND_URL"] = f"http://127.0.0.1:{port}"
@@ -226,7 +275,7 @@ def _farewell(document: DemoDocument) -> str:
             "Next:",
             "  proofbox doctor                      what the sandboxes on this machine hold",
             "  proofbox exec -- COMMAND             one command in a box",
-            "  proofbox suite run suite.toml        your own missions; docs/lab.md says what a suite is",
+            "  proofbox suite run suite.toml        your own missions (docs/lab.md)",
             "  proofbox runtime list                which agents could be used here",
         ]
     )

@@ -130,8 +130,8 @@ def gc(
       proofbox gc out --older-than 30 --dry-run
       proofbox gc out --pin run-01…
     """
-    if any(value is not None and value < 0 for value in (older_than, max_size)):
-        raise UsageError("ages and sizes are not negative", op="gc")
+    if any(value is not None and not 0 <= value < 2**40 for value in (older_than, max_size)):
+        raise UsageError("an age or a size that makes no sense", op="gc", fix_hints=["give a number of days, or of MB"])
     for name, wanted in ((pin, True), (unpin, False)):
         if name is not None:
             _pin(out, name, wanted)

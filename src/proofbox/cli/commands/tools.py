@@ -14,7 +14,7 @@ from proofbox.cli.commands import flags
 from proofbox.cli.commands.workspace import Directory
 from proofbox.cli.output import Document, columns, show
 from proofbox.core.text import printable
-from proofbox.errors import CapabilitiesRefused
+from proofbox.errors import CapabilitiesRefused, UsageError
 from proofbox.workspace.capabilities.capabilities import Capabilities
 from proofbox.workspace.capabilities.compiling import compile_rules
 from proofbox.workspace.capabilities.grants import Grants
@@ -81,6 +81,8 @@ def effects(
       proofbox workspace effects project
       proofbox workspace effects project --limit 20 --json
     """
+    if limit is not None and not 1 <= limit <= sys.maxsize:
+        raise UsageError(f"a limit of {limit} makes no sense", op="workspace effects", fix_hints=["give 1 or more"])
     with Workspace.open(directory, track=False) as workspace:
         found = tuple(deque(workspace.effects.entries(max(0, since)), maxlen=limit))
         document = EffectsDocument(workspace=workspace.id, effects=found)
@@ -138,7 +140,7 @@ def call(
       proofbox workspace call project read_file --args '{"path": "README.md"}'
       proofbox workspace call project run_command --args '{"command": "make test"}' --capabilities agent
     """
-    given = sys.stdin.buffer.read(ARGUMENTS_LIMIT + 1) if args == "-" else args
+    given = _stdin() if args == "-" else args
     with open_toolbox(
         directory, capabilities=capabilities, provider=provider, check=check, nudge=False, track=False
     ) as box:
@@ -146,6 +148,12 @@ def call(
     document = CallDocument(tool=tool, result=msgspec.to_builtins(result), text=result.text())
     show(document, lambda: document.text, as_json=json)
     return 0
+
+
+def _stdin() -> bytes:
+    if sys.stdin is None:
+        raise UsageError("--args - was asked for, and stdin is closed", op="workspace call", fix_hints=["--args '{}'"])
+    return sys.stdin.buffer.read(ARGUMENTS_LIMIT + 1)
 
 
 def _missing(capabilities: Capabilities, root: str) -> dict[str, str]:

@@ -26,6 +26,7 @@ from proofbox.cli.commands import flags
 from proofbox.cli.output import Document, show
 from proofbox.cli.progress import watched
 from proofbox.core.text import preview, printable
+from proofbox.core.toml import parse_toml
 from proofbox.errors import NotFoundError, UsageError
 
 LINE = 160
@@ -110,7 +111,7 @@ class TrialFlags:
             "model": self.model,
             "api_key_env": self.api_key_env,
             "script": str(self.script.resolve()) if self.script is not None else None,
-            "command": shlex.split(self.command) if self.command is not None else None,
+            "command": _words(self.command) if self.command is not None else None,
         }
         for each in self.set_:
             name, equals, value = each.partition("=")
@@ -119,7 +120,7 @@ class TrialFlags:
                     f"--set takes NAME=VALUE, not {each[:60]!r}", op="runtime", fix_hints=["--set retries=2"]
                 )
             try:
-                said[name] = tomllib.loads(f"value = {value}")["value"]
+                said[name] = parse_toml(f"value = {value}")["value"]
             except tomllib.TOMLDecodeError:
                 said[name] = value  # a bare word is a string, as on any command line
         return {name: value for name, value in said.items() if value is not None}
@@ -272,6 +273,15 @@ def _prompt(text: str | None, file: Path | None) -> str:
         return str(text)
     except (OSError, UnicodeDecodeError) as error:
         raise NotFoundError(f"the prompt can't be read: {error}", op="runtime") from None
+
+
+def _words(line: str) -> list[str]:
+    try:
+        return shlex.split(line)
+    except ValueError as error:
+        raise UsageError(
+            f"--command is no command line: {error}", op="runtime", fix_hints=["--command 'my-agent --quiet'"]
+        ) from None
 
 
 def _approvals(said: tuple[str, ...]) -> tuple[ApprovalRule, ...]:

@@ -75,7 +75,7 @@ def show_verification(result: Verification, *, as_json: bool) -> int:
 
 
 def _text(result: Verification) -> str:
-    lines = [result.line()]
+    lines = [result.summary()]
     lines += [f"note: {note}" for note in result.notes]
     lines += [f"finding: {each.code} {each.path}: {each.detail}" for each in result.findings]
     return "\n".join(printable(line).replace("\n", "\\n") for line in lines)

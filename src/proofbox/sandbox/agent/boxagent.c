@@ -503,9 +503,10 @@ static _Noreturn void minder(struct spawn *s, int status_fd, pid_t agent) {
     if (getppid() != agent) _exit(125);        /* it went before it could be noticed */
     pid_t pid = spawn_child(s, -1);
     struct report r = {.kind = s->error ? REPORT_FAILED : REPORT_STARTED, .pid = pid, .stage = s->stage, .error = s->error};
-    if (write(status_fd, &r, sizeof r) != sizeof r || s->error) _exit(s->error ? 0 : 125);
+    bool unheard = write(status_fd, &r, sizeof r) != sizeof r;
+    if (s->error) _exit(0);
     for (int fd = 10; fd < 13; fd++) close(fd);
-    bool sweeping = false, released = !s->tag; /* with a tag, orphans are not our children: who sweeps must be here still */
+    bool sweeping = unheard, released = !s->tag; /* with a tag, orphans are not our children: who sweeps must be here still */
     int clean = 0;
     for (;;) {
         struct timespec tick = {0, 1000000};
@@ -518,7 +519,7 @@ static _Noreturn void minder(struct spawn *s, int status_fd, pid_t agent) {
         while ((gone = wait4(-1, &status, WNOHANG, &usage)) > 0)
             if (gone == pid) {
                 r = (struct report){.kind = REPORT_EXITED, .status = status, .usage = usage};
-                if (write(status_fd, &r, sizeof r) != sizeof r) _exit(125);
+                if (write(status_fd, &r, sizeof r) != sizeof r) sweeping = true; /* the agent is gone: nobody else will */
             }
         bool childless = gone < 0 && errno == ECHILD;
         if (childless && (sweeping ? !s->tag || clean >= 3 : released)) _exit(0);

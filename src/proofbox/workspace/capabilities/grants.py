@@ -31,6 +31,7 @@ from typing import Any
 import msgspec
 
 from proofbox.core.documents import stored
+from proofbox.core.toml import parse_toml
 from proofbox.errors import CapabilitiesInvalid
 
 SIZE_LIMIT = 64 << 10
@@ -66,8 +67,10 @@ class Grants(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     fs: Files = Files()
     commands: Allowed = Allowed()
     network: Allowed = Allowed()
+    """Hosts that can be reached."""
     env: Variables = Variables()
     snapshot: bool | None = None
+    """Whether that may be done; so with those below, of which clock and random are advisory."""
     rollback: bool | None = None
     fork: bool | None = None
     clock: bool | None = None
@@ -142,8 +145,8 @@ def preset(name: str) -> Grants:
 def parse(text: str) -> Grants:
     """From TOML. What is not understood is refused: a misspelled deny would be none."""
     try:
-        given = msgspec.convert(tomllib.loads(text), Grants)
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError, RecursionError) as error:
+        given = msgspec.convert(parse_toml(text), Grants)
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise CapabilitiesInvalid(
             f"the capabilities can't be read: {error}",
             op="capabilities",

@@ -1,0 +1,68 @@
+"""What an attempt is given by whoever runs it: what all of a run share, and a way to hear of it and to stop it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+
+from proofbox.agents.contract import AgentRuntime
+from proofbox.agents.registry import Registry
+from proofbox.agents.strategies import Chain
+from proofbox.core.clock import Clock
+from proofbox.core.ids import IdSource
+from proofbox.core.redaction import Redactor
+from proofbox.lab.reading import Suite
+from proofbox.lab.sharing import SharedSession
+from proofbox.lab.spec import Isolation
+from proofbox.lab.states import Reason, State
+from proofbox.lab.template import Templates
+
+
+class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
+    """What all attempts of a run have in common."""
+
+    run_id: str
+    run_dir: Path
+    work: Path
+    suite: Suite
+    templates: Templates
+    chain: Chain
+    registry: Registry
+    settings: Callable[[AgentRuntime], dict[str, Any]]
+    redactor: Redactor
+    provider: str | None
+    isolation: Isolation
+    clock: Clock
+    ids: IdSource
+    shared: SharedSession | None = None
+    """With isolation `shared`: the one session of all attempts."""
+
+
+class Watch:
+    """How whoever runs an attempt hears of it, and stops it."""
+
+    def __init__(
+        self,
+        on_state: Callable[[State], None],
+        on_activity: Callable[[str], None],
+        on_tokens: Callable[[int], None],
+    ) -> None:
+        self.on_state = on_state
+        self.on_activity = on_activity
+        self.on_tokens = on_tokens
+        self._stop = anyio.Event()
+        self.reason: Reason | None = None
+        self.detail = ""
+
+    def stop(self, reason: Reason, detail: str = "") -> None:
+        """The first reason counts."""
+        if self.reason is None:
+            self.reason, self.detail = reason, detail
+            self._stop.set()
+
+    async def stopped(self) -> None:
+        await self._stop.wait()

@@ -1,0 +1,108 @@
+"""No command line, however wrong, ends in a stack trace: it is refused with a code, a message and what to do."""
+
+from __future__ import annotations
+
+import io
+import random
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import pytest
+from badfiles import PLACES, READERS, bad_contents, lines_for_place, lines_for_reader
+from badlines import GOOD, Line, every_line, lines_for, lines_without_a_command
+from badworld import described, enter, made_world, problems
+
+from proofbox.cli import COMMANDS, Command, main
+
+SEED = 1
+SAMPLE, FULL = 12, 2000
+SECONDS = 30.0
+pytestmark = pytest.mark.needs("bubblewrap")
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[Path]:
+    with made_world() as place:
+        yield place
+
+
+Throw = Callable[[Iterable[Line]], None]
+
+
+@pytest.fixture
+def throw(world: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]) -> Throw:
+    """Runs lines in this process, one after the other, and fails with all that is wrong with the answers."""
+    enter(world, monkeypatch)
+    monkeypatch.setenv("INTERNAL_API_KEY", "k" * 40)
+
+    def answer(line: Line) -> str:
+        capfdbinary.readouterr()
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
+        began = time.monotonic()
+        try:
+            code = main(line.words)
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            return described(line, [f"{error!r:.300} escaped"], *capfdbinary.readouterr())
+        out, err = capfdbinary.readouterr()
+        found = problems(line, code, out, err)
+        if (took := time.monotonic() - began) > SECONDS:
+            found.append(f"it took {took:.0f} s")
+        assert Path.cwd() == world, line.words
+        return described(line, found, out, err) if found else ""
+
+    def run(lines: Iterable[Line]) -> None:
+        wrong = list(filter(None, map(answer, lines)))
+        assert not wrong, f"{len(wrong)} answers are wrong:\n" + "\n".join(wrong)
+
+    return run
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.path)
+def test_bad_lines_for_a_command(command: Command, throw: Throw, rounds: Callable[[int, int], int]) -> None:
+    throw(lines_for(command, SEED, rounds(SAMPLE, FULL)))
+
+
+def test_bad_lines_without_a_command(throw: Throw) -> None:
+    throw(lines_without_a_command())
+
+
+def test_there_are_enough_of_them() -> None:
+    lines = every_line(SEED, SAMPLE)
+    assert len({line.words for line in lines if 0 not in line.codes}) >= 300
+    assert lines == every_line(SEED, SAMPLE)
+    assert set(GOOD) <= {command.path for command in COMMANDS}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_files_that_are_not_what_they_should_be(reader: str, throw: Throw, world: Path) -> None:
+    throw(lines_for_reader(reader, world))
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_places_that_hold_something_else(
+    name: str, throw: Throw, world: Path, rounds: Callable[[int, int], int]
+) -> None:
+    """What a command reads without being told to: settings, locks, the files of a run."""
+    run = (world / "out/LATEST").read_text().strip()
+    place = world / name.replace("RUN", f"out/{run}")
+    before = place.read_bytes() if place.is_file() else None
+    place.parent.mkdir(exist_ok=True)
+    try:
+        contents = list(bad_contents().values())
+        for content in random.Random(f"{SEED} {name}").sample(contents, rounds(12, len(contents))):  # noqa: S311
+            place.write_bytes(content)
+            throw(lines_for_place(name))
+        place.unlink()
+        place.symlink_to(place.name)
+        throw(lines_for_place(name))
+        place.unlink()
+        place.mkdir()
+        throw(lines_for_place(name))
+    finally:
+        if place.is_dir() and not place.is_symlink():
+            shutil.rmtree(place)
+        place.unlink(missing_ok=True)
+        if before is not None:
+            place.write_bytes(before)

@@ -1,0 +1,75 @@
+"""What is published: an sdist of the checkout, and the wheel of that. Built once a process, and installed at will."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from capabilities import ROOT, find_uv
+
+
+class Built(NamedTuple):
+    sdist: Path
+    wheel: Path
+
+
+@cache
+def built_release() -> Built:
+    """A wheel of the unpacked sdist: the checkout's own binaries stay as they are."""
+    place = Path(tempfile.mkdtemp(prefix="release-"))
+    sdist = build("sdist", ROOT, place)
+    return Built(sdist, build("wheel", unpack(sdist, place), place))
+
+
+def unpack(sdist: Path, into: Path) -> Path:
+    with tarfile.open(sdist) as archive:
+        # Not the argument `filter`, which came in 3.11.4; without either, later versions warn.
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)
+        archive.extractall(into)  # noqa: S202 - our own archive, made a moment ago
+    return into / sdist.name.removesuffix(".tar.gz")
+
+
+def build(kind: str, source: Path, into: Path) -> Path:
+    """One call of the build backend, as a frontend makes it, with what is installed here: the locked zig."""
+    program = f"import sys, hatch_build; print('built', hatch_build.build_{kind}(sys.argv[1]))"
+    env = {name: value for name, value in os.environ.items() if name != "PROOFBOX_BUILD_AGENT"}
+    # The run's own caches are thrown away after it; what zig built of its libc is worth keeping between runs.
+    env |= {"ZIG_GLOBAL_CACHE_DIR": str(ROOT / ".tools/zig-cache"), "SOURCE_DATE_EPOCH": "1704067200"}
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(into)], cwd=source, env=env, capture_output=True, text=True, timeout=580
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return into / done.stdout.rsplit("built ", 1)[1].strip()
+
+
+class Installed:
+    """The wheel in an environment of its own, used from an empty directory: nothing leads to the checkout."""
+
+    def __init__(self, place: Path, extra: str = "") -> None:
+        self.bin = place / "venv/bin"
+        self.cwd = place / "empty"
+        self.cwd.mkdir(parents=True)
+        # The user's own cache of downloads, and not the run's; and the certificates that this machine trusts.
+        cache = {"UV_CACHE_DIR": os.environ.get("UV_CACHE_DIR", str(Path.home() / ".cache/uv"))}
+        trust = {name: os.environ.get(name, "true") for name in ("UV_SYSTEM_CERTS", "UV_NATIVE_TLS")}
+        uv = find_uv() or "uv"
+        wheel = f"{built_release().wheel}{f'[{extra}]' if extra else ''}"
+        for argv in (
+            [uv, "venv", "--quiet", "--python", sys.executable, str(place / "venv")],
+            [uv, "pip", "install", "--quiet", "--python", str(self.bin / "python"), wheel],
+        ):
+            done = subprocess.run(argv, env={**os.environ, **cache, **trust}, capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr
+        self.env = {"HOME": str(place), "PATH": f"{self.bin}:/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
+        self.env["TMPDIR"] = os.environ["TMPDIR"]
+
+    def run(self, *words: str, input: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            words, cwd=self.cwd, env={**self.env, **env}, input=input, capture_output=True, text=True, timeout=200
+        )
