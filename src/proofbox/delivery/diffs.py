@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Callable, Iterator
 
 from proofbox.core.text import preview, printable
+from proofbox.core.words import counted
 from proofbox.delivery.patchset import PatchChange, Patchset
 from proofbox.delivery.source import SourceFile, SourceTree
 
@@ -27,8 +28,8 @@ def render(patch: Patchset, tree: SourceTree, before: Before, *, most: int = 400
 
 def _lines(patch: Patchset, tree: SourceTree, before: Before) -> Iterator[str]:
     base = f"against {patch.base_commit_sha[:12]}" if patch.base_commit_sha else "for a new repository"
-    yield f"{len(patch.changes)} changes {base}, patch {patch.patch_id[:16]}"
-    yield f"{patch.unchanged} files unchanged, {patch.not_ours} in the repository that are not ours"
+    yield f"{counted(len(patch.changes), 'change')} {base}, patch {patch.patch_id[:16]}"
+    yield f"{counted(patch.unchanged, 'file')} unchanged, {patch.not_ours} in the repository that are not ours"
     for left in tree.left_out:
         yield f"left out  {left.path} ({left.reason})"
     for path in patch.kept:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from proofbox.core.text import preview, printable
+from proofbox.core.words import counted
 from proofbox.delivery.patchset import Patchset
 from proofbox.delivery.proof import Proof
 from proofbox.delivery.source import SourceTree
@@ -21,7 +22,7 @@ def title(patch: Patchset, app_id: str) -> str:
 def body(patch: Patchset, tree: SourceTree, proof: Proof, note: str = "") -> str:
     """Markdown. Names and words that others chose are in code spans, where they mean nothing."""
     lines = [printable(note), ""] if note else []
-    lines += [f"{len(patch.changes)} changes, patch `{patch.patch_id[:16]}`.", ""]
+    lines += [f"{counted(len(patch.changes), 'change')}, patch `{patch.patch_id[:16]}`.", ""]
     for change in patch.changes[:_MOST]:
         renamed = f" (renamed from {_code(change.renamed_from)})" if change.renamed_from else ""
         lines.append(f"- {change.operation} {_code(change.path)}{renamed}")

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proofbox.core.text import printable
+from proofbox.core.words import counted
 from proofbox.errors import BundleCorrupt, BundleInProgress, BundleSchemaUnknown, PacketInvalid, ProofboxError
 from proofbox.evidence.check import BundleCheck, Checked, Finding, check_bundle
 from proofbox.evidence.packet import PREDICATE_TYPE, SUFFIX, Packet, parse_packet, read_document
@@ -81,9 +82,15 @@ class Verification:
 
     def summary(self) -> str:
         """The answer, without what was found."""
-        count = self.checked
+        checked = self.checked
         what = f"{self.run_id or shown(self.path)} ({self.status or 'no status'})"
-        amount = f"{count.files} files, {count.bytes} bytes, {count.bundles} bundles, {count.chains} chains"
+        amounts = (
+            (checked.files, "file"),
+            (checked.bytes, "byte"),
+            (checked.bundles, "bundle"),
+            (checked.chains, "chain"),
+        )
+        amount = ", ".join(counted(number, what) for number, what in amounts)
         parts = [f"{'holds' if self.ok else 'DOES NOT HOLD'}: {what}: {amount}"]
         if self.packet is not None:
             parts.append("promotable" if self.promotable else "not promotable")

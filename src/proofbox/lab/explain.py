@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from proofbox.core.canonical import CanonicalError, parse_strict
+from proofbox.core.words import counted
 from proofbox.evidence.paths import read_bounded
 from proofbox.lab import artifacts
 from proofbox.lab.ledger import Attempt
@@ -55,7 +56,7 @@ def explain(attempt: Attempt, bundle: Path) -> Iterator[str]:
         yield f"It is a new try after {attempt.parent} failed for reasons of the machinery."
     calls = list(_calls(bundle))
     if calls:
-        yield f"What it did ({len(calls)} tool calls):"
+        yield f"What it did ({counted(len(calls), 'tool call')}):"
         for number, call in enumerate(calls[:MOST_CALLS], 1):
             yield f"  {number}. {_call(call)}"
         if len(calls) > MOST_CALLS:

@@ -16,6 +16,7 @@ from proofbox.cli.commands import flags
 from proofbox.cli.output import Document, ErrorBody, show
 from proofbox.core.atomic import create_only
 from proofbox.core.text import printable
+from proofbox.core.words import counted
 from proofbox.delivery.client import BackendClient
 from proofbox.delivery.deliver import Delivered, Options, Target, initial_export, pull_request
 from proofbox.delivery.deliver import plan as make_plan
@@ -316,7 +317,7 @@ def _show(app_id: str, done: Delivered, tree: SourceTree, proof: Proof, as_json:
 def _text(document: DeliveryDocument) -> str:
     if document.bundle is None:
         return f"nothing to change: {document.repo_url} has these files already"
-    lines = [f"{document.pr_url or document.repo_url} ({len(document.changes)} files)"]
+    lines = [f"{document.pr_url or document.repo_url} ({counted(len(document.changes), 'file')})"]
     lines += [f"left out: {left.path} ({left.reason})" for left in document.left_out]
     lines += [f"kept: {path} (changed in the repository, and not by us)" for path in document.kept]
     lines.append("proven: " + (document.proof.packet or "") if document.proof.proven else "NOT proven")

@@ -11,6 +11,7 @@ from proofbox.cli.commands import flags
 from proofbox.cli.output import Document, ErrorBody, columns, show
 from proofbox.core.clock import SystemClock
 from proofbox.core.text import printable
+from proofbox.core.words import counted
 from proofbox.errors import EvidenceIncomplete, UsageError
 from proofbox.evidence.reader import load_bundle
 from proofbox.lab import artifacts, retention
@@ -63,7 +64,7 @@ def validate(path: BundlePath = Path("out"), *, strict: Strict = False, json: fl
         findings=found,
         error=error,
     )
-    show(document, lambda: _findings(found) or f"valid: {document.attempts} attempts", as_json=json)
+    show(document, lambda: _findings(found) or f"valid: {counted(document.attempts, 'attempt')}", as_json=json)
     return 1 if found else 0
 
 
@@ -171,7 +172,9 @@ def _pin(out: Path, run_id: str, wanted: bool) -> None:
 def _incomplete(found: tuple[Finding, ...]) -> ErrorBody | None:
     if not found:
         return None
-    error = EvidenceIncomplete(f"{len(found)} findings, the first: {found[0].code} in {found[0].path}", op="validate")
+    error = EvidenceIncomplete(
+        f"{counted(len(found), 'finding')}, the first: {found[0].code} in {found[0].path}", op="validate"
+    )
     return ErrorBody.of(error)
 
 

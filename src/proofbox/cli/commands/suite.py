@@ -21,6 +21,7 @@ from proofbox.cli.output import Document, ErrorBody, Streamed, columns, show, wr
 from proofbox.cli.progress import watched
 from proofbox.core.ids import IdSource
 from proofbox.core.text import printable
+from proofbox.core.words import counted
 from proofbox.errors import SuiteInvalid, SuiteNotPassed, UsageError
 from proofbox.lab import harbor, reading
 from proofbox.lab.documents import Totals
@@ -151,7 +152,7 @@ def lint(spec: SpecPath, *, host_root: HostRoot = False, json: flags.Json = Fals
 
     def text() -> str:
         if suite is not None:
-            lines = [f"{spec}: suite {suite.id}, {len(suite.missions)} missions"]
+            lines = [f"{spec}: suite {suite.id}, {counted(len(suite.missions), 'mission')}"]
             lines += [f"{id}: note: {note}" for id, notes in document.notes.items() for note in notes]
             return printable("\n".join(lines))
         return printable("\n".join(f"{spec}:{problem}" for problem in problems) or str(error and error.message))

@@ -27,6 +27,7 @@ from proofbox.cli.output import Document, show
 from proofbox.cli.progress import watched
 from proofbox.core.text import preview, printable
 from proofbox.core.toml import parse_toml
+from proofbox.core.words import counted
 from proofbox.errors import NotFoundError, UsageError
 
 LINE = 160
@@ -243,7 +244,8 @@ def _line(text: str) -> str:
 
 def _story(trial: Trial) -> str:
     lines = [trial.final_message.strip(), ""] if trial.final_message.strip() else []
-    lines.append(f"{trial.strategy} {trial.status}: {len(trial.tool_calls)} tool calls, {len(trial.steps)} steps")
+    amount = f"{counted(len(trial.tool_calls), 'tool call')}, {counted(len(trial.steps), 'step')}"
+    lines.append(f"{trial.strategy} {trial.status}: {amount}")
     if trial.error is not None:
         lines += [f"error: {trial.error.code}: {trial.error.message}", *(f"  fix: {h}" for h in trial.error.fix_hints)]
     lines += [f"skipped {each.strategy}: {each.reason}" for each in trial.chain if each.code]

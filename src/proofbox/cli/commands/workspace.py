@@ -15,6 +15,7 @@ from proofbox.cli.commands import flags
 from proofbox.cli.output import Document, ErrorBody, columns, show, write_json
 from proofbox.cli.progress import passing_line, watched
 from proofbox.core.text import printable
+from proofbox.core.words import counted
 from proofbox.errors import UsageError, WorkspaceCorrupt
 from proofbox.workspace.model import Change, Collected, Left, Snapshot, Status, Verification
 from proofbox.workspace.unified import Line, unified
@@ -227,8 +228,9 @@ def verify(directory: Directory = Path(), /, *, json: flags.Json = False) -> int
     """
     with Workspace.open(directory, track=False) as workspace:
         found = workspace.verify()
-    lines = [f"{'sound' if found.sound else 'DAMAGED'}: {found.snapshots} snapshots, {found.objects} objects"]
-    error = None if found.sound else WorkspaceCorrupt(f"{len(found.problems)} problems", op="workspace verify")
+    amount = f"{counted(found.snapshots, 'snapshot')}, {counted(found.objects, 'object')}"
+    lines = [f"{'sound' if found.sound else 'DAMAGED'}: {amount}"]
+    error = None if found.sound else WorkspaceCorrupt(counted(len(found.problems), "problem"), op="workspace verify")
     show(
         VerifyDocument(ok=found.sound, verification=found, error=ErrorBody.of(error) if error else None),
         lambda: printable("\n".join([*lines, *found.problems])),
@@ -253,7 +255,7 @@ def gc(
     """
     with Workspace.open(directory, track=False) as workspace:
         found = workspace.gc(keep=keep)
-    dropped = f"{found.snapshots_dropped} snapshots and {found.objects_dropped} objects dropped"
+    dropped = f"{counted(found.snapshots_dropped, 'snapshot')} and {counted(found.objects_dropped, 'object')} dropped"
     text = f"{dropped}, {found.bytes_freed} bytes freed"
     show(GcDocument(collected=found), lambda: text, as_json=json)
     return 0

@@ -27,6 +27,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 
+from proofbox.core.words import counted
 from proofbox.workspace.tools import rendering
 
 READ_LIMIT = 256 * 1024
@@ -191,8 +192,7 @@ class FileEdited(ToolResult, frozen=True, kw_only=True):
     path_b64: str | None = None
 
     def words(self) -> str:
-        times = "1 place" if self.replacements == 1 else f"{self.replacements} places"
-        return f"edited {self.path} in {times}, from line {self.first_line}"
+        return f"edited {self.path} in {counted(self.replacements, 'place')}, from line {self.first_line}"
 
 
 class PatchedFile(msgspec.Struct, frozen=True, omit_defaults=True):
