@@ -1,6 +1,6 @@
 """Reads a page of Markdown as a program: what of it is run, what it writes down as a file, and what is left out.
 
-Four fences matter, each at the start of a line:
+What matters on it, each at the start of a line:
 
     ```console                  `$` lines are run; what follows one is what it prints
     ```python                   is run
@@ -25,6 +25,7 @@ NOT_RUN = re.compile(r"<!-- not run: (?P<reason>[^\n]+?) -->\s*\Z")
 TITLE = re.compile(r'title="(?P<path>[^"]+)"')
 TOUR = re.compile(r"<!-- tour -->\n(.*?)<!-- /tour -->", re.DOTALL)
 ANYTHING = "…"
+READ_ALONE = ("diff", "json", "text", "toml", "yaml")
 RUN_ELSEWHERE = re.compile(r"\./scripts/(?:demo|test)\b")
 """Commands that tests and CI run by themselves: the demo has a test of its own, and a test can't run all tests."""
 
@@ -109,7 +110,7 @@ def faults(page: Path, text: str) -> Iterator[str]:
             yield f"{page}:{number}: a fence that does not stand at the start of a line, or has no end"
     for block in blocks(text):
         place = f"{page}:{block.line}"
-        if block.language in ("sh", "bash", "shell", "") and block.title is None:
+        if block.language not in ("console", "python", *READ_ALONE) and block.title is None:
             yield f"{place}: {block.language or 'no language'!r}; use console, or text for what is no command"
         if block.language not in ("console", "python") and block.not_run:
             yield f"{place}: `not run` before a block that would not be run anyway"

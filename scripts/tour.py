@@ -123,9 +123,11 @@ def check(page: Path, text: str, project: Path, environment: dict[str, str]) -> 
     with tempfile.TemporaryFile("w+", errors="replace") as heard:
         run_shell(lines, project, environment, heard)
         heard.seek(0)
-        said = heard.read().replace(port, PORT)
-    came = re.split(rf"^{MARK} (\d+)\n", said, flags=re.MULTILINE)
-    outputs, codes = came[:-1:2], came[1::2]
+        said = re.sub(rf"\b{port}\b", PORT, heard.read())
+    came = re.split(rf"{MARK} (\d+)\n", said)
+    # A page can't show that a last line has no end.
+    outputs = [output if output.endswith("\n") or not output else f"{output}\n" for output in came[:-1:2]]
+    codes = came[1::2]
     differences = 0
     for step, output, code in zip(planned, outputs, codes, strict=False):
         # What fails and says nothing would otherwise agree with a page that shows nothing.

@@ -131,8 +131,9 @@ def test_what_hints_tell_to_type_is_there() -> None:
             if first in GROUPS and f"{first} {second}" not in commands:
                 wrong.append(f"{where}: no command {first} {second}: {text}")
         if "proofbox " in text or text.startswith("--") or ": --" in text:
+            ours = re.sub(r"'[^']*'", "", text)  # what is quoted is for another program
             wrong += [
-                f"{where}: no {flag}: {text}" for flag in re.findall(r"--[a-z][a-z-]+", text) if flag not in flags
+                f"{where}: no {flag}: {text}" for flag in re.findall(r"--[a-z][a-z-]+", ours) if flag not in flags
             ]
     assert not wrong, "\n".join(wrong)
 

@@ -70,6 +70,7 @@ def test_most_of_it_is_run() -> None:
 BAD_PAGES = {
     "indented": "Run:\n\n    proofbox exec -- true\n",
     "sh": "```sh\nproofbox exec -- true\n```\n",
+    "another shell": "```zsh\nproofbox exec -- true\n```\n",
     "no language": "```\n$ proofbox exec -- true\n```\n",
     "text": "```text\n$ proofbox exec -- true\n```\n",
     "no prompt": "```console\nproofbox exec -- true\n```\n",
@@ -109,7 +110,7 @@ def test_a_page_that_is_wrong_fails(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
         '```toml title="made/here.txt"\nx = 1\n```\n\n'
-        "```console\n$ cat made/here.txt\nx = 1\n$ sleep 600 &\n$ printf 'one\\ntwo\\n'\n…\ntwo\n```\n\n"
+        "```console\n$ cat made/here.txt\nx = 1\n$ sleep 600 &\n$ printf 'one\\ntwo'\n…\ntwo\n```\n\n"
         "```python\nimport os\n```\n\n```python\nassert os.sep == '/'\n```\n"
     )
     good = tour("--check", page)

@@ -40,7 +40,7 @@ def s3_url() -> Iterator[str]:
     import obstore
     from obstore.store import S3Store
 
-    server = ThreadedMotoServer(port=0, verbose=False)
+    server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
     with pytest.MonkeyPatch.context() as patch:
@@ -53,7 +53,9 @@ def s3_url() -> Iterator[str]:
             patch.setenv(name, value)
         import urllib.request
 
-        urllib.request.urlopen(urllib.request.Request(f"http://{host}:{port}/{BUCKET}", method="PUT")).close()
+        # What an earlier server of this process held, another one still has.
+        for method, path in (("POST", "moto-api/reset"), ("PUT", BUCKET)):
+            urllib.request.urlopen(urllib.request.Request(f"http://{host}:{port}/{path}", method=method)).close()
         assert obstore.list(S3Store(BUCKET, client_options={"allow_http": True})).collect() == []
         yield f"s3://{BUCKET}"
     server.stop()

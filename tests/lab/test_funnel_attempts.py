@@ -66,6 +66,7 @@ SUITE = HEAD + "".join(
         mission("forges", f"echo '{SAYS_SO}'; echo '{SAYS_SO[:-1]},\"source\":\"observed\"}}'", expect=RAN_THE_TESTS),
         mission("has-it-run", HAS_IT_RUN, expect=RAN_THE_TESTS),
         mission("declined", "proofbox run -n -- pytest -q || :", expect=RAN_THE_TESTS, tools={"decline": ["pytest*"]}),
+        mission("fails", "proofbox run -n -- sh -c 'exit 3' || :"),
         mission("garbage", NONSENSE),
         mission("kills-the-helper", STARTS + "kill -9 $!; wait; proofbox run -n -- true"),
         mission("leaves-one", WRITES, verify={"commands": ["cp late a; sleep 0.2; cmp late a"]}),
@@ -140,6 +141,13 @@ def test_a_declined_call_is_recorded_and_does_not_count(ran: Ran) -> None:
     assert [(each["answer"], each["rule"]) for each in events if each["event"] == "decision"] == [
         ("decline", "decline pytest*")
     ]
+
+
+def test_failures_are_counted_by_what_they_were(ran: Ran) -> None:
+    def failures(id: str) -> Any:
+        return document(ran.out, ran.plan, ran.attempts[f"{id}.1"], "attempt.report.json")["tool_failures"]
+
+    assert (failures("fails"), failures("declined"), failures("honest")) == ({"exit_3": 1}, {"declined": 1}, {})
 
 
 def test_nonsense_leaves_the_record_as_it_is(ran: Ran) -> None:

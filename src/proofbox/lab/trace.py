@@ -204,7 +204,8 @@ def _observed(call: ToolCall) -> bool:
 
 
 def _failure_code(call: ToolCall) -> str:
-    return f"exit_{call.exit_code}" if call.status == "completed" else call.status
+    ended = call.status in ("completed", "failed") and call.exit_code not in (None, 0)
+    return f"exit_{call.exit_code}" if ended else call.status
 
 
 def _percentile(ordered: list[float], part: float) -> float | None:

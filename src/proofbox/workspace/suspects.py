@@ -62,32 +62,41 @@ def _together(found: Iterable[_Suspect]) -> Suspects:
     return together
 
 
-def _look(root: int, jobs: Sequence[_Job]) -> Iterator[_Suspect]:
+def _each(root: int, jobs: Sequence[_Job]) -> Iterator[tuple[str, Directory, int | None]]:
+    """Every directory with a handle on it, or with none where it is gone."""
     for path, directory in jobs:
         try:
             fd = os.open(path or ".", OPEN_DIRECTORY, dir_fd=root)
         except OSError:
-            yield _gone(path)
+            yield path, directory, None
             continue
         try:
-            info = os.fstat(fd)
-            changed = (info.st_ctime_ns, info.st_ino) != (directory.ctime_ns, directory.ino)
-            if changed or (path and stat.S_IFDIR | stat.S_IMODE(info.st_mode) != directory.mode):
-                yield path, None
-                continue
-            look = set()
-            for name, record in directory.records():
-                try:
-                    found = os.stat(name, dir_fd=fd, follow_symlinks=False)
-                except OSError:
-                    look.add(name)
-                    continue
-                if (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino) != record[2:]:
-                    look.add(name)
-            if look:
-                yield path, look
+            yield path, directory, fd
         finally:
             os.close(fd)
+
+
+def _look(root: int, jobs: Sequence[_Job]) -> Iterator[_Suspect]:
+    for path, directory, fd in _each(root, jobs):
+        if fd is None:
+            yield _gone(path)
+            continue
+        info = os.fstat(fd)
+        changed = (info.st_ctime_ns, info.st_ino) != (directory.ctime_ns, directory.ino)
+        if changed or (path and stat.S_IFDIR | stat.S_IMODE(info.st_mode) != directory.mode):
+            yield path, None
+            continue
+        look = set()
+        for name, record in directory.records():
+            try:
+                found = os.stat(name, dir_fd=fd, follow_symlinks=False)
+            except OSError:
+                look.add(name)
+                continue
+            if (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino) != record[2:]:
+                look.add(name)
+        if look:
+            yield path, look
 
 
 def _gone(path: str) -> _Suspect:
@@ -96,17 +105,11 @@ def _gone(path: str) -> _Suspect:
 
 
 def _listed(root: int, jobs: Sequence[_Job]) -> Iterator[_Suspect]:
-    for path, directory in jobs:
-        try:
-            fd = os.open(path or ".", OPEN_DIRECTORY, dir_fd=root)
-        except OSError:
+    for path, directory, fd in _each(root, jobs):
+        if fd is None:
             yield _gone(path)
-            continue
-        try:
-            if set(os.listdir(fd)) != {name for name, _ in directory.records()} | directory.dirs.keys():
-                yield path, None
-        finally:
-            os.close(fd)
+        elif set(os.listdir(fd)) != {name for name, _ in directory.records()} | directory.dirs.keys():
+            yield path, None
 
 
 def _ask(root: int, shares: Sequence[Sequence[_Job]]) -> list[_Suspect] | None:

@@ -81,8 +81,15 @@ def run_conformance(
 
 async def _find(runtime: AgentRuntime) -> None:
     with tempfile.TemporaryDirectory(prefix="proofbox-runtime-") as scratch:
-        async with rig_for(runtime).stage([[]], Path(scratch)) as settings:
-            probe = await runtime.probe(settings)
+        try:
+            async with rig_for(runtime).stage([[]], Path(scratch)) as settings:
+                probe = await runtime.probe(settings)
+        except NotApplicable as error:
+            raise StrategyUnavailable(
+                f"{runtime.id} can't be checked: its rig does not stage a turn in which nothing is done: {error}",
+                op="runtime check",
+                fix_hints=["have the rig's `stage` take empty scenes"],
+            ) from None
     if not probe.available or not probe.compatible:
         raise StrategyUnavailable(
             f"{runtime.id} can't be checked: {probe.reason}",

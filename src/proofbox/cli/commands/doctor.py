@@ -21,7 +21,7 @@ from proofbox.core.atomic import write_document
 from proofbox.core.clock import SystemClock, isoformat
 from proofbox.core.dirs import state_dir
 from proofbox.core.text import printable
-from proofbox.errors import ChecksFailed
+from proofbox.errors import ChecksFailed, ProviderUnavailable, SandboxError
 from proofbox.lab.retention import Rules, survey
 from proofbox.sandbox.config import Settings, load
 from proofbox.sandbox.conformance import CHECKS, Report, Result, run_conformance
@@ -74,7 +74,8 @@ def doctor(
 
     Of the agent runtimes it says which could be used; `runtime check` drives one.
 
-    Exit code 1 when a provider that works fails a check. The result is kept for others to cite.
+    Exit code 1 when a provider that works fails a check, 3 when the one that was asked for does not work. The result
+    is kept for others to cite.
 
     For example:
       proofbox doctor
@@ -85,9 +86,13 @@ def doctor(
     names = [provider_named(provider).name] if provider is not None else list(PROVIDERS)
     reports = {name: _examine(name, settings, quick, progress=watched(as_json=json)) for name in names}
     failed = [name for name, found in reports.items() if found.report is not None and not found.report.ok]
-    error = ChecksFailed(f"checks failed in {', '.join(failed)}", op="doctor") if failed else None
+    error: SandboxError | None = None
+    if failed:
+        error = ChecksFailed(f"checks failed in {', '.join(failed)}", op="doctor")
+    elif provider is not None and not (works := reports[names[0]].works).available:
+        error = ProviderUnavailable(works.reason, op="doctor", fix_hints=works.fix_hints)
     document = DoctorDocument(
-        ok=not failed,
+        ok=error is None,
         host=platform.node(),
         kernel=platform.release(),
         version=__version__,
@@ -101,7 +106,7 @@ def doctor(
     if not quick:
         write_document(state_dir() / "doctor.json", msgspec.json.encode(document))
     show(document, lambda: _text(document), as_json=json)
-    return 1 if failed else 0
+    return error.exit_code if error else 0
 
 
 def _examine(name: str, settings: Settings, quick: bool, progress: bool) -> ProviderReport:

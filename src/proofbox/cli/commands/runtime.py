@@ -18,6 +18,7 @@ from proofbox.cli.commands import flags
 from proofbox.cli.output import Document, ErrorBody, columns, show
 from proofbox.cli.progress import passing_line, watched
 from proofbox.core.text import printable
+from proofbox.core.words import counted
 from proofbox.errors import RuntimeChecksFailed, StrategyUnavailable, UsageError
 from proofbox.sandbox.config import load
 from proofbox.sandbox.conformance.check import Result
@@ -94,7 +95,8 @@ def check(
 
         report = run_conformance(strategy, provider=provider, only=only or None, on_result=tell)
     failed = report.of("failed")
-    error = RuntimeChecksFailed(f"{len(failed)} checks of {strategy} failed", op="runtime check") if failed else None
+    what = f"{counted(len(failed), 'check')} of {strategy} failed"
+    error = RuntimeChecksFailed(what, op="runtime check") if failed else None
     document = RuntimeCheckDocument(
         ok=report.ok,
         strategy=report.strategy,

@@ -79,7 +79,9 @@ def processes(context: Context) -> None:
     # Bounded by itself as well: two to the power of eight, each for three seconds.
     bomb = 'if [ "$1" -lt 8 ]; then sh -c "$2" "$0" $(($1+1)) "$2" & sh -c "$2" "$0" $(($1+1)) "$2" & fi; sleep 3; :'
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(context.sh, session, f"({bomb}) 2>/dev/null", "0", bomb, timeout=1)
+        # The first shell starts one thing before there is a crowd, and nothing after: it would end with a fork refused.
+        script = f"({bomb}) 2>/dev/null & wait; while :; do :; done"
+        running = pool.submit(context.sh, session, script, "0", bomb, timeout=1)
         most = 0
         while not running.done():
             most = max(most, len(commands_of(context.marker)))

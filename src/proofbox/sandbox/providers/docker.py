@@ -57,25 +57,7 @@ class Docker:
 
     def enforcement(self, policy: Policy | None = None) -> Enforcement:
         overlay = "a container's project can't be an overlay yet"
-        if is_sealed(policy):
-            return Enforcement(
-                network_none=True,
-                filesystem=True,
-                access_ro=True,
-                mounts=True,
-                hidden=True,
-                images=True,
-                memory=True,
-                memory_kill="box",
-                cpus=True,
-                detached=False,
-                own_streams=False,
-                agent_hidden=False,
-                kill_tree="fail-closed",
-                isolation=Isolation.SANDBOXED_KERNEL,
-                gaps={"access overlay": overlay, "layers": overlay, "disk": overlay, **SEALED_GAPS},
-            )
-        return Enforcement(
+        found = Enforcement(
             network_none=True,
             network_allow=True,
             filesystem=True,
@@ -89,6 +71,19 @@ class Docker:
             kill_tree="fail-closed",
             isolation=self.isolation,
             gaps={"access overlay": overlay, "layers": overlay, "disk": overlay},
+        )
+        if not is_sealed(policy):
+            return found
+        return msgspec.structs.replace(
+            found,
+            network_allow=False,
+            pids=False,
+            memory_kill="box",
+            detached=False,
+            own_streams=False,
+            agent_hidden=False,
+            isolation=Isolation.SANDBOXED_KERNEL,
+            gaps={**found.gaps, **SEALED_GAPS},
         )
 
     def start(self, spec: BoxSpec) -> Box:
