@@ -47,16 +47,21 @@ def test_back_and_forward_by_the_command_line(tmp_path: Path, capsys: pytest.Cap
     assert "first" in capsys.readouterr().out
 
 
-def test_damage_is_an_answer_with_its_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "a").write_bytes(b"a line that is stored\n" * 100)
-    assert main(["workspace", "init", str(tmp_path)]) == 0
-    assert main(["workspace", "snapshot", str(tmp_path)]) == 0
+def test_damage_is_an_answer_with_its_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))  # one store alone
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "a").write_bytes(b"a line that is stored\n" * 100)
+    assert main(["workspace", "init", str(project)]) == 0
+    assert main(["workspace", "snapshot", str(project)]) == 0
     pack = max((state_dir() / "workspaces" / "stores").rglob("pack*"), key=lambda path: path.stat().st_size)
     data = bytearray(pack.read_bytes())
     data[data.index(b"stored")] ^= 1
     pack.write_bytes(data)
     capsys.readouterr()
-    assert main(["workspace", "verify", str(tmp_path), "--json"]) == 1
+    assert main(["workspace", "verify", str(project), "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert (found["ok"], found["verification"]["sound"]) == (False, False)
     assert found["error"]["code"] == "WORKSPACE_CORRUPT"
