@@ -131,6 +131,6 @@ def test_doctor_says_what_holds_and_keeps_it(
     assert not (state_dir() / "doctor.json").exists()  # a quick look is no measurement
     assert main(["doctor", "--quick", "--provider", "off"]) == 0
     assert "network none is not enforced" in capsys.readouterr().out
-    assert main(["doctor", "--quick", "--json", "--provider", "docker"]) == 3  # asked for, and not there
+    assert main(["doctor", "--quick", "--json", "--provider", "docker"]) == 1  # asked for, and not there
     refused = json.loads(capsys.readouterr().out)
     assert (refused["ok"], refused["error"]["code"]) == (False, "SANDBOX_UNAVAILABLE")

@@ -74,8 +74,8 @@ def doctor(
 
     Of the agent runtimes it says which could be used; `runtime check` drives one.
 
-    Exit code 1 when a provider that works fails a check, 3 when the one that was asked for does not work. The result
-    is kept for others to cite.
+    Exit code 1 when a provider that works fails a check, or the one that was asked for does not work. The result is
+    kept for others to cite.
 
     For example:
       proofbox doctor
@@ -106,7 +106,7 @@ def doctor(
     if not quick:
         write_document(state_dir() / "doctor.json", msgspec.json.encode(document))
     show(document, lambda: _text(document), as_json=json)
-    return error.exit_code if error else 0
+    return 1 if error else 0
 
 
 def _examine(name: str, settings: Settings, quick: bool, progress: bool) -> ProviderReport:
