@@ -6,6 +6,7 @@ A handler may come in the middle of a frame that is being sent, and must not sen
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import signal
 import threading
@@ -22,6 +23,9 @@ PASSED_ON = (
     signal.SIGWINCH,
 )
 INSISTING = 3
+WAKER = signal.SIGURG
+WAKING = (0.01, 0.05, 0.2, 1.0)
+"""A signal that means nothing, and when it is sent: once is enough, unless the call was not yet entered then either."""
 
 
 @contextlib.contextmanager
@@ -85,7 +89,50 @@ def _handled(signals: Sequence[signal.Signals], handler: Callable[[int, FrameTyp
     heard = [number for number in signals if here and signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, handler) for number in heard}
     try:
-        yield
+        with _woken() if heard else contextlib.nullcontext():
+            yield
     finally:
         for number, own in before.items():
             signal.signal(number, own)
+
+
+@contextlib.contextmanager
+def _woken() -> Iterator[None]:
+    """Every signal wakes the main thread from the call that it waits in.
+
+    Python runs a handler when its main thread comes back from a call. One that comes right before the call is entered,
+    or in another thread, interrupts nothing: it would be heard when the call ends, which may be never.
+    """
+    inbound, outbound = os.pipe()
+    os.set_blocking(outbound, False)
+    outer = signal.set_wakeup_fd(outbound, warn_on_full_buffer=False)
+    if outer != -1:  # somebody sees to it already: a block around this one, or an event loop
+        signal.set_wakeup_fd(outer, warn_on_full_buffer=False)
+        os.close(inbound)
+        os.close(outbound)
+        yield
+        return
+    main = threading.main_thread().ident
+    over = threading.Event()
+
+    def wake() -> None:
+        while number := os.read(inbound, 1)[0]:
+            for pause in WAKING if number != WAKER else ():
+                if over.wait(pause):
+                    break
+                signal.pthread_kill(main or 0, WAKER)
+
+    own = signal.signal(WAKER, lambda _number, _frame: None)  # one that is ignored would interrupt nothing
+    thread = threading.Thread(target=wake, name="proofbox-waking", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        signal.set_wakeup_fd(-1)
+        os.set_blocking(outbound, True)
+        os.write(outbound, b"\0")
+        thread.join()
+        signal.signal(WAKER, own)
+        os.close(inbound)
+        os.close(outbound)

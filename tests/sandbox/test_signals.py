@@ -1,0 +1,55 @@
+"""A signal is heard whenever it comes, also where it interrupts nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+# The main thread waits in a call, and the signal comes in another one: that call goes on. A signal that comes right
+# before the call is entered does the same, and can't be timed.
+ELSEWHERE = """
+import os, signal, sys, threading
+from proofbox.sandbox.signals import ending_on, hearing
+
+inbound, outbound = os.pipe()
+
+def elsewhere():
+    sys.stdin.readline()
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+    sys.stdin.readline()
+
+threading.Thread(target=elsewhere, daemon=True).start()
+with {block}:
+    print("waiting", flush=True)
+    os.read(inbound, 1)
+print("done")
+"""
+
+
+def ended(block: str) -> tuple[int, str]:
+    program = [sys.executable, "-c", ELSEWHERE.format(block=block)]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waiting\n"
+        process.stdin.write("now\n")
+        process.stdin.flush()
+        try:
+            process.wait(60)
+        finally:
+            process.kill()
+        return process.returncode, process.stdout.read()
+
+
+def test_it_ends_a_block_that_waits() -> None:
+    assert ended("ending_on([signal.SIGTERM])") == (143, "")
+
+
+def test_it_is_passed_on_while_the_block_waits() -> None:
+    assert ended("hearing([signal.SIGTERM], lambda number: os.write(outbound, b'x'))") == (0, "done\n")
+
+
+def test_a_block_in_another_is_woken_by_the_outer_one() -> None:
+    inner = "hearing([signal.SIGWINCH], print)"
+    assert ended(f"ending_on([signal.SIGTERM]), {inner}") == (143, "")
+    assert ended(f"{inner}, ending_on([signal.SIGTERM])") == (143, "")
