@@ -163,6 +163,9 @@ def make_venv(level: str) -> None:
         environment.setdefault(variable, "1")
     if "UV_CACHE_DIR" not in environment and not home_is_writable():
         environment["UV_CACHE_DIR"] = str(TOOLS / "cache")
+    scratch = TOOLS / "tmp"  # uv leaves a lock there, which two set-ups of this checkout must share
+    scratch.mkdir(parents=True, exist_ok=True)
+    environment["TMPDIR"] = str(scratch)
     # Reinstalled, so that the build hook runs: uv would take an earlier build of this very path from its cache, while
     # the binaries that build left in the tree may be gone.
     argv = [uv, "sync", "--quiet", "--locked", "--compile-bytecode", "--reinstall-package", "proofbox"]
