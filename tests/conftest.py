@@ -18,7 +18,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -203,7 +203,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if worker:
         base = Path(os.environ["PROOFBOX_TEST_RUN"])
     else:
-        # pytest's own directories stay where they are, and outlive the run for whoever looks into a failure.
+        # pytest's own directories stay where they are, and outlive a failed run for whoever looks into it.
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
         # Short, because sockets live below it and their paths may have 107 bytes; open to look through, because some
         # tests run as another user; not named like the directories that proofbox makes, which are looked for below.
@@ -231,13 +231,26 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         found = wait_for_none(own_leftovers)
         (run.reports / run.worker).write_text("".join(f"{line}\n" for line in found))
         return
-    places = [str(run.base), str(session.config._tmp_path_factory.getbasetemp()), *run.engines]  # type: ignore[attr-defined]
+    own: Path = session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
+    places = [str(run.base), str(own), *run.engines]
     found = wait_for_none(lambda: own_leftovers() + leftovers_of_run(run, places))
     for report in sorted(run.reports.iterdir()):
         found += report.read_text().splitlines()
     run.left_over += sorted(set(found))
     if run.left_over and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    if session.exitstatus == pytest.ExitCode.OK and session.config.option.basetemp is None:
+        discard(own)
+
+
+def discard(own: Path) -> None:
+    """pytest's own directory of a run in which nothing failed: there is nothing to look into."""
+    shutil.rmtree(own, ignore_errors=True)
+    latest = own.parent / "pytest-current"
+    if latest.is_symlink() and not latest.exists():
+        latest.unlink(missing_ok=True)
+    with suppress(OSError):  # those of runs that failed are still there
+        own.parent.rmdir()
 
 
 def own_leftovers() -> list[str]:

@@ -160,6 +160,7 @@ def test_a_run_of_tests_that_leaves_something_fails(tmp_path: Path, watched: Wat
     (tmp_path / "test_plants.py").write_text(PLANTS)
     (tmp_path / "test_clean.py").write_text("def test_clean():\n    pass\n")
     env = {**watched.env, "PYTHONPATH": f"{ROOT / 'tests'}:{ROOT / 'scripts'}", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    env["PYTEST_DEBUG_TEMPROOT"] = str(tmp_path)
 
     def session(name: str) -> subprocess.CompletedProcess[str]:
         plugins = ["-p", "xdist.plugin", "-p", "conftest", "-p", "no:cacheprovider"]
@@ -168,6 +169,7 @@ def test_a_run_of_tests_that_leaves_something_fails(tmp_path: Path, watched: Wat
 
     clean = session("test_clean.py")
     assert clean.returncode == 0, clean.stdout + clean.stderr
+    assert not list(tmp_path.glob("pytest-of-*"))
     planted = session("test_plants.py")
     pids = re.findall(r"^process (\d+): ", planted.stdout, re.MULTILINE)
     for pid in set(pids):
