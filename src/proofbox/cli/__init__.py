@@ -174,16 +174,21 @@ def entry() -> None:
             sys.stdout.flush()
     except BrokenPipeError:
         code = 0
-        stdout_to_nowhere()
+        to_nowhere(1)
     except OSError as error:
         code = 3
-        stdout_to_nowhere()
+        to_nowhere(1)
         try:
             print(f"proofbox: stdout can't be written: {error.strerror}", file=sys.stderr)
         except OSError:
             pass
     except KeyboardInterrupt:  # before a command had begun: that one would have answered it
         code = 130
+    try:
+        if sys.stderr is not None:
+            sys.stderr.flush()
+    except OSError:
+        to_nowhere(2)
     sys.exit(code)
 
 
@@ -204,8 +209,8 @@ def prepare_streams() -> None:
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
 
 
-def stdout_to_nowhere() -> None:
+def to_nowhere(fd: int) -> None:
     """Python flushes at exit, and would complain again."""
     import os
 
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), fd)

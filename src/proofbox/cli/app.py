@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import cyclopts
 
 from proofbox import __version__
-from proofbox.cli import COMMANDS, GROUPS, Command, stdout_to_nowhere
+from proofbox.cli import COMMANDS, GROUPS, Command, to_nowhere
 from proofbox.cli.output import EXEC_FAILED, INTERRUPTED, OutputLost, report
 from proofbox.errors import InternalError, IoFailed, NotFoundError, ProofboxError, UsageError
 
@@ -53,7 +53,7 @@ def run(words: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        stdout_to_nowhere()  # the reader has left (| head): nothing more can be said
+        to_nowhere(1)  # the reader has left (| head): nothing more can be said
         return EXEC_FAILED if passes else 0
 
 

@@ -75,7 +75,7 @@ def show(document: Document, text: Callable[[], str], *, as_json: bool) -> None:
     else:
         words = text()
         if words:
-            print(words)
+            print(words, flush=True)  # a server's word must be in its log while it serves
 
 
 class OutputLost(OSError):
