@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from suites import HEAD, attempts, command, conduct, document, lines, mission, plan, say, write
 
-from proofbox.errors import RunBusy, RunUnknown
+from proofbox.errors import RunBusy, RunUnknown, SuiteInvalid
 from proofbox.evidence.promotion import emit_promotion
 from proofbox.evidence.reader import load_bundle
 from proofbox.evidence.verify import verify
@@ -262,6 +262,28 @@ def test_what_a_suite_names_counts_as_it_was_when_the_run_was_planned(tmp_path: 
     inputs = json.loads((run / "environment.json").read_bytes())["inputs"]
     assert sorted(inputs) == ["hidden", "prompt.txt"]
     assert inputs["prompt.txt"] == hashlib.sha256(b"as planned").hexdigest()
+
+
+@pytest.mark.parametrize("kind", ["tar", "gztar", "xztar", "zip"])
+def test_a_workspace_may_be_an_archive(out: Path, tmp_path: Path, kind: str) -> None:
+    (tmp_path / "start/deep").mkdir(parents=True)
+    (tmp_path / "start/deep/given.txt").write_text("42\n")
+    (tmp_path / "start/run.sh").write_text("cat deep/given.txt > answer.txt\n")
+    (tmp_path / "start/run.sh").chmod(0o755)
+    archive = Path(shutil.make_archive(str(tmp_path / "given"), kind, tmp_path / "start"))
+    text = mission("answer", command("./run.sh"), say("done"), verify=ANSWER, workspace=archive.name)
+    made = plan(HEAD + text, out, tmp_path)
+    conduct(made, out)
+    assert results(made, out) == {"answer.1": ("success", "passed", None, "completed")}
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive at all", b"\x1f\x8b\x08\x00torn", b"PK\x05\x06" + bytes(9)])
+def test_an_archive_that_can_not_be_unpacked_plans_nothing(out: Path, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "given.tar.gz").write_bytes(content)
+    with pytest.raises(SuiteInvalid, match=r"given\.tar\.gz can't be unpacked") as caught:
+        plan(HEAD + mission("answer", *DOES_IT, workspace="given.tar.gz"), out, tmp_path)
+    assert caught.value.fix_hints
+    assert [each for each in out.rglob("*") if each.is_file()] == []
 
 
 def test_one_conductor_at_a_time(out: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from proofbox.core.digest import sha256_file
-from proofbox.lab.overlaying import Overlaid
+from proofbox.core.overlaying import Overlaid
 from proofbox.lab.reading import Suite, pinned_name
 from proofbox.lab.tasktree import tree_sha256
 from proofbox.workspace.capabilities.grants import PRESETS

@@ -48,9 +48,13 @@ def create_run(plan: Plan, out: Path, *, clock: Clock | None = None) -> Path:
     suite = plan.suite()
     out.mkdir(parents=True, exist_ok=True)
     work = (out / WORK / plan.run_id).absolute()
-    for mission in suite.missions:
-        fill(_source(suite, mission), work / TEMPLATES / mission.id / GIVEN)
-    plan = msgspec.structs.replace(plan, pinned=str(work / PINNED), inputs=pin(suite, work / PINNED))
+    try:
+        for mission in suite.missions:
+            fill(_source(suite, mission), work / TEMPLATES / mission.id / GIVEN)
+        plan = msgspec.structs.replace(plan, pinned=str(work / PINNED), inputs=pin(suite, work / PINNED))
+    except BaseException:
+        shutil.rmtree(work, ignore_errors=True)  # without a ledger nobody would find it
+        raise
     about = {PLAN: msgspec.json.encode(plan).decode(), "run_id": plan.run_id}
     path = ledger_path(out, plan.run_id)
     ledger = Ledger.create(path, about, attempts_of(plan, suite), clock=clock)

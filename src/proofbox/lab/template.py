@@ -5,25 +5,23 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import tarfile
 import threading
-import zipfile
 from collections import Counter
 from pathlib import Path
 
 import msgspec
 
+from proofbox.core.archives import ArchiveRefused, Limits, unpack
 from proofbox.core.clock import Clock
+from proofbox.core.overlaying import Overlaid
 from proofbox.errors import SuiteInvalid, WorkspaceError
-from proofbox.lab.overlaying import Overlaid
 from proofbox.sandbox.imagefiles import copy_from_image
 from proofbox.workspace.workspace import Workspace
 
 GIVEN = "given"
 """The mission's files as they were when the run was planned."""
 FORKS_OF_A_STORE = 25
-MOST_FILES = 1_000_000
-MOST_BYTES = 64 << 30
+MOST = Limits(files=1_000_000, size=64 << 30)
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,32 +93,15 @@ def fill(source: Source, dest: Path) -> None:
 
 
 def _fill(source: Path | None, dest: Path) -> None:
+    dest.mkdir(exist_ok=True)
     if source is None:
-        dest.mkdir(exist_ok=True)
-    elif source.is_dir():
-        shutil.copytree(source, dest, symlinks=True, dirs_exist_ok=True)
-    elif tarfile.is_tarfile(source):
-        dest.mkdir(exist_ok=True)
-        with tarfile.open(source) as archive:
-            members = archive.getmembers()
-            _check_size(source, len(members), sum(member.size for member in members))
-            archive.extractall(dest, filter="data")
-    elif zipfile.is_zipfile(source):
-        dest.mkdir(exist_ok=True)
-        with zipfile.ZipFile(source) as archive:
-            infos = archive.infolist()
-            _check_size(source, len(infos), sum(info.file_size for info in infos))
-            archive.extractall(dest)  # noqa: S202 - zipfile itself keeps members inside
-            for info in infos:
-                mode = info.external_attr >> 16 & 0o777
-                if mode and not info.is_dir():
-                    (dest / info.filename).chmod(mode)
-    else:
+        return
+    if source.is_dir():
+        Overlaid(dest).lay(source)
+        return
+    try:
+        unpack(source, dest, MOST)
+    except ArchiveRefused as error:
         raise SuiteInvalid(
-            f"{source} is neither a directory nor a tar or zip archive", op="suite", fix_hints=["name one of them"]
-        )
-
-
-def _check_size(source: Path, files: int, size: int) -> None:
-    if files > MOST_FILES or size > MOST_BYTES:
-        raise SuiteInvalid(f"{source} unpacks to {files} files of {size} bytes", op="suite")
+            f"{source} can't be unpacked: {error}", op="suite", fix_hints=["name a directory, or a tar or zip archive"]
+        ) from error

@@ -21,9 +21,9 @@ import msgspec
 
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.core.digest import sha256_hex
+from proofbox.core.overlaying import Overlaid
 from proofbox.core.text import preview
 from proofbox.errors import SuiteInvalid
-from proofbox.lab.overlaying import Overlaid
 from proofbox.lab.reward import Reward, read_reward
 from proofbox.lab.spec import Command, Verify
 from proofbox.lab.tasktree import tree_sha256

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import shutil
-import stat
-import tarfile
 import tempfile
-from pathlib import Path, PurePosixPath
-from typing import IO
+from pathlib import Path
 
+from proofbox.core.archives import ArchiveRefused, Limits, unpack_tar
 from proofbox.errors import EngineRefused, StartFailed
 from proofbox.sandbox.containers import remove_container
 from proofbox.sandbox.engine import Engine
 from proofbox.sandbox.engine_images import inspect_image
 
-MOST_BYTES = 64 << 30
-MOST_FILES = 1_000_000
+MOST = Limits(files=1_000_000, size=64 << 30)
 
 
 def copy_from_image(image: str, place: str, dest: Path) -> bool:
@@ -36,15 +33,15 @@ def copy_from_image(image: str, place: str, dest: Path) -> bool:
                 archive,
                 op=f"copy {place} out of {image}",
                 query={"path": f"{place.rstrip('/')}/."},
-                limit=MOST_BYTES,
+                limit=MOST.size,
             )
             archive.seek(0)
-            _unpack(archive, dest)
+            unpack_tar(archive, dest, MOST, skip_devices=True)
     except EngineRefused as error:
         if error.details.get("status") != 404:
             raise
         return False
-    except tarfile.TarError as error:
+    except ArchiveRefused as error:
         shutil.rmtree(dest, ignore_errors=True)
         raise StartFailed(f"{place} of {image} can't be unpacked: {error}", op="image") from None
     finally:
@@ -55,19 +52,3 @@ def copy_from_image(image: str, place: str, dest: Path) -> bool:
 def working_directory(image: str) -> str:
     """Where the image's commands begin; empty where it does not say."""
     return str((inspect_image(Engine.find(), image).get("Config") or {}).get("WorkingDir") or "")
-
-
-def _unpack(archive: IO[bytes], dest: Path) -> None:
-    with tarfile.open(fileobj=archive) as tar:
-        for number, member in enumerate(tar):
-            if number > MOST_FILES:
-                raise tarfile.TarError(f"it has more than {MOST_FILES} files")
-            itself = PurePosixPath(member.name) == PurePosixPath(".")
-            if not itself and (member.isreg() or member.isdir() or member.issym() or member.islnk()):
-                tar.extract(member, dest, filter=_without_owner)
-
-
-def _without_owner(member: tarfile.TarInfo, dest: str) -> tarfile.TarInfo | None:
-    found = tarfile.tar_filter(member, dest)
-    mode = (found.mode or 0) | (stat.S_IRWXU if found.isdir() else stat.S_IRUSR | stat.S_IWUSR)
-    return found.replace(uid=None, gid=None, uname=None, gname=None, mode=mode, deep=False)  # type: ignore[arg-type]

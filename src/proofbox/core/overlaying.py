@@ -1,15 +1,16 @@
-"""Writing into a directory that an agent filled: names in it may be links to anywhere, and none is followed."""
+"""Writing into a directory that somebody else filled: names in it may be links to anywhere, and none is followed."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+PIECE = 1 << 18
 
 
 class Overlaid:
@@ -45,44 +46,52 @@ class Overlaid:
 
     def put(self, path: str, source: Path) -> None:
         """Put a file there, or what is below a directory."""
-        if source.is_dir() and not source.is_symlink():
+        if source.is_symlink():
+            self.link(path, os.readlink(source))
+        elif source.is_dir():
             self.lay(source, path)
-        elif source.is_symlink():
-            self._link(path, source)
         else:
-            self._file(path, source)
+            self._copy(path, source)
 
     def lay(self, source: Path, at: str = "") -> None:
         """Lay every file, link and directory below `source` over what is here, or is here at `at`."""
         with self.folder(at):
             pass
-        for here, folders, files in os.walk(source):
+        # From below: a directory that may not be written to gets its mode when all that it holds is there.
+        for here, folders, files in os.walk(source, topdown=False):
             relative = os.path.relpath(here, source)
-            prefix = "".join(f"{each}/" for each in (at, relative) if each not in ("", "."))
-            for name in folders:
+            place = "/".join(each for each in (at, relative) if each not in ("", "."))
+            prefix = f"{place}/" if place else ""
+            for name in (*folders, *files):
                 found = Path(here, name)
                 if found.is_symlink():
-                    self._link(prefix + name, found)
-                else:
-                    with self.folder(prefix + name):
-                        pass
-            for name in files:
-                found = Path(here, name)
-                if found.is_symlink():
-                    self._link(prefix + name, found)
+                    self.link(prefix + name, os.readlink(found))
                 elif found.is_file():
-                    self._file(prefix + name, found)
+                    self._copy(prefix + name, found)
+            if relative != ".":
+                self.chmod(place, stat.S_IMODE(os.stat(here).st_mode))
 
-    def _link(self, path: str, source: Path) -> None:
+    def link(self, path: str, target: str) -> None:
         with self.place(path) as (fd, name):
-            os.symlink(os.readlink(source), name, dir_fd=fd)
+            os.symlink(target, name, dir_fd=fd)
 
-    def _file(self, path: str, source: Path) -> None:
-        with self.place(path) as (fd, name), source.open("rb") as original:
+    def write(self, path: str, pieces: Iterable[bytes], mode: int) -> None:
+        with self.place(path) as (fd, name):
             out = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=fd)
             with open(out, "wb") as copy:
-                shutil.copyfileobj(original, copy)
-                os.fchmod(out, stat.S_IMODE(os.fstat(original.fileno()).st_mode))
+                for piece in pieces:
+                    copy.write(piece)
+                os.fchmod(out, mode)
+
+    def chmod(self, path: str, mode: int) -> None:
+        """The mode of the directory of that path, which is made if need be."""
+        with self.folder(path) as fd:
+            os.fchmod(fd, mode)
+
+    def _copy(self, path: str, source: Path) -> None:
+        with source.open("rb") as original:
+            mode = stat.S_IMODE(os.fstat(original.fileno()).st_mode)
+            self.write(path, iter(lambda: original.read(PIECE), b""), mode)
 
     def _enter(self, fd: int, name: str) -> int:
         try:

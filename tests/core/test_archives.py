@@ -1,0 +1,239 @@
+"""Archives that somebody else made: what is honest comes out as it was, and nothing comes out anywhere else."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proofbox.core.archives import ArchiveRefused, Limits, unpack, unpack_tar
+from proofbox.core.overlaying import Overlaid
+
+ENOUGH = Limits(files=100, size=1 << 20)
+KINDS = {
+    "file": tarfile.REGTYPE,
+    "directory": tarfile.DIRTYPE,
+    "link": tarfile.SYMTYPE,
+    "hard link": tarfile.LNKTYPE,
+    "pipe": tarfile.FIFOTYPE,
+}
+
+
+class Member(NamedTuple):
+    name: str
+    kind: str = "file"
+    data: bytes = b""
+    """What a file holds, or where a link leads."""
+    mode: int = 0o644
+
+
+def tar(*members: Member, mode: str = "w") -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode=mode) as archive:  # type: ignore[call-overload]
+        for each in members:
+            info = tarfile.TarInfo(each.name)
+            info.type, info.mode, info.uid, info.gid = KINDS[each.kind], each.mode, 1234, 1234
+            if each.kind == "file":
+                info.size = len(each.data)
+            else:
+                info.linkname = os.fsdecode(each.data)
+            archive.addfile(info, io.BytesIO(each.data))
+    return out.getvalue()
+
+
+def zipped(*members: Member) -> bytes:
+    types = {"file": stat.S_IFREG, "directory": stat.S_IFDIR, "link": stat.S_IFLNK, "pipe": stat.S_IFIFO}
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for each in members:
+            info = zipfile.ZipInfo(each.name + "/" * (each.kind == "directory"))
+            info.create_system, info.external_attr = 3, (types[each.kind] | each.mode) << 16
+            archive.writestr(info, each.data)
+    return out.getvalue()
+
+
+def unpacked(data: bytes, dest: Path, limits: Limits = ENOUGH) -> None:
+    with tempfile.NamedTemporaryFile() as source:
+        source.write(data)
+        source.flush()
+        unpack(Path(source.name), dest, limits)
+
+
+HONEST = (
+    Member(".", "directory", mode=0o700),
+    Member("./src", "directory", mode=0o750),
+    Member("./src/run.sh", data=b"#!/bin/sh\n", mode=0o755),
+    Member("./deep/er/file", data=b"x" * 300_000),
+    Member("./here", "link", b"src/run.sh"),
+    Member("./out", "link", b"/etc/passwd"),
+)
+
+
+@pytest.mark.parametrize("how", ["w", "w:gz", "w:bz2", "w:xz", "zip"])
+def test_an_honest_archive_comes_out_as_it_was(tmp_path: Path, how: str) -> None:
+    data = zipped(*HONEST[1:]) if how == "zip" else tar(*HONEST, Member("again", "hard link", b"./here"), mode=how)
+    unpacked(data, tmp_path)
+    assert (tmp_path / "src/run.sh").read_bytes() == b"#!/bin/sh\n"
+    assert stat.S_IMODE((tmp_path / "src/run.sh").stat().st_mode) == 0o755
+    assert stat.S_IMODE((tmp_path / "src").stat().st_mode) == 0o750
+    assert (tmp_path / "deep/er/file").stat().st_size == 300_000
+    assert os.readlink(tmp_path / "here") == "src/run.sh"
+    assert os.readlink(tmp_path / "out") == "/etc/passwd"
+    assert how == "zip" or os.readlink(tmp_path / "again") == "src/run.sh"
+    assert {each.lstat().st_uid for each in tmp_path.rglob("*")} == {os.getuid()}
+
+
+def test_no_bit_that_gives_power_comes_along(tmp_path: Path) -> None:
+    unpacked(tar(Member("a", mode=0o6777), Member("b", mode=0), Member("d", "directory", mode=0o1000)), tmp_path)
+    modes = {each.name: stat.S_IMODE(each.stat().st_mode) for each in tmp_path.iterdir()}
+    assert modes == {"a": 0o755, "b": 0o600, "d": 0o700}
+
+
+def test_a_hard_link_is_the_same_file_again(tmp_path: Path) -> None:
+    unpacked(tar(Member("a/b", data=b"1", mode=0o755), Member("c/d", "hard link", b"a/b")), tmp_path)
+    assert (tmp_path / "c/d").read_bytes() == b"1"
+    assert os.access(tmp_path / "c/d", os.X_OK)
+    (tmp_path / "c/d").write_bytes(b"2")
+    assert (tmp_path / "a/b").read_bytes() == b"1"
+
+
+def test_a_name_that_comes_again_counts_as_it_was_last(tmp_path: Path) -> None:
+    members = (Member("a/b", data=b"1"), Member("a", data=b"2"), Member("c", "link", b"/"), Member("c/", "directory"))
+    unpacked(tar(*members, Member("c/d", data=b"3")), tmp_path)
+    assert (tmp_path / "a").read_bytes() == b"2"
+    assert not (tmp_path / "c").is_symlink()
+    assert (tmp_path / "c/d").read_bytes() == b"3"
+
+
+UNSAFE: dict[str, tuple[Member, ...]] = {
+    "upwards": (Member("../out", data=b"x"),),
+    "upwards, later": (Member("a/../../out", data=b"x"),),
+    "from the root": (Member("/out", data=b"x"),),
+    "through a link": (Member("a", "link", b".."), Member("a/out", data=b"x")),
+    "through a link to a link": (Member("a", "link", b"b"), Member("b", "link", b".."), Member("a/out", data=b"x")),
+    "a link through a link": (Member("a", "link", b".."), Member("a/out", "link", b"/")),
+    "a directory through a link": (Member("a", "link", b".."), Member("a/out", "directory")),
+    "a hard link to the outside": (Member("a", "hard link", b"../canary"),),
+    "a hard link through a link": (Member("a", "link", b".."), Member("b", "hard link", b"a/canary")),
+    "a hard link to a directory": (Member("d", "directory"), Member("b", "hard link", b"d")),
+    "a hard link to itself": (Member("a", "hard link", b"a"),),
+    "a hard link to what is not there": (Member("a", "hard link", b"b"),),
+    "a pipe": (Member("a", "pipe"),),
+    "too long a name": (Member("a" * 300, data=b"x"),),
+    "too many": tuple(Member(str(number)) for number in range(101)),
+    "too large": tuple(Member(str(number), data=b"x" * 300_000) for number in range(4)),
+    "too large by hard links": (Member("a", data=b"x" * 300_000), *(Member(c, "hard link", b"a") for c in "bcd")),
+}
+
+
+@pytest.mark.parametrize("members", UNSAFE.values(), ids=UNSAFE)
+def test_an_unsafe_archive_is_refused_and_touches_nothing_else(tmp_path: Path, members: tuple[Member, ...]) -> None:
+    made = [tar(*members, mode="w:gz")]
+    if all(each.kind != "hard link" for each in members):
+        made.append(zipped(*members))
+    for data in made:
+        with watched(tmp_path) as dest, pytest.raises(ArchiveRefused):
+            unpacked(data, dest)
+
+
+def test_devices_of_an_image_are_left_out(tmp_path: Path) -> None:
+    data = tar(Member("p", "pipe"), Member("a", data=b"1"))
+    unpack_tar(io.BytesIO(data), tmp_path, ENOUGH, skip_devices=True)
+    assert [each.name for each in tmp_path.iterdir()] == ["a"]
+
+
+def test_over_a_directory_with_links_nothing_is_written_through_them(tmp_path: Path) -> None:
+    """An image's files are laid first, and it is not only the archive that may be hostile."""
+    given_dir = tmp_path / "given"
+    (given_dir / "a").mkdir(parents=True)
+    (given_dir / "a/canary").write_text("overwritten")
+    for data in (None, tar(Member("a/canary", data=b"overwritten")), zipped(Member("a/canary", data=b"overwritten"))):
+        with watched(tmp_path) as dest:
+            (dest / "a").symlink_to("..")
+            if data is None:
+                Overlaid(dest).lay(given_dir)
+            else:
+                unpacked(data, dest)
+            assert (dest / "a/canary").read_text() == "overwritten"
+
+
+def test_a_directory_keeps_its_modes(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "closed/below").mkdir(parents=True)
+    (source / "closed/below/file").write_text("1")
+    (source / "closed").chmod(0o555)
+    dest = tmp_path / "dest"
+    dest.mkdir()
+    Overlaid(dest).lay(source)
+    assert stat.S_IMODE((dest / "closed").stat().st_mode) == 0o555
+    assert (dest / "closed/below/file").read_text() == "1"
+    for each in (source, dest):
+        (each / "closed").chmod(0o755)
+
+
+def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArchiveRefused):
+        unpacked(b"no archive at all", tmp_path)
+
+
+NAMES = ["a", "b", "a/b", "a/b/c", "b/a", "./a", "a//b", "..", "../x", "a/../../x", "/x", ".", "a\n", "é"]
+members_of_tar = st.builds(
+    Member,
+    st.sampled_from(NAMES),
+    st.sampled_from([*KINDS]),
+    st.sampled_from([b"a", b"b", b"a/b", b"..", b"../canary", b"/", b".", b"x" * 5000]),
+    st.integers(0, 0o7777),
+)
+
+
+@given(st.lists(members_of_tar, max_size=8))
+def test_whatever_a_tar_says_it_stays_below_its_directory(members: list[Member]) -> None:
+    with tempfile.TemporaryDirectory() as scratch, watched(Path(scratch)) as dest:
+        try:
+            unpacked(tar(*members), dest)
+        except ArchiveRefused:
+            return
+        assert not members or os.path.lexists(dest / members[-1].name)
+
+
+@given(
+    st.sampled_from([tar(*HONEST), tar(*HONEST, mode="w:gz"), tar(*HONEST, mode="w:xz"), zipped(*HONEST[1:])]),
+    st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(0, 255)), max_size=6),
+    st.integers(0, 1 << 20) | st.none(),
+)
+def test_a_damaged_archive_is_refused_or_stays_below_its_directory(
+    data: bytes, flips: list[tuple[int, int]], cut: int | None
+) -> None:
+    damaged = bytearray(data)
+    for at, value in flips:
+        damaged[at % len(damaged)] = value
+    if cut is not None:
+        del damaged[cut % len(damaged) :]
+    with tempfile.TemporaryDirectory() as scratch, watched(Path(scratch)) as dest:
+        try:
+            unpacked(bytes(damaged), dest)
+        except ArchiveRefused:
+            pass
+
+
+@contextmanager
+def watched(above: Path) -> Iterator[Path]:
+    """A directory to unpack into, in one where nothing may change."""
+    with tempfile.TemporaryDirectory(dir=above) as scratch:
+        (Path(scratch) / "canary").write_text("alive")
+        dest = Path(scratch) / "dest"
+        dest.mkdir()
+        yield dest
+        assert sorted(each.name for each in Path(scratch).iterdir()) == ["canary", "dest"]
+        assert (Path(scratch) / "canary").read_text() == "alive"
