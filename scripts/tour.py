@@ -35,7 +35,7 @@ MARK = "--- the next step ---"
 PRELUDE = f"""exec 2>&1
 mark() {{ status=$?; echo '{MARK}' $status; return $status; }}
 """
-PATIENCE = 300.0
+PATIENCE = 240.0
 
 
 def main() -> int:
