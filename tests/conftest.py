@@ -37,6 +37,8 @@ from leftovers import (
     wait_for_none,
 )
 
+from proofbox.sandbox.cgroups import sweep, tree
+
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true", "yes")
 SOAK = os.environ.get("PROOFBOX_SOAK", "") not in ("", "0")
 USER_DIRECTORIES = ("XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR")
@@ -234,6 +236,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     own: Path = session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
     places = [str(run.base), str(own), *run.engines]
     found = wait_for_none(lambda: own_leftovers() + leftovers_of_run(run, places))
+    sweep(tree())  # as the next proofbox would: tests kill clients, whose empty groups stay until somebody comes
     for report in sorted(run.reports.iterdir()):
         found += report.read_text().splitlines()
     run.left_over += sorted(set(found))
