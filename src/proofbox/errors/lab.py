@@ -17,7 +17,7 @@ class SuiteInvalid(LabError):
 
     code = "SUITE_INVALID"
     exit_code = 1
-    hints = ("see each problem with its place: proofbox suite lint FILE",)
+    hints = ("mend what is named, then check it: proofbox suite lint FILE",)
 
 
 class ImageAbsent(LabError):
