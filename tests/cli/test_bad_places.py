@@ -41,7 +41,7 @@ def answer(place: Path, each: Try, python: str, env: Mapping[str, str], identity
     """What is wrong with the answer; empty if nothing is."""
     given = {**env, **each.env}
     done = subprocess.run(
-        ["/bin/sh", "-c", each.script, "sh", python, "-c", PROGRAM, *each.words],
+        ["/bin/sh", "-c", each.script, "sh", python, "-P", "-c", PROGRAM, *each.words],
         cwd=place,
         env={name: value for name, value in given.items() if value is not None},
         stdin=subprocess.DEVNULL,

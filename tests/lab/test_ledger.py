@@ -171,36 +171,36 @@ def test_no_attempt_is_given_twice_to_many_processes(tmp_path: Path) -> None:
 def test_a_claimer_that_is_killed_leaves_a_ledger_others_can_use(
     tmp_path: Path, rounds: Callable[[int, int], int]
 ) -> None:
-    ledger = make(tmp_path / "ledger", 5000)
-    ledger.begin_epoch()
-    for number in range(rounds(3, 50)):
-        argv = [sys.executable, "-c", CLAIMER, str(tmp_path / "ledger"), f"w{number}"]
-        worker = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
-        assert worker.stdout is not None
-        seen = {worker.stdout.readline().strip() for _ in range(20 + number)}
-        os.kill(worker.pid, signal.SIGKILL)
-        rest, _ = worker.communicate()
-        seen.update(rest.split()[:-1])
-        claimed = {each.id for each in ledger.attempts() if each.worker == f"w{number}"}
-        assert seen <= claimed
-        assert {each.id for each in ledger.torn(alive=[])} >= claimed
+    with make(tmp_path / "ledger", 5000) as ledger:
+        ledger.begin_epoch()
+        for number in range(rounds(3, 50)):
+            argv = [sys.executable, "-c", CLAIMER, str(tmp_path / "ledger"), f"w{number}"]
+            worker = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+            assert worker.stdout is not None
+            seen = {worker.stdout.readline().strip() for _ in range(20 + number)}
+            os.kill(worker.pid, signal.SIGKILL)
+            rest, _ = worker.communicate()
+            seen.update(rest.split()[:-1])
+            claimed = {each.id for each in ledger.attempts() if each.worker == f"w{number}"}
+            assert seen <= claimed
+            assert {each.id for each in ledger.torn(alive=[])} >= claimed
 
 
 def test_an_attempt_is_found_by_the_beginning_of_its_id(tmp_path: Path) -> None:
-    ledger = make(tmp_path / "ledger", 12)
-    assert ledger.attempt("att-1").id == "att-1"
-    assert ledger.attempt("att-11").id == "att-11"
-    for wrong in ("att-", "nothing", ""):
-        with pytest.raises(AttemptUnknown):
-            ledger.attempt(wrong)
+    with make(tmp_path / "ledger", 12) as ledger:
+        assert ledger.attempt("att-1").id == "att-1"
+        assert ledger.attempt("att-11").id == "att-11"
+        for wrong in ("att-", "nothing", ""):
+            with pytest.raises(AttemptUnknown):
+                ledger.attempt(wrong)
 
 
 def test_an_interrupt_reaches_the_worker_with_its_heartbeat(tmp_path: Path) -> None:
-    ledger = make(tmp_path / "ledger")
-    ledger.claim("w", ledger.begin_epoch(), LEASE)
-    assert ledger.heartbeat("w", LEASE) == []
-    ledger.interrupt("att-0")
-    assert ledger.heartbeat("w", LEASE) == ["att-0"]
+    with make(tmp_path / "ledger") as ledger:
+        ledger.claim("w", ledger.begin_epoch(), LEASE)
+        assert ledger.heartbeat("w", LEASE) == []
+        ledger.interrupt("att-0")
+        assert ledger.heartbeat("w", LEASE) == ["att-0"]
 
 
 def test_what_is_no_ledger_is_refused(tmp_path: Path) -> None:
@@ -220,15 +220,15 @@ def test_what_is_no_ledger_is_refused(tmp_path: Path) -> None:
 
 def test_a_lane_has_no_more_under_way_than_its_bound(tmp_path: Path) -> None:
     planned = [Planned(f"att-{n}", "m", n, lane="docker" if n < 4 else "other") for n in range(6)]
-    ledger = Ledger.create(tmp_path / "ledger", {}, planned)
-    ledger.bound_lane("docker", 2)
-    epoch = ledger.begin_epoch()
-    got = [ledger.claim("w", epoch, LEASE) for _ in range(6)]
-    assert [each.id for each in got if each is not None] == ["att-0", "att-1", "att-4", "att-5"]
-    first = got[0]
-    assert first is not None
-    ledger.end(first, ended())
-    third = ledger.claim("other-worker", epoch, LEASE)
-    assert third is not None
-    assert third.id == "att-2"
-    assert ledger.claim("w", epoch, LEASE) is None
+    with Ledger.create(tmp_path / "ledger", {}, planned) as ledger:
+        ledger.bound_lane("docker", 2)
+        epoch = ledger.begin_epoch()
+        got = [ledger.claim("w", epoch, LEASE) for _ in range(6)]
+        assert [each.id for each in got if each is not None] == ["att-0", "att-1", "att-4", "att-5"]
+        first = got[0]
+        assert first is not None
+        ledger.end(first, ended())
+        third = ledger.claim("other-worker", epoch, LEASE)
+        assert third is not None
+        assert third.id == "att-2"
+        assert ledger.claim("w", epoch, LEASE) is None

@@ -119,12 +119,15 @@ class Ledger:
         self._mutex = threading.RLock()
         try:
             self._db = _connect(path)
-            found = self.about("schema_version")
+            try:
+                found = self.about("schema_version")
+                if found != SCHEMA:
+                    raise CorruptError(f"{path} is of schema {found!r}, and this reads {SCHEMA}", op="ledger")
+            except BaseException:
+                self._db.close()
+                raise
         except sqlite3.DatabaseError as error:
             raise CorruptError(f"{path} is no ledger: {error}", op="ledger") from None
-        if found != SCHEMA:
-            self._db.close()
-            raise CorruptError(f"{path} is of schema {found!r}, and this reads {SCHEMA}", op="ledger")
 
     @classmethod
     def create(
