@@ -6,12 +6,15 @@ import ast
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import proofbox
 from proofbox.cli import COMMANDS, GROUPS, main
+from proofbox.cli.commands.contract import make_contract
 from proofbox.errors import error_classes
 
 SNAPSHOT = Path(__file__).parent / "contract.json"
@@ -31,6 +34,33 @@ def test_the_contract_is_what_was_agreed(capfdbinary: pytest.CaptureFixture[byte
     assert main(["contract", "--json"]) == 0
     said = json.loads(capfdbinary.readouterr().out)
     assert said == json.loads(SNAPSHOT.read_text())
+
+
+def test_every_member_of_every_document_is_explained() -> None:
+    """Where it fails: say below the member in its class, or by `meaning`, what its name does not."""
+    contract = make_contract()
+    schemas = {
+        **contract.schemas,
+        **{name: each.json_schema for name, each in contract.stored.items()},
+        **{f"[runtimes.{id}]": each.settings for id, each in contract.strategies.items()},
+    }
+    members = [(f"{name}: {path}", inner) for name, schema in schemas.items() for path, inner in _members(schema)]
+    assert len(members) > 1000
+    assert [place for place, inner in members if not inner.get("description", "").strip()] == []
+
+
+def _members(schema: dict[str, Any], at: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every member that a JSON Schema describes, however deep, and its path there."""
+    for name, inner in schema.get("properties", {}).items():
+        yield f"{at}{name}", inner
+        yield from _members(inner, f"{at}{name}.")
+    for name, inner in schema.get("$defs", {}).items():
+        yield from _members(inner, f"{name}.")
+    for inner in (*schema.get("anyOf", ()), *schema.get("prefixItems", ())):
+        yield from _members(inner, at)
+    for key in ("items", "additionalProperties"):
+        if isinstance(schema.get(key), dict):
+            yield from _members(schema[key], at)
 
 
 def test_the_contract_for_people_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:

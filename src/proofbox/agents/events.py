@@ -37,7 +37,9 @@ class AgentEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
 
 class ThreadStarted(AgentEvent, frozen=True, kw_only=True, tag="thread_started"):
     origin: Literal["start", "resume", "fork"] = "start"
+    """New, taken up again, or a fork of another."""
     forked_from: str = ""
+    """That other thread; empty unless it is a fork."""
 
 
 class TurnStarted(AgentEvent, frozen=True, kw_only=True, tag="turn_started"):
@@ -49,6 +51,7 @@ class ItemStarted(AgentEvent, frozen=True, kw_only=True, tag="item_started"):
 
     item: str
     kind: str
+    """What it is, by the runtime's own name."""
 
 
 class Delta(AgentEvent, frozen=True, kw_only=True, tag="delta"):
@@ -56,7 +59,9 @@ class Delta(AgentEvent, frozen=True, kw_only=True, tag="delta"):
 
     item: str
     kind: Literal["message", "reasoning", "output"]
+    """Of what: a message, the agent's thinking, or what a command prints."""
     text: str
+    """What is new since the piece before."""
 
 
 class Message(AgentEvent, frozen=True, kw_only=True, tag="message"):
@@ -64,11 +69,13 @@ class Message(AgentEvent, frozen=True, kw_only=True, tag="message"):
 
     item: str
     text: str
+    """All of it; a log may cut it."""
 
 
 class Reasoning(AgentEvent, frozen=True, kw_only=True, tag="reasoning"):
     item: str
     text: str
+    """What it thought, as far as its runtime tells; a log may cut it."""
 
 
 class ToolCall(AgentEvent, frozen=True, kw_only=True, tag="tool_call"):
@@ -81,9 +88,11 @@ class ToolCall(AgentEvent, frozen=True, kw_only=True, tag="tool_call"):
     """The command line as the agent gave it, or the tool's arguments as JSON."""
     cwd: str = ""
     status: ToolStatus
+    """`declined`: leave was not given."""
     exit_code: int | None = None
     duration_ms: float | None = None
     output: str = ""
+    """What it printed or returned, as far as the runtime tells; a log may cut it."""
     late: bool = False
     """It ended after its turn had."""
     source: Literal["runtime_reported", "observed"] = "runtime_reported"
@@ -96,7 +105,9 @@ class FileChange(AgentEvent, frozen=True, kw_only=True, tag="file_change"):
     item: str
     paths: tuple[str, ...]
     status: ToolStatus
+    """Of the change; `declined`: leave was not given."""
     late: bool = False
+    """It ended after its turn had."""
 
 
 class Decision(AgentEvent, frozen=True, kw_only=True, tag="decision"):
@@ -122,19 +133,24 @@ class Usage(AgentEvent, frozen=True, kw_only=True, tag="usage"):
     """What the thread has used up to now."""
 
     total: TokenUsage
+    """Of the whole thread, up to now."""
     source: Source = "runtime_reported"
 
 
 class RateWindow(msgspec.Struct, frozen=True, kw_only=True):
     name: str
+    """`primary` or `secondary` of a subscription; `requests` or `tokens` of an API."""
     used_percent: float | None = None
+    """From 0 to 100; null: not told."""
     window_minutes: float | None = None
+    """How long the window is; null: not told."""
     resets_at: float | None = None
     """Seconds since the epoch."""
 
 
 class RateWindows(AgentEvent, frozen=True, kw_only=True, tag="rate_windows"):
     windows: tuple[RateWindow, ...]
+    """Every limit that was told, as of now."""
     source: Source = "runtime_reported"
 
 
@@ -149,7 +165,9 @@ class Notice(AgentEvent, frozen=True, kw_only=True, tag="notice"):
     """A warning or a change of status, for whoever watches."""
 
     kind: str
+    """What it is about: `steered`, `recovered`, `truncated`, or the runtime's own name."""
     message: str
+    """What is told, in words."""
 
 
 class Integrity(AgentEvent, frozen=True, kw_only=True, tag="integrity"):
@@ -162,9 +180,11 @@ class Integrity(AgentEvent, frozen=True, kw_only=True, tag="integrity"):
 
 class TurnEnded(AgentEvent, frozen=True, kw_only=True, tag="turn_ended"):
     status: TurnStatus
+    """`completed`: the agent gave the word back. `interrupted`: somebody stopped it."""
     code: str = ""
     """The code of the failure; empty where there was none."""
     message: str = ""
+    """What failed, for people; empty where nothing did."""
     duration_ms: float | None = None
 
 
@@ -172,7 +192,9 @@ class Unrecognized(AgentEvent, frozen=True, kw_only=True, tag="unrecognized"):
     """Something the runtime said that this version knows no name for, kept as it came (bounded)."""
 
     method: str
+    """What the runtime calls it."""
     payload: str
+    """As it came; cut where `truncated` says so."""
     truncated: bool = False
 
 

@@ -49,6 +49,7 @@ class CallMade(msgspec.Struct, frozen=True):
     duration_ms: float | None
     tool: str
     status: str
+    """completed, failed, declined, or abandoned: nobody will ever say how it ended."""
     source: str
 
 
@@ -74,13 +75,16 @@ class ForkedFrom(msgspec.Struct, frozen=True, kw_only=True):
     trial: str
     record: str
     step: int
+    """The step's number in that trial; 0: its beginning."""
     snapshot: str
     exact: bool
     """The turn ended at that step, so that files and thread are of the same moment."""
     why: str
+    """What the fork begins with, in words."""
     base_thread: str = ""
+    """The thread that was forked; empty: it began anew."""
     base_turn: str = ""
-    """What the thread was forked from; empty: it began anew."""
+    """The last turn of it that the fork has; empty: it began anew."""
 
 
 @stored(SCHEMA, at="trial.json of `runtime try --out`")
@@ -93,6 +97,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     chain: tuple[Considered, ...]
     chain_origin: Origin
     status: Status
+    """`completed`: the agent gave the word back, and what it left is sealed. `interrupted`: somebody stopped it."""
     error: Failure | None
     final_message: str
     tool_calls: tuple[CallMade, ...]
@@ -110,7 +115,9 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     environment: EnvironmentRecord
     settings: dict[str, Any]
     provider: str | None
+    """As it was asked for; null: it was left to the settings, and to `auto`."""
     policy: dict[str, Any]
+    """What was asked of the box; what held is in `session`."""
     integrity: tuple[dict[str, Any], ...] = ()
     rate_windows: tuple[dict[str, Any], ...] = ()
     started_at: str
@@ -118,6 +125,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     duration_ms: float
     record: str | None = None
     anchors: dict[str, ChainEnd] = {}
+    """Where the record's chains `events` and `steps` end; empty without a record."""
     fork: ForkedFrom | None = None
+    """Where it began in another trial; null: it is no fork."""
     runtime_reported: tuple[str, ...] = ("final_message", "tool_calls", "usage")
     schema_version: str = SCHEMA

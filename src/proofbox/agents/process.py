@@ -57,6 +57,7 @@ class ProcessSettings(msgspec.Struct, frozen=True):
     prompt: Literal["stdin", "argument"] = "stdin"
     """`argument`: in place of an argument that is `{prompt}`, else after the last."""
     output: DialectName = "plain"
+    """What its stdout is: the answer as text, events of ours a line, or the JSON of `codex exec` or of Claude Code."""
     mounts: tuple[str, ...] = ()
     """What the program needs besides the box: HOST:GUEST[:ro|rw]."""
     base_url: str | None = None

@@ -35,7 +35,9 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 class ChainEnd(msgspec.Struct, frozen=True):
     count: int
+    """How many lines the chain has."""
     head: str
+    """What a further line would state as `prev`: it commits to every byte before."""
 
 
 class Record:

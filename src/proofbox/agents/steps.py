@@ -29,7 +29,9 @@ class Decided(msgspec.Struct, frozen=True):
     """What the agent asked leave for, and the rule that answered."""
 
     method: str
+    """What was asked, in the runtime's own words."""
     subject: str
+    """The command, paths or question it was about, in at most 4096 bytes."""
     answer: str
     rule: str
 
@@ -37,6 +39,7 @@ class Decided(msgspec.Struct, frozen=True):
 class Step(msgspec.Struct, frozen=True, kw_only=True):
     n: int
     kind: Literal["tool_call", "file_change", "turn"]
+    """`turn`: the end of a turn that did nothing, or changed files after its last step."""
     thread: str
     turn: str
     item: str = ""
@@ -44,6 +47,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     command: str = ""
     paths: tuple[str, ...] = ()
     status: str
+    """How it ended, by its event; of a `turn`, how the turn did."""
     exit_code: int | None = None
     duration_ms: float | None = None
     source: str = "runtime_reported"

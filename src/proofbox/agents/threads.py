@@ -17,6 +17,7 @@ _NAME = re.compile(r"thread-[0-9a-z]{26}")
 
 class KeptTurn(msgspec.Struct, frozen=True):
     id: str
+    """The turn's id."""
     told: tuple[str, ...]
     """The prompt, and what it was steered by."""
     status: str = "interrupted"
@@ -28,8 +29,11 @@ class Thread(msgspec.Struct, frozen=True):
     """A conversation that outlives its session: the memory of the scripted agent."""
 
     id: str
+    """The conversation's id; its file has that name."""
     turns: tuple[KeptTurn, ...] = ()
+    """Oldest first."""
     forked_from: str = ""
+    """The thread whose first turns these are; empty: it is no fork."""
     schema_version: str = SCHEMA
 
     def with_turn(self, turn: KeptTurn) -> Thread:

@@ -25,25 +25,34 @@ class ParameterFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     name: str
     """`--timeout` of a flag, `SPEC` of an argument."""
     kind: Literal["flag", "argument"]
+    """An argument is known by its place, a flag by its name."""
     type: str
     """text, integer, number, path, or switch: a flag without a value."""
     help: str
+    """What its line in the help says."""
     required: bool = False
+    """The command is refused without it."""
     repeated: bool = False
+    """It may be given several times."""
     default: Any = None
+    """What counts where it is not given; absent: nothing, no, or an empty list."""
     choices: tuple[str, ...] = ()
+    """The only values it takes; absent: any of its type."""
     aliases: tuple[str, ...] = ()
     """Other names of it: `-n`."""
 
 
 class CommandFacts(msgspec.Struct, frozen=True, kw_only=True):
     summary: str
+    """What it does, as the list of commands says it."""
     usage: str
     """How it is called, in one line."""
     description: str
     """What its help says, without the examples."""
     parameters: tuple[ParameterFacts, ...]
+    """Its arguments and flags."""
     examples: tuple[str, ...]
+    """Lines for a shell, from its help."""
     prints: tuple[str, ...]
     """The schemas of what it prints with --json, besides `proofbox.error/1`."""
     streams: tuple[str, ...]

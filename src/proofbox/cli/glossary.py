@@ -6,6 +6,8 @@ A class that means something more special says it below the member, and that cou
 from __future__ import annotations
 
 NOUNS = {
+    "schema": "Which document this is.",
+    "schema_version": "Which document this is, and in which version.",
     # Who and what
     "run_id": "The run's id: the name of its directory.",
     "attempt_id": "The attempt's id, unique in its run: mission, replicate, and the number of a retry.",
@@ -187,7 +189,7 @@ NOUNS = {
     "uid": "The user it was measured as.",
     "compatible": "Its version can be driven.",
     # A patch
-    "operation": "What is done: add, modify, delete, rename.",
+    "operation": "What is done: add, modify, delete.",
     "before_sha256": "Of the content before; null: it was not there.",
     "after_sha256": "Of the content after; null: it is gone.",
     "before_mode": "Git's mode before.",

@@ -29,7 +29,9 @@ class StoredFacts(msgspec.Struct, frozen=True):
     at: str
     """Where it is found. CONFIG, STATE and CACHE are the user's directories, BUNDLE and RUN those of evidence."""
     meaning: str
+    """What it is."""
     json_schema: dict[str, Any]
+    """Of the whole; of a log, of one line."""
 
 
 def printed() -> dict[str, Any]:
@@ -84,8 +86,8 @@ def _stating(schema: dict[str, Any], member: str, name: str) -> dict[str, Any]:
             whole["required"] = [member, *whole.get("required", [])]
             said = {member}
         for each in said:
-            told = whole["properties"][each]
-            whole["properties"][each] = {"const": name, **{key: told[key] for key in ("description",) if key in told}}
+            meaning = whole["properties"][each].get("description", NOUNS[each])
+            whole["properties"][each] = {"const": name, "description": meaning}
     return schema
 
 

@@ -59,9 +59,11 @@ class DeliveryRecord(msgspec.Struct, frozen=True, kw_only=True):
     operation: str
     """initial_export or pull_request."""
     backend_url: str
+    """Where the request went."""
     app_id: str
     user_id: str
     patch: Patchset
+    """What was to be changed in the repository."""
     left_out: tuple[LeftOut, ...]
     source: str
     """What kind of source the tree came from."""

@@ -47,6 +47,7 @@ class Conflict(msgspec.Struct, frozen=True):
 
     path: str
     kind: Literal["repo_has_file", "repo_modified_since_baseline"]
+    """`repo_has_file`: a file is in the way. `repo_modified_since_baseline`: what we put there was changed."""
     baseline_sha256: str | None
     repo_sha256: str | None
     source_sha256: str | None

@@ -36,9 +36,13 @@ class Result(msgspec.Struct, frozen=True):
     """What was found of one aspect: by whom, and how."""
 
     aspect: str
+    """claimed, verified or infra, as in the attempt's outcome."""
     result: str
+    """passed, failed or unknown; of infra, ok instead of passed."""
     by: str = ""
+    """Who established it; `runtime_reported`: the agent's own word."""
     how: str = ""
+    """By what means."""
 
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +50,7 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
 
     packet: str | None = None
     packet_sha256: str | None = None
+    """Of the packet's file; null: no packet was given."""
     run_id: str | None = None
     policy: str | None = None
     """The promotion policy that decided, by its name."""

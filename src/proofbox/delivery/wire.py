@@ -43,14 +43,23 @@ class AppSpec(_Document, frozen=True, kw_only=True):
     """What an app is. It never holds secrets; members that are not listed here are not read."""
 
     app_id: Id
+    """The app's id at the backend."""
     app_name: Text | None = None
+    """What people call it."""
     description: Text | None = None
+    """What it is to be; a mission made from it begins with this."""
     industry: Text | None = None
+    """Whom it is for; a mission made from it has it as a tag."""
     owner_user_id: Id | None = None
+    """Whose it is; null: the backend does not say."""
     tech_stack: Any = None
+    """What it is built with, in whatever form the backend has it."""
     feature_flags: dict[str, Any] | None = None
+    """Switches of the app, by name."""
     git_hub_repo_full_name: Annotated[str, msgspec.Meta(max_length=256)] | None = None
+    """The repository's name at the backend; null: it has none yet."""
     status: Annotated[str, msgspec.Meta(max_length=128)] | None = None
+    """Where it stands, in the backend's words; the reference backend says `exported` once there is a repository."""
 
 
 class ManifestRequest(_Document, frozen=True, kw_only=True):
@@ -91,34 +100,53 @@ class Evidence(_Document, frozen=True, kw_only=True):
     """Addition: by what right this was sent."""
 
     packet_sha256: Sha256
+    """Of the promotion packet's file."""
     run_id: str
+    """The run that the packet speaks of; empty: none could be read from it."""
     promotable: bool
+    """Everything held: the packet, its verdict, and that this is the tree it speaks of."""
     signed_by: str | None = None
+    """The id of the trusted key that signed the packet; null: none did."""
     tree_sha256: Sha256 | None = None
+    """Of the tree that was proven, by its manifest; null: none was."""
 
 
 class FileContent(_Document, frozen=True, kw_only=True):
     path: Path
     mode: Mode | None = None
+    """Git's; null: an ordinary file."""
     content_base64: bytes
+    """The file's bytes; of a symbolic link, its target."""
 
 
 class InitialExport(_Document, frozen=True, kw_only=True, omit_defaults=False):
     create_repo: bool = True
+    """False: the repository is there, empty, and is to be filled."""
     repo_name: Annotated[str, msgspec.Meta(max_length=100)] | None = None
+    """What to call the repository; null: the backend decides."""
     repo_url: Text | None = None
+    """The repository, where it is there already."""
     user_id: Id
+    """For whom it is done."""
     commit_message: Text = "Initial export"
+    """Of the first commit."""
     idempotency_key: Line | None = None
+    """The same for the same request, so that it is done once; null in a record, since it is added on sending."""
     evidence: Evidence | None = None
+    """By what right it is sent; null: no packet was given."""
     files: tuple[FileContent, ...] = ()
+    """All of them; empty in a record, which lists them in `tree_manifest.json`."""
 
 
 class ExportAnswer(_Document, frozen=True, kw_only=True):
     success: bool
+    """False: it was not made; that is an error here."""
     repo_url: str
+    """The repository's address, without a login."""
     repo_full_name: str
+    """The repository's name at the backend."""
     base_commit_sha: str
+    """The commit that it has now."""
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "repo_url", without_login(self.repo_url))
@@ -128,30 +156,47 @@ class FileChange(_Document, frozen=True, kw_only=True):
     path: Path
     operation: Operation
     mode: Mode | None = None
+    """Git's, after it; null: it stays what it was, or the file goes."""
     renamed_from: Path | None = None
+    """Of an added file with the content of a deleted one: where that was."""
     before_sha256: Sha256 | None = None
+    """Of the content before; null: it was not there."""
     after_sha256: Sha256 | None = None
+    """Of the content after; null: it is gone."""
     content_base64: bytes | None = None
+    """The bytes after; null: it is gone."""
 
 
 class PullRequest(_Document, frozen=True, kw_only=True, omit_defaults=False):
     repo_url: Text | None = None
+    """The repository; null: the app's own, whichever that is."""
     user_id: Id
+    """For whom it is done."""
     base_commit_sha: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{40}$|^[0-9a-f]{64}$")]
+    """The commit that the changes are made against."""
     branch_name: Line
+    """The branch that is made for them."""
     title: Line
+    """Of the pull request."""
     body: Text = ""
+    """What it says, in Markdown: what changes, and by what right."""
     idempotency_key: Line | None = None
+    """The same for the same request, so that it is done once; null in a record, since it is added on sending."""
     patch_id: Sha256 | None = None
+    """The digest of the changes themselves: the same changes have the same."""
     evidence: Evidence | None = None
+    """By what right it is sent; null: no packet was given."""
     changes: tuple[FileChange, ...] = ()
+    """File by file; empty in a record, which has them in `delivery.json`."""
 
 
 class PullRequestAnswer(_Document, frozen=True, kw_only=True):
     pr_url: str
+    """Where the pull request is, without a login."""
     branch_name: str | None = None
     """Addition."""
     state: Literal["open", "merged", "closed"] | None = None
+    """Addition; null: the backend does not say."""
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "pr_url", without_login(self.pr_url))

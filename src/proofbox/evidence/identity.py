@@ -14,11 +14,25 @@ from typing import Any
 from proofbox.core.digest import digest_of
 from proofbox.evidence import shape
 
+_HOST = shape.sha256.meaning("Of the machine's id, salted; where it has none, of its name.")
 PROCESS = shape.record(
-    {"pid": shape.count, "host": shape.sha256, "boot_id": shape.text(64), "start_ticks": shape.or_null(shape.count)}
+    {
+        "pid": shape.count.meaning("Its pid on that host."),
+        "host": _HOST,
+        "boot_id": shape.text(64).meaning("The kernel's id of this boot; empty where there is no /proc."),
+        "start_ticks": shape.or_null(shape.count).meaning(
+            "When it began, in clock ticks since boot; null where there is no /proc."
+        ),
+    }
 )
 WORLD = shape.record(
-    {"host": shape.sha256, "platform": shape.table(shape.text(256)), "tool": shape.table(shape.text(256))}
+    {
+        "host": _HOST,
+        "platform": shape.table(shape.text(256)).meaning("The kernel: `system`, `release` and `machine`."),
+        "tool": shape.table(shape.text(256)).meaning(
+            "What recorded it: `name`, `version`, and the `python` it ran on."
+        ),
+    }
 )
 
 

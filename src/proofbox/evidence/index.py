@@ -83,20 +83,31 @@ class Index:
         return _canonical({**document, "index_sha256": sha256_hex(without)})[0]
 
 
-_ANCHOR = shape.record({"count": shape.count, "head": shape.sha256})
-_ENTRY = shape.record(
-    {"path": shape.text().meaning("Relative to the bundle."), "file_size": shape.count, "sha256": shape.sha256},
+_ANCHOR = shape.record(
     {
-        "schema_version": shape.text(200).meaning("What a JSON document states of itself."),
+        "count": shape.count.meaning("Its number of lines."),
+        "head": shape.sha256.meaning("What a further line would state as `prev`: it commits to every byte before."),
+    }
+)
+_ENTRY = shape.record(
+    {
+        "path": shape.text().meaning("Relative to the bundle."),
+        "file_size": shape.count.meaning("In bytes."),
+        "sha256": shape.sha256.meaning("Of its content."),
+    },
+    {
+        "schema_version": shape.text(200).meaning(
+            "What a JSON document states of itself; of a log, the chain's format."
+        ),
         "chain": _ANCHOR.meaning("Of a log: its number of lines, and its head."),
     },
 )
 _DOCUMENT = shape.record(
     {
         "schema_version": shape.text(200),
-        "run_id": shape.text(128),
+        "run_id": shape.text(128).meaning("The run's id; of a nested bundle, its own."),
         "world_id": shape.sha256.meaning("Of the host and the tool that the run was made with."),
-        "status": shape.one_of(*STATES),
+        "status": shape.one_of(*STATES).meaning("`partial`: something is lacking; `failed`: an exception ended it."),
         "artifacts": shape.elsewhere(shape.array(_ENTRY)).meaning("Every file, sorted by path, each once."),
         "missing": shape.array(shape.text()).meaning("Expected artifacts that are not there."),
         "repairs": shape.count.meaning("How often the index was computed anew after the commit."),

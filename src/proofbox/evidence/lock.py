@@ -28,7 +28,13 @@ from proofbox.evidence.shape import ShapeError
 Mode = Literal["fail", "wait"]
 
 _POLL_SECONDS = (0.001, 0.05)
-_DOCUMENT = shape.record({"process": PROCESS, "purpose": shape.text(), "since": shape.moment})
+_DOCUMENT = shape.record(
+    {
+        "process": PROCESS.meaning("The holder."),
+        "purpose": shape.text().meaning("What it took the lock for."),
+        "since": shape.moment.meaning("When it took the lock."),
+    }
+)
 declare(
     ".runtime.lock",
     at="OUT/.runtime.lock",

@@ -72,10 +72,10 @@ _DOCUMENT = shape.record(
         **{
             name: shape.record(
                 {
-                    "result": shape.one_of(*results),
+                    "result": shape.one_of(*results).meaning("`unknown`: nobody established it."),
                     "by": shape.text(1000).meaning("Who established it; `runtime_reported`: the agent's own word."),
                     "how": shape.text(1000).meaning("By what means."),
-                    "detail": shape.text(1 << 16),
+                    "detail": shape.text(1 << 16).meaning("More for people; may be empty."),
                 }
             ).meaning(_MEANINGS[name])
             for name, results in RESULTS.items()

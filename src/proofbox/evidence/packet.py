@@ -60,7 +60,19 @@ def _path(value: Any, where: str) -> None:
         raise ShapeError(f"{where} is not a path inside a bundle")
 
 
-_POINTER = shape.record({"path": _path, "size": shape.count, "sha256": shape.sha256})
+_POINTER = shape.record(
+    {
+        "path": _path.meaning("Relative to the bundle."),
+        "size": shape.count.meaning("In bytes."),
+        "sha256": shape.sha256.meaning("Of the file's content."),
+    }
+)
+_OTHERS = {
+    **{field: f"By default `{artifact}`; absent: it is not there." for field, artifact in OPTIONAL_FIELDS.items()},
+    "outcome": "Of an attempt, its `outcome.json`.",
+    "tree_manifest": "Of an attempt, its `tree_manifest.json`.",
+    "schedule": "Of a run, its `schedule.jsonl`.",
+}
 _NAMES = shape.array(shape.text(200))
 _PROMOTABILITY = shape.record(
     {
@@ -68,7 +80,13 @@ _PROMOTABILITY = shape.record(
         "reasons": _NAMES.meaning("The rules that did not hold, by name."),
         "accepted": _NAMES.meaning("Those among them that the caller accepted."),
         "gating_inputs": shape.table(
-            shape.record({"rule": shape.anything, "held": shape.flag, "observed": shape.anything})
+            shape.record(
+                {
+                    "rule": shape.anything.meaning("As the policy has it."),
+                    "held": shape.flag.meaning("Whether it holds, on positive evidence."),
+                    "observed": shape.anything.meaning("What was found; cut short where it is long."),
+                }
+            )
         ).meaning("Of each rule what it saw."),
         "policy": shape.checks(POLICY.json_schema)(lambda value, _: check_policy(value)).meaning(
             "In full, so that a verifier can come to the verdict again."
@@ -78,17 +96,29 @@ _PROMOTABILITY = shape.record(
 _PACKET = shape.record(
     {
         "schema_version": shape.text(200),
-        "emitted_at": shape.moment,
-        "run_id": shape.text(128),
+        "emitted_at": shape.moment.meaning("When the packet was made."),
+        "run_id": shape.text(128).meaning("The bundle's, as its index states it."),
         "world_id": shape.sha256.meaning("Of the host and the tool that the run was made with."),
         "bundle": shape.record(
-            {"path": shape.or_null(_path), "index": _POINTER, "status": shape.one_of(*STATES), "repairs": shape.count}
-        ),
-        **{field: shape.or_null(_POINTER) for field in SEED_FIELDS},
+            {
+                "path": shape.or_null(_path).meaning(
+                    "Relative to the packet's directory; null: the bundle is not below it."
+                ),
+                "index": _POINTER.meaning("Pins the index file, and by it every other."),
+                "status": shape.one_of(*STATES).meaning("As the index states it."),
+                "repairs": shape.count.meaning("Of its index and of those nested in it, together."),
+            }
+        ).meaning("The bundle that the verdict is on."),
+        **{
+            field: shape.or_null(_POINTER).meaning(
+                f"By default `{artifact}`; null: it is not there, or not applicable."
+            )
+            for field, artifact in SEED_FIELDS.items()
+        },
         "not_applicable": _NAMES.meaning("Fields that this kind of bundle has no use for."),
-        "promotability": _PROMOTABILITY,
+        "promotability": _PROMOTABILITY.meaning("The verdict, and what it rests on."),
     },
-    {field: _POINTER for field in FIELDS if field not in SEED_FIELDS},
+    {field: _POINTER.meaning(_OTHERS[field]) for field in FIELDS if field not in SEED_FIELDS},
 )
 declare(
     SCHEMA,

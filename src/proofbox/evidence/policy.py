@@ -36,8 +36,8 @@ _RULES: dict[str, dict[str, shape.Check]] = {
 }
 POLICY = shape.record(
     {
-        "schema_version": _NAME,
-        "name": _NAME,
+        "schema_version": _NAME.meaning("Which document this is, and in which version."),
+        "name": _NAME.meaning("What it is called; of one that is built in, what `--policy` takes."),
         "fields": shape.table(_NAME).meaning("The packet's pointers, and the artifact each points to."),
         "not_applicable": shape.array(_NAME).meaning("Fields that this kind of bundle has no use for."),
         "acceptable": shape.array(_NAME).meaning("Reasons that a caller may accept by name; all others are final."),

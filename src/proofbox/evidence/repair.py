@@ -43,25 +43,31 @@ _DOCUMENT = shape.record(
         "repairs": shape.array(
             shape.record(
                 {
-                    "at": shape.moment,
-                    "by": PROCESS,
+                    "at": shape.moment.meaning("When the index was computed anew."),
+                    "by": PROCESS.meaning("The process that did it."),
                     "index_before": shape.record(
                         {
-                            "size": shape.count,
-                            "sha256": shape.text(64),
-                            "readable": shape.flag,
-                            "status": shape.or_null(shape.text(16)),
-                            "missing": _NAMES,
+                            "size": shape.count.meaning("In bytes; 0: there was none to read."),
+                            "sha256": shape.text(64).meaning("Of the file; empty: there was none to read."),
+                            "readable": shape.flag.meaning("Whether it was an index at all."),
+                            "status": shape.or_null(shape.text(16)).meaning("What it stated; null: not readable."),
+                            "missing": _NAMES.meaning("What it listed as missing; empty if not readable."),
                         }
-                    ),
+                    ).meaning("The index that was replaced."),
                     "findings": shape.array(shape.table(shape.text(1 << 16))).meaning("Why it was repaired."),
                     "changes": shape.array(
-                        shape.record({"path": shape.text(1 << 14), "before": _ENTRY, "after": _ENTRY})
+                        shape.record(
+                            {
+                                "path": shape.text(1 << 14).meaning("Relative to the bundle."),
+                                "before": _ENTRY.meaning("Null: it was not listed."),
+                                "after": _ENTRY.meaning("Null: it is gone."),
+                            }
+                        )
                     ).meaning("The index's entries before and after."),
-                    "missing_after": _NAMES,
+                    "missing_after": _NAMES.meaning("What the new index lists as missing."),
                 }
             )
-        ),
+        ).meaning("One a repair, in their order."),
     }
 )
 declare(

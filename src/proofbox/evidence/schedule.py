@@ -28,18 +28,44 @@ from proofbox.evidence.shape import ShapeError
 
 PATH = "schedule.jsonl"
 
-_CHAIN = {"seq": shape.count, "prev": shape.sha256}
+_CHAIN = {
+    "seq": shape.count.meaning("The line's number in the log, from 0."),
+    "prev": shape.sha256.meaning("Of the line before; of the first, the chain's origin."),
+}
 _NAME = shape.text(200)
+_AT = shape.moment.meaning("When; that of the writing, where the writer gave no other.")
+_ATTEMPT = _NAME.meaning("The attempt's id.")
 _KINDS = {
     "planned": shape.record(
-        {"kind": _NAME, "attempt": _NAME, "at": shape.moment, "path": shape.text(), "parent": shape.or_null(_NAME)},
+        {
+            "kind": _NAME.meaning("`planned`: there is to be such an attempt."),
+            "attempt": _ATTEMPT,
+            "at": _AT,
+            "path": shape.text().meaning("Where its bundle is to be, relative to the run's."),
+            "parent": shape.or_null(_NAME).meaning("The attempt that this one tries again; null: none."),
+        },
         _CHAIN,
     ),
-    "started": shape.record({"kind": _NAME, "attempt": _NAME, "at": shape.moment}, _CHAIN),
-    "finished": shape.record(
-        {"kind": _NAME, "attempt": _NAME, "at": shape.moment, "index_sha256": shape.sha256}, _CHAIN
+    "started": shape.record(
+        {"kind": _NAME.meaning("`started`: the attempt was begun."), "attempt": _ATTEMPT, "at": _AT}, _CHAIN
     ),
-    "closed": shape.record({"kind": _NAME, "at": shape.moment, "planned": shape.count}, _CHAIN),
+    "finished": shape.record(
+        {
+            "kind": _NAME.meaning("`finished`: the attempt's bundle is committed."),
+            "attempt": _ATTEMPT,
+            "at": _AT,
+            "index_sha256": shape.sha256.meaning("Of the file of that bundle's index."),
+        },
+        _CHAIN,
+    ),
+    "closed": shape.record(
+        {
+            "kind": _NAME.meaning("`closed`: no line follows."),
+            "at": _AT,
+            "planned": shape.count.meaning("How many attempts the lines before plan."),
+        },
+        _CHAIN,
+    ),
 }
 declare(
     PATH,

@@ -56,18 +56,26 @@ class RunStatus:
 _DOCUMENT = shape.record(
     {
         "schema_version": shape.text(200),
-        "run_id": shape.text(128),
-        "state": shape.one_of("in_progress", "complete", "failed"),
+        "run_id": shape.text(128).meaning("The run's id; of a nested bundle, its own."),
+        "state": shape.one_of("in_progress", "complete", "failed").meaning(
+            "Of the run's work; `failed`: an exception ended it."
+        ),
         "dry": shape.flag.meaning("A rehearsal: LATEST does not follow it, and it can't be promoted."),
-        "writer": PROCESS,
-        "world": WORLD,
-        "started_at": shape.moment,
-        "finished_at": shape.or_null(shape.moment),
+        "writer": PROCESS.meaning("The process that writes the bundle; the last, if one took it over."),
+        "world": WORLD.meaning("Where it ran, and what recorded it."),
+        "started_at": shape.moment.meaning("When the bundle was opened; a takeover keeps it."),
+        "finished_at": shape.or_null(shape.moment).meaning("When it was committed; null: it is in progress."),
         "expected": shape.array(shape.text()).meaning("Artifacts without which the bundle is partial."),
         "failure": shape.or_null(
-            shape.record({"stage": shape.text(), "error": shape.text(), "message": shape.text(1 << 16)})
-        ),
-        "partial_reasons": shape.array(shape.text()),
+            shape.record(
+                {
+                    "stage": shape.text().meaning("What the run was doing."),
+                    "error": shape.text().meaning("The exception's class."),
+                    "message": shape.text(1 << 16).meaning("What it said, redacted."),
+                }
+            )
+        ).meaning("What ended it; null unless it failed."),
+        "partial_reasons": shape.array(shape.text()).meaning("What the writer says is lacking; any makes it partial."),
     }
 )
 declare(

@@ -95,10 +95,10 @@ _DOCUMENT = shape.record(
         "entries": shape.array(
             shape.record(
                 {
-                    "path": shape.text(1 << 14),
+                    "path": shape.text(1 << 14).meaning("Relative to the tree; escaped, where it is not UTF-8."),
                     "mode": shape.one_of(*MODES).meaning("Git's: a file, an executable one, a symbolic link."),
-                    "size": shape.count,
-                    "sha256": shape.sha256,
+                    "size": shape.count.meaning("In bytes; of a link, of its target."),
+                    "sha256": shape.sha256.meaning("Of the content; of a link, of its target."),
                 },
                 {"path_b64": shape.text(1 << 14).meaning("The exact bytes, where the path is not UTF-8.")},
             )

@@ -83,14 +83,14 @@ _DOCUMENT = shape.record(
         "witnesses": shape.array(
             shape.record(
                 {
-                    "requested_path": _TEXT,
+                    "requested_path": _TEXT.meaning("As it was asked for."),
                     "observed_path": shape.or_null(_TEXT).meaning("What the kernel calls it."),
                     "observed_path_nofirmlink": shape.or_null(_TEXT).meaning("The same on macOS, without firmlinks."),
                     "normalized_path": _TEXT.meaning("A key to join by; never resolved by guessing."),
                     "error": shape.or_null(_TEXT).meaning("Why there is no observation, if there is none."),
                 }
             )
-        ),
+        ).meaning("One a path, in the order they were asked for."),
     }
 )
 declare(

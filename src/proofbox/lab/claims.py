@@ -38,7 +38,9 @@ class FeedbackRecord(msgspec.Struct, frozen=True, kw_only=True):
     source: Literal["runtime_reported"] = "runtime_reported"
     truncated: bool
     result: str | UnsetType = UNSET
+    """The final message, where it is no JSON object; empty: nothing was said."""
     result_json: dict[str, Any] | UnsetType = UNSET
+    """The final message, where it is a JSON object."""
 
 
 class Feedback(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,6 +27,7 @@ Verified = Literal["passed", "failed", "none"]
 
 class SuiteNamed(msgspec.Struct, frozen=True):
     id: str
+    """As its file says."""
     sha256: str
     """Of what it says, not of how it is spelled."""
 
@@ -59,6 +60,7 @@ class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Its result may be set beside those of the system that the mission was written for."""
     not_comparable: tuple[str, ...]
     origin: Origin | None
+    """Where the mission comes from, if it was written for another system; else null."""
     chain: str
     considered: tuple[Considered, ...]
     reason: str
@@ -66,8 +68,10 @@ class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
     error: dict[str, Any] | None
     """What the machinery failed with."""
     states: tuple[StateEntered, ...]
+    """Those it came through, with the times."""
     timeout: float
     requested: Requested
+    """By the mission; what was enforced is in the report."""
     written_at: str
 
 
@@ -83,6 +87,7 @@ class TornAttempt(msgspec.Struct, frozen=True, kw_only=True):
     parent: str | None
     epoch: int
     last_state: str
+    """The last one that its worker told the ledger."""
     error: dict[str, Any]
 
 
@@ -92,6 +97,7 @@ class RunnerRef(msgspec.Struct, frozen=True, kw_only=True):
 
     schema_version: str = "proofbox.runner_ref/1"
     runtime: str | UnsetType = UNSET
+    """The strategy's id."""
     version: str | UnsetType = UNSET
     session_id: str | UnsetType = UNSET
     thread_id: str | UnsetType = UNSET
@@ -108,7 +114,9 @@ class RunnerMetrics(msgspec.Struct, frozen=True, kw_only=True):
 
     schema_version: str = "proofbox.runner_metrics/1"
     status: str | None
+    """completed, failed or interrupted; null: no turn came to its end."""
     turn_ms: float | None
+    """How long the turn took, in milliseconds; null: no turn came to its end."""
     tokens: dict[str, TokenUsage]
     """By who counted them: `runtime_reported` or `gateway`."""
     error: dict[str, Any] | None
@@ -128,16 +136,21 @@ class AttemptVerification(Checked, frozen=True, kw_only=True):
 
     schema_version: str = "proofbox.attempt_verification/1"
     result: Verified
+    """Of commands and conditions together. `none`: there are neither, or nothing could be found out."""
     unmet: tuple[Unmet, ...]
+    """Conditions of `expect` that do not hold."""
 
 
 class Durations(msgspec.Struct, frozen=True):
     p50: float | None
+    """The median, in milliseconds; null: none was measured."""
     p95: float | None
+    """In milliseconds, by nearest rank: one that was measured."""
 
 
 class NoProgress(msgspec.Struct, frozen=True):
     longest_run_of_identical_calls: int
+    """Most calls in a row of one tool with the same arguments."""
 
 
 class IntegrityFinding(msgspec.Struct, frozen=True):
@@ -147,9 +160,11 @@ class IntegrityFinding(msgspec.Struct, frozen=True):
 
 class Resources(msgspec.Struct, frozen=True):
     requested: Limits
+    """By the mission."""
     enforced: Any
     """The policy of the box."""
     observed: Any
+    """Peaks and kills as the box's control groups counted them; null: there was no box."""
 
 
 @stored("proofbox.attempt_report/1", at="BUNDLE/attempt.report.json of an attempt")
@@ -168,8 +183,11 @@ class AttemptReport(msgspec.Struct, frozen=True, kw_only=True):
     comparable: bool
     not_comparable: tuple[str, ...]
     reward: float | None
+    """The number that the verifier's commands left; null: none, or the mission asks for none."""
     turns: int | UnsetType = UNSET
+    """How many began."""
     messages: int | UnsetType = UNSET
+    """How many the agent sent."""
     tool_calls: int | UnsetType = UNSET
     tool_calls_observed: int | UnsetType = UNSET
     """Of them those that proofbox ran itself."""
@@ -181,12 +199,16 @@ class AttemptReport(msgspec.Struct, frozen=True, kw_only=True):
     duration_ms: Durations | UnsetType = UNSET
     """Of tool calls."""
     output_bytes: int | UnsetType = UNSET
+    """Of all tool calls together, redacted."""
     no_progress: NoProgress | UnsetType = UNSET
+    """Signs that the agent went in circles."""
     integrity: tuple[IntegrityFinding, ...] | UnsetType = UNSET
     """Where what the runtime said contradicts itself or what was seen."""
     tokens: dict[str, TokenUsage]
     resources: Resources
+    """What the box could use, and did."""
     put_back: tuple[str, ...]
+    """Protected paths that the agent had planted or changed."""
     retry_after: float | None
     """In how many seconds another try may go better."""
 
@@ -197,11 +219,14 @@ class FinalSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     schema_version: str = "proofbox.final_snapshot/1"
     store: str
+    """The id of the workspace store that has the content, on the machine of the run."""
     snapshot: str
     given: str
     """The snapshot that the agent began with."""
     method: Method
+    """How the files were looked at; `sealed`: all of them, anew."""
     not_in_it: tuple[Left, ...]
+    """What it lacks, or has from some moment while it was changing, and why."""
 
 
 @stored("proofbox.tool_call/1", at="BUNDLE/tool.calls.jsonl of an attempt, one a line")
@@ -214,10 +239,12 @@ class ToolCallEntry(msgspec.Struct, frozen=True, kw_only=True):
     thread: str
     turn: str
     call: str
+    """The call's id, by the runtime."""
     tool: str
     command: str
     cwd: str
     status: str
+    """completed, failed, declined, or abandoned: nobody will ever say how it ended."""
     exit_code: int | None
     duration_ms: float | None
     late: bool
@@ -225,7 +252,9 @@ class ToolCallEntry(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     """`observed`: proofbox ran it. Otherwise it rests on the runtime's word."""
     output_preview: str
+    """The first 2048 bytes, redacted."""
     output_bytes: int
+    """Of all of it, redacted."""
     output_sha256: str | None
     """Where the preview is cut: the whole is in outputs/."""
 
@@ -234,9 +263,11 @@ class TurnEnd(msgspec.Struct, frozen=True, kw_only=True):
     turn: str
     thread: str
     status: str
+    """completed, failed or interrupted."""
     code: str
     """Of the failure; empty where there was none."""
     last_step: int
+    """The number of its last step, whose state the turn ended with."""
     snapshot: str
 
 
@@ -247,11 +278,14 @@ class StepEntry(msgspec.Struct, frozen=True, kw_only=True):
     schema_version: str = "proofbox.step/1"
     attempt: str
     step: Step | UnsetType = UNSET
+    """Absent where the line is the end of a turn."""
     turn_end: TurnEnd | UnsetType = UNSET
+    """Absent where the line is a step."""
 
 
 class ChainDecided(msgspec.Struct, frozen=True):
     strategies: str
+    """As a chain is written: `codex_app_server!,process`."""
     origin: str
     """Who decided it: flag, spec, config, environment or default."""
 
@@ -294,8 +328,10 @@ class MissionSummary(msgspec.Struct, frozen=True, kw_only=True):
     passed: int
     failed: int
     claimed_but_failed: int
+    """Results whose agent claimed success, and whose verifier found otherwise."""
     infra: int
     reasons: dict[str, int]
+    """Why results ended, and how many for each reason."""
 
 
 @stored("proofbox.run_summary/1", at="RUN/summary.json")
@@ -306,6 +342,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
     suite: SuiteNamed
     status: Literal["ok", "partial"]
+    """`partial`: some attempt has no result, or the machinery failed it."""
     comparable: bool
     totals: Totals
     missions: tuple[MissionSummary, ...]

@@ -24,8 +24,11 @@ class Unmet(msgspec.Struct, frozen=True):
     """A condition that does not hold: `what` was expected, `found` instead."""
 
     condition: str
+    """Its name in `expect`; `result_json.NAME` of a member, `file PATH` of a file."""
     what: str
+    """What was expected, in at most 500 characters."""
     found: str
+    """What was there instead, in at most 500 characters."""
 
 
 class Did(msgspec.Struct, frozen=True):

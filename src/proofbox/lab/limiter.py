@@ -38,7 +38,9 @@ class Inside(msgspec.Struct, frozen=True):
     """One place that is taken, and by which process."""
 
     name: str
+    """The worker's, and a number."""
     process: dict[str, Any]
+    """Which process that is: pid, host, boot and start. Dead, it loses the place."""
 
 
 @stored(SCHEMA, at="STATE/limits/CREDENTIAL.json")
@@ -47,11 +49,15 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
     schema_version: str = SCHEMA
     window: float = FIRST
+    """How many may be inside, rounded down. Grows slowly, and is halved by a rate limit."""
     closed_until: float = 0.0
     """Seconds since the epoch."""
     why: str = ""
+    """What the gate was last closed for: rate limit or usage limit; empty: it never was."""
     halved_at: float = 0.0
+    """Seconds since the epoch; 0: never."""
     inside: tuple[Inside, ...] = ()
+    """Who is in."""
 
 
 class Limiter:

@@ -27,9 +27,13 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     """One thing that is wrong, and where."""
 
     message: str
+    """What is wrong."""
     line: int = 0
+    """In the file, from 1; absent: not known."""
     column: int = 0
+    """In that line, from 1."""
     fix_hint: str = ""
+    """What to do about it; absent: the message says it all."""
 
     def __str__(self) -> str:
         place = f"{self.line}:{self.column}: " if self.line else ""

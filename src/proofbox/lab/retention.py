@@ -34,9 +34,12 @@ class Item(msgspec.Struct, frozen=True):
     """One thing on the disk, and why it goes or stays."""
 
     kind: Kind
+    """`run`: evidence. `work`: what a run worked with. `schema_cache`: what was learned of an agent's protocol."""
     path: str
     bytes: int
+    """On the disk."""
     free: bool
+    """It goes; of a dry run, it would."""
     reason: str
 
 

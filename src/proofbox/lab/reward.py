@@ -28,9 +28,11 @@ class Reward(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What was left. Without a value, `problem` says why."""
 
     value: float | None = None
+    """1.0 or more is passed; null: there is none."""
     values: dict[str, float] = {}
     """Every number of `reward.json`."""
     problem: Problem | None = None
+    """`reward_missing`: nothing was written. `reward_malformed`: no number, or two that differ."""
     detail: str = ""
 
     @property

@@ -39,7 +39,9 @@ class Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     run: str | tuple[str, ...]
+    """A line for `/bin/sh`, or a program and its arguments."""
     exit_code: int = 0
+    """What it must exit with."""
     stdout: str | None = None
     """A regular expression (RE2's dialect as far as Python's `re` has it) that some line of the output must match."""
 
@@ -53,8 +55,11 @@ class Verify(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     commands: tuple[str | tuple[str, ...] | Command, ...] = ()
+    """Run in this order, up to the first that does not pass; a plain one passes with exit code 0."""
     files: str | None = None
+    """A directory that is laid over the agent's files, and that it never saw."""
     take: tuple[str, ...] = ()
+    """Globs of what is taken of the agent's work; empty: all of it."""
     protect: tuple[str, ...] = (
         "**/conftest.py",
         "**/sitecustomize.py",
@@ -65,7 +70,9 @@ class Verify(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         "**/tox.ini",
         "**/setup.cfg",
     )
+    """Globs of what is put back to what was given, before anything runs."""
     timeout: Seconds = 300.0
+    """Seconds, for all commands together."""
     mounts: dict[GuestPath, str] = {}
     """Places in the verifier's box, and the files or directories of which it has a copy there."""
     sha256: dict[GuestPath, str] = {}
@@ -83,22 +90,30 @@ class FileCondition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What must hold of one file of the final tree."""
 
     path: Text
+    """From the root of the final tree."""
     exists: bool = True
+    """False: it must not be there."""
     contains: str | None = None
+    """Text that must be in it."""
     sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")] | None = None
+    """What its content's must be."""
 
 
 class Expect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Conditions on what the agent said, did and left. All must hold; each failing one is named."""
 
     claimed: Literal["success", "failure", "none"] | None = None
+    """What the agent must claim."""
     result: str | None = None
     """A regular expression that the final message must match somewhere."""
     result_json: dict[str, Any] | None = None
     """Members that the final message, as a JSON object, must have."""
     min_tool_calls: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    """At least so many must be made."""
     max_tool_calls: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    """At most so many may be made."""
     max_tool_failures: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    """At most so many calls may fail: not complete, or exit with another code than 0."""
     commands: tuple[str, ...] = ()
     """Each must match some command that was run, as a regular expression."""
     no_commands: tuple[str, ...] = ()
@@ -106,12 +121,14 @@ class Expect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     observed: bool = False
     """For `commands` and `min_tool_calls` only what proofbox ran itself counts, not what an agent says it did."""
     file: tuple[FileCondition, ...] = ()
+    """Conditions on files of the final tree."""
 
 
 class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What an attempt may use up; one more, and it is ended as `budget_exceeded`."""
 
     turns: Count | None = None
+    """How many may begin."""
     tool_calls: Count | None = None
     tokens: Count | None = None
 
@@ -130,20 +147,25 @@ class ToolPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is answered when an agent asks for leave: patterns over the command line, `*` is any text. Deny wins."""
 
     accept: tuple[str, ...] = ("*",)
+    """Patterns of what is allowed."""
     decline: tuple[str, ...] = ()
+    """Patterns of what is not, whatever `accept` says."""
 
 
 class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the scripted agent plays; other strategies ignore it. The agent's own module checks the steps."""
 
     step: tuple[dict[str, Any], ...] = ()
+    """In the order they are played, each a table such as `{ say = "done" }`."""
 
 
 class Origin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Where a mission comes from that was written for another system, and how running it here differs."""
 
     format: Literal["harbor"]
+    """Whose tasks it is one of."""
     name: str
+    """The directory of the task."""
     sha256: str
     """Of every file of it, by `tasktree.py`."""
     notes: tuple[str, ...] = ()
@@ -169,6 +191,7 @@ class MissionFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Of the agent's turn, from its start: waiting in the queue doesn't count."""
     budget: Budget = Budget()
     tools: ToolPolicy = ToolPolicy()
+    """What is answered when the agent asks for leave."""
     capabilities: str | None = None
     """A preset's name, or a file of capabilities: compiled into the agent's box, and checked by tools we run for it."""
     provider: str | None = None
@@ -186,13 +209,18 @@ class Mission(MissionFields, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """One task."""
 
     id: Name
+    """Unique in the suite; attempts are named after it."""
     prompt: Text | None = None
+    """What the agent is asked; this or `prompt_file`."""
     prompt_file: Text | None = None
+    """A file of UTF-8 with what the agent is asked."""
     script: Script = Script()
     solution: str | None = None
     """What the control `oracle` runs: a script, or a directory with `solve.sh` in it. No other strategy sees it."""
     solution_env: dict[str, str] = {}
+    """Variables of the solution's script."""
     origin: Origin | None = None
+    """Of a mission that was written for another system; null: of this one."""
 
 
 def comparability(mission: Mission) -> dict[str, Any]:
@@ -203,7 +231,9 @@ def comparability(mission: Mission) -> dict[str, Any]:
 
 class SuiteFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     id: Name
+    """What reports call it."""
     title: str = ""
+    """For people; nothing depends on it."""
     strategies: tuple[Text, ...] = ()
     """The chain to use where no flag names one."""
     isolation: Isolation = "process"
@@ -217,4 +247,6 @@ class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     suite: SuiteFields
     defaults: MissionFields = MissionFields()
+    """What holds for every mission that does not say otherwise."""
     mission: Annotated[tuple[Mission, ...], msgspec.Meta(min_length=1)]
+    """Each with an id of its own."""

@@ -27,6 +27,8 @@ STATES: tuple[State, ...] = get_args(State)
 
 class StateEntered(msgspec.Struct, frozen=True):
     state: State
+    """They come in this order, and some may be left out: claimed, preparing, running, stopping, verifying,
+    committing, ended."""
     at: str
     at_ms: float
     """Since the attempt was claimed."""

@@ -62,6 +62,7 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
 
     passed: bool | None
     commands: tuple[CommandRun, ...] = ()
+    """In their order, up to the first that did not pass."""
     put_back: tuple[str, ...] = ()
     """Protected paths that the agent had planted or changed."""
     left_out: tuple[str, ...] = ()

@@ -42,12 +42,17 @@ class Image(msgspec.Struct, frozen=True):
     """A root file system that can be had, and the digest that says whether it is the one that was meant."""
 
     name: str
+    """What `--image` and `images pull` take."""
     arch: str
     url: str
+    """Where its archive is: a root file system as tar, plain or packed."""
     sha256: str
     size: int | None = None
+    """The archive's, in bytes; null: not known."""
     default: bool = False
+    """What `images pull` and `images default` mean where none is named."""
     description: str = ""
+    """For people."""
 
 
 @stored(SCHEMA, at="CONFIG/images.toml, or the file that --catalogue names")
@@ -56,6 +61,7 @@ class _Catalogue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     schema_version: str
     image: tuple[Image, ...] = ()
+    """One table an image."""
 
 
 def architecture(name: str | None = None) -> str:

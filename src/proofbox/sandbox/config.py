@@ -36,12 +36,14 @@ class Settings(msgspec.Struct, frozen=True):
     provider: str | None = None
     image: str | None = None
     runtime: str | None = None
+    """The engine's runtime for containers, such as `runsc` for gVisor."""
     network: str | None = None
     access: Literal["rw", "ro", "overlay"] | None = None
     cpus: float | None = None
     memory: int | None = None
     pids: int | None = None
     disk: int | None = None
+    """Most MB a box may write, with access `overlay`."""
     mounts: tuple[str, ...] = ()
     env: tuple[str, ...] = ()
     """Names of the caller's variables that every command gets."""

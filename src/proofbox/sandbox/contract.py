@@ -54,7 +54,9 @@ class Door(msgspec.Struct, frozen=True):
     """
 
     port: int
+    """On the box's own loopback, from 1024 on."""
     socket: Path
+    """A unix socket on the host; whoever listens there decides."""
 
 
 class Layers(msgspec.Struct, frozen=True):
@@ -103,13 +105,7 @@ class Diagnostic(msgspec.Struct, frozen=True):
 
 
 class Enforcement(msgspec.Struct, frozen=True):
-    """What a provider enforces on this machine. A conformance check asks this before it asks the box.
-
-    `agent_hidden`: nothing of the box agent can be looked at from inside, not even what is harmless. `own_streams`: a
-    command may open its streams again by name. `memory_kill`: what ends when the memory limit is reached, the command
-    that did it or the whole box. `gaps` says of each thing that is not enforced why not: name of the policy or
-    guarantee → reason.
-    """
+    """What a provider enforces on this machine. A conformance check asks this before it asks the box."""
 
     network_none: bool = False
     network_allow: bool = False
@@ -117,21 +113,29 @@ class Enforcement(msgspec.Struct, frozen=True):
     access_ro: bool = False
     access_overlay: bool = False
     layers: bool = False
+    """It can lay host directories over one another in place of the project."""
     disk: bool = False
+    """It can limit what is written to a throw-away overlay."""
     mounts: bool = False
+    """It can show other directories in the box."""
     hidden: bool = False
     """Parts of the project hidden or frozen."""
     images: bool = False
+    """It can run an image."""
     memory: bool = False
     cpus: bool = False
     pids: bool = False
     detached: bool = True
     own_streams: bool = True
+    """A command may open its streams again by name."""
     agent_hidden: bool = True
+    """Nothing of the box agent can be looked at from inside, not even what is harmless."""
     memory_kill: Literal["command", "box"] = "command"
+    """What ends at the memory limit: the command that reached it, or the whole box."""
     isolation: Isolation = Isolation.NONE
     kill_tree: Literal["sure", "fail-closed", "best-effort"] = "best-effort"
     gaps: Mapping[str, str] = {}
+    """Of each policy or guarantee that is not enforced, by its name, why not."""
 
 
 class Forward(msgspec.Struct, frozen=True):

@@ -38,8 +38,10 @@ class PulledImage(msgspec.Struct, frozen=True):
 
 class Locked(msgspec.Struct, frozen=True):
     name: str
+    """What the project calls it."""
     arch: str
     url: str
+    """Where it was had from."""
     sha256: str
 
 
@@ -48,6 +50,7 @@ class _Lock(msgspec.Struct, frozen=True):
     """The images a project means by their names. Another file under a name is refused."""
 
     images: tuple[Locked, ...] = ()
+    """One for each name and architecture."""
     schema_version: str = LOCK_SCHEMA
 
 

@@ -86,9 +86,13 @@ class Inside(msgspec.Struct, frozen=True):
     policy: Policy
     project: Path
     guest_project: str
+    """The project's path in the box; commands begin there."""
     environment: Mapping[str, str]
+    """What a command's variables start from, with their values."""
     places: tuple[tuple[Path, str], ...]
+    """What of the host is in the box: its path there, and in the box. The first that fits is meant."""
     memory_group: Path | None = None
+    """The control group that counts kills at the memory limit; null: there is none."""
     diagnostics: Mapping[str, Diagnostic] = {}
     forwards: tuple[str, ...] = ()
     """Names of the client's variables that every command gets, with the values they have then."""

@@ -164,6 +164,7 @@ class _Trials(msgspec.Struct):
     """The trials that worked. Losing this file costs a few milliseconds, so that anything wrong with it is ignored."""
 
     worked: dict[str, str] = {}
+    """By provider, what its trial holds for: this boot, user namespace, program, image and runtime."""
     schema_version: str = "proofbox.trials/1"
 
     @classmethod

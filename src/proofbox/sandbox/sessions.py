@@ -37,9 +37,12 @@ class SessionInfo(msgspec.Struct, frozen=True):
     """What anyone may know of a session."""
 
     id: str
+    """What other commands of `session` take."""
     provider: str
     isolation: Isolation
     state: State
+    """Asked of its box. `stopped`: by whoever stopped it. `lost`: idle for too long, killed, or gone with the
+    machine."""
     created_at: str
     project: str
     policy: Policy
@@ -67,10 +70,13 @@ class Record(msgspec.Struct, frozen=True):
     """A session that outlives its client: where its box is, and how it was asked for."""
 
     id: str
+    """The session's; its directory has that name."""
     created_at: str
     ttl: float
     inside: Inside
+    """What a client must know of its box."""
     stopped: bool = False
+    """Whoever stopped it said so; that it runs, only its socket says."""
     schema_version: str = SCHEMA
 
     def info(self, state: State) -> SessionInfo:

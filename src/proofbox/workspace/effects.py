@@ -42,8 +42,10 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What was done in a workspace, or denied. `id` is the call's: its intent and its outcome share it."""
 
     id: str
+    """The call's: its intent and its outcome share it."""
     time: str
     phase: Phase
+    """`intent`: about to be done. `outcome`: it has ended. `denied`: it was not done. `note`: of the log itself."""
     kind: str
     """The tool's name; or `network`, `rollback`, `repair`."""
     target: str = ""
@@ -52,6 +54,7 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     arguments_sha256: str = ""
     """Of the call's arguments as canonical JSON."""
     decision: Literal["allow", "deny", ""] = ""
+    """Empty: nothing had to be decided, or it stands in the intent."""
     rule: str = ""
     exit_code: int | None = None
     duration_ms: float | None = None
@@ -64,6 +67,7 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: str = ""
     """The code of what it ended in."""
     note: str = ""
+    """More, for people: what a rollback put back, what a repair cut off."""
     schema: str = SCHEMA
     seq: int = -1
     """Its place in the log; the chain's."""

@@ -29,7 +29,9 @@ class EffectsHead(msgspec.Struct, frozen=True):
     """A position in a chained log: how many entries, and the digest that the last of them has in the chain."""
 
     count: int
+    """How many entries."""
     digest: str
+    """The SHA-256 of the last one's line; while there is none, the chain's origin."""
 
 
 class Context(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +46,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """A state of the workspace. `id` names the tree; two snapshots of the same files have the same."""
 
     id: str
+    """The digest of the tree; the same files have the same."""
     parent: str | None
     """The state before this one in this workspace's history."""
     message: str
@@ -52,6 +55,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     changed: int
     """How many paths differ from `parent`."""
     kind: Literal["snapshot", "rollback", "fork"] = "snapshot"
+    """`rollback`: the files were put back. `fork`: with this the workspace began."""
     method: Method
     """How changes were found. `tracked` relies on the kernel's word, `scan` on the times of files, `sealed` is a scan
     that lists every directory anew, and is on the disk when it returns."""
@@ -63,7 +67,9 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     unstable: tuple[Left, ...] = ()
     """Files that changed while they were read, each time: some moment's content, or a mix."""
     cwd: str = ""
+    """For whoever goes on from here; empty: not given."""
     env: dict[str, str] = {}
+    """Variables for whoever goes on from here."""
     effects_head: EffectsHead | None = None
     """The effect log's end at that moment: what is before it can't be changed unnoticed."""
     frozen: bool = False
@@ -77,10 +83,13 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
 
     path: str
     kind: Kind
+    """`mode`: the content is the same, its mode is not. `renamed`: the same content elsewhere."""
     type: Literal["file", "directory", "symlink"]
+    """What it is, or was, if it is gone."""
     path_b64: str | None = None
     old_path: str | None = None
     old_path_b64: str | None = None
+    """The exact bytes of `old_path`, where it is not UTF-8."""
 
     @property
     def exact_path(self) -> str:
@@ -103,8 +112,11 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     changes: tuple[Change, ...]
     """What the files have that `head` has not."""
     skipped: tuple[Left, ...]
+    """What no snapshot can hold: unreadable, or no file, directory or link."""
     ignored: tuple[str, ...]
+    """The patterns of what is not part of the workspace."""
     refs: dict[str, str]
+    """Names of snapshots, and the ids they stand for."""
 
 
 class RollbackResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,12 +134,17 @@ class RollbackResult(msgspec.Struct, frozen=True, kw_only=True):
 
 class Verification(msgspec.Struct, frozen=True, kw_only=True):
     sound: bool
+    """There are no problems."""
     snapshots: int
     objects: int
+    """Contents and trees that the snapshots need, each counted once."""
     problems: tuple[str, ...]
 
 
 class Collected(msgspec.Struct, frozen=True, kw_only=True):
     snapshots_dropped: int
+    """Entries of this history that are gone."""
     objects_dropped: int
+    """Contents and trees that no snapshot needed."""
     bytes_freed: int
+    """Of the store's files."""

@@ -40,12 +40,16 @@ class Registration(msgspec.Struct, frozen=True):
     """A directory that has a history, and the store that holds it."""
 
     id: str
+    """The workspace's id."""
     store: str
+    """The id of the store, which forks share."""
     path_hex: str
     """The directory's path, whose bytes may not be text."""
     ignore: tuple[str, ...]
+    """Patterns of what is never part of it."""
     created_at: str
     schema_version: int = SCHEMA_VERSION
+    """Of this form; another one is refused."""
 
     @property
     def path(self) -> str:

@@ -23,6 +23,7 @@ class CodexSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     binary: str | None = None
     """The program; without it, the one on the PATH, or of the npm or PyPI package."""
     model: str | None = None
+    """Without it, Codex's own default."""
     base_url: str | None = None
     """The endpoint of a Responses API. Without it, OpenAI's."""
     api_key_env: str | None = None

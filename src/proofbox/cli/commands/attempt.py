@@ -39,6 +39,7 @@ class ExplainDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.attempt_explain/1"
     attempt: AttemptFacts
     lines: tuple[str, ...]
+    """The story, in the order it is told: what went wrong comes first."""
 
 
 class InterruptDocument(Document, frozen=True, kw_only=True):

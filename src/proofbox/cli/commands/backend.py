@@ -23,7 +23,9 @@ Data = Annotated[Path | None, Parameter(name="--data", help="Where repositories 
 class BackendDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.backend/1"
     url: str
+    """Where it serves the API and its pages."""
     data: str
+    """The directory of its repositories and of what it remembers."""
 
 
 class BackendSpecDocument(Document, frozen=True, kw_only=True):

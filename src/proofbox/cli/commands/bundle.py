@@ -26,11 +26,13 @@ class RunFacts(msgspec.Struct, frozen=True):
     run_id: str
     path: str
     state: str
-    """in_progress, complete or failed; `interrupted` is in_progress whose writer is gone."""
+    """in_progress, complete or failed; `interrupted` is in_progress whose writer is gone; `unreadable`: no status
+    says."""
     status: str | None
     """Of the index: ok, partial, failed. None: not committed."""
     started_at: str | None
     latest: bool
+    """LATEST of its output directory names it."""
     repairs: int
     dry: bool
 
@@ -38,29 +40,37 @@ class RunFacts(msgspec.Struct, frozen=True):
 class BundlesDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.bundles/1"
     bundles: tuple[RunFacts, ...]
+    """Oldest first."""
 
 
 class ArtifactFacts(msgspec.Struct, frozen=True):
     path: str
     file_size: int
+    """In bytes, by the index."""
     sha256: str
     schema_version: str | None
+    """What the index says that it is; null: nothing."""
 
 
 class BundleDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.bundle/1"
     bundle: RunFacts
     failure: dict[str, str] | None
+    """What ended the run: `stage`, `error`, `message`. Null unless it failed."""
     artifacts: tuple[ArtifactFacts, ...]
     missing: tuple[str, ...]
+    """Listed or expected, and not there."""
     digest_mismatches: tuple[str, ...]
+    """There, and not what the index says, in size or content."""
     unlisted: tuple[str, ...]
+    """There, and in no index."""
     findings: tuple[FindingFacts, ...]
 
 
 class ReindexDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.reindex/1"
     mode: str
+    """`strict`: checked, and nothing changed. `repair`: the index was computed anew, if anything was wrong."""
     findings: tuple[FindingFacts, ...]
     changes: tuple[dict[str, Any], ...]
     """Of a repair: path, and the index's entry before and after it."""
@@ -164,7 +174,9 @@ class TransferDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.transfer/1"
     run_id: str
     store: str
+    """The store's address, as it was given."""
     path: str
+    """The bundle on this machine."""
 
 
 StoreUrl = Annotated[str, Parameter(help="s3://bucket/prefix, or the path of a directory.")]

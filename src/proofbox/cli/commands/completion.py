@@ -23,6 +23,7 @@ fi
 class CompletionDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.completion/1"
     shell: str
+    """bash, zsh or fish."""
     script: str
 
 

@@ -22,8 +22,10 @@ from proofbox.sandbox.providers import ALIASES, AUTO, AUTO_ORDER, PROVIDERS
 
 class CodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int
+    """What proofbox exits with; commands with `passes_exit_code` have codes of their own."""
     retryable: bool
     meaning: str
+    """What has happened where this code is given."""
     hints: tuple[str, ...]
     """What to do, where an error of the kind has no better advice of its own."""
     parent: str | None
@@ -33,10 +35,12 @@ class CodeFacts(msgspec.Struct, frozen=True, kw_only=True):
 class ProviderFacts(msgspec.Struct, frozen=True):
     isolation: Isolation
     aliases: tuple[str, ...]
+    """Other names that are taken for it."""
 
 
 class StrategyFacts(msgspec.Struct, frozen=True):
     title: str
+    """What it is, in a line."""
     capabilities: Capabilities
     settings: dict[str, Any]
     """The JSON schema of what `[runtimes.ID]` may say."""
@@ -46,7 +50,9 @@ class ContractDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.contract/1"
     version: str
     commands: dict[str, CommandFacts]
+    """By the words that call them, such as `bundle verify`."""
     exit_codes: dict[int, str]
+    """What each exit code of proofbox means."""
     passing_exit_codes: dict[int, str]
     """Of commands with `passes_exit_code`."""
     schemas: dict[str, Any]
@@ -54,10 +60,15 @@ class ContractDocument(Document, frozen=True, kw_only=True):
     stored: dict[str, StoredFacts]
     """Of everything that is written to a disk."""
     codes: dict[str, CodeFacts]
+    """Every error that is raised on purpose, by its code."""
     providers: dict[str, ProviderFacts]
+    """The sandbox providers, by name."""
     auto_order: tuple[str, ...]
+    """What `auto` tries, in this order; with an image, then those that run one."""
     strategies: dict[str, StrategyFacts]
+    """The agent runtimes that are built in, by id."""
     default_chain: str
+    """The strategies that are tried where nobody says which."""
     capabilities: tuple[str, ...]
     """What a strategy may be able to do."""
 

@@ -100,6 +100,7 @@ class SpecDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.app_spec/1"
     enterprise_id: str
     spec: AppSpec
+    """As the backend has it."""
     mission: str | None
     """The file that the mission was written to."""
 

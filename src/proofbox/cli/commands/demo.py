@@ -41,6 +41,7 @@ HIGHLIGHTS = {  # how a line begins, and its colour
 class StepFacts(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.demo_step/1"
     what: str
+    """What the step is to show."""
     command: str
     exit_code: int
 

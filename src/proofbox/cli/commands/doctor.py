@@ -43,20 +43,26 @@ LATENCY_SAMPLES = 20
 
 class ProviderReport(msgspec.Struct, frozen=True):
     works: Diagnostic
+    """Whether it works here, by a trial, and why not."""
     exec_ms: float | None
     """The median time of `true` in a session."""
     report: Report | None
+    """What its checks came to; null: it does not work here."""
 
 
 class DoctorDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.doctor/1"
     host: str
     kernel: str
+    """The kernel's release, as `uname -r` says it."""
     version: str
     measured_at: str
     quick: bool
+    """Only a few checks were made; such a result is not kept for others to cite."""
     providers: dict[str, ProviderReport]
+    """By name: all of them, or the one that was asked for."""
     runtimes: tuple[RuntimeFacts, ...]
+    """The agent runtimes, and whether each could be used with the settings here."""
     could_free: int
     """Bytes that `proofbox gc` would free here: what killed runs left, and caches of old versions."""
     error: ErrorBody | None = None

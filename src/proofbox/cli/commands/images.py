@@ -22,12 +22,17 @@ Catalogue = Annotated[Path | None, Parameter(name="--catalogue", help="Another c
 
 class ImageFacts(msgspec.Struct, frozen=True):
     name: str
+    """What `--image` and `images pull` take."""
     arch: str
     url: str
+    """Where its archive is had from."""
     sha256: str
     size: int | None
+    """The archive's, in bytes; null: the catalogue does not say."""
     default: bool
+    """What `images pull` and `images default` mean where none is named."""
     description: str
+    """For people; empty: the catalogue has none."""
     pulled: bool
     """Whether its archive is on this machine."""
 
@@ -39,8 +44,10 @@ class ImageFacts(msgspec.Struct, frozen=True):
 class ImagesDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.image_list/1"
     catalogue: str
+    """The file that was read."""
     arch: str
     images: tuple[ImageFacts, ...]
+    """Those of that architecture."""
 
 
 class ImageDocument(Document, frozen=True, kw_only=True):
@@ -55,6 +62,7 @@ class PulledDocument(Document, frozen=True, kw_only=True):
     downloaded: bool
     """False when it was there already, and is what its digest says."""
     lock: str
+    """The project's lock file, which names the image by its digest now."""
 
 
 def list_(*, arch: Arch = None, catalogue: Catalogue = None, json: flags.Json = False) -> int:

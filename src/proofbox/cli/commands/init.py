@@ -21,7 +21,9 @@ class InitDocument(Document, frozen=True, kw_only=True):
     path: str
     settings: Settings
     trusted: bool
+    """Always true: this version of the file counts from now on."""
     written: bool
+    """False: a file that was there was agreed to as it is."""
 
 
 def init(

@@ -18,6 +18,7 @@ class KeyDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.key/1"
     path: str
     key_id: str
+    """The SHA-256 of the public key's 32 bytes: what signatures name it by."""
     public_key: str
     """PEM. A private key is never shown."""
 

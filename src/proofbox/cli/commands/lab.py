@@ -37,6 +37,7 @@ class ReportDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.report/1"
     run_id: str
     reports: tuple[dict[str, Any], ...]
+    """The `proofbox.attempt_report/1` of each attempt that has one."""
     findings: tuple[Finding, ...]
     error: ErrorBody | None = None
 
@@ -44,8 +45,11 @@ class ReportDocument(Document, frozen=True, kw_only=True):
 class GcDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.gc/1"
     dry_run: bool
+    """Nothing was taken away."""
     freed: int
+    """Bytes; of a dry run, those that would be."""
     items: tuple[retention.Item, ...]
+    """All that was looked at, also what stays; runs oldest first."""
 
 
 def validate(path: BundlePath = Path("out"), *, strict: Strict = False, json: flags.Json = False) -> int:

@@ -22,6 +22,7 @@ class PromotionDocument(Document, frozen=True, kw_only=True):
     promotable: bool
     reasons: tuple[str, ...]
     accepted: tuple[str, ...]
+    """Those among `reasons` that the caller accepted by name."""
     signed_by: str | None
     packet: dict[str, Any]
 

@@ -27,6 +27,7 @@ from proofbox.sandbox.conformance.check import Result
 class RuntimeFacts(msgspec.Struct, frozen=True, kw_only=True):
     strategy: str
     title: str
+    """What it is, in a line; empty where its code can't be loaded."""
     available: bool
     compatible: bool
     version: str
@@ -39,6 +40,7 @@ class RuntimeFacts(msgspec.Struct, frozen=True, kw_only=True):
 class RuntimesDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.runtimes/1"
     runtimes: tuple[RuntimeFacts, ...]
+    """Every one that is installed, in the order of the alphabet."""
     chain: str
     """What would be tried here without a flag."""
     chain_origin: str

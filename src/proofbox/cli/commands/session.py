@@ -27,6 +27,7 @@ class SessionDocument(Document, frozen=True, kw_only=True):
 class SessionsDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.sessions/1"
     sessions: tuple[SessionInfo, ...]
+    """All of this user that outlive their client, the ended ones until they are pruned."""
 
 
 class PrunedDocument(Document, frozen=True, kw_only=True):

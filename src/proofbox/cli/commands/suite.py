@@ -51,6 +51,7 @@ class LintDocument(Document, frozen=True, kw_only=True):
     suite: str | None
     missions: int
     sha256: str | None
+    """Of what the suite says, not of how it is spelled; null: it can't be run."""
     problems: tuple[reading.Problem, ...]
     notes: Mapping[str, tuple[str, ...]] = {}
     """Of each mission that was written for another system what of it is left out or done differently here."""
@@ -60,6 +61,7 @@ class LintDocument(Document, frozen=True, kw_only=True):
 class SchemaDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.suite_schema/1"
     json_schema: dict[str, Any]
+    """Of a suite's file, in draft 2020-12."""
 
 
 class AttemptFacts(msgspec.Struct, frozen=True):
@@ -68,6 +70,7 @@ class AttemptFacts(msgspec.Struct, frozen=True):
     replicate: int
     parent: str | None
     state: str
+    """planned, claimed, preparing, running, stopping, verifying, committing or ended."""
     strategy: str | None
     claimed: str | None
     verified: str | None

@@ -37,13 +37,18 @@ class EffectsDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.effects/1"
     workspace: str
     effects: tuple[Effect, ...]
+    """Oldest first, without those that `--since` and `--limit` leave out."""
 
 
 class ToolFacts(msgspec.Struct, frozen=True):
     name: str
+    """What a call names it by."""
     description: str
+    """What a model is told of it."""
     parameters: dict[str, Any]
+    """The JSON Schema of its arguments."""
     read_only: bool
+    """It changes nothing."""
     available: bool
     """The capabilities allow it for something."""
     reason: str = ""
@@ -54,6 +59,7 @@ class ToolsDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.workspace_tools/1"
     workspace: str
     tools: tuple[ToolFacts, ...]
+    """All of them, those that are not available too."""
     capabilities: Grants
     advisory: tuple[str, ...] = ("command", "clock", "random")
     """What no box enforces: checked when a tool is called, and by nothing else."""
@@ -63,6 +69,7 @@ class CallDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.tool_result/1"
     tool: str
     result: dict[str, Any]
+    """What the tool returned, with members of its own."""
     text: str
     """What a model is shown."""
 

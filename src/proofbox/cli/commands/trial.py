@@ -139,6 +139,7 @@ class TrialDocument(Document, frozen=True, kw_only=True):
     version: str
     chain: tuple[Considered, ...]
     status: Status
+    """`completed`: the agent gave the word back, and what it left is sealed. `interrupted`: somebody stopped it."""
     error: Failure | None
     final_message: str
     tool_calls: tuple[CallMade, ...]
@@ -156,6 +157,7 @@ class TrialDocument(Document, frozen=True, kw_only=True):
     duration_ms: float
     record: str | None
     fork: ForkedFrom | None
+    """Where it began in another trial; null: it is no fork."""
     runtime_reported: tuple[str, ...]
 
     @classmethod

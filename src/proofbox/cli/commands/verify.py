@@ -18,9 +18,13 @@ from proofbox.evidence.verify import verify as verify_path
 
 class CheckedCounts(msgspec.Struct, frozen=True):
     files: int
+    """Held against the index that lists them."""
     bytes: int
+    """Of those files, by their index."""
     bundles: int
+    """The one that was named, and those nested in it."""
     chains: int
+    """Logs whose hash chain was followed."""
 
 
 class FindingFacts(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -40,11 +44,14 @@ class VerificationDocument(Document, frozen=True, kw_only=True):
     path: str
     run_id: str | None
     status: str | None
+    """Of the index: ok, partial, failed. Without an index, the run's state; null: that can't be read either."""
     bundle: str | None
     packet: str | None
     promotable: bool | None
     signed_by: str | None
+    """The id of the key that was given and did sign; null: it did not, or none was given."""
     checked: CheckedCounts
+    """How much was looked at."""
     findings: tuple[FindingFacts, ...]
     notes: tuple[str, ...]
     error: ErrorBody | None

@@ -47,6 +47,7 @@ class LogDocument(Document, frozen=True, kw_only=True):
 class StatusDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.workspace_status/1"
     status: Status
+    """The files, beside the latest snapshot."""
 
 
 class DiffDocument(Document, frozen=True, kw_only=True):
@@ -57,22 +58,30 @@ class DiffDocument(Document, frozen=True, kw_only=True):
 class RollbackDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.rollback/1"
     id: str
+    """The snapshot that the files are again."""
     before: str
+    """The state that was left: rolling back to it goes forward again."""
     restored: tuple[Change, ...]
+    """What differs between the two."""
     irreversible_effects: tuple[str, ...]
+    """Commands since that snapshot that could reach beyond the workspace: what they did there is not undone."""
     warning: str
+    """Says so where something is `left`; else empty."""
     left: tuple[Left, ...]
+    """What is in no snapshot and stood in the way: it is still there."""
 
 
 class VerifyDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.workspace_verification/1"
     verification: Verification
+    """What reading all of the history again has shown."""
     error: ErrorBody | None = None
 
 
 class GcDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.workspace_gc/1"
     collected: Collected
+    """What was dropped."""
 
 
 def init(

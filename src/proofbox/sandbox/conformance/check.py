@@ -84,8 +84,11 @@ class Check(msgspec.Struct, frozen=True):
 
 class Result(msgspec.Struct, frozen=True):
     check: str
+    """SUBJECT.NAME, such as `network.tcp`."""
     subject: str
+    """What kind of promise it is about."""
     outcome: Outcome
+    """`not_applicable`: nobody promised it. `not_checked`: it could not be found out here."""
     detail: str = ""
     """What was seen when it failed; else why it does not apply or could not be checked."""
     duration_ms: float = 0.0

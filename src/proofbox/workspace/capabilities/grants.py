@@ -44,19 +44,27 @@ _FORGE = ("github.com", "*.githubusercontent.com")
 
 class Files(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     read: tuple[str, ...] = ()
+    """What may be read."""
     write: tuple[str, ...] = ()
+    """What may be made and changed."""
     delete: tuple[str, ...] = ()
+    """What may be removed."""
     execute: tuple[str, ...] = ()
+    """What may be run as a program."""
     deny: tuple[str, ...] = ()
+    """What none of these allows, as `!` in each of them."""
 
 
 class Allowed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     allow: tuple[str, ...] = ()
+    """Patterns; one with `!` denies, and a deny wins."""
 
 
 class Variables(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     read: tuple[str, ...] = ()
+    """Names of the caller's variables that commands get."""
     write: tuple[str, ...] = ()
+    """Names of variables that a call may set."""
 
 
 @stored("capabilities.toml", at="the file that --capabilities or a mission names")
@@ -64,17 +72,25 @@ class Grants(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """Nothing is allowed that is not said here."""
 
     preset: str | None = None
+    """Its lists come first, and these add to them."""
     fs: Files = Files()
+    """Globs from the workspace's root; one with `!` denies, and a deny wins."""
     commands: Allowed = Allowed()
+    """Command lines, word by word, with `*`; advisory: no box enforces it."""
     network: Allowed = Allowed()
     """Hosts that can be reached."""
     env: Variables = Variables()
+    """Names of variables, with `*`."""
     snapshot: bool | None = None
     """Whether that may be done; so with those below, of which clock and random are advisory."""
     rollback: bool | None = None
+    """Of the files, to an earlier snapshot."""
     fork: bool | None = None
+    """Of the workspace, for programs that ask; no tool does it."""
     clock: bool | None = None
+    """Reading the time, for programs that ask; no tool does it."""
     random: bool | None = None
+    """Drawing random numbers, for programs that ask; no tool does it."""
 
     def over(self, other: Grants) -> Grants:
         """Both: lists added up, and where both say yes or no, this."""
