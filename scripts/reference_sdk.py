@@ -160,7 +160,8 @@ def _parameter(each: inspect.Parameter) -> str:
 
 def _plain(annotation: Any) -> str:
     text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
-    return text.replace("typing.", "").strip("'")
+    # 3.13 has moved pathlib; its names are where they were.
+    return text.replace("typing.", "").replace("pathlib._local.", "pathlib.").strip("'")
 
 
 def _first(member: Any) -> str:
