@@ -117,17 +117,16 @@ class Ledger:
         self.path = path
         self._clock: Clock = clock or SystemClock()
         self._mutex = threading.RLock()
-        try:
-            self._db = _connect(path)
+        with contextlib.ExitStack() as undo:
             try:
+                self._db = _connect(path)
+                undo.callback(self._db.close)
                 found = self.about("schema_version")
-                if found != SCHEMA:
-                    raise CorruptError(f"{path} is of schema {found!r}, and this reads {SCHEMA}", op="ledger")
-            except BaseException:
-                self._db.close()
-                raise
-        except sqlite3.DatabaseError as error:
-            raise CorruptError(f"{path} is no ledger: {error}", op="ledger") from None
+            except sqlite3.DatabaseError as error:
+                raise CorruptError(f"{path} is no ledger: {error}", op="ledger") from None
+            if found != SCHEMA:
+                raise CorruptError(f"{path} is of schema {found!r}, and this reads {SCHEMA}", op="ledger")
+            undo.pop_all()
 
     @classmethod
     def create(
