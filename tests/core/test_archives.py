@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import io
+import lzma
 import os
+import shutil
 import stat
+import subprocess
 import tarfile
 import tempfile
+import tracemalloc
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from capabilities import OrdinaryUser
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -180,6 +187,129 @@ def test_a_directory_keeps_its_modes(tmp_path: Path) -> None:
     assert (dest / "closed/below/file").read_text() == "1"
     for each in (source, dest):
         (each / "closed").chmod(0o755)
+
+
+def test_a_tar_that_ends_with_a_zip_is_a_tar(tmp_path: Path) -> None:
+    unpacked(tar(Member("main.py", data=b"1"), Member("dist/pkg.whl", data=zipped(Member("inner.txt")))), tmp_path)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["dist", "main.py"]
+
+
+@pytest.mark.parametrize("how", ["w", "w:gz", "w:bz2", "w:xz"])
+def test_a_tar_that_was_cut_anywhere_is_refused(tmp_path: Path, how: str) -> None:
+    """Between two members too: what came out would pass for the whole."""
+    files = (Member("a", data=b"1" * 700), Member("b" * 150, data=b"2"), Member("c", "link", b"a"))
+    whole = tar(*files, mode=how)
+    end = len(tar(*files)) - len(tar()) + 512 if how == "w" else len(whole)  # one block of zeros is an end
+    for at in {*range(0, end, 97), *range(0, end, 512), end - 1}:
+        with watched(tmp_path) as dest, pytest.raises(ArchiveRefused):
+            unpacked(whole[:at], dest)
+
+
+def test_one_bit_of_a_header_is_noticed(tmp_path: Path) -> None:
+    whole = tar(Member("a", data=b"1"), Member("b", data=b"2"))
+    for bit in range(0, 512 * 8, 3):
+        if 148 <= bit // 8 < 156:  # the sum itself, which can be written in several ways
+            continue
+        damaged = bytearray(whole)
+        damaged[1024 + bit // 8] ^= 1 << bit % 8
+        with watched(tmp_path) as dest, pytest.raises(ArchiveRefused):
+            unpacked(bytes(damaged), dest)
+
+
+BOMBS = {
+    "names of 200,000 directories": tar(Member("a/" * 200_000 + "b"), Member("c/" * 200_000 + "d"), mode="w:gz"),
+    "a header of 40 MB": tar(Member("a" * 40_000_000), mode="w:gz"),
+    "a directory for each member": tar(*(Member(f"{n}/a/b/c") for n in range(30))),
+    "a link of 40 MB": tar(Member("a", "link", b"x" * 40_000_000), mode="w:gz"),
+    "300 deep": tar(Member("a/" * 300 + "b")),
+}
+
+
+@pytest.mark.parametrize("data", BOMBS.values(), ids=BOMBS)
+def test_a_bomb_is_refused_at_little_cost(tmp_path: Path, data: bytes) -> None:
+    tracemalloc.start()
+    try:
+        with watched(tmp_path) as dest, pytest.raises(ArchiveRefused):
+            unpacked(data, dest)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_archive_that_asks_for_much_memory_is_refused(tmp_path: Path) -> None:
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 1 << 30}]
+    data = lzma.compress(tar(Member("a")), filters=filters)
+    with watched(tmp_path) as dest, pytest.raises(ArchiveRefused, match="emory"):
+        unpacked(data, dest)
+
+
+def test_several_streams_of_one_compression_are_one_archive(tmp_path: Path) -> None:
+    data = tar(Member("a", data=b"1" * 3000))
+    first, rest = data[:1000], data[1000:]
+    for number, packed in enumerate(
+        (
+            gzip.compress(first) + gzip.compress(rest),
+            bz2.compress(first) + bz2.compress(rest),
+            lzma.compress(first) + bytes(8) + lzma.compress(rest),
+        )
+    ):
+        dest = tmp_path / str(number)
+        dest.mkdir()
+        unpacked(packed, dest)
+        assert (dest / "a").read_bytes() == b"1" * 3000
+
+
+@pytest.mark.skipif(shutil.which("tar") is None, reason="needs tar")
+@pytest.mark.parametrize("form", ["v7", "oldgnu", "gnu", "ustar", "posix"])
+def test_what_tar_wrote_comes_out(tmp_path: Path, form: str) -> None:
+    long = form not in ("v7", "ustar")
+    source, dest = tmp_path / "source", tmp_path / "dest"
+    names = ["a", "é ß", "d/e", *([f"{'x' * 120}/{'y' * 200}"] if long else [f"{'x' * 30}/{'y' * 60}"])]
+    for name in names:
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text(name * 40)
+    (source / "d/e").chmod(0o755)
+    (source / "link").symlink_to("z" * 150 if long else "z" * 50)
+    os.link(source / "a", source / "same")
+    dest.mkdir()
+    made = subprocess.run(["tar", "-C", source, "--format", form, "-cf", "-", "."], capture_output=True, check=True)
+    unpacked(made.stdout, dest)
+    compared = subprocess.run(["diff", "-r", "--no-dereference", source, dest], capture_output=True, text=True)
+    assert compared.stdout == ""
+    assert os.access(dest / "d/e", os.X_OK)
+
+
+def test_a_sparse_file_is_refused_and_not_filled_in(tmp_path: Path) -> None:
+    sparse = tmp_path / "sparse"
+    sparse.write_bytes(b"")
+    os.truncate(sparse, 1 << 20)
+    for form in ("gnu", "posix"):
+        argv = ["tar", "-S", "-C", str(tmp_path), "--format", form, "-cf", "-", "sparse"]
+        made = subprocess.run(argv, capture_output=True, check=True)
+        with watched(tmp_path) as dest, pytest.raises(ArchiveRefused, match="sparse"):
+            unpacked(made.stdout, dest)
+
+
+@pytest.mark.needs("unprivileged-user")
+def test_a_directory_that_can_not_be_read_is_not_left_out(ordinary_user: OrdinaryUser) -> None:
+    program = (
+        "import pathlib, sys, tempfile\n"
+        "from proofbox.core.overlaying import Overlaid\n"
+        "with tempfile.TemporaryDirectory() as dest:\n"
+        "    try: Overlaid(pathlib.Path(dest)).lay(pathlib.Path(sys.argv[1]))\n"
+        "    except PermissionError as error: print('refused', error.filename)\n"
+    )
+    with tempfile.TemporaryDirectory() as scratch:
+        Path(scratch).chmod(0o755)
+        closed = Path(scratch, "closed")
+        closed.mkdir()
+        (closed / "test.sh").write_text("exit 1\n")
+        closed.chmod(0)
+        argv = [ordinary_user.python, "-c", program, scratch]
+        identity = ordinary_user.identity
+        done = subprocess.run(argv, capture_output=True, text=True, cwd="/", env=dict(ordinary_user.env), **identity)
+        closed.chmod(0o700)
+    assert done.stdout == f"refused {closed}\n"
 
 
 def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:

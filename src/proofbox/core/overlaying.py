@@ -54,22 +54,31 @@ class Overlaid:
             self._copy(path, source)
 
     def lay(self, source: Path, at: str = "") -> None:
-        """Lay every file, link and directory below `source` over what is here, or is here at `at`."""
+        """Lay every file, link and directory below `source` over what is here, or is here at `at`.
+
+        What can't be read is an error: a copy that lacks something would pass for the whole. Pipes, sockets and devices
+        hold nothing that could be copied, and stay behind.
+        """
         with self.folder(at):
             pass
-        # From below: a directory that may not be written to gets its mode when all that it holds is there.
-        for here, folders, files in os.walk(source, topdown=False):
-            relative = os.path.relpath(here, source)
-            place = "/".join(each for each in (at, relative) if each not in ("", "."))
-            prefix = f"{place}/" if place else ""
-            for name in (*folders, *files):
-                found = Path(here, name)
-                if found.is_symlink():
-                    self.link(prefix + name, os.readlink(found))
-                elif found.is_file():
-                    self._copy(prefix + name, found)
-            if relative != ".":
-                self.chmod(place, stat.S_IMODE(os.stat(here).st_mode))
+        modes: list[tuple[str, int]] = []
+        waiting = [(source, at)]
+        while waiting:
+            here, place = waiting.pop()
+            for entry in os.scandir(here):
+                there = f"{place}/{entry.name}" if place else entry.name
+                if entry.is_symlink():
+                    self.link(there, os.readlink(entry.path))
+                elif entry.is_dir():
+                    with self.folder(there):
+                        pass
+                    modes.append((there, stat.S_IMODE(entry.stat().st_mode)))
+                    waiting.append((Path(entry.path), there))
+                elif entry.is_file():
+                    self._copy(there, Path(entry.path))
+        # At the end and from below: nothing can be put into a directory that may not be written to.
+        for there, mode in reversed(modes):
+            self.chmod(there, mode)
 
     def link(self, path: str, target: str) -> None:
         with self.place(path) as (fd, name):
