@@ -56,7 +56,10 @@ class Limits(NamedTuple):
     """Bytes, of all files together."""
 
 
-def unpack(source: Path, dest: Path, limits: Limits) -> None:
+MOST = Limits(files=1_000_000, size=64 << 30)
+
+
+def unpack(source: Path, dest: Path, limits: Limits = MOST) -> None:
     """Lay what a tar (plain, gz, bz2, xz) or a zip archive holds over the directory `dest`."""
     with source.open("rb") as archive:
         # By its head: a tar that ends with a wheel or a jar has the end of a zip.
@@ -65,7 +68,7 @@ def unpack(source: Path, dest: Path, limits: Limits) -> None:
         (unpack_zip if zipped else unpack_tar)(archive, dest, limits)
 
 
-def unpack_tar(archive: IO[bytes], dest: Path, limits: Limits, *, skip_devices: bool = False) -> None:
+def unpack_tar(archive: IO[bytes], dest: Path, limits: Limits = MOST, *, skip_devices: bool = False) -> None:
     into = _Unpacking(dest, limits)
     with _reading():
         reader = TarReader(_decompressed(archive))
@@ -85,7 +88,7 @@ def unpack_tar(archive: IO[bytes], dest: Path, limits: Limits, *, skip_devices: 
                 raise ArchiveRefused(f"{member.name!r} is a device or a pipe")
 
 
-def unpack_zip(archive: IO[bytes], dest: Path, limits: Limits) -> None:
+def unpack_zip(archive: IO[bytes], dest: Path, limits: Limits = MOST) -> None:
     into = _Unpacking(dest, limits)
     with _reading(), zipfile.ZipFile(archive) as packed:
         for member in packed.infolist():

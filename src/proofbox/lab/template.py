@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from proofbox.core.archives import ArchiveRefused, Limits, unpack
+from proofbox.core.archives import ArchiveRefused, unpack
 from proofbox.core.clock import Clock
 from proofbox.core.overlaying import Overlaid
 from proofbox.errors import SuiteInvalid, WorkspaceError
@@ -21,7 +21,6 @@ from proofbox.workspace.workspace import Workspace
 GIVEN = "given"
 """The mission's files as they were when the run was planned."""
 FORKS_OF_A_STORE = 25
-MOST = Limits(files=1_000_000, size=64 << 30)
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,7 +99,7 @@ def _fill(source: Path | None, dest: Path) -> None:
         Overlaid(dest).lay(source)
         return
     try:
-        unpack(source, dest, MOST)
+        unpack(source, dest)
     except ArchiveRefused as error:
         raise SuiteInvalid(
             f"{source} can't be unpacked: {error}", op="suite", fix_hints=["name a directory, or a tar or zip archive"]

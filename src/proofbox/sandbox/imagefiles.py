@@ -6,13 +6,11 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from proofbox.core.archives import ArchiveRefused, Limits, unpack_tar
+from proofbox.core.archives import MOST, ArchiveRefused, unpack_tar
 from proofbox.errors import EngineRefused, StartFailed
 from proofbox.sandbox.containers import remove_container
 from proofbox.sandbox.engine import Engine
 from proofbox.sandbox.engine_images import inspect_image
-
-MOST = Limits(files=1_000_000, size=64 << 30)
 
 
 def copy_from_image(image: str, place: str, dest: Path) -> bool:
@@ -36,7 +34,7 @@ def copy_from_image(image: str, place: str, dest: Path) -> bool:
                 limit=MOST.size,
             )
             archive.seek(0)
-            unpack_tar(archive, dest, MOST, skip_devices=True)
+            unpack_tar(archive, dest, skip_devices=True)
     except EngineRefused as error:
         if error.details.get("status") != 404:
             raise
