@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import msgspec
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.core.ids import IdSource
 from proofbox.core.locks import locked
+from proofbox.core.removal import remove_tree
 from proofbox.errors import RunBusy, RunUnknown, UsageLimited, WorkerLost
 from proofbox.evidence.identity import world
 from proofbox.evidence.paths import INDEX
@@ -53,7 +53,7 @@ def create_run(plan: Plan, out: Path, *, clock: Clock | None = None) -> Path:
             fill(_source(suite, mission), work / TEMPLATES / mission.id / GIVEN)
         plan = msgspec.structs.replace(plan, pinned=str(work / PINNED), inputs=pin(suite, work / PINNED))
     except BaseException:
-        shutil.rmtree(work, ignore_errors=True)  # without a ledger nobody would find it
+        remove_tree(work)  # without a ledger nobody would find it
         raise
     about = {PLAN: msgspec.json.encode(plan).decode(), "run_id": plan.run_id}
     path = ledger_path(out, plan.run_id)
@@ -127,7 +127,7 @@ class Conductor:
             self._ledger.set_about("committed", "yes")
         work = self._out / WORK / self._run_id
         forget_templates(work / TEMPLATES)
-        shutil.rmtree(work, ignore_errors=True)
+        remove_tree(work)
 
     def close(self) -> None:
         self._ledger.close()
@@ -163,7 +163,7 @@ class Conductor:
             path = self._out / self._run_id / attempt.path
             ended = _from_bundle(path) if (path / INDEX).exists() else self._commit_torn(attempt)
             self._ledger.end(mine, ended)
-            shutil.rmtree(self._out / WORK / self._run_id / "attempts" / path.name, ignore_errors=True)
+            remove_tree(self._out / WORK / self._run_id / "attempts" / path.name)
             told = {"claimed": ended.claimed, "verified": ended.verified, "infra": ended.infra, "reason": ended.reason}
             self._tell({"event": "ended", "attempt_id": attempt.id, "mission_id": attempt.mission, **told})
 
