@@ -48,11 +48,11 @@ def few_files() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("name", "levels"), [("a", 5000), ("n" * 200, 40), ("b" * 255, 1500)])
-def test_no_depth_and_no_length_is_too_much_and_few_files_are_open(tmp_path: Path, name: str, levels: int) -> None:
-    nest(tmp_path / "top", name, levels)
+def test_no_depth_and_no_length_is_too_much_and_few_files_are_open(deep_path: Path, name: str, levels: int) -> None:
+    nest(deep_path / "top", name, levels)
     with few_files():
-        assert remove_tree(tmp_path / "top") == []
-    assert os.listdir(tmp_path) == []
+        assert remove_tree(deep_path / "top") == []
+    assert os.listdir(deep_path) == []
 
 
 entries = st.recursive(
@@ -178,7 +178,7 @@ def test_somebody_who_keeps_writing_is_not_waited_for(tmp_path: Path) -> None:
         assert remove_tree(top) == []
 
 
-def test_what_stands_in_the_way_of_an_overlay_is_removed(tmp_path: Path) -> None:
-    nest(tmp_path / "name", "a", 1500)
-    Overlaid(tmp_path).write("name", [b"new"], 0o644)
-    assert (tmp_path / "name").read_bytes() == b"new"
+def test_what_stands_in_the_way_of_an_overlay_is_removed(deep_path: Path) -> None:
+    nest(deep_path / "name", "a", 1500)
+    Overlaid(deep_path).write("name", [b"new"], 0o644)
+    assert (deep_path / "name").read_bytes() == b"new"

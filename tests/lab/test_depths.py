@@ -18,7 +18,7 @@ def nest(levels: int, name: str) -> str:
     return NEST.format(levels=levels, name=f'"{name}"')
 
 
-def test_it_ends_with_evidence_and_disturbs_nobody(tmp_path: Path) -> None:
+def test_it_ends_with_evidence_and_disturbs_nobody(deep_path: Path) -> None:
     answer = {"commands": ["test -e answer"]}
     source = HEAD + "".join(
         [
@@ -29,8 +29,8 @@ def test_it_ends_with_evidence_and_disturbs_nobody(tmp_path: Path) -> None:
             mission("neighbour", command("touch answer"), say("done"), verify=answer),
         ]
     ).replace("verify =", 'limits = {"disk_mb" = 100}\nverify =')
-    out = tmp_path / "out"
-    made = plan(source, out, tmp_path, concurrency=2)
+    out = deep_path / "out"
+    made = plan(source, out, deep_path, concurrency=2)
     run = conduct(made, out)
     found = attempts(made, out)
     assert {each.id: each.result and each.result.verified for each in found.values()} == {
