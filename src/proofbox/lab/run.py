@@ -29,7 +29,17 @@ from proofbox.lab.crew import Crew, OnEvent
 from proofbox.lab.documents import ChainDecided, RunEnvironment, SuiteNamed
 from proofbox.lab.ledger import Attempt, Ended, Ledger, Planned
 from proofbox.lab.pinning import PINNED, pin
-from proofbox.lab.plan import PLAN, TEMPLATES, WORK, Plan, attempts_of, ledger_path, read_plan, redactor_of
+from proofbox.lab.plan import (
+    PLAN,
+    TEMPLATES,
+    WORK,
+    Plan,
+    attempts_of,
+    conductor_lock,
+    ledger_path,
+    read_plan,
+    redactor_of,
+)
 from proofbox.lab.reading import Suite
 from proofbox.lab.spec import SCHEMA as SUITE_SCHEMA
 from proofbox.lab.spec import Mission
@@ -47,6 +57,11 @@ def create_run(plan: Plan, out: Path, *, clock: Clock | None = None) -> Path:
     """Plan it: after this it can be resumed from any process. The path of its ledger."""
     suite = plan.suite()
     out.mkdir(parents=True, exist_ok=True)
+    with locked(conductor_lock(out, plan.run_id)):  # until there is a ledger, its files look like a dead run's
+        return _create_run(plan, suite, out, clock)
+
+
+def _create_run(plan: Plan, suite: Suite, out: Path, clock: Clock | None) -> Path:
     work = (out / WORK / plan.run_id).absolute()
     try:
         for mission in suite.missions:
@@ -54,6 +69,7 @@ def create_run(plan: Plan, out: Path, *, clock: Clock | None = None) -> Path:
         plan = msgspec.structs.replace(plan, pinned=str(work / PINNED), inputs=pin(suite, work / PINNED))
     except BaseException:
         remove_tree(work)  # without a ledger nobody would find it
+        conductor_lock(out, plan.run_id).unlink()
         raise
     about = {PLAN: msgspec.json.encode(plan).decode(), "run_id": plan.run_id}
     path = ledger_path(out, plan.run_id)
@@ -136,9 +152,11 @@ class Conductor:
     def _alone(self) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             try:
-                stack.enter_context(locked(self._out / f".{self._run_id}.conductor", wait=False))
+                stack.enter_context(locked(conductor_lock(self._out, self._run_id), wait=False))
             except BlockingIOError:
                 raise RunBusy(f"another process conducts {self._run_id}", op="suite") from None
+            if not ledger_path(self._out, self._run_id).exists():
+                raise RunUnknown(f"{self._run_id} was removed", op="suite")
             yield
 
     def _work(self) -> None:

@@ -27,7 +27,7 @@ from proofbox.core.canonical import CanonicalError, canonical_bytes, parse_stric
 from proofbox.core.digest import digest_of
 from proofbox.core.dirs import state_dir
 from proofbox.core.documents import stored
-from proofbox.core.removal import remove_tree
+from proofbox.core.removal import Left, remove_tree
 from proofbox.errors import WorkspaceCorrupt, WorkspaceExists, WorkspacePathRefused, WorkspaceUnknown
 
 SCHEMA_VERSION = 1
@@ -127,17 +127,14 @@ def forget(registration: Registration) -> None:
     remove_tree(home_of(registration.id))
 
 
-def drop_store(store_id: str) -> bool:
-    """Remove a store that no workspace has any more; False: one has, it is not there, or some of it still is."""
+def drop_store(store_id: str) -> list[Left]:
+    """Remove a store, unless a workspace still has it. What of it could not be removed."""
     used = any(
         found is not None and found.store == store_id
         for home in base().glob("ws-*")
         for found in [read(home / "workspace.json", Registration)]
     )
-    path = store_path(store_id)
-    if used or not path.is_dir():
-        return False
-    return not remove_tree(path)
+    return [] if used else remove_tree(store_path(store_id))
 
 
 def registered(real: str) -> Registration:
