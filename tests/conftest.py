@@ -15,6 +15,7 @@ import faulthandler
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Generator, Sequence
@@ -65,6 +66,13 @@ hypothesis.settings.load_profile("soak" if SOAK else "sample")
 def rounds() -> Callable[[int, int], int]:
     """`rounds(sample, full)`: how often a random test without hypothesis goes round."""
     return lambda sample, full: full if SOAK else sample
+
+
+@pytest.fixture
+def deep_path(tmp_path: Path) -> Generator[Path]:
+    """For directories that Python can't remove, and pytest is to at its end, some runs later."""
+    yield tmp_path
+    subprocess.run(["rm", "-rf", "--", tmp_path], check=True)
 
 
 # Capabilities: the table is in capabilities.py.

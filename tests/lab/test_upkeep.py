@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import errno
 import json
 import os
 import shutil
@@ -17,10 +19,17 @@ from proofbox.cli import main
 from proofbox.core.canonical import canonical_bytes
 from proofbox.core.clock import SystemClock
 from proofbox.core.dirs import state_dir
+from proofbox.core.removal import Left, remove_tree
+from proofbox.errors import RunUnknown
 from proofbox.evidence.promotion import emit_promotion
 from proofbox.evidence.reader import load_bundle
 from proofbox.evidence.repair import reindex_repair
+from proofbox.lab import retention
+from proofbox.lab import run as run_module
+from proofbox.lab.pinning import pin
+from proofbox.lab.reading import Suite
 from proofbox.lab.retention import Rules, collect, survey
+from proofbox.lab.run import Conductor
 from proofbox.lab.validation import validate
 
 # One run for most of these: they go to one worker.
@@ -109,7 +118,10 @@ def test_what_is_old_goes_and_what_is_needed_stays(tmp_path: Path) -> None:
         runs[2].name: "older than 432000 s",
         runs[3].name: "the latest",
     }
-    assert collect(items) > 0
+    freed, done = collect(items)
+    assert freed == sum(each.bytes for each in items if each.free) > 0
+    assert done == tuple(items), "all went that was to go"
+    assert not (out / f".{runs[2].name}.conductor").exists()
     assert sorted(path.name for path in out.glob("run-*") if path.is_dir()) == sorted(
         each.name for each in (runs[0], runs[1], runs[3])
     )
@@ -133,3 +145,75 @@ def test_what_a_killed_conductor_left_is_freed(tmp_path: Path, capsys: pytest.Ca
     for wrong in (["--older-than", "-1"], ["--pin", "nothing"], ["--pin", "../x"]):
         assert main(["gc", str(out), *wrong]) == 2
     capsys.readouterr()
+
+
+def test_a_place_that_is_not_utf_8_is_freed_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = tmp_path / "out"
+    old, _ = (conduct(plan(SUITE, made, tmp_path), made) for _ in range(2))
+    out = made.rename(tmp_path / os.fsdecode(b"\xff out"))
+    old = out / old.name
+    (out / ".work/run-gone").mkdir()
+    assert main(["gc", str(out), "--older-than", "0", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    gone = {os.path.basename(each["path"]): each for each in document["items"] if each["free"]}
+    assert gone.keys() == {old.name, "run-gone"}
+    assert base64.b64decode(gone[old.name]["path_b64"]) == os.fsencode(old)
+    assert document["freed"] == sum(each["bytes"] for each in gone.values()) > 0
+    assert not old.exists()
+    assert os.listdir(out / ".work") == []
+
+
+def test_what_can_not_be_removed_is_said_and_is_not_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = tmp_path / ".work" / "run-gone"
+    left.mkdir(parents=True)
+    (left / "file").write_bytes(b"x" * 8192)
+    monkeypatch.setattr(retention, "remove_tree", lambda _: [Left("file", "Operation not permitted")])
+    assert main(["gc", str(tmp_path), "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert document["freed"] == 0
+    assert [each["left"] for each in document["items"]] == ["run-gone/file: Operation not permitted"]
+    assert document["error"]["code"] == "RUN_NOT_FREED"
+    assert main(["gc", str(tmp_path)]) == 1
+    assert "still there: run-gone/file: Operation not permitted" in capsys.readouterr().out
+
+
+def test_a_run_that_is_being_planned_keeps_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    found = []
+
+    def planning(suite: Suite, place: Path) -> dict[str, str]:
+        (work,) = survey(out, Rules(), SystemClock().now())
+        found.append(collect([work]))
+        return pin(suite, place)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "pin", planning)
+        made = plan(SUITE, out, tmp_path)
+    ((freed, (work,)),) = found
+    assert (freed, work.free, work.reason) == (0, False, "a process is at work on it")
+    conduct(made, out)
+    (attempt,) = attempts(made, out).values()
+    assert attempt.result is not None
+    assert attempt.result.verified == "passed"
+
+
+def test_a_plan_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Suite, __: Path) -> dict[str, str]:
+        raise OSError(errno.ENOSPC, "the disk is full")
+
+    monkeypatch.setattr(run_module, "pin", fail)
+    with pytest.raises(OSError, match="full"):
+        plan(SUITE, tmp_path / "out", tmp_path)
+    assert [path.name for path in (tmp_path / "out").rglob("*")] == [".work"]
+
+
+def test_a_run_that_was_removed_is_not_conducted(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    made = plan(SUITE, out, tmp_path)
+    conductor = Conductor(out, made.run_id)
+    remove_tree(out / f"{made.run_id}.ledger")
+    with pytest.raises(RunUnknown):
+        conductor.conduct()
+    conductor.close()

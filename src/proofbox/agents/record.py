@@ -22,6 +22,7 @@ import msgspec
 from proofbox.core.atomic import write_document
 from proofbox.core.chain import ChainWriter, verify_chain
 from proofbox.core.redaction import Redactor
+from proofbox.core.removal import remove_tree
 from proofbox.core.text import preview
 from proofbox.errors import CorruptError, IoFailed, NotFoundError, UsageError
 
@@ -73,7 +74,7 @@ class Record:
     def discard(self) -> None:
         """No agent was ever started: there is nothing to record."""
         self.close()
-        shutil.rmtree(self.directory, ignore_errors=True)
+        remove_tree(self.directory)
 
 
 CHAINS = ("events", "steps")

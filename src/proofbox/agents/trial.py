@@ -32,6 +32,7 @@ from proofbox.agents.strategies import Chain, Considered, decide_chain, first_us
 from proofbox.core.clock import Clock, SystemClock, isoformat
 from proofbox.core.ids import IdSource
 from proofbox.core.redaction import Redactor
+from proofbox.core.removal import remove_tree
 from proofbox.core.text import preview
 from proofbox.errors import (
     AgentError,
@@ -130,7 +131,8 @@ class Running:
         self.began, self.started_at = self.clock.monotonic(), isoformat(self.clock.now())
         redactor = Redactor.from_environment(os.environ, self._model_keys())
         async with contextlib.AsyncExitStack() as stack:
-            scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="proofbox-trial-")))
+            scratch = Path(tempfile.mkdtemp(prefix="proofbox-trial-"))
+            stack.callback(remove_tree, scratch)
             workspace = await run_sync(open_workspace, self.root)
             stack.push_async_callback(_whatever_happens, workspace.close)
             record: Record | None = None

@@ -13,11 +13,23 @@ from pathlib import Path
 def locked(path: Path, *, shared: bool = False, wait: bool = True) -> Iterator[None]:
     """Hold `path` locked; waits for whoever holds it, or raises BlockingIOError.
 
-    The file is never removed: that would make two locks of one.
+    Only who holds it alone may remove the file: whoever had opened it by then finds another one, or none, in its place,
+    and locks that. Removed by anybody else, it would be two locks.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, how)
+            if _is_at(fd, path):
+                yield
+                return
+        finally:
+            os.close(fd)
+
+
+def _is_at(fd: int, path: Path) -> bool:
     try:
-        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
-        yield
-    finally:
-        os.close(fd)
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
-import shutil
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from proofbox.core.removal import remove_tree
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 PIECE = 1 << 18
@@ -111,11 +113,5 @@ class Overlaid:
             return os.open(name, _DIRECTORY, dir_fd=fd)
 
     def _clear(self, fd: int, name: str) -> None:
-        try:
-            info = os.stat(name, dir_fd=fd, follow_symlinks=False)
-        except FileNotFoundError:
-            return
-        if stat.S_ISDIR(info.st_mode):
-            shutil.rmtree(name, dir_fd=fd)
-        else:
-            os.unlink(name, dir_fd=fd)
+        if left := remove_tree(name, dir_fd=fd):
+            raise OSError(errno.EBUSY, f"what stands in the way can't be removed: {left[0].reason}", name)

@@ -104,6 +104,7 @@
     │   ├── AttemptUnknown       ATTEMPT_UNKNOWN             exit 2
     │   ├── RunUnknown           RUN_UNKNOWN                 exit 2
     │   ├── RunBusy              RUN_BUSY                    exit 4
+    │   ├── NotFreed             RUN_NOT_FREED               exit 1
     │   ├── SetupFailed          ATTEMPT_SETUP_FAILED        exit 1
     │   ├── WorkerLost           ATTEMPT_WORKER_LOST         exit 4, retryable
     │   └── LeaseLost            ATTEMPT_LEASE_LOST          exit 4
@@ -258,6 +259,7 @@ from proofbox.errors.lab import (
     ImageAbsent as ImageAbsent,
     LabError as LabError,
     LeaseLost as LeaseLost,
+    NotFreed as NotFreed,
     RunBusy as RunBusy,
     RunUnknown as RunUnknown,
     SetupFailed as SetupFailed,

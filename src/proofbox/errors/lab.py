@@ -67,6 +67,14 @@ class RunBusy(LabError):
     hints = ("wait for it, or end it and resume: proofbox suite resume",)
 
 
+class NotFreed(LabError):
+    """Something that was to go is still there. Its item says what, and why."""
+
+    code = "RUN_NOT_FREED"
+    exit_code = 1
+    hints = ("see what is left, and why: proofbox gc OUT --json",)
+
+
 class SetupFailed(LabError):
     """A command of the mission's own setup failed: there was nothing for the agent to begin with."""
 

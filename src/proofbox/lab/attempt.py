@@ -8,7 +8,6 @@ The agent's box and everything in it is dead before the final snapshot is taken,
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -22,6 +21,7 @@ from proofbox.agents.contract import AgentRuntime, AgentSession, ApprovalRule, S
 from proofbox.agents.environment import AgentEnvironment, decide_environment
 from proofbox.agents.strategies import Considered, first_usable
 from proofbox.core.clock import Clock, isoformat
+from proofbox.core.removal import remove_tree
 from proofbox.errors import (
     AgentError,
     CapabilityUnsupported,
@@ -70,7 +70,7 @@ async def run_attempt(attempt: Attempt, around: Surroundings, watch: Watch) -> E
             await trying.run(bundle)
         finally:
             with anyio.CancelScope(shield=True):
-                await run_sync(shutil.rmtree, trying.place, True)
+                await run_sync(remove_tree, trying.place)
     index = await run_sync(artifacts.index_sha256, writer.path)
     trying.enter("ended")
     return trying.ended(index)

@@ -84,6 +84,11 @@ def ledger_path(out: Path, run_id: str) -> Path:
     return out / f"{run_id}{LEDGER_SUFFIX}"
 
 
+def conductor_lock(out: Path, run_id: str) -> Path:
+    """Held by whoever plans, conducts or removes the run."""
+    return out / f".{run_id}.conductor"
+
+
 def read_plan(ledger: Ledger) -> Plan:
     return msgspec.json.decode(ledger.about(PLAN), type=Plan)
 

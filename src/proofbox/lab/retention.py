@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -20,27 +19,41 @@ from proofbox.core.canonical import CanonicalError, parse_strict
 from proofbox.core.clock import parse_isoformat
 from proofbox.core.dirs import cache_dir
 from proofbox.core.ids import is_id
-from proofbox.evidence.listing import RunSummary, list_bundles
+from proofbox.core.locks import locked
+from proofbox.core.removal import remove_tree
+from proofbox.core.text import path_fields
+from proofbox.evidence.listing import RunSummary, describe
+from proofbox.evidence.paths import INDEX, list_runs
 from proofbox.lab import artifacts
-from proofbox.lab.plan import LEDGER_SUFFIX, WORK, ledger_path
+from proofbox.lab.plan import WORK, conductor_lock, ledger_path
 from proofbox.lab.pressure import size_of
 from proofbox.workspace import registry
+from proofbox.workspace.model import exact
 
 PIN_SUFFIX = ".pin"
 Kind = Literal["run", "work", "schema_cache"]
+_RESUMABLE = "its run can be resumed"
 
 
-class Item(msgspec.Struct, frozen=True):
+class Item(msgspec.Struct, frozen=True, kw_only=True):
     """One thing on the disk, and why it goes or stays."""
 
     kind: Kind
     """`run`: evidence. `work`: what a run worked with. `schema_cache`: what was learned of an agent's protocol."""
     path: str
+    path_b64: str | None = None
+    """The exact bytes, where the path is not UTF-8."""
     bytes: int
     """On the disk."""
     free: bool
     """It goes; of a dry run, it would."""
     reason: str
+    left: str = ""
+    """What of it is still there though it was to go, and why; empty: nothing."""
+
+    @property
+    def place(self) -> Path:
+        return Path(exact(self.path, self.path_b64))
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,61 +65,97 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     include_uncommitted: bool = False
 
 
+class _Run(NamedTuple):
+    path: Path
+    about: RunSummary
+    size: int
+
+
 def survey(out: Path, rules: Rules, now: datetime) -> list[Item]:
     """What is there, oldest first, and what would be freed."""
-    runs = list_bundles(out) if out.is_dir() else []
-    return [*_runs(out, runs, rules, now), *_work(out, runs), *_caches()]
+    return [*_runs(out, rules, now), *_work(out), *_caches()] if out.is_dir() else list(_caches())
 
 
-def collect(items: Sequence[Item]) -> int:
-    """Take away what is to go; the bytes that were freed."""
+def collect(items: Sequence[Item]) -> tuple[int, tuple[Item, ...]]:
+    """Take away what is to go. The bytes that were freed, and the items as they are now."""
     freed = 0
+    done = []
     for item in items:
-        if not item.free:
-            continue
-        path = Path(item.path)
-        if item.kind == "run":
-            for store in _stores_of(path):
-                registry.drop_store(store)
-            # The evidence first: a ledger without its run says so, a run without its ledger would look whole.
-            shutil.rmtree(path, ignore_errors=True)
-            for suffix in ("", "-wal", "-shm"):
-                Path(f"{ledger_path(path.parent, path.name)}{suffix}").unlink(missing_ok=True)
-            (path.parent / f".{path.name}.conductor").unlink(missing_ok=True)
-        elif path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
-        freed += item.bytes
-    return freed
+        found = _collect(item) if item.free else item
+        done.append(found)
+        if found.free:
+            freed += item.bytes - min(item.bytes, size_of(item.place, item.bytes) if found.left else 0)
+    return freed, tuple(done)
 
 
-def _runs(out: Path, runs: Sequence[RunSummary], rules: Rules, now: datetime) -> Iterator[Item]:
-    sizes = {run.run_id: size_of(Path(run.path), 1 << 62) for run in runs}
+def _collect(item: Item) -> Item:
+    path = item.place
+    if item.kind == "schema_cache":
+        return msgspec.structs.replace(item, left=_remove(path))
+    out = path.parent if item.kind == "run" else path.parent.parent
+    lock = conductor_lock(out, path.name)
+    try:
+        # Whoever plans, conducts or resumes the run has it. With it in our hands, nobody begins to.
+        with locked(lock, wait=False):
+            if item.kind == "work" and _is_resumable(out, path.name):
+                return msgspec.structs.replace(item, free=False, reason=_RESUMABLE)
+            left = _remove_run(path) if item.kind == "run" else _remove(path)
+            if not left and not ledger_path(out, path.name).exists():
+                lock.unlink()
+    except BlockingIOError:
+        return msgspec.structs.replace(item, free=False, reason="a process is at work on it")
+    except OSError as error:
+        left = f"{path_fields(path.name)['path']}: {error.strerror}"
+    return msgspec.structs.replace(item, left=left)
+
+
+def _remove_run(path: Path) -> str:
+    stores = [left for store in _stores_of(path) for left in registry.drop_store(store)]
+    # The evidence first: a ledger without its run says so, a run without its ledger would look whole.
+    left = _remove(path)
+    if left:
+        return left
+    for suffix in ("", "-wal", "-shm"):
+        left = left or _remove(Path(f"{ledger_path(path.parent, path.name)}{suffix}"))
+    return left or (f"its files' store: {stores[0].reason}" if stores else "")
+
+
+def _remove(path: Path) -> str:
+    """What of it could not be removed, and why: the first thing."""
+    for left in remove_tree(path):
+        return f"{path_fields(os.path.join(path.name, left.path))['path']}: {left.reason}"
+    return ""
+
+
+def _runs(out: Path, rules: Rules, now: datetime) -> Iterator[Item]:
+    places = [out / name for name in list_runs(out)]
+    runs = [_Run(path, describe(os.fspath(path)), size_of(path, 1 << 62)) for path in places]
+    runs.sort(key=lambda run: (run.about.started_at or "", run.path.name))
     kept = 0
-    over: set[str] = set()
+    over: set[Path] = set()
     for run in reversed(runs):
-        kept += sizes[run.run_id]
+        kept += run.size
         if rules.max_bytes is not None and kept > rules.max_bytes:
-            over.add(run.run_id)
+            over.add(run.path)
     for run in runs:
-        old = rules.older_than is not None and _age(run, now) > rules.older_than
-        why = f"older than {rules.older_than:g} s" if old else "over the size" if run.run_id in over else ""
-        stays = _protected(out, run, rules)
+        old = rules.older_than is not None and _age(run.about, now) > rules.older_than
+        why = f"older than {rules.older_than:g} s" if old else "over the size" if run.path in over else ""
+        stays = _protected(run, rules)
         free = bool(why) and not stays
-        yield Item("run", run.path, sizes[run.run_id], free, stays or why or "within the rules")
+        yield _item("run", run.path, run.size, free, stays or why or "within the rules")
 
 
-def _protected(out: Path, run: RunSummary, rules: Rules) -> str:
-    if (out / f"{run.run_id}{PIN_SUFFIX}").exists():
+def _protected(run: _Run, rules: Rules) -> str:
+    out, name = run.path.parent, run.path.name
+    if (out / f"{name}{PIN_SUFFIX}").exists():
         return "pinned"
-    if run.latest:
+    if run.about.latest:
         return "the latest"
-    if run.state == "in_progress":
+    if run.about.state == "in_progress":
         return "in progress"
-    if run.status is None and not rules.include_uncommitted:
+    if run.about.status is None and not rules.include_uncommitted:
         return "not committed"
-    if any(out.glob(f"{run.run_id}*.promotion.json")) and not rules.include_promoted:
+    if any(out.glob(f"{name}*.promotion.json")) and not rules.include_promoted:
         return "promoted"
     return ""
 
@@ -124,15 +173,17 @@ def _age(run: RunSummary, now: datetime) -> float:
     return (now - parse_isoformat(run.started_at)).total_seconds() if run.started_at else 0.0
 
 
-def _work(out: Path, runs: Sequence[RunSummary]) -> Iterator[Item]:
+def _work(out: Path) -> Iterator[Item]:
     """Workspaces, scratch and agents' homes of runs that are committed or gone: their conductor was killed."""
-    committed = {run.run_id for run in runs if run.status is not None}
-    needed = {path.stem for path in out.glob(f"*{LEDGER_SUFFIX}")} - committed
     work = out / WORK
     for place in sorted(work.iterdir()) if work.is_dir() else ():
-        free = place.name not in needed
-        reason = "its run is committed or gone" if free else "its run can be resumed"
-        yield Item("work", str(place), size_of(place, 1 << 62), free, reason)
+        free = not _is_resumable(out, place.name)
+        reason = "its run is committed or gone" if free else _RESUMABLE
+        yield _item("work", place, size_of(place, 1 << 62), free, reason)
+
+
+def _is_resumable(out: Path, name: str) -> bool:
+    return ledger_path(out, name).exists() and not (out / name / INDEX).exists()
 
 
 def _caches() -> Iterator[Item]:
@@ -142,4 +193,8 @@ def _caches() -> Iterator[Item]:
     for path in found:
         stays = newest[path.name.split("-schema-")[0]] == path
         size = os.stat(path).st_blocks * 512
-        yield Item("schema_cache", str(path), size, not stays, "the newest" if stays else "made again when needed")
+        yield _item("schema_cache", path, size, not stays, "the newest" if stays else "made again when needed")
+
+
+def _item(kind: Kind, path: Path, size: int, free: bool, reason: str) -> Item:
+    return Item(kind=kind, **path_fields(os.fspath(path)), bytes=size, free=free, reason=reason)

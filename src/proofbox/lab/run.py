@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import msgspec
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.core.ids import IdSource
 from proofbox.core.locks import locked
+from proofbox.core.removal import remove_tree
 from proofbox.errors import RunBusy, RunUnknown, UsageLimited, WorkerLost
 from proofbox.evidence.identity import world
 from proofbox.evidence.paths import INDEX
@@ -29,7 +29,17 @@ from proofbox.lab.crew import Crew, OnEvent
 from proofbox.lab.documents import ChainDecided, RunEnvironment, SuiteNamed
 from proofbox.lab.ledger import Attempt, Ended, Ledger, Planned
 from proofbox.lab.pinning import PINNED, pin
-from proofbox.lab.plan import PLAN, TEMPLATES, WORK, Plan, attempts_of, ledger_path, read_plan, redactor_of
+from proofbox.lab.plan import (
+    PLAN,
+    TEMPLATES,
+    WORK,
+    Plan,
+    attempts_of,
+    conductor_lock,
+    ledger_path,
+    read_plan,
+    redactor_of,
+)
 from proofbox.lab.reading import Suite
 from proofbox.lab.spec import SCHEMA as SUITE_SCHEMA
 from proofbox.lab.spec import Mission
@@ -47,13 +57,19 @@ def create_run(plan: Plan, out: Path, *, clock: Clock | None = None) -> Path:
     """Plan it: after this it can be resumed from any process. The path of its ledger."""
     suite = plan.suite()
     out.mkdir(parents=True, exist_ok=True)
+    with locked(conductor_lock(out, plan.run_id)):  # until there is a ledger, its files look like a dead run's
+        return _create_run(plan, suite, out, clock)
+
+
+def _create_run(plan: Plan, suite: Suite, out: Path, clock: Clock | None) -> Path:
     work = (out / WORK / plan.run_id).absolute()
     try:
         for mission in suite.missions:
             fill(_source(suite, mission), work / TEMPLATES / mission.id / GIVEN)
         plan = msgspec.structs.replace(plan, pinned=str(work / PINNED), inputs=pin(suite, work / PINNED))
     except BaseException:
-        shutil.rmtree(work, ignore_errors=True)  # without a ledger nobody would find it
+        remove_tree(work)  # without a ledger nobody would find it
+        conductor_lock(out, plan.run_id).unlink()
         raise
     about = {PLAN: msgspec.json.encode(plan).decode(), "run_id": plan.run_id}
     path = ledger_path(out, plan.run_id)
@@ -127,7 +143,7 @@ class Conductor:
             self._ledger.set_about("committed", "yes")
         work = self._out / WORK / self._run_id
         forget_templates(work / TEMPLATES)
-        shutil.rmtree(work, ignore_errors=True)
+        remove_tree(work)
 
     def close(self) -> None:
         self._ledger.close()
@@ -136,9 +152,11 @@ class Conductor:
     def _alone(self) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             try:
-                stack.enter_context(locked(self._out / f".{self._run_id}.conductor", wait=False))
+                stack.enter_context(locked(conductor_lock(self._out, self._run_id), wait=False))
             except BlockingIOError:
                 raise RunBusy(f"another process conducts {self._run_id}", op="suite") from None
+            if not ledger_path(self._out, self._run_id).exists():
+                raise RunUnknown(f"{self._run_id} was removed", op="suite")
             yield
 
     def _work(self) -> None:
@@ -163,7 +181,7 @@ class Conductor:
             path = self._out / self._run_id / attempt.path
             ended = _from_bundle(path) if (path / INDEX).exists() else self._commit_torn(attempt)
             self._ledger.end(mine, ended)
-            shutil.rmtree(self._out / WORK / self._run_id / "attempts" / path.name, ignore_errors=True)
+            remove_tree(self._out / WORK / self._run_id / "attempts" / path.name)
             told = {"claimed": ended.claimed, "verified": ended.verified, "infra": ended.infra, "reason": ended.reason}
             self._tell({"event": "ended", "attempt_id": attempt.id, "mission_id": attempt.mission, **told})
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import threading
 from collections import Counter
 from pathlib import Path
@@ -14,6 +13,7 @@ import msgspec
 from proofbox.core.archives import ArchiveRefused, unpack
 from proofbox.core.clock import Clock
 from proofbox.core.overlaying import Overlaid
+from proofbox.core.removal import remove_tree
 from proofbox.errors import SuiteInvalid, WorkspaceError
 from proofbox.sandbox.imagefiles import copy_from_image
 from proofbox.workspace.workspace import Workspace
@@ -80,7 +80,7 @@ def forget_templates(place: Path) -> None:
 def fill(source: Source, dest: Path) -> None:
     """The files of a source, or none, in a directory that appears whole or not at all."""
     making = dest.with_name(f".{dest.name}.new")
-    shutil.rmtree(making, ignore_errors=True)
+    remove_tree(making)
     making.parent.mkdir(parents=True, exist_ok=True)
     if source.image is not None:
         copy_from_image(*source.image, making)

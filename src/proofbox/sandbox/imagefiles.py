@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from pathlib import Path
 
 from proofbox.core.archives import MOST, ArchiveRefused, unpack_tar
+from proofbox.core.removal import remove_tree
 from proofbox.errors import EngineRefused, StartFailed
 from proofbox.sandbox.containers import remove_container
 from proofbox.sandbox.engine import Engine
@@ -40,7 +40,7 @@ def copy_from_image(image: str, place: str, dest: Path) -> bool:
             raise
         return False
     except ArchiveRefused as error:
-        shutil.rmtree(dest, ignore_errors=True)
+        remove_tree(dest)
         raise StartFailed(f"{place} of {image} can't be unpacked: {error}", op="image") from None
     finally:
         remove_container(engine, container)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +25,7 @@ import msgspec
 from proofbox.core.canonical import canonical_bytes
 from proofbox.core.dirs import cache_dir
 from proofbox.core.locks import locked
+from proofbox.core.removal import remove_tree
 from proofbox.errors import PolicyRefused, ProofboxError, ProvisionFailed
 from proofbox.sandbox.connection import Connection
 from proofbox.sandbox.contract import Box, BoxSpec, Event, Mount, OnEvent, Provider, stream_of
@@ -101,7 +101,7 @@ def _run(provider: Provider, keeper: Keeper, key: str, spec: BoxSpec, script: by
         scratch = Scratch()
         stack.callback(scratch.remove)
         place, project = scratch.path / "script", Path(tempfile.mkdtemp(prefix="proofbox-provision-"))
-        stack.callback(shutil.rmtree, project, ignore_errors=True)
+        stack.callback(remove_tree, project)
         place.write_bytes(script)
         place.chmod(0o555)
         policy = msgspec.structs.replace(spec.policy, access=None, disk_mb=None, mounts=(Mount(place, _INSIDE),))

@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
 import tempfile
 from pathlib import Path
 
 from proofbox.core.dirs import state_dir
+from proofbox.core.removal import remove_tree
 
 _PREFIX = "scratch-"
 
@@ -31,7 +31,7 @@ class Scratch:
             # A sweep took it between its making and its lock: another one.
 
     def remove(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
+        remove_tree(self.path)
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -44,6 +44,6 @@ def sweep_scratch() -> None:
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path, ignore_errors=True)
+                remove_tree(path)
             finally:
                 os.close(fd)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import socket
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +22,7 @@ import msgspec
 from proofbox.core.atomic import write_document
 from proofbox.core.documents import stored
 from proofbox.core.ids import is_id
+from proofbox.core.removal import remove_tree
 from proofbox.errors import PathRefused, ProofboxError, SandboxLost, SessionUnknown
 from proofbox.sandbox.contract import Isolation, Policy
 from proofbox.sandbox.inside import Inside
@@ -159,7 +159,7 @@ class SessionStore:
         return False
 
     def forget(self, id: str) -> None:
-        shutil.rmtree(self._root / id, ignore_errors=True)
+        remove_tree(self._root / id)
 
     def _sockets(self, id: str) -> Path:
         return self._root / id / "box"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 
 import msgspec
 
 from proofbox.core.atomic import TEMPORARY_PREFIX
 from proofbox.core.clock import Clock, isoformat
 from proofbox.core.ids import IdSource
+from proofbox.core.removal import remove_tree
 from proofbox.errors import WorkspaceExists, WorkspacePathRefused
 from proofbox.workspace import cache, registry
 from proofbox.workspace.model import Snapshot
@@ -53,7 +53,7 @@ def make_fork(
         store.commit(msgspec.json.encode(event))
         os.rename(making, path)
     except BaseException:
-        shutil.rmtree(making, ignore_errors=True)
+        remove_tree(making)
         raise
     # Last: killed before this, there is an ordinary directory, and never a workspace without one.
     registry.register(new, replace=not existed)

@@ -12,11 +12,11 @@ import fcntl
 import itertools
 import os
 import secrets
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from proofbox.core.atomic import TEMPORARY_PREFIX
+from proofbox.core.removal import remove_tree
 from proofbox.errors import WorkspaceCorrupt
 from proofbox.workspace.diff import Difference, differences
 from proofbox.workspace.restore import write_new
@@ -105,16 +105,6 @@ class LowerTrees:
             raise
         self.evict(KEPT)
         return LowerTree(path, lock, [])
-
-
-def remove_tree(path: Path) -> None:
-    """Remove a directory whatever the modes in it say."""
-    for folder, directories, _ in os.walk(path):
-        for name in directories:
-            below = os.path.join(folder, name)
-            if not os.path.islink(below):
-                os.chmod(below, 0o700)
-    shutil.rmtree(path, ignore_errors=True)
 
 
 def _locked(path: Path, how: int) -> int:

@@ -24,9 +24,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from proofbox.core.removal import remove_tree
 from proofbox.sandbox.contract import Layers
 from proofbox.workspace.diff import Difference, differences, tell
-from proofbox.workspace.lower import LowerTrees, remove_tree
+from proofbox.workspace.lower import LowerTrees
 from proofbox.workspace.model import Change
 from proofbox.workspace.restore import write_file
 from proofbox.workspace.store import Store

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,6 +27,7 @@ from proofbox.core.canonical import CanonicalError, canonical_bytes, parse_stric
 from proofbox.core.digest import digest_of
 from proofbox.core.dirs import state_dir
 from proofbox.core.documents import stored
+from proofbox.core.removal import Left, remove_tree
 from proofbox.errors import WorkspaceCorrupt, WorkspaceExists, WorkspacePathRefused, WorkspaceUnknown
 
 SCHEMA_VERSION = 1
@@ -124,21 +124,17 @@ def register(registration: Registration, *, replace: bool = False) -> None:
 def forget(registration: Registration) -> None:
     """The name first: killed in between, there is a home that nothing leads to, and never a name without one."""
     _place(bytes.fromhex(registration.path_hex)).unlink(missing_ok=True)
-    shutil.rmtree(home_of(registration.id), ignore_errors=True)
+    remove_tree(home_of(registration.id))
 
 
-def drop_store(store_id: str) -> bool:
-    """Remove a store that no workspace has any more; False: one has, or it is not there."""
+def drop_store(store_id: str) -> list[Left]:
+    """Remove a store, unless a workspace still has it. What of it could not be removed."""
     used = any(
         found is not None and found.store == store_id
         for home in base().glob("ws-*")
         for found in [read(home / "workspace.json", Registration)]
     )
-    path = store_path(store_id)
-    if used or not path.is_dir():
-        return False
-    shutil.rmtree(path)
-    return True
+    return [] if used else remove_tree(store_path(store_id))
 
 
 def registered(real: str) -> Registration:

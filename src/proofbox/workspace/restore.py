@@ -176,13 +176,13 @@ def write_new(store: Store, root: str, tree: bytes) -> Directory:
         made.append((path, directory, entries))
         for name, entry in entries.items():
             if stat.S_ISDIR(entry.mode):
-                os.mkdir(os.path.join(path, name), 0o700)
-                directory.dirs[name] = directories(os.path.join(path, name), entry.digest, entry.mode)
+                os.mkdir(_join(path, name), 0o700, dir_fd=top)
+                directory.dirs[name] = directories(_join(path, name), entry.digest, entry.mode)
         return directory
 
     def files(job: tuple[str, Directory, dict[str, Entry]]) -> None:
         path, directory, entries = job
-        with opened(path, None) as fd:
+        with opened(path or ".", top) as fd:
             for name, entry in entries.items():
                 if not stat.S_ISDIR(entry.mode):
                     info = write_file(store, fd, name, entry)
@@ -191,13 +191,15 @@ def write_new(store: Store, root: str, tree: bytes) -> Directory:
         directory.pack()
         entries.clear()
 
-    top = directories(root, tree, 0)
-    with ThreadPoolExecutor(_THREADS) as pool:
-        for _ in pool.map(files, made):
-            pass
-    for path, directory, _ in reversed(made[1:]):
-        os.chmod(path, stat.S_IMODE(directory.mode))
-    return top
+    # From a handle on it: a path in a snapshot may be as long as any may be, and here more would come before it.
+    with opened(root, None) as top:
+        whole = directories("", tree, 0)
+        with ThreadPoolExecutor(_THREADS) as pool:
+            for _ in pool.map(files, made):
+                pass
+        for path, directory, _ in reversed(made[1:]):
+            os.chmod(path, stat.S_IMODE(directory.mode), dir_fd=top)
+    return whole
 
 
 def _cloned(source: Path, out: int) -> bool:

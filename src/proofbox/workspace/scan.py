@@ -6,7 +6,7 @@ scan that read it is noted as UNSETTLED, and read again the next time. ctime can
 
 What is not an ordinary tree has a defined fate:
 - FIFOs, sockets and devices, unreadable files and directories, files beyond LARGEST bytes, and directories deeper than
-  DEEPEST levels are skipped, and named in the snapshot with the reason;
+  DEEPEST levels or with a path beyond LONGEST bytes are skipped, and named in the snapshot with the reason;
 - a file that changes while it is read is read again, three times in all; then the last reading counts and the
   snapshot names it as unstable;
 - a hard link is a file of its own under each of its names; a sparse file is its bytes, zeros included;
@@ -34,6 +34,8 @@ from proofbox.workspace.suspects import suspects
 from proofbox.workspace.tree import PAGED, UNSETTLED, Directory, Known
 
 DEEPEST = 200
+LONGEST = 3840
+"""A file in such a directory has a path that can still be given to the kernel in one piece, 4096 bytes."""
 LARGEST = 16 << 30
 _TRIES = 3
 _TELL_EVERY = 500
@@ -235,6 +237,8 @@ class Scanner:
         path = f"{folder}/{name}" if folder else name
         if depth > DEEPEST:
             return self._skip(parent, folder, name, f"deeper than {DEEPEST} levels")
+        if len(path) > LONGEST // 4 and len(os.fsencode(path)) > LONGEST:
+            return self._skip(parent, folder, name, f"its path is longer than {LONGEST} bytes")
         try:
             with opened(name, fd) as below:
                 info = os.fstat(below)

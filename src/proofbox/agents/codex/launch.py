@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from proofbox.agents.codex.settings import CodexSettings, config_toml
 from proofbox.agents.contract import SessionOptions
 from proofbox.agents.gateway import PREFIX, ModelGateway
 from proofbox.core.atomic import write_document
+from proofbox.core.removal import remove_tree
 from proofbox.errors import UsageError
 from proofbox.sandbox.contract import Door, Mount
 
@@ -36,7 +35,7 @@ async def way_to_model(
         async with gateway.listening_at(directory) as path:
             yield f"http://127.0.0.1:{GATEWAY_PORT}{PREFIX}", (Door(GATEWAY_PORT, path),)
     finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        remove_tree(directory)
 
 
 def prepare(
@@ -91,12 +90,3 @@ def _program_inside(binary: Binary) -> tuple[str, Mount]:
         return f"{INSIDE}/codex", Mount(binary.path, f"{INSIDE}/codex")
     path = binary.path.relative_to(binary.package)
     return f"{INSIDE}/package/{path}", Mount(binary.package, f"{INSIDE}/package")
-
-
-def remove_home(home: Path) -> None:
-    """Whatever an agent has made of it: directories too deep for a recursion, or closed to us."""
-    with contextlib.suppress(RecursionError):
-        shutil.rmtree(home, ignore_errors=True)
-    if home.exists():
-        for command in (["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
-            subprocess.run([*command, "--", str(home)], stderr=subprocess.DEVNULL, check=False)

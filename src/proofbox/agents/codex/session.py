@@ -18,7 +18,7 @@ from proofbox.agents.background import Background
 from proofbox.agents.boxfacts import box_facts
 from proofbox.agents.codex.binary import Binary
 from proofbox.agents.codex.hearing import Hearing
-from proofbox.agents.codex.launch import prepare, remove_home, way_to_model
+from proofbox.agents.codex.launch import prepare, way_to_model
 from proofbox.agents.codex.program import Handlers, Launch, Program, running
 from proofbox.agents.codex.settings import CodexSettings
 from proofbox.agents.contract import SessionOptions, TurnResult
@@ -28,6 +28,7 @@ from proofbox.agents.gateway import Endpoint, ModelGateway
 from proofbox.agents.traffic import Exchange
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.core.ids import IdSource
+from proofbox.core.removal import remove_tree
 from proofbox.errors import (
     AgentError,
     InternalError,
@@ -199,7 +200,7 @@ class CodexSession:
                     await self._gone.wait()
                 await self._background.close()  # what has not ended by itself is cancelled, and its box ended
             if self._options.home is None:
-                await run_sync(remove_home, self._home)
+                await run_sync(remove_tree, self._home)
 
     # The program's lives
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import shutil
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -17,6 +16,7 @@ import msgspec
 from proofbox.agents.conformance.rig import Rig, Scene
 from proofbox.agents.contract import AgentRuntime, AgentSession, SessionOptions, TurnResult
 from proofbox.agents.events import AgentEvent, Event, TurnEnded
+from proofbox.core.removal import remove_tree
 from proofbox.errors import CapabilityUnsupported, ProofboxError
 from proofbox.sandbox.conformance.check import Failed, expect
 from proofbox.sandbox.conformance.context import processes_with
@@ -173,5 +173,5 @@ class Context:
         found = [f"left behind: process {pid}" for pid in left]
         sockets = [path for path in self.base.rglob("*") if path.is_socket()]
         found += [f"left behind: {path}" for path in sockets]
-        shutil.rmtree(self.base, ignore_errors=True)
+        remove_tree(self.base)
         return found

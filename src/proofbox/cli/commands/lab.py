@@ -12,7 +12,7 @@ from proofbox.cli.output import Document, ErrorBody, columns, show
 from proofbox.core.clock import SystemClock
 from proofbox.core.text import printable
 from proofbox.core.words import counted
-from proofbox.errors import EvidenceIncomplete, UsageError
+from proofbox.errors import EvidenceIncomplete, NotFreed, UsageError
 from proofbox.evidence.reader import load_bundle
 from proofbox.lab import artifacts, retention
 from proofbox.lab.validation import Finding, attempts_in
@@ -50,6 +50,7 @@ class GcDocument(Document, frozen=True, kw_only=True):
     """Bytes; of a dry run, those that would be."""
     items: tuple[retention.Item, ...]
     """All that was looked at, also what stays; runs oldest first."""
+    error: ErrorBody | None = None
 
 
 def validate(path: BundlePath = Path("out"), *, strict: Strict = False, json: flags.Json = False) -> int:
@@ -131,6 +132,8 @@ def gc(
 ) -> int:
     """Free what old runs take on the disk. Without a rule only what killed processes left is freed.
 
+    Exit 1 where something that was to go is still there.
+
     For example:
       proofbox gc out --older-than 30 --dry-run
       proofbox gc out --pin run-01…
@@ -147,20 +150,23 @@ def gc(
         include_uncommitted=include_uncommitted,
     )
     items = tuple(retention.survey(out, rules, SystemClock().now()))
-    would = sum(item.bytes for item in items if item.free)
-    freed = would if dry_run else retention.collect(items)
-    rows = [
-        (item.kind, f"{item.bytes / 1e6:.1f} MB", "goes" if item.free else "stays", item.reason, item.path)
-        for item in items
-    ]
+    freed = sum(item.bytes for item in items if item.free)
+    if not dry_run:
+        freed, items = retention.collect(items)
+    error = _not_freed(items)
     what = "would free" if dry_run else "freed"
 
     def text() -> str:
+        rows = [
+            (item.kind, f"{item.bytes / 1e6:.1f} MB", "goes" if item.free else "stays", item.reason, item.path)
+            for item in items
+        ]
         table = columns([("KIND", "SIZE", "", "WHY", "PATH"), *rows]) + "\n" if rows else ""
-        return f"{table}{what} {freed / 1e6:.1f} MB"
+        left = "".join(f"still there: {printable(item.left)}\n" for item in items if item.left)
+        return f"{table}{left}{what} {freed / 1e6:.1f} MB"
 
-    show(GcDocument(dry_run=dry_run, freed=freed, items=items), text, as_json=json)
-    return 0
+    show(GcDocument(dry_run=dry_run, freed=freed, items=items, error=error), text, as_json=json)
+    return 1 if error else 0
 
 
 def _pin(out: Path, run_id: str, wanted: bool) -> None:
@@ -171,6 +177,14 @@ def _pin(out: Path, run_id: str, wanted: bool) -> None:
         place.touch()
     else:
         place.unlink(missing_ok=True)
+
+
+def _not_freed(items: tuple[retention.Item, ...]) -> ErrorBody | None:
+    left = [item.left for item in items if item.left]
+    if not left:
+        return None
+    error = NotFreed(f"{counted(len(left), 'thing')} could not be removed, the first: {left[0]}", op="gc")
+    return ErrorBody.of(error)
 
 
 def _incomplete(found: tuple[Finding, ...]) -> ErrorBody | None:

@@ -11,7 +11,6 @@ import contextlib
 import fcntl
 import os
 import secrets
-import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from urllib.parse import quote
 import msgspec
 
 from proofbox.core.clock import Clock, SystemClock, isoformat
+from proofbox.core.removal import remove_tree
 from proofbox.delivery.backend.contents import edits_of, files_of, remember
 from proofbox.delivery.backend.git import MAIN, NOTHING, Edit, Git, check_git
 from proofbox.delivery.backend.ledger import Ledger, Pull, Repository
@@ -69,7 +69,7 @@ class Repositories:
                 pass
         for leftover in (data / "repos").iterdir():
             if leftover.name not in {repository.directory for repository in self.ledger.repositories()}:
-                shutil.rmtree(leftover, ignore_errors=True)
+                remove_tree(leftover)
 
     def close(self) -> None:
         self.ledger.close()
@@ -238,7 +238,7 @@ class Repositories:
         if repository is None:
             return
         if repository.state == "pending":
-            shutil.rmtree(self._data / "repos" / repository.directory, ignore_errors=True)
+            remove_tree(self._data / "repos" / repository.directory)
             self.ledger.drop_repository(app)
             return
         git = self._git(repository)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
 from proofbox.core.dirs import config_dir
+from proofbox.core.removal import remove_tree
 from proofbox.errors import ProofboxError
 from proofbox.sandbox import cgroups
 from proofbox.sandbox.config import Settings, load, render
@@ -142,9 +142,7 @@ class Context:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         problems += [f"left behind: {path}" for path in settled(left_groups)]
-        shutil.rmtree(self.scratch, onerror=_open_and_try_again)
-        if self.scratch.exists():
-            problems.append(f"could not be removed: {self.scratch}")
+        problems += [f"could not be removed: {self.scratch / path}: {why}" for path, why in remove_tree(self.scratch)]
         return problems
 
 
@@ -225,9 +223,3 @@ def settled(look: Callable[[], list[T]], seconds: float = 10.0) -> list[T]:
     while (found := look()) and time.monotonic() < end:
         time.sleep(0.02)
     return found
-
-
-def _open_and_try_again(function: Callable[..., object], path: str, _error: object) -> None:
-    with contextlib.suppress(OSError):
-        Path(path).parent.chmod(0o700)
-        function(path)

@@ -6,12 +6,12 @@ import contextlib
 import os
 import platform
 import secrets
-import shutil
 from pathlib import Path
 
 import msgspec
 
 from proofbox.core.dirs import cache_dir
+from proofbox.core.removal import remove_tree
 from proofbox.errors import PolicyRefused
 from proofbox.sandbox.contract import Box, BoxSpec
 from proofbox.sandbox.providers.bubblewrap import Bubblewrap
@@ -36,7 +36,7 @@ class HomeKeeper:
 
     def begin(self, key: str, spec: BoxSpec) -> BoxSpec:
         for left in _home(key).parent.glob(f"{key}.making-*"):  # by one that was killed: we hold the lock
-            shutil.rmtree(left, ignore_errors=True)
+            remove_tree(left)
         self._making = Path(f"{_home(key)}.making-{secrets.token_hex(4)}")
         self._making.mkdir(mode=0o700)
         return msgspec.structs.replace(spec, home=self._making)
@@ -48,7 +48,7 @@ class HomeKeeper:
 
     def discard(self) -> None:
         if self._making is not None:
-            shutil.rmtree(self._making, ignore_errors=True)
+            remove_tree(self._making)
 
 
 def _home(key: str) -> Path:
