@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -413,7 +414,8 @@ def test_a_box_that_dies_ends_the_turn_with_its_cause(project: Path, strategy: s
         agents = [pid for pid in processes_with(str(project)) if "boxagent" in command_line(pid).split(" ")[0]]
         assert agents
         for pid in agents:
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it went with the one before it
+                os.kill(pid, signal.SIGKILL)
 
     async def run() -> Trial:
         trials = []

@@ -247,10 +247,15 @@ def test_what_an_ordinary_user_may_not(world: Path, ordinary_user: OrdinaryUser)
     ]
     tries += [Try((*each, "--json"), REFUSED, others) for each in words[:3]]
     tries += [Try(("exec", "--project", "closed/folder", "--json", "--", "true"), frozenset({125}))]
+    # Who runs the tests as an ordinary user owns all of this: its modes alone keep him out.
+    modes = {closed: 0o555, world / "key": 0, world / "home/state": 0o555, world / "home/config": 0o555}
+    for path, mode in modes.items():
+        path.chmod(mode)
     try:
         answers(world, tries, ordinary_user)
     finally:
-        (closed / "folder").chmod(0o700)
+        for path in (*modes, closed / "folder"):
+            path.chmod(0o600 if path.is_file() else 0o755)
 
 
 def test_a_ctrl_c_while_it_starts_is_no_stack_trace(monkeypatch: pytest.MonkeyPatch) -> None:
