@@ -386,9 +386,25 @@ def test_no_shape_of_an_event_raises(value: Any) -> None:
     read_headers(exchange, {"retry-after": str(value), "x-codex-primary-used-percent": str(value)}, 0.0)
 
 
+@pytest.mark.parametrize("said", [b"1" * 400, b"1e300", b'"' + b"9" * 400 + b'"', b"-1", b"true"])
+def test_a_number_that_is_none_is_not_taken(said: bytes) -> None:
+    exchange = Exchange(number=1, method="POST", path="/", status=429)
+    read_body(exchange, b'{"error": {"type": "usage_limit_reached", "resets_at": %s}}' % said)
+    assert (exchange.error_type, exchange.resets_at) == ("usage_limit_reached", None)
+
+
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("6m0s", 360.0), ("250ms", 0.25), ("1h2m", 3720.0), ("1.5s", 1.5), ("", None), ("soon", None), ("2d", 172800.0)],
+    [
+        ("9" * 400 + "d", None),
+        ("6m0s", 360.0),
+        ("250ms", 0.25),
+        ("1h2m", 3720.0),
+        ("1.5s", 1.5),
+        ("", None),
+        ("soon", None),
+        ("2d", 172800.0),
+    ],
 )
 def test_durations(text: str, seconds: float | None) -> None:
     assert read_duration(text) == seconds

@@ -32,17 +32,21 @@ with BundleWriter(sys.argv[1], run_id="r", expected=["never.json"]) as bundle:
 """
 
 
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    """A run whose writer was killed in the middle of an attempt."""
-    writer = subprocess.Popen([sys.executable, "-c", WRITER, tmp_path / "out"], stdout=subprocess.PIPE)
+def killed(out: Path, script: str) -> Path:
+    writer = subprocess.Popen([sys.executable, "-c", script, out], stdout=subprocess.PIPE)
     assert writer.stdout is not None
     assert writer.stdout.readline() == b"ready\n"
-    with pytest.raises(BundleInProgress), BundleWriter(tmp_path / "out", run_id="r").taking_over():
+    with pytest.raises(BundleInProgress), BundleWriter(out, run_id="r").taking_over():
         pass
     os.kill(writer.pid, signal.SIGKILL)
     writer.communicate()
-    return tmp_path / "out"
+    return out
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """A run whose writer was killed in the middle of an attempt."""
+    return killed(tmp_path / "out", WRITER)
 
 
 def test_a_run_is_gone_on_with_and_commits_whole(out: Path) -> None:
@@ -70,6 +74,19 @@ def test_what_was_expected_stays_expected(out: Path) -> None:
     assert run.index.status == "partial"
     assert "never.json" in run.index.missing
     assert "outcome.json" in run.nested["attempts/torn"].index.missing
+
+
+@pytest.mark.parametrize(("first", "second"), [(True, False), (False, True), (True, True), (False, False)])
+def test_a_rehearsal_stays_one(tmp_path: Path, first: bool, second: bool) -> None:
+    out = tmp_path / "out"
+    with BundleWriter(out, run_id="real"):
+        pass
+    killed(out, WRITER.replace('run_id="r"', f'run_id="r", dry={first}'))
+    with BundleWriter(out, run_id="r", dry=second).taking_over():
+        pass
+    dry = first or second
+    assert load_bundle(out / "r").status.dry is dry
+    assert (out / "LATEST").read_text().strip() == ("real" if dry else "r")
 
 
 def test_nothing_that_is_there_is_written_over(out: Path) -> None:

@@ -206,8 +206,9 @@ class BundleWriter:
             )
         self.run_id = before.run_id
         self._expected = tuple(dict.fromkeys((*before.expected, *self._expected)))
+        self._dry = self._dry or before.dry  # a rehearsal does not become the real thing by a second writer
         self._status = replace(self._status, run_id=before.run_id, started_at=before.started_at)
-        self._status = replace(self._status, expected=self._expected)
+        self._status = replace(self._status, expected=self._expected, dry=self._dry)
         own, interrupted = tidy(self.path).split()
         torn = {os.path.dirname(index) for index in interrupted}  # nested bundles, each to be taken over by itself
         for path in own - {STATUS}:

@@ -37,6 +37,7 @@ from proofbox.lab.claims import Feedback, read_feedback
 from proofbox.lab.documents import Verified
 from proofbox.lab.expectations import Unmet, unmet
 from proofbox.lab.ledger import Attempt, Ended
+from proofbox.lab.limiter import LONGEST
 from proofbox.lab.missionbox import MissionBoxes
 from proofbox.lab.sharing import Started, only
 from proofbox.lab.spec import Mission
@@ -354,9 +355,11 @@ def _model_keys(settings: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _retry_after(infra: ProofboxError | None, clock: Clock) -> float | None:
-    """In how many seconds another try may go better; None: it would go the same."""
+    """In how many seconds another try may go better; None: it would go the same. A model's word has its bounds."""
     if infra is None or not infra.retryable:
         return None
     if "resets_at" in infra.details:
-        return max(RETRY_SOON, float(infra.details["resets_at"]) - clock.now().timestamp())
-    return float(infra.details.get("retry_after") or RETRY_SOON)
+        said = max(RETRY_SOON, float(infra.details["resets_at"]) - clock.now().timestamp())
+    else:
+        said = max(0.0, float(infra.details.get("retry_after") or RETRY_SOON))
+    return min(said, LONGEST)

@@ -28,6 +28,7 @@ from proofbox.lab import artifacts
 from proofbox.lab.crew import Crew, OnEvent
 from proofbox.lab.documents import ChainDecided, RunEnvironment, SuiteNamed
 from proofbox.lab.ledger import Attempt, Ended, Ledger, Planned
+from proofbox.lab.limiter import ClosedGate, Limiter
 from proofbox.lab.pinning import PINNED, pin
 from proofbox.lab.plan import (
     PLAN,
@@ -36,6 +37,7 @@ from proofbox.lab.plan import (
     Plan,
     attempts_of,
     conductor_lock,
+    credential_of,
     ledger_path,
     read_plan,
     redactor_of,
@@ -105,6 +107,9 @@ class Conductor:
         self._plan = read_plan(self._ledger)
         self._crew = Crew(out, run_id, self._ids, self._tell)
         self._epoch = 0
+        credential = credential_of(self._plan)
+        self._gate = None if credential is None else Limiter(credential, self._plan.concurrency, clock=self._clock)
+        self._told: ClosedGate | None = None
 
     def conduct(self) -> Path:
         """Run what is missing, then commit. The path of the run's bundle. Interrupted, it can be resumed."""
@@ -166,10 +171,22 @@ class Conductor:
             counts = self._ledger.counts()
             if not counts["planned"] and not counts["claimed"]:
                 return self._crew.let_go()
+            self._tell_of_gate()
             self._crew.hire(wanted, slots, self._epoch)
             self._crew.wait()
             self._close_torn(alive=self._crew)
             self._plan_retries()
+
+    def _tell_of_gate(self) -> None:
+        """Say for what the run waits, once: a gate may be closed for days, and by another run."""
+        closed = None if self._gate is None else self._gate.closed()
+        if closed is None or closed == self._told:
+            return
+        waiting = next((each for each in self._ledger.attempts() if each.state == "planned"), None)
+        if waiting is not None:
+            self._told = closed
+            about = {"attempt_id": waiting.id, "mission_id": waiting.mission}
+            self._tell({"event": "waiting", **about, "message": str(closed)})
 
     # Torn attempts and retries
 

@@ -169,7 +169,7 @@ def main(argv: list[str]) -> None:
     ledger = Ledger(ledger_path(Path(out), run_id), clock=clock)
     plan = read_plan(ledger)
     credential = credential_of(plan)
-    limiter = None if credential is None else Limiter(credential, plan.concurrency, clock=clock)
+    limiter = None if credential is None else Limiter(credential, plan.concurrency, caller=plan.run_id, clock=clock)
     around = surroundings(plan, Path(out), name, clock=clock)
     worker = Worker(name, int(epoch), int(slots), ledger, around, limiter, clock)
     anyio.run(worker.work)

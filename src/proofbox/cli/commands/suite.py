@@ -113,7 +113,8 @@ class EventDocument(Streamed, frozen=True, kw_only=True):
     schema: str = "proofbox.suite_event/1"
     run_id: str
     event: str
-    """A state of an attempt (preparing, running, stopping, verifying, committing, ended), activity, tokens, or lost."""
+    """A state of an attempt (preparing, running, stopping, verifying, committing, ended), activity, tokens, lost, or
+    waiting: a limit keeps it from being started."""
     attempt_id: str
     mission_id: str
     activity: str | UnsetType = UNSET
@@ -127,7 +128,7 @@ class EventDocument(Streamed, frozen=True, kw_only=True):
     reason: str | UnsetType = UNSET
     strategy: str | UnsetType = UNSET
     message: str | UnsetType = UNSET
-    """Of `lost`: why the attempt was given to another worker."""
+    """Of `lost`: why the attempt was given to another worker. Of `waiting`: for which limit, and until when."""
 
 
 def lint(spec: SpecPath, *, host_root: HostRoot = False, json: flags.Json = False) -> int:
@@ -305,6 +306,8 @@ def _conduct(out: Path, run_id: str, *, json: bool, jsonl: bool) -> int:
             if jsonl:
                 write_json(EventDocument(run_id=run_id, **event))
             progress.hear(event)
+            if event["event"] == "waiting" and not jsonl and not progress.shown:
+                print(printable(f"waiting: {event['message']}"), file=sys.stderr)
 
         conductor = Conductor(out, run_id, on_event=hear)
         try:
