@@ -169,7 +169,7 @@ def test_what_can_not_be_removed_is_said_and_is_not_counted(
     left = tmp_path / ".work" / "run-gone"
     left.mkdir(parents=True)
     (left / "file").write_bytes(b"x" * 8192)
-    monkeypatch.setattr(retention, "remove_tree", lambda _: [Left("file", "Operation not permitted")])
+    monkeypatch.setattr(retention, "remove_tree", lambda _: [Left("file", "Operation not permitted", errno.EPERM)])
     assert main(["gc", str(tmp_path), "--json"]) == 1
     document = json.loads(capsys.readouterr().out)
     assert document["freed"] == 0
