@@ -512,6 +512,20 @@ def test_a_home_is_copied_without_what_could_hang_or_lead_astray(tmp_path: Path)
     assert sorted(path.name for path in (tmp_path / "copy").iterdir()) == ["deep"]
 
 
+def test_a_home_that_is_too_deep_is_refused(deep_path: Path) -> None:
+    home = deep_path / "home"
+    home.mkdir()
+    fd = os.open(home, os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("a", dir_fd=fd)
+        below = os.open("a", os.O_RDONLY, dir_fd=fd)
+        os.close(fd)
+        fd = below
+    os.close(fd)
+    with pytest.raises(UsageError, match="deeper than 200 levels"):
+        copy_home(home, deep_path / "copy")
+
+
 @pytest.mark.parametrize(
     "value", ["\ud800", "x" * 200_000, 2**70, float("nan"), {"\ud800": [1.5, None, {"a": True}]}, [[[]]] * 3]
 )

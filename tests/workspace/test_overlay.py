@@ -129,3 +129,36 @@ def test_a_provider_that_has_no_layers_refuses_them(ws: Workspace) -> None:
     ws.snapshot("first")
     with ws.overlay("HEAD") as layers, Sandboxes(ws.path) as boxes, pytest.raises(PolicyRefused):
         boxes.exec(["true"], provider="off", **layers.options())
+
+
+@pytest.mark.parametrize(("name", "levels", "told"), [("a", 1500, 200), ("n" * 200, 40, 19)])
+def test_a_box_that_nests_directories_without_end_is_told_of_as_far_as_a_snapshot_goes(
+    ws: Workspace, name: str, levels: int, told: int
+) -> None:
+    nest = f"import os\nfor _ in range({levels}): os.mkdir('{name}'); os.chdir('{name}')"
+    first = ws.snapshot("first")
+    with ws.overlay(first.id) as layers, Sandboxes(ws.path) as boxes:
+        done = boxes.exec(["python3", "-c", nest], provider="bubblewrap", **layers.options())
+        assert done.exit_code == 0, done.stderr
+        assert len(layers.changes()) == told
+    assert not list((store_of(ws) / "boxes").iterdir())
+
+
+def test_the_longest_path_of_a_snapshot_is_laid_over_another(ws: Workspace) -> None:
+    first = ws.snapshot("first")
+    names = ["n" * 200] * 19 + ["f" * 200]
+    fd = os.open(ws.path, os.O_RDONLY)
+    for name in names[:-1]:
+        os.mkdir(name, dir_fd=fd)
+        below = os.open(name, os.O_RDONLY, dir_fd=fd)
+        os.close(fd)
+        fd = below
+    os.close(os.open(names[-1], os.O_CREAT | os.O_WRONLY, dir_fd=fd))
+    os.close(fd)
+    second = ws.snapshot("second")
+    assert second.skipped == ()
+    with ws.overlay(first.id), ws.overlay(second.id) as layers, Sandboxes(ws.path) as boxes:
+        look = ["find", ".", "-name", names[-1]]
+        done = boxes.exec(look, provider="bubblewrap", **layers.options())
+        assert done.stdout.strip() == "/".join([".", *names])
+        assert layers.changes() == []

@@ -25,6 +25,7 @@ from proofbox.core.redaction import Redactor
 from proofbox.core.removal import remove_tree
 from proofbox.core.text import preview
 from proofbox.errors import CorruptError, IoFailed, NotFoundError, UsageError
+from proofbox.workspace.scan import beyond
 
 TEXT_LIMIT = 64 << 10
 LARGEST_CHAIN = 1 << 30
@@ -126,6 +127,13 @@ def copy_home(source: Path, dest: Path) -> None:
         modes = {name: os.lstat(os.path.join(directory, name)).st_mode for name in names}
         return [name for name, mode in modes.items() if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))]
 
+    for folder, _, _ in os.walk(source):  # which recurses, as the copy does: not deeper than this lets it
+        if too_far := beyond(os.path.relpath(folder, source)):
+            raise UsageError(
+                f"a directory in the home that the agent left can't be copied: {too_far}",
+                op="fork",
+                fix_hints=["fork an earlier trial, or begin a new one: proofbox runtime try"],
+            )
     shutil.copytree(source, dest, symlinks=True, ignore=odd, dirs_exist_ok=True)
 
 

@@ -84,8 +84,13 @@ def collect(items: Sequence[Item]) -> tuple[int, tuple[Item, ...]]:
         found = _collect(item) if item.free else item
         done.append(found)
         if found.free:
-            freed += item.bytes - min(item.bytes, size_of(item.place, item.bytes) if found.left else 0)
+            freed += item.bytes - (_still_there(item) if found.left else 0)
     return freed, tuple(done)
+
+
+def _still_there(item: Item) -> int:
+    """How much of it, once some of it could not be removed."""
+    return min(item.bytes, size_of(item.place, item.bytes)) if item.place.is_dir() else item.bytes
 
 
 def _collect(item: Item) -> Item:

@@ -14,6 +14,7 @@ that is written out, `change/upper` what the box has changed. A lock beside it t
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import functools
 import hashlib
@@ -29,7 +30,9 @@ from proofbox.sandbox.contract import Layers
 from proofbox.workspace.diff import Difference, differences, tell
 from proofbox.workspace.lower import LowerTrees
 from proofbox.workspace.model import Change
+from proofbox.workspace.opening import opened
 from proofbox.workspace.restore import write_file
+from proofbox.workspace.scan import beyond
 from proofbox.workspace.store import Store
 from proofbox.workspace.stored import entries_of
 from proofbox.workspace.tree import EMPTY_TREE, Entry
@@ -78,8 +81,8 @@ class Overlay:
 
     def changes(self) -> list[Change]:
         """What the box has made different from the snapshot, found in what it has written alone."""
-        with self._store.use():
-            return tell(list(_differences(self._store, self.upper, self._tree, "")))
+        with self._store.use(), opened(str(self.upper), None) as upper:
+            return tell(list(_differences(self._store, upper, self._tree, "")))
 
     def close(self) -> None:
         """Throw away what the box has changed. The box has to be stopped before."""
@@ -100,6 +103,11 @@ class Overlay:
 def _write_over(store: Store, place: Path, tree: bytes, found: Iterable[Difference]) -> None:
     """A layer that makes another snapshot's files this one's."""
     place.mkdir()
+    with opened(str(place), None) as top:  # the longest paths take nothing before them
+        _lay_over(store, top, tree, found)
+
+
+def _lay_over(store: Store, top: int, tree: bytes, found: Iterable[Difference]) -> None:
     made = {"": Entry(stat.S_IFDIR, tree)}
     read = functools.lru_cache(maxsize=64)(functools.partial(entries_of, store))
 
@@ -109,9 +117,13 @@ def _write_over(store: Store, place: Path, tree: bytes, found: Iterable[Differen
             return
         parent, _, name = folder.rpartition("/")
         make(parent)
-        (place / folder).unlink(missing_ok=True)  # the whiteout of a file that was there
-        (place / folder).mkdir()
+        clear(folder)  # the whiteout of a file that was there
+        os.mkdir(folder, dir_fd=top)
         made[folder] = read(made[parent].digest)[name]
+
+    def clear(path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path, dir_fd=top)
 
     gone = "/"
     for path, old, new in found:
@@ -119,33 +131,31 @@ def _write_over(store: Store, place: Path, tree: bytes, found: Iterable[Differen
             continue  # below a directory that is not there any more
         make(os.path.dirname(path))
         if new is None:
-            os.mknod(place / path, stat.S_IFCHR | 0o600, os.makedev(0, 0))  # a whiteout
+            os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(0, 0), dir_fd=top)  # a whiteout
             gone = path + "/" if old is not None and old.kind == "directory" else "/"
         elif new.kind == "directory":
             make(path)
         else:
-            (place / path).unlink(missing_ok=True)  # the whiteout of a directory that was there
-            fd = os.open((place / path).parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                write_file(store, fd, os.path.basename(path), new)
-            finally:
-                os.close(fd)
+            clear(path)  # the whiteout of a directory that was there
+            with opened(os.path.dirname(path) or ".", top) as folder:
+                write_file(store, folder, os.path.basename(path), new)
     del made[""]
     for path in sorted(made, reverse=True):
-        os.chmod(place / path, stat.S_IMODE(made[path].mode))
+        os.chmod(path, stat.S_IMODE(made[path].mode), dir_fd=top)
 
 
-def _differences(store: Store, upper: Path, tree: bytes, folder: str) -> Iterator[Difference]:
+def _differences(store: Store, upper: int, tree: bytes, folder: str) -> Iterator[Difference]:
     before = entries_of(store, tree)
     opaque = bool(folder) and _is_opaque(upper)
     names = set(os.listdir(upper))
     for name in sorted(names | before.keys() if opaque else names):
         path = f"{folder}/{name}" if folder else name
-        old, new = before.get(name), _entry(upper / name) if name in names else None
+        old, new = before.get(name), _entry(upper, name, path) if name in names else None
         if old is not None and new is not None and old.kind == new.kind == "directory":
             if old.mode != new.mode:
                 yield Difference(path, old, new)
-            yield from _differences(store, upper / name, old.digest, path)
+            with opened(name, upper) as below:
+                yield from _differences(store, below, old.digest, path)
             continue
         if old is not None and (new is None or "directory" in (old.kind, new.kind)):
             yield Difference(path, old, None)
@@ -155,26 +165,27 @@ def _differences(store: Store, upper: Path, tree: bytes, folder: str) -> Iterato
         if new is not None and new != old:
             yield Difference(path, old, new)
             if new.kind == "directory":
-                yield from _differences(store, upper / name, EMPTY_TREE, path)
+                with opened(name, upper) as below:
+                    yield from _differences(store, below, EMPTY_TREE, path)
 
 
-def _entry(path: Path) -> Entry | None:
+def _entry(folder: int, name: str, path: str) -> Entry | None:
     """What a snapshot would hold; None for what was deleted, and for what no snapshot holds."""
-    info = path.lstat()
+    info = os.stat(name, dir_fd=folder, follow_symlinks=False)
     if stat.S_ISDIR(info.st_mode):
-        return Entry(stat.S_IFDIR | stat.S_IMODE(info.st_mode), EMPTY_TREE)
+        return None if beyond(path) else Entry(stat.S_IFDIR | stat.S_IMODE(info.st_mode), EMPTY_TREE)
     if stat.S_ISLNK(info.st_mode):
-        return Entry(stat.S_IFLNK, hashlib.sha256(os.fsencode(os.readlink(path))).digest())
+        return Entry(stat.S_IFLNK, hashlib.sha256(os.fsencode(os.readlink(name, dir_fd=folder))).digest())
     if not stat.S_ISREG(info.st_mode):
         return None
-    with open(os.open(path, _OPEN_FILE), "rb") as file:
+    with open(os.open(name, _OPEN_FILE, dir_fd=folder), "rb") as file:
         return Entry(info.st_mode, hashlib.file_digest(file, "sha256").digest())
 
 
-def _is_opaque(path: Path) -> bool:
+def _is_opaque(folder: int) -> bool:
     for name in _OPAQUE:
         try:
-            if os.getxattr(path, name) in (b"y", b"x"):
+            if os.getxattr(folder, name) in (b"y", b"x"):
                 return True
         except OSError:
             continue

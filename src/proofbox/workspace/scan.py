@@ -34,8 +34,8 @@ from proofbox.workspace.suspects import suspects
 from proofbox.workspace.tree import PAGED, UNSETTLED, Directory, Known
 
 DEEPEST = 200
-LONGEST = 3840
-"""A file in such a directory has a path that can still be given to the kernel in one piece, 4096 bytes."""
+LONGEST = 3839
+"""A file in such a directory has a path that the kernel still takes in one piece: 4096 bytes with its end."""
 LARGEST = 16 << 30
 _TRIES = 3
 _TELL_EVERY = 500
@@ -43,6 +43,15 @@ _CHUNK = 1 << 20
 _OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _SECOND = 1_000_000_000
 _CLOCK_REALTIME_COARSE = 5  # what Linux stamps files with; Python has no name for it
+
+
+def beyond(path: str) -> str:
+    """Why a directory of that path is not looked into; empty: it is."""
+    if path.count("/") >= DEEPEST:
+        return f"deeper than {DEEPEST} levels"
+    if len(path) > LONGEST // 4 and len(os.fsencode(path)) > LONGEST:
+        return f"its path is longer than {LONGEST} bytes"
+    return ""
 
 
 class Watcher(Protocol):
@@ -140,7 +149,7 @@ class Scanner:
             if names is None:
                 names = self._listed_anew(fd, line[-1], path, info)
             for name in names:
-                self._entry(fd, line[-1], path, name, len(line))
+                self._entry(fd, line[-1], path, name)
         finally:
             os.close(fd)
         for parent, part, child in zip(line[-2::-1], reversed(parts), line[:0:-1], strict=True):
@@ -164,18 +173,18 @@ class Scanner:
         directory.ctime_ns, directory.ino = self._settled(info.st_ctime_ns), info.st_ino
         return look
 
-    def _directory(self, fd: int, directory: Directory, path: str, depth: int) -> None:
+    def _directory(self, fd: int, directory: Directory, path: str) -> None:
         """Look at everything in and below a directory."""
         if self._watcher:
             self._watcher.watch(path, fd)
         look = self._listed_anew(fd, directory, path, os.fstat(fd))
         for name in look:
-            self._entry(fd, directory, path, name, depth + 1)
+            self._entry(fd, directory, path, name)
         for name, child in list(directory.dirs.items()):
             if name not in look:
-                self._descend(fd, directory, path, name, child, depth + 1)
+                self._descend(fd, directory, path, name, child)
 
-    def _entry(self, fd: int, parent: Directory, folder: str, name: str, depth: int) -> None:
+    def _entry(self, fd: int, parent: Directory, folder: str, name: str) -> None:
         """Look at one name, whatever it was before."""
         path = f"{folder}/{name}" if folder else name
         self.skipped.pop(path, None)
@@ -196,7 +205,7 @@ class Scanner:
                 return None
             # The same directory as before, and watched: what changed in it was reported by its own name.
             reported = child is not None and child.ino == info.st_ino and self._watched(path)
-            return self._descend(fd, parent, folder, name, child, depth, whole=not reported)
+            return self._descend(fd, parent, folder, name, child, whole=not reported)
         if name in parent.dirs:
             self._remove(parent, folder, name)
         if stat.S_ISREG(info.st_mode) and info.st_size > LARGEST:
@@ -224,21 +233,11 @@ class Scanner:
         self.changed += 1
 
     def _descend(
-        self,
-        fd: int,
-        parent: Directory,
-        folder: str,
-        name: str,
-        child: Directory | None,
-        depth: int,
-        *,
-        whole: bool = True,
+        self, fd: int, parent: Directory, folder: str, name: str, child: Directory | None, *, whole: bool = True
     ) -> None:
         path = f"{folder}/{name}" if folder else name
-        if depth > DEEPEST:
-            return self._skip(parent, folder, name, f"deeper than {DEEPEST} levels")
-        if len(path) > LONGEST // 4 and len(os.fsencode(path)) > LONGEST:
-            return self._skip(parent, folder, name, f"its path is longer than {LONGEST} bytes")
+        if too_far := beyond(path):
+            return self._skip(parent, folder, name, too_far)
         try:
             with opened(name, fd) as below:
                 info = os.fstat(below)
@@ -248,14 +247,14 @@ class Scanner:
                     child = parent.dirs[name] = self._went.pop(info.st_ino, Directory())
                     self._touch(parent, name)
                     before, child.mode = self.changed, mode
-                    self._directory(below, child, path, depth)
+                    self._directory(below, child, path)
                     self.changed = before + _paths_below(child)
                     return None
                 if child.mode != mode:
                     child.mode = mode
                     self._touch(parent, name)
                 if whole:
-                    self._directory(below, child, path, depth)
+                    self._directory(below, child, path)
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
                 parent.ctime_ns = UNSETTLED

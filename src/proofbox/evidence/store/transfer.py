@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from proofbox.core.atomic import sync_directory, write_document
 from proofbox.core.digest import sha256_hex
+from proofbox.core.removal import remove_tree
 from proofbox.errors import BundleCorrupt, BundleExists, BundleLocked, BundleNotFound, StoreConflict
 from proofbox.evidence.check import check_bundle
 from proofbox.evidence.index import Index, parse_index
@@ -178,12 +178,12 @@ def _unfinished(place: str) -> Iterator[str]:
         except BlockingIOError:
             raise BundleLocked(f"{shown(place)}: another process is pulling this run", op="bundle pull") from None
         for name in os.listdir(place):
-            left = os.path.join(place, name)
-            shutil.rmtree(left) if os.path.isdir(left) and not os.path.islink(left) else os.unlink(left)
+            for left in remove_tree(name, dir_fd=fd):
+                raise OSError(left.errno, left.reason, os.path.join(place, name))
         try:
             yield place
         finally:
-            shutil.rmtree(place, ignore_errors=True)  # where the pull succeeded, it has another name by now
+            remove_tree(place)  # where the pull succeeded, it has another name by now
     finally:
         os.close(fd)
 
