@@ -66,6 +66,9 @@ from proofbox.evidence.shape import ShapeError
 from proofbox.evidence.status import SCHEMA as STATUS_SCHEMA
 from proofbox.evidence.status import RunStatus, parse_status
 
+UNFINISHED = "unfinished"
+"""Where a bundle that was taken over has what its first writer did not live to stand by."""
+
 _Path = str | os.PathLike[str]
 _IDS = IdSource()
 
@@ -122,13 +125,15 @@ class BundleWriter:
         nested.path = Path(directory) / check_artifact_path(path, "bundle nested")
         return nested
 
-    def taking_over(self) -> Self:
+    def taking_over(self, *, aside: Iterable[str] = ()) -> Self:
         """Go on with a bundle whose writer died: `with BundleWriter(out, run_id=…).taking_over() as bundle`.
 
-        What is there stays and is covered as it is found, logs included, which get no anchor and no more entries. That
-        the writer is dead is checked as far as it can be from here; a committed bundle is refused.
+        What is there stays and is covered as it is found, logs included, which get no anchor and no more entries. What
+        `aside` names of it is kept below `unfinished/`: words that nobody stands by any more. That the writer is dead
+        is checked as far as it can be from here; a committed bundle is refused.
         """
         self._takes_over = True
+        self._aside: tuple[str, ...] = tuple(aside)
         return self
 
     def _setup(
@@ -154,6 +159,7 @@ class BundleWriter:
         self._open_nested: list[BundleWriter] = []
         self._partial: list[str] = []
         self._takes_over = False
+        self._aside = ()
         self._state = "new"
         self.stage = "run"
 
@@ -208,6 +214,9 @@ class BundleWriter:
         self._expected = tuple(dict.fromkeys((*before.expected, *self._expected)))
         self._status = replace(self._status, run_id=before.run_id, started_at=before.started_at)
         self._status = replace(self._status, expected=self._expected)
+        for path in self._aside:
+            if os.path.lexists(self.path / path):
+                os.replace(self.path / path, self._target(f"{UNFINISHED}/{path}"))
         own, interrupted = tidy(self.path).split()
         torn = {os.path.dirname(index) for index in interrupted}  # nested bundles, each to be taken over by itself
         for path in own - {STATUS}:

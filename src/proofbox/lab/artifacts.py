@@ -127,7 +127,8 @@ def write_torn(bundle: BundleWriter, attempt: Attempt, run_id: str, lost: Proofb
         last_state=attempt.phase,
         error=lost.as_dict(),
     )
-    bundle.write_json(TORN, msgspec.to_builtins(torn))
+    if not (bundle.path / TORN).exists():  # whoever began to say so may have died as well
+        bundle.write_json(TORN, msgspec.to_builtins(torn))
     unknown = outcome.Verdict("unknown")
     infra = outcome.Verdict("failed", "proofbox", "its worker was found dead", lost.message)
     if not (bundle.path / outcome.PATH).exists():

@@ -120,14 +120,17 @@ class Ledger:
         try:
             self._db = _connect(path)
             try:
-                found = self.about("schema_version")
-                if found != SCHEMA:
-                    raise CorruptError(f"{path} is of schema {found!r}, and this reads {SCHEMA}", op="ledger")
+                self._refuse_other_schema()
             except BaseException:
                 self._db.close()
                 raise
         except sqlite3.DatabaseError as error:
             raise CorruptError(f"{path} is no ledger: {error}", op="ledger") from None
+
+    def _refuse_other_schema(self) -> None:
+        found = self.about("schema_version")
+        if found != SCHEMA:
+            raise CorruptError(f"{self.path} is of schema {found!r}, and this reads {SCHEMA}", op="ledger")
 
     @classmethod
     def create(

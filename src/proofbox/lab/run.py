@@ -24,10 +24,10 @@ from proofbox.evidence.paths import INDEX
 from proofbox.evidence.schedule import PATH as SCHEDULE
 from proofbox.evidence.schedule import ScheduleLog
 from proofbox.evidence.writer import BundleWriter
-from proofbox.lab import artifacts
+from proofbox.lab.closing import as_committed, close_torn
 from proofbox.lab.crew import Crew, OnEvent
 from proofbox.lab.documents import ChainDecided, RunEnvironment, SuiteNamed
-from proofbox.lab.ledger import Attempt, Ended, Ledger, Planned
+from proofbox.lab.ledger import Attempt, Ledger, Planned
 from proofbox.lab.pinning import PINNED, pin
 from proofbox.lab.plan import PLAN, TEMPLATES, WORK, Plan, attempts_of, ledger_path, read_plan, redactor_of
 from proofbox.lab.reading import Suite
@@ -161,32 +161,12 @@ class Conductor:
             self._crew.kill(attempt.worker or "")  # alive, and silent for longer than its lease
             mine = self._ledger.take_over(attempt, f"{CONDUCTOR}-{self._epoch}", TAKEN_OVER)
             path = self._out / self._run_id / attempt.path
-            ended = _from_bundle(path) if (path / INDEX).exists() else self._commit_torn(attempt)
+            redactor = redactor_of(self._plan, os.environ)
+            ended = close_torn(self._out / self._run_id, self._run_id, attempt, redactor, self._clock)
             self._ledger.end(mine, ended)
             shutil.rmtree(self._out / WORK / self._run_id / "attempts" / path.name, ignore_errors=True)
             told = {"claimed": ended.claimed, "verified": ended.verified, "infra": ended.infra, "reason": ended.reason}
             self._tell({"event": "ended", "attempt_id": attempt.id, "mission_id": attempt.mission, **told})
-
-    def _commit_torn(self, attempt: Attempt) -> Ended:
-        lost = WorkerLost("the process that ran it died", op="attempt")
-        writer = BundleWriter.nested_in(
-            self._out / self._run_id,
-            attempt.path,
-            run_id=f"{self._run_id}.{attempt.id}",
-            redactor=redactor_of(self._plan, os.environ),
-            clock=self._clock,
-        ).taking_over()
-        with writer as bundle:
-            artifacts.write_torn(bundle, attempt, self._run_id, lost)
-        return Ended(
-            claimed="none",
-            verified="none",
-            infra=lost.code,
-            reason="worker_lost",
-            strategy="",
-            index_sha256=artifacts.index_sha256(writer.path),
-            retry_after=0.0,
-        )
 
     def _plan_retries(self) -> None:
         """A new attempt for each infra failure that is worth one, naming it as its parent."""
@@ -217,7 +197,7 @@ class Conductor:
     # The end
 
     def _write(self, bundle: BundleWriter) -> None:
-        attempts = self._ledger.attempts()
+        attempts = as_committed(self._out / self._run_id, self._ledger.attempts())
         suite = self._plan.suite()
         bundle.write_bytes(_source_name(self._plan), self._plan.suite_source.encode(), schema_version=SUITE_SCHEMA)
         bundle.write_json(
@@ -240,7 +220,7 @@ class Conductor:
             schedule.planned(attempt.id, attempt.path, parent=attempt.parent)
         for attempt in attempts:
             schedule.started(attempt.id)
-            if attempt.result is not None:
+            if attempt.result is not None and attempt.result.index_sha256:
                 schedule.finished(attempt.id, attempt.result.index_sha256)
         schedule.close()
         summary = summarize(self._run_id, suite, attempts)
@@ -269,17 +249,3 @@ def _lineage(attempt: Attempt, by_id: dict[str, Attempt]) -> list[Attempt]:
     while line[0].parent is not None:
         line.insert(0, by_id[line[0].parent])
     return line
-
-
-def _from_bundle(path: Path) -> Ended:
-    """What an attempt's committed bundle says: its worker died after the commit and before it could tell."""
-    report = msgspec.json.decode((path / artifacts.REPORT).read_bytes())
-    return Ended(
-        claimed=report["claimed"],
-        verified=report["verified"],
-        infra=report["infra"],
-        reason=report["reason"],
-        strategy=report["strategy"] or "",
-        index_sha256=artifacts.index_sha256(path),
-        retry_after=report["retry_after"],
-    )

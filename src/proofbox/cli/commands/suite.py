@@ -24,6 +24,7 @@ from proofbox.core.text import printable
 from proofbox.core.words import counted
 from proofbox.errors import SuiteInvalid, SuiteNotPassed, UsageError
 from proofbox.lab import harbor, reading
+from proofbox.lab.closing import as_committed
 from proofbox.lab.documents import Totals
 from proofbox.lab.ledger import Attempt, Ledger
 from proofbox.lab.plan import Plan, ledger_path, read_plan
@@ -320,7 +321,7 @@ def _conduct(out: Path, run_id: str, *, json: bool, jsonl: bool) -> int:
 
 def _show(out: Path, run_id: str, *, json: bool) -> int:
     with Ledger(ledger_path(out, run_id)) as ledger:
-        attempts = ledger.attempts()
+        attempts = as_committed(out / run_id, ledger.attempts())
         suite = read_plan(ledger).suite()
         committed = ledger.about("committed") == "yes"
     final = final_attempts(attempts)
