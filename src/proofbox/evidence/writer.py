@@ -125,14 +125,16 @@ class BundleWriter:
         nested.path = Path(directory) / check_artifact_path(path, "bundle nested")
         return nested
 
-    def taking_over(self, *, aside: Iterable[str] = ()) -> Self:
+    def taking_over(self, *, aside: Iterable[str] = (), released: bool = False) -> Self:
         """Go on with a bundle whose writer died: `with BundleWriter(out, run_id=…).taking_over() as bundle`.
 
         What is there stays and is covered as it is found, logs included, which get no anchor and no more entries. What
         `aside` names of it is kept below `unfinished/`: words that nobody stands by any more. That the writer is dead
-        is checked as far as it can be from here; a committed bundle is refused.
+        is checked as far as it can be from here, unless it `released` the bundle, which is the caller's to know; a
+        committed bundle is refused.
         """
         self._takes_over = True
+        self._released = released
         self._aside: tuple[str, ...] = tuple(aside)
         return self
 
@@ -159,6 +161,7 @@ class BundleWriter:
         self._open_nested: list[BundleWriter] = []
         self._partial: list[str] = []
         self._takes_over = False
+        self._released = False
         self._aside = ()
         self._state = "new"
         self.stage = "run"
@@ -199,12 +202,11 @@ class BundleWriter:
         try:
             before = parse_status(read_bounded(self.path / STATUS, MAX_STATUS_BYTES))
         except FileNotFoundError:
-            with contextlib.suppress(FileNotFoundError):
-                os.rmdir(self.path)
+            self._clear_unborn()
             return False
         except (OSError, ShapeError) as error:
             raise BundleCorrupt(f"{self.run_id} has no status to go on from: {error}", op="bundle open") from error
-        if (self.path / INDEX).exists() or is_alive(before.writer) is not False:
+        if (self.path / INDEX).exists() or not (self._released or is_alive(before.writer) is False):
             raise BundleInProgress(
                 f"{before.run_id} is committed, or its writer still lives",
                 op="bundle open",
@@ -224,6 +226,16 @@ class BundleWriter:
                 self._artifacts[path] = self._measure(path)
         write_document(self.path / STATUS, self._status.to_bytes())
         return True
+
+    def _clear_unborn(self) -> None:
+        """Who dies before there is a status leaves an empty directory, or a document on its way to its name."""
+        try:
+            tidy(self.path)
+            os.rmdir(self.path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise BundleCorrupt(f"{self.run_id} has files and no status: {error}", op="bundle open") from error
 
     def _create_run(self, out: str) -> None:
         """Under a name that no reader looks at, until there is a status to read."""

@@ -8,6 +8,7 @@ The agent's box and everything in it is dead before the final snapshot is taken,
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Mapping
 from functools import partial
@@ -21,21 +22,24 @@ from anyio.to_thread import run_sync
 from proofbox.agents.contract import AgentRuntime, AgentSession, ApprovalRule, SessionOptions, TurnResult
 from proofbox.agents.environment import AgentEnvironment, decide_environment
 from proofbox.agents.strategies import Considered, first_usable
-from proofbox.core.clock import Clock, isoformat
+from proofbox.core.clock import isoformat
 from proofbox.errors import (
     AgentError,
     CapabilityUnsupported,
     ContextExceeded,
     InternalError,
+    LeaseLost,
     ProofboxError,
     SetupFailed,
     TurnInterrupted,
 )
+from proofbox.evidence.paths import INDEX
 from proofbox.evidence.writer import BundleWriter
 from proofbox.lab import artifacts, pressure
 from proofbox.lab.claims import Feedback, read_feedback
 from proofbox.lab.documents import Verified
 from proofbox.lab.expectations import Unmet, unmet
+from proofbox.lab.failures import retry_after, typed
 from proofbox.lab.ledger import Attempt, Ended
 from proofbox.lab.missionbox import MissionBoxes
 from proofbox.lab.sharing import Started, only
@@ -46,8 +50,6 @@ from proofbox.lab.trace import Trace
 from proofbox.lab.verifier import Checked, check, lay_beside, lay_out
 from proofbox.sandbox.service import Sandboxes
 from proofbox.workspace.workspace import Workspace
-
-RETRY_SOON = 1.0
 
 # What an agent's turn may fail with that is the agent's own affair: everything else is the machinery's.
 ITS_OWN = (ContextExceeded, TurnInterrupted)
@@ -65,15 +67,26 @@ async def run_attempt(attempt: Attempt, around: Surroundings, watch: Watch) -> E
         clock=around.clock,
         ids=around.ids,
     )
+    try:
+        await _record(trying, writer)
+    except LeaseLost:
+        raise
+    except Exception as error:
+        if not await run_sync(os.path.lexists, writer.path / INDEX):
+            raise
+        trying.fail(error)  # the bundle was committed as failed, and says why
+    index = await run_sync(artifacts.index_sha256, writer.path)
+    trying.enter("ended")
+    return trying.ended(index)
+
+
+async def _record(trying: _Supervisor, writer: BundleWriter) -> None:
     with writer as bundle:
         try:
             await trying.run(bundle)
         finally:
             with anyio.CancelScope(shield=True):
                 await run_sync(shutil.rmtree, trying.place, True)
-    index = await run_sync(artifacts.index_sha256, writer.path)
-    trying.enter("ended")
-    return trying.ended(index)
 
 
 class _Supervisor:
@@ -101,26 +114,34 @@ class _Supervisor:
         self._states.enter(state)
         self._watch.on_state(state)
 
+    def fail(self, error: Exception) -> None:
+        """The machinery's failure, whatever it was. That the attempt is another's now is none: it is raised."""
+        infra = typed(error)
+        if isinstance(infra, LeaseLost):
+            raise infra
+        self._reason = "setup_failed" if isinstance(infra, SetupFailed) else "infra_failed"
+        self._infra = infra
+
     async def run(self, bundle: BundleWriter) -> None:
-        prompt = self._around.suite.prompt_of(self._mission)
-        bundle.write_bytes(artifacts.PROMPT, prompt.encode())
-        workspace: Workspace | None = None
         try:
-            self.enter("preparing")
-            workspace = await run_sync(self._prepare)
+            await self._carry_out(bundle)
+        except Exception as error:
+            self.fail(error)
+        self.enter("committing")
+        await run_sync(self._write, bundle)
+
+    async def _carry_out(self, bundle: BundleWriter) -> None:
+        prompt = await run_sync(self._around.suite.prompt_of, self._mission)
+        bundle.write_bytes(artifacts.PROMPT, prompt.encode())
+        self.enter("preparing")
+        workspace = await run_sync(self._prepare)
+        try:
             given = await run_sync(_latest, workspace)
             await self._work(bundle, workspace, given, prompt)
             self.enter("verifying")
             await run_sync(self._verify, bundle, workspace, given)
-        except SetupFailed as error:
-            self._reason, self._infra = "setup_failed", error
-        except ProofboxError as error:
-            self._reason, self._infra = "infra_failed", error
         finally:
-            if workspace is not None:
-                await run_sync(workspace.forget)
-        self.enter("committing")
-        await run_sync(self._write, bundle)
+            await run_sync(workspace.forget)
 
     # Before the agent
 
@@ -316,7 +337,7 @@ class _Supervisor:
                 unmet=tuple(self._unmet),
                 report=self._trace.report() if self._trace else {},
                 tokens=self._trace.tokens() if self._trace else {},
-                retry_after=_retry_after(self._infra, self._around.clock),
+                retry_after=retry_after(self._infra, self._around.clock),
                 written_at=isoformat(self._around.clock.now()),
             ),
             self._around.redactor,
@@ -331,7 +352,7 @@ class _Supervisor:
             reason=self._reason,
             strategy=str(self._runner.get("runtime", "")),
             index_sha256=index_sha256,
-            retry_after=_retry_after(infra, self._around.clock),
+            retry_after=retry_after(infra, self._around.clock),
         )
 
 
@@ -351,12 +372,3 @@ def _approvals(mission: Mission) -> tuple[ApprovalRule, ...]:
 def _model_keys(settings: Mapping[str, Any]) -> tuple[str, ...]:
     name = settings.get("api_key_env")
     return (name,) if isinstance(name, str) else ()
-
-
-def _retry_after(infra: ProofboxError | None, clock: Clock) -> float | None:
-    """In how many seconds another try may go better; None: it would go the same."""
-    if infra is None or not infra.retryable:
-        return None
-    if "resets_at" in infra.details:
-        return max(RETRY_SOON, float(infra.details["resets_at"]) - clock.now().timestamp())
-    return float(infra.details.get("retry_after") or RETRY_SOON)

@@ -95,12 +95,10 @@ def _commit(run_dir: Path, run_id: str, attempt: Attempt, redactor: Redactor, cl
     )
     # With that document there, the rest was said in the worker's place already, by one who died as well.
     replaced = os.path.lexists(writer.path / artifacts.TORN)
-    with writer.taking_over(aside=() if replaced else (artifacts.REPORT, outcome.PATH)) as bundle:
-        artifacts.write_torn(bundle, attempt, run_id, _gone())
-
-
-def _gone() -> WorkerLost:
-    return WorkerLost("the process that ran it died", op="attempt")
+    said = () if replaced else (artifacts.REPORT, outcome.PATH)
+    with writer.taking_over(aside=said, released=attempt.given_up) as bundle:
+        how = "could not commit it" if attempt.given_up else "died"
+        artifacts.write_torn(bundle, attempt, run_id, WorkerLost(f"the process that ran it {how}", op="attempt"))
 
 
 def _lost(index_sha256: str) -> Ended:

@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from subprocess import Popen
 from typing import Any
 
 from proofbox.core.ids import IdSource
@@ -32,7 +33,7 @@ class Crew:
         self._run_id = run_id
         self._ids = ids
         self._tell = on_event
-        self._workers: dict[str, subprocess.Popen[str]] = {}
+        self._workers: dict[str, Popen[str]] = {}
         self._readers: list[threading.Thread] = []
         self._changed = threading.Event()
 
@@ -46,7 +47,7 @@ class Crew:
             name = self._ids.new_id("worker")
             argv = [sys.executable, "-m", "proofbox.lab.worker", str(self._out), self._run_id, name]
             argv += [str(epoch), str(slots), str(os.getpid())]
-            worker = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+            worker = Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
             self._workers[name] = worker
             reader = threading.Thread(target=self._listen, args=(worker,), daemon=True)
             reader.start()
@@ -81,7 +82,7 @@ class Crew:
         for reader in self._readers:
             reader.join()
 
-    def _listen(self, worker: subprocess.Popen[str]) -> None:
+    def _listen(self, worker: Popen[str]) -> None:
         if worker.stdout is None:
             raise InternalError("a worker without a pipe", op="suite")
         with worker.stdout:

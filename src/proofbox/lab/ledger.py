@@ -23,7 +23,7 @@ import msgspec
 
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.core.documents import declare
-from proofbox.errors import AttemptUnknown, CorruptError, LeaseLost, RunUnknown
+from proofbox.errors import AttemptUnknown, CorruptError, IoFailed, LeaseLost, RunUnknown
 
 SCHEMA = "proofbox.ledger/1"
 State = Literal["planned", "claimed", "ended"]
@@ -101,6 +101,11 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     not_before: float
     lane: str
     result: Ended | None
+
+    @property
+    def given_up(self) -> bool:
+        """By a worker that lives, and writes no more of it."""
+        return self.worker == ""
 
     @property
     def path(self) -> str:
@@ -273,6 +278,14 @@ class Ledger:
             )
         _held(changed, attempt)
 
+    def give_up(self, attempt: Attempt) -> None:
+        """Its worker lives, writes no more of it, and could not end it: it is torn from here on."""
+        with self._writing() as db:
+            db.execute(
+                "UPDATE attempt SET worker = '', lease_until = 0 WHERE id = ? AND worker = ? AND state = 'claimed'",
+                (attempt.id, attempt.worker),
+            )
+
     def interrupt(self, id: str) -> Attempt:
         """Ask whoever runs it to stop it."""
         attempt = self.attempt(id)
@@ -309,13 +322,15 @@ class Ledger:
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
         with self._mutex:
-            self._db.execute("BEGIN IMMEDIATE")
             try:
+                self._db.execute("BEGIN IMMEDIATE")
                 yield self._db
-            except BaseException:
-                self._db.execute("ROLLBACK")
-                raise
-            self._db.execute("COMMIT")
+                self._db.execute("COMMIT")
+            except sqlite3.OperationalError as error:  # a full disk, or one who holds it for longer than we wait
+                raise IoFailed(f"{self.path} can't be written: {error}", op="ledger") from error
+            finally:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
 
 
 _PLAN = "INSERT OR IGNORE INTO attempt (id, mission, replicate, parent, not_before, lane) VALUES (?, ?, ?, ?, ?, ?)"

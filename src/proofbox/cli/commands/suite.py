@@ -128,7 +128,7 @@ class EventDocument(Streamed, frozen=True, kw_only=True):
     reason: str | UnsetType = UNSET
     strategy: str | UnsetType = UNSET
     message: str | UnsetType = UNSET
-    """Of `lost`: why the attempt was given to another worker."""
+    """Of `lost`: why its worker could not end the attempt."""
 
 
 def lint(spec: SpecPath, *, host_root: HostRoot = False, json: flags.Json = False) -> int:
