@@ -25,7 +25,7 @@ from proofbox.evidence.schedule import PATH as SCHEDULE
 from proofbox.evidence.schedule import ScheduleLog
 from proofbox.evidence.writer import BundleWriter
 from proofbox.lab.closing import as_committed, close_torn
-from proofbox.lab.crew import Crew, OnEvent
+from proofbox.lab.crew import Crew, OnEvent, Telling
 from proofbox.lab.documents import ChainDecided, RunEnvironment, SuiteNamed
 from proofbox.lab.ledger import Attempt, Ledger, Planned
 from proofbox.lab.pinning import PINNED, pin
@@ -39,6 +39,8 @@ from proofbox.lab.template import GIVEN, Source, fill, forget_templates
 CONDUCTOR = "conductor"
 MOST_LOST = 3
 """How often an attempt is tried again because its worker died: one that kills its worker must not go on for ever."""
+MOST_IN_VAIN = 4
+"""How many workers may die one after another without any attempt's being begun or ended."""
 TAKEN_OVER = 60.0
 _EXPECTED = ("environment.json", SCHEDULE, SUMMARY)
 
@@ -82,7 +84,7 @@ class Conductor:
     def __init__(self, out: Path, run_id: str, *, on_event: OnEvent | None = None, clock: Clock | None = None) -> None:
         self._out = out
         self._run_id = run_id
-        self._tell: OnEvent = on_event or (lambda _: None)
+        self._tell = Telling(on_event)
         self._clock: Clock = clock or SystemClock()
         self._ids = IdSource(self._clock)
         self._ledger = Ledger(ledger_path(out, run_id), clock=self._clock)
@@ -106,7 +108,7 @@ class Conductor:
             if run_dir.exists():
                 for name in expected:  # written last, from the ledger: killed among them, they are written anew
                     (run_dir / name).unlink(missing_ok=True)
-                bundle = bundle.taking_over()
+                bundle = bundle.taking_over(released=True)  # whoever conducts it is alone
             # Not a `with`: left by an exception or an interrupt, the run is to stay in progress, and be resumed.
             bundle.__enter__()
             try:
@@ -144,14 +146,19 @@ class Conductor:
     def _work(self) -> None:
         wanted = 1 if self._plan.isolation == "shared" else min(os.cpu_count() or 1, self._plan.concurrency)
         slots = -(-self._plan.concurrency // wanted)
+        in_vain = 0
         while True:
             counts = self._ledger.counts()
             if not counts["planned"] and not counts["claimed"]:
                 return self._crew.let_go()
+            self._tell.check()
             self._crew.hire(wanted, slots, self._epoch)
-            self._crew.wait()
+            died = self._crew.wait()
             self._close_torn(alive=self._crew)
             self._plan_retries()
+            in_vain = in_vain + died if self._ledger.counts() == counts else 0
+            if in_vain > MOST_IN_VAIN:
+                raise WorkerLost("its workers die before they have done anything; what they said is above", op="suite")
 
     # Torn attempts and retries
 

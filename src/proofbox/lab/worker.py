@@ -172,8 +172,9 @@ class Worker:
 
     def _say(self, attempt: Attempt, event: str, **more: Any) -> None:
         line = {"event": event, "attempt_id": attempt.id, "mission_id": attempt.mission, **more}
-        sys.stdout.write(json.dumps(line) + "\n")
-        sys.stdout.flush()
+        with contextlib.suppress(BrokenPipeError):  # nothing rests on its being heard
+            sys.stdout.write(json.dumps(line) + "\n")
+            sys.stdout.flush()
 
 
 def _told(ended: Ended) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -310,9 +311,10 @@ def _conduct(out: Path, run_id: str, *, json: bool, jsonl: bool) -> int:
         conductor = Conductor(out, run_id, on_event=hear)
         try:
             conductor.conduct()
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, OSError):  # whoever read the events has left (| head), or they can't be written
             progress.close()
-            print(f"interrupted; go on with: proofbox suite resume {out / run_id}", file=sys.stderr)
+            with contextlib.suppress(OSError):
+                print(f"interrupted; go on with: proofbox suite resume {out / run_id}", file=sys.stderr)
             raise
         finally:
             conductor.close()
