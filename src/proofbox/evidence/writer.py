@@ -78,7 +78,7 @@ class BundleWriter:
 
     `expected` are the artifacts that a complete run has: those absent at the commit are listed as missing, and the
     bundle is then `partial`. A `dry` run commits and does not move LATEST. With a `redactor`, logs are redacted, and
-    the commit is refused if any artifact holds one of its exact secrets.
+    the commit is refused if any artifact holds one of its exact secrets (`withhold_secrets` takes such out).
 
     `stage` says what the run is doing, and is recorded if it fails there.
     """
@@ -162,6 +162,7 @@ class BundleWriter:
         self._partial: list[str] = []
         self._takes_over = False
         self._released = False
+        self._withholding = False
         self._aside = ()
         self._state = "new"
         self.stage = "run"
@@ -281,6 +282,26 @@ class BundleWriter:
         self._require_open("bundle mark_partial")
         self._partial.append(preview(self._clean(reason), 1000)[0])
 
+    def withhold_secrets(self) -> tuple[str, ...]:
+        """Rather than refuse the commit, take out what holds an exact secret: now, where it is known, and then.
+
+        The paths of what was taken out now. Without any of it the bundle is partial, and says what it lacks.
+        """
+        self._require_open("bundle withhold_secrets")
+        self._withholding = True
+        return self._withhold()
+
+    def _withhold(self) -> tuple[str, ...]:
+        # A nested bundle's index has names and digests, and is what the files beside it are found by.
+        taken = tuple(sorted(path for path in self._secrets if not path.endswith("/" + INDEX)))
+        for path in taken:
+            os.unlink(self.path / path)
+            self._artifacts.pop(path, None)
+            self._anchors.pop(path, None)
+            self._partial.append(preview(self._clean(f"{path} held a secret, and was taken out"), 1000)[0])
+        self._secrets.clear()
+        return taken
+
     # Artifacts
 
     def write_json(self, path: str, value: Any) -> Artifact:
@@ -370,6 +391,9 @@ class BundleWriter:
         for log in self._open_logs:
             log.close()
         artifacts, interrupted = self._collect()
+        if self._secrets and self._withholding and self._withhold():
+            artifacts, interrupted = self._collect()
+            self._secrets.clear()  # of a nested index, which was looked at once more
         if self._secrets:
             raise BundleSecretFound(
                 f"{len(self._secrets)} artifacts hold a secret: {', '.join(sorted(self._secrets)[:5])}",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from proofbox.agents.strategies import Considered, first_usable
 from proofbox.core.clock import isoformat
 from proofbox.errors import (
     AgentError,
+    BundleSecretFound,
     CapabilityUnsupported,
     ContextExceeded,
     InternalError,
@@ -313,6 +314,13 @@ class _Supervisor:
         return "passed" if self._checked.passed or self._mission.expect != type(self._mission.expect)() else "none"
 
     def _write(self, bundle: BundleWriter) -> None:
+        if held := bundle.withhold_secrets():
+            self.fail(_secret_found(held))
+        self._write_documents(bundle)
+        if held := bundle.withhold_secrets():
+            raise _secret_found(held)  # what is left of them is no verdict
+
+    def _write_documents(self, bundle: BundleWriter) -> None:
         artifacts.write_all(
             bundle,
             artifacts.Story(
@@ -354,6 +362,18 @@ class _Supervisor:
             index_sha256=index_sha256,
             retry_after=retry_after(infra, self._around.clock),
         )
+
+
+def _secret_found(paths: Sequence[str]) -> BundleSecretFound:
+    return BundleSecretFound(
+        f"{', '.join(paths[:5])} held a secret, and was taken out of the evidence",
+        op="attempt",
+        fix_hints=[
+            "a file's name may hold the value of a variable that is called a secret: rename one of them",
+            "if it is no secret, run without that variable: env -u NAME proofbox suite …",
+        ],
+        details={"paths": list(paths)},
+    )
 
 
 def _latest(workspace: Workspace) -> str:

@@ -99,6 +99,7 @@ def _commit(run_dir: Path, run_id: str, attempt: Attempt, redactor: Redactor, cl
     with writer.taking_over(aside=said, released=attempt.given_up) as bundle:
         how = "could not commit it" if attempt.given_up else "died"
         artifacts.write_torn(bundle, attempt, run_id, WorkerLost(f"the process that ran it {how}", op="attempt"))
+        bundle.withhold_secrets()
 
 
 def _lost(index_sha256: str) -> Ended:

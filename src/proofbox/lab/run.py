@@ -29,7 +29,17 @@ from proofbox.lab.crew import Crew, OnEvent, Telling
 from proofbox.lab.documents import ChainDecided, RunEnvironment, SuiteNamed
 from proofbox.lab.ledger import Attempt, Ledger, Planned
 from proofbox.lab.pinning import PINNED, pin
-from proofbox.lab.plan import PLAN, TEMPLATES, WORK, Plan, attempts_of, ledger_path, read_plan, redactor_of
+from proofbox.lab.plan import (
+    PLAN,
+    TEMPLATES,
+    WORK,
+    Plan,
+    attempts_of,
+    ledger_path,
+    read_plan,
+    redactor_of,
+    refuse_secrets,
+)
 from proofbox.lab.reading import Suite
 from proofbox.lab.spec import SCHEMA as SUITE_SCHEMA
 from proofbox.lab.spec import Mission
@@ -48,6 +58,7 @@ _EXPECTED = ("environment.json", SCHEDULE, SUMMARY)
 def create_run(plan: Plan, out: Path, *, clock: Clock | None = None) -> Path:
     """Plan it: after this it can be resumed from any process. The path of its ledger."""
     suite = plan.suite()
+    refuse_secrets(plan, os.environ)
     out.mkdir(parents=True, exist_ok=True)
     work = (out / WORK / plan.run_id).absolute()
     try:
@@ -99,6 +110,7 @@ class Conductor:
             if (run_dir / INDEX).exists():
                 self._tidy_up()  # killed between the commit and this
                 return run_dir
+            refuse_secrets(self._plan, os.environ)
             self._epoch = self._ledger.begin_epoch()
             redactor = redactor_of(self._plan, os.environ)
             expected = (_source_name(self._plan), *_EXPECTED)
@@ -232,6 +244,7 @@ class Conductor:
         schedule.close()
         summary = summarize(self._run_id, suite, attempts)
         bundle.write_json(SUMMARY, msgspec.to_builtins(summary))
+        bundle.withhold_secrets()
         if summary.status != "ok":
             bundle.mark_partial("some attempts failed for reasons of the machinery")
 
