@@ -232,3 +232,28 @@ def test_a_lane_has_no_more_under_way_than_its_bound(tmp_path: Path) -> None:
         assert third is not None
         assert third.id == "att-2"
         assert ledger.claim("w", epoch, LEASE) is None
+
+
+def test_it_knows_when_each_thing_happened(tmp_path: Path) -> None:
+    clock = ManualClock()
+    began = clock.now().timestamp()
+    with make(tmp_path / "ledger", 2, clock) as ledger:
+        clock.advance(1)
+        first = ledger.claim("w", ledger.begin_epoch(), LEASE)
+        assert first is not None
+        assert (first.planned_at, first.claimed_at, first.ended_at) == (began, began + 1, None)
+        clock.advance(20)
+        taken = ledger.take_over(first, "conductor", LEASE)
+        ledger.end(taken, ended())
+        clock.advance(1)
+        ledger.end(taken, ended())
+        ledger.plan(Planned("late", "m", 1, "att-0"))
+        clock.advance(1)
+        ledger.plan(Planned("late", "m", 1, "att-0"))
+    with Ledger(tmp_path / "ledger", clock=clock) as ledger:
+        times = {each.id: (each.planned_at, each.claimed_at, each.ended_at) for each in ledger.attempts()}
+    assert times == {
+        "att-0": (began, began + 1, began + 21),
+        "att-1": (began, None, None),
+        "late": (began + 22, None, None),
+    }

@@ -45,6 +45,9 @@ CREATE TABLE attempt (
     lease_until REAL,
     phase     TEXT NOT NULL DEFAULT 'planned',
     interrupt INTEGER NOT NULL DEFAULT 0,
+    planned_at REAL NOT NULL,
+    claimed_at REAL,
+    ended_at  REAL,
     result    TEXT
 ) STRICT;
 CREATE INDEX attempt_state ON attempt (state, not_before, number);
@@ -100,6 +103,10 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     interrupt: bool
     not_before: float
     lane: str
+    planned_at: float
+    """Seconds since the epoch, as the two below."""
+    claimed_at: float | None
+    ended_at: float | None
     result: Ended | None
 
     @property
@@ -142,6 +149,8 @@ class Ledger:
         cls, path: Path, about: dict[str, str], attempts: Iterable[Planned], *, clock: Clock | None = None
     ) -> Ledger:
         """Made whole under another name, then put in place: there is no ledger without its plan."""
+        clock = clock or SystemClock()
+        now = clock.now().timestamp()
         unborn = path.with_name(f".{path.name}.{os.getpid()}.new")
         unborn.unlink(missing_ok=True)
         db = _connect(unborn)
@@ -149,7 +158,7 @@ class Ledger:
             with db:
                 db.executescript(_TABLES)
                 db.executemany("INSERT INTO about VALUES (?, ?)", {**about, "schema_version": SCHEMA}.items())
-                db.executemany(_PLAN, [_row(each) for each in attempts])
+                db.executemany(_PLAN, [_row(each, now) for each in attempts])
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         finally:
             db.close()
@@ -213,7 +222,7 @@ class Ledger:
     def plan(self, attempt: Planned) -> None:
         """One more. Planning the same again is no error: who was killed in between does so."""
         with self._writing() as db:
-            db.execute(_PLAN, _row(attempt))
+            db.execute(_PLAN, _row(attempt, self._now()))
 
     def begin_epoch(self) -> int:
         """What a conductor does first. Attempts that are claimed stay so until they are ended or taken over."""
@@ -235,12 +244,13 @@ class Ledger:
             if int(self.about("epoch") or 0) != epoch:
                 raise LeaseLost("another process conducts this run now", op="ledger")
             row = db.execute(
-                "UPDATE attempt SET state = 'claimed', phase = 'claimed', epoch = ?, worker = ?, lease_until = ?"
+                "UPDATE attempt SET state = 'claimed', phase = 'claimed', epoch = ?, worker = ?, lease_until = ?,"
+                " claimed_at = ?"
                 " WHERE number = (SELECT number FROM attempt AS next WHERE state = 'planned' AND not_before <= ?"
                 " AND (SELECT count(*) FROM attempt WHERE state = 'claimed' AND lane = next.lane)"
                 " < coalesce((SELECT CAST(value AS INTEGER) FROM about WHERE key = 'lane ' || next.lane), 1000000)"
                 " ORDER BY not_before, number LIMIT 1) RETURNING *",
-                (epoch, worker, now + lease, now),
+                (epoch, worker, now + lease, now, now),
             ).fetchone()
         return None if row is None else _attempt(row)
 
@@ -272,9 +282,9 @@ class Ledger:
             if self.attempt(attempt.id).result == result:
                 return
             changed = db.execute(
-                "UPDATE attempt SET state = 'ended', phase = 'ended', lease_until = NULL, result = ?"
+                "UPDATE attempt SET state = 'ended', phase = 'ended', lease_until = NULL, ended_at = ?, result = ?"
                 " WHERE id = ? AND worker = ? AND state = 'claimed'",
-                (encoded, attempt.id, attempt.worker),
+                (self._now(), encoded, attempt.id, attempt.worker),
             )
         _held(changed, attempt)
 
@@ -333,7 +343,10 @@ class Ledger:
                     self._db.execute("ROLLBACK")
 
 
-_PLAN = "INSERT OR IGNORE INTO attempt (id, mission, replicate, parent, not_before, lane) VALUES (?, ?, ?, ?, ?, ?)"
+_PLAN = (
+    "INSERT OR IGNORE INTO attempt (id, mission, replicate, parent, not_before, lane, planned_at)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?)"
+)
 
 
 def _held(changed: sqlite3.Cursor, attempt: Attempt) -> None:
@@ -345,8 +358,8 @@ def _held(changed: sqlite3.Cursor, attempt: Attempt) -> None:
         )
 
 
-def _row(attempt: Planned) -> tuple[str, str, int, str | None, float, str]:
-    return attempt.id, attempt.mission, attempt.replicate, attempt.parent, attempt.not_before, attempt.lane
+def _row(attempt: Planned, now: float) -> tuple[str, str, int, str | None, float, str, float]:
+    return attempt.id, attempt.mission, attempt.replicate, attempt.parent, attempt.not_before, attempt.lane, now
 
 
 def _attempt(row: sqlite3.Row) -> Attempt:

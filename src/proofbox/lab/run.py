@@ -11,6 +11,7 @@ import contextlib
 import os
 import shutil
 from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -236,17 +237,21 @@ class Conductor:
         )
         schedule = ScheduleLog(bundle.open_log(SCHEDULE), self._clock)
         for attempt in attempts:
-            schedule.planned(attempt.id, attempt.path, parent=attempt.parent)
+            schedule.planned(attempt.id, attempt.path, parent=attempt.parent, at=_moment(attempt.planned_at))
         for attempt in attempts:
-            schedule.started(attempt.id)
+            schedule.started(attempt.id, at=_moment(attempt.claimed_at))
             if attempt.result is not None and attempt.result.index_sha256:
-                schedule.finished(attempt.id, attempt.result.index_sha256)
+                schedule.finished(attempt.id, attempt.result.index_sha256, at=_moment(attempt.ended_at))
         schedule.close()
         summary = summarize(self._run_id, suite, attempts)
         bundle.write_json(SUMMARY, msgspec.to_builtins(summary))
         bundle.withhold_secrets()
         if summary.status != "ok":
             bundle.mark_partial("some attempts failed for reasons of the machinery")
+
+
+def _moment(seconds: float | None) -> datetime | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
 
 
 def _source_name(plan: Plan) -> str:
