@@ -8,9 +8,10 @@ The agent's box and everything in it is dead before the final snapshot is taken,
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -81,8 +82,21 @@ async def run_attempt(attempt: Attempt, around: Surroundings, watch: Watch) -> E
     return trying.ended(index)
 
 
+@contextlib.asynccontextmanager
+async def _opened(writer: BundleWriter) -> AsyncIterator[BundleWriter]:
+    """A commit waits for the disk: in a thread, so that nothing else of this process waits for it."""
+    bundle = await run_sync(writer.__enter__)
+    try:
+        yield bundle
+    except BaseException as error:
+        with anyio.CancelScope(shield=True):
+            await run_sync(writer.__exit__, type(error), error, error.__traceback__)
+        raise
+    await run_sync(writer.__exit__, None, None, None)
+
+
 async def _record(trying: _Supervisor, writer: BundleWriter) -> None:
-    with writer as bundle:
+    async with _opened(writer) as bundle:
         try:
             await trying.run(bundle)
         finally:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-from anyio.to_thread import run_sync
+from anyio.to_thread import current_default_thread_limiter, run_sync
 
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.errors import IoFailed, LeaseLost, RateLimited, UsageLimited
@@ -33,6 +33,8 @@ from proofbox.lab.surroundings import Surroundings, Watch
 LEASE = 60.0
 BEAT = 1.0
 ASK_AGAIN = 0.05
+THREADS = 4
+"""Most that one attempt blocks at a time: a command, a snapshot, a look at its disk, a request."""
 _PDEATHSIG = 1
 
 
@@ -58,15 +60,20 @@ class Worker:
         self._running: dict[str, Watch] = {}
         self._given_up: list[Attempt] = []
         self._entered = 0
+        self._asking = anyio.CapacityLimiter(4)
+        self._beating = anyio.CapacityLimiter(1)
         self._freed = anyio.Event()
 
     async def work(self) -> None:
         """Until nothing is planned, and nothing is under way that may have to be tried again."""
+        # As many threads as all attempts at once can use, and others for what keeps them: none waits for another's.
+        threads = current_default_thread_limiter()
+        threads.total_tokens = max(threads.total_tokens, THREADS * self._slots)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._beat)
             while True:
                 try:
-                    wait = await run_sync(self._next)
+                    wait = await run_sync(self._next, limiter=self._asking)
                 except IoFailed:  # what is under way goes on
                     wait = BEAT
                 if wait is None:
@@ -117,8 +124,8 @@ class Worker:
         began = self._clock.now().timestamp()
         try:
             ended = await run_attempt(attempt, self._around, watch)
-            await run_sync(self._ledger.end, attempt, ended)
-            await run_sync(self._learn, ended, began)
+            await run_sync(self._ledger.end, attempt, ended, limiter=self._asking)
+            await run_sync(self._learn, ended, began, limiter=self._asking)
             self._say(attempt, "ended", **_told(ended))
         except LeaseLost as error:
             self._say(attempt, "lost", message=error.message)
@@ -158,7 +165,7 @@ class Worker:
     async def _beat(self) -> None:
         while True:
             with contextlib.suppress(IoFailed):  # a lease lasts for many beats
-                for id in await run_sync(self._renew):
+                for id in await run_sync(self._renew, limiter=self._beating):
                     if id in self._running:
                         self._running[id].stop("interrupted", "on request")
             await anyio.sleep(BEAT)
