@@ -9,17 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from suites import HEAD, attempts, command, conduct, document, mission, patch_workers, plan, say, write
 
+from proofbox.core.canonical import CanonicalError, canonical_bytes, parse_strict
 from proofbox.core.clock import SystemClock
 from proofbox.errors import AgentError, RuntimeCrashed, UsageLimited
 from proofbox.evidence.promotion import emit_promotion
 from proofbox.evidence.reader import load_bundle
 from proofbox.evidence.verify import verify
+from proofbox.lab.artifacts import sayable
 from proofbox.lab.failures import retry_after, typed
 from proofbox.lab.ledger import Ledger
 from proofbox.lab.plan import Plan, ledger_path
 from proofbox.lab.reading import pinned_name
+from proofbox.lab.template import GIVEN, Templates, forget_templates
 from proofbox.lab.validation import validate
 
 ANSWER = {"commands": ["grep -qx 42 answer.txt"]}
@@ -206,6 +211,20 @@ def test_a_place_that_is_taken_ends_the_attempt_and_not_the_run(
     assert load_bundle(run).index.status == "partial"
 
 
+def test_a_template_that_could_not_be_made_is_made_for_the_next(tmp_path: Path) -> None:
+    templates = Templates(tmp_path / "templates", "w", SystemClock())
+    for _ in range(2):
+        with pytest.raises(FileNotFoundError):
+            templates.fork("m", tmp_path / "never")
+    given = tmp_path / "templates/m" / GIVEN
+    given.mkdir(parents=True)
+    (given / "file").write_text("here")
+    for number in range(2):
+        templates.fork("m", tmp_path / f"fork-{number}").forget()
+        assert (tmp_path / f"fork-{number}/file").read_text() == "here"
+    forget_templates(tmp_path / "templates")
+
+
 def group(*errors: Exception) -> ExceptionGroup[Exception]:
     return ExceptionGroup("several", [ExceptionGroup("inner", list(errors))])
 
@@ -229,3 +248,13 @@ def test_only_what_may_go_better_is_tried_again() -> None:
     assert retry_after(RuntimeCrashed("gone", op="turn"), clock) == 1.0
     later = clock.now().timestamp() + 100
     assert 90 < (retry_after(UsageLimited("no", op="turn", details={"resets_at": later}), clock) or 0) <= 100
+
+
+@given(st.recursive(st.text(st.characters(categories=None)), lambda it: st.lists(it) | st.dictionaries(st.text(), it)))
+def test_whatever_is_said_can_be_written_down(said: Any) -> None:
+    written = sayable(said)
+    parse_strict(canonical_bytes(written))
+    try:
+        assert written == said or not canonical_bytes(said)
+    except CanonicalError:
+        assert "\N{REPLACEMENT CHARACTER}" in str(written)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -16,6 +17,7 @@ from anyio.to_thread import run_sync
 from suites import HEAD, mission, plan, say
 
 from proofbox.core.clock import SystemClock
+from proofbox.errors import IoFailed
 from proofbox.lab import pressure, worker
 from proofbox.lab.ledger import Attempt, Ended, Ledger
 from proofbox.lab.plan import ledger_path, surroundings
@@ -55,6 +57,7 @@ def test_attempts_that_block_do_not_keep_a_worker_from_its_heartbeat(
     (out / made.run_id).mkdir()
     ledger = Ledger(ledger_path(out, made.run_id))
     blocked, free, beats = threading.Barrier(many + 1), threading.Event(), threading.Semaphore(0)
+    called = itertools.count()
 
     def block() -> None:
         blocked.wait(20)
@@ -65,6 +68,8 @@ def test_attempts_that_block_do_not_keep_a_worker_from_its_heartbeat(
         return Ended(claimed="none", verified="none", infra=None, reason="completed", strategy="", index_sha256="")
 
     def heartbeat(worker: str, lease: float) -> list[str]:
+        if not next(called):
+            raise IoFailed("the ledger is busy", op="ledger")
         beats.release()
         return Ledger.heartbeat(ledger, worker, lease)
 

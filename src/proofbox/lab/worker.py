@@ -125,7 +125,8 @@ class Worker:
         try:
             ended = await run_attempt(attempt, self._around, watch)
             await run_sync(self._ledger.end, attempt, ended, limiter=self._asking)
-            await run_sync(self._learn, ended, began, limiter=self._asking)
+            with contextlib.suppress(OSError):  # what the gate does not hear now, it hears from the next
+                await run_sync(self._learn, ended, began, limiter=self._asking)
             self._say(attempt, "ended", **_told(ended))
         except LeaseLost as error:
             self._say(attempt, "lost", message=error.message)
