@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import stat
 from pathlib import Path
@@ -240,8 +241,12 @@ def campaign(out: Path, tree: Path, fate: str) -> BundleWriter:
                 outcome = {"infra": bad, "unknown": Outcome(infra=GOOD.infra)}.get(fate, GOOD)
                 if name == "a-2" and fate == "mission_failed":
                     outcome = Outcome(GOOD.claimed, verdict, GOOD.infra)
-                with run.nested(f"attempts/{name}") as each:
+                with contextlib.suppress(KeyError), run.nested(f"attempts/{name}") as each:
                     attempt(each, tree, outcome)
+                    if fate == "partial":
+                        each.mark_partial("something is lacking")
+                    if fate == "failed":
+                        raise KeyError
                 index = (each.path / "artifact_index.json").read_bytes()
                 schedule.finished(name, sha256_hex(index))
             if fate != "cut":
@@ -257,10 +262,12 @@ def campaign(out: Path, tree: Path, fate: str) -> BundleWriter:
     [
         ("good", ()),
         ("mission_failed", ()),
-        ("never_ran", ("coverage_incomplete", "outcome_not_verified", "infra_failed")),
+        ("never_ran", ("coverage_incomplete", "attempt_incomplete", "outcome_not_verified", "infra_failed")),
+        ("failed", ("attempt_incomplete", "outcome_not_verified", "infra_failed")),
+        ("partial", ("attempt_incomplete",)),
         ("infra", ("infra_failed",)),
         ("unknown", ("outcome_not_verified",)),
-        ("cut", ("coverage_incomplete", "outcome_not_verified", "infra_failed")),
+        ("cut", ("coverage_incomplete", "attempt_incomplete", "outcome_not_verified", "infra_failed")),
         ("unplanned", ("coverage_incomplete",)),
     ],
 )

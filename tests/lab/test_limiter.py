@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from proofbox.core.clock import ManualClock, parse_isoformat
 from proofbox.errors import UsageLimited
 from proofbox.evidence.identity import process_identity
-from proofbox.lab.attempt import _retry_after
+from proofbox.lab.failures import retry_after
 from proofbox.lab.limiter import LONGEST, Limiter, closed_gates
 
 ME = process_identity()
@@ -121,7 +121,7 @@ def test_a_file_that_says_more_is_cut_once_and_not_for_ever(tmp_path: Path, cloc
 def test_an_attempt_is_tried_again_within_the_same_bounds(said: float) -> None:
     for name in ("resets_at", "retry_after"):
         met = UsageLimited("used up", op="turn", details={name: said}, retryable=True)
-        wait = _retry_after(met, ManualClock())
+        wait = retry_after(met, ManualClock())
         assert wait is not None
         assert 0 <= wait <= LONGEST
 

@@ -33,6 +33,7 @@ _RULES: dict[str, dict[str, shape.Check]] = {
     "tree_manifest": {},
     "coverage": {"schedule": _NAME},
     "attempts": {"schedule": _NAME, "member": _MEMBER, "values": shape.array(shape.anything)},
+    "attempts_status": {"schedule": _NAME, "values": shape.array(_NAME)},
 }
 POLICY = shape.record(
     {
@@ -213,13 +214,22 @@ def _attempts(evidence: _Evidence, rule: Mapping[str, Any]) -> _Answer:
     wrong = []
     for each in planned.values():
         try:
-            value = evidence.member(evidence.bundle.nested[each.path], rule, outcome.PATH)
-            held = any(_same(value, good) for good in rule["values"])
+            inner = evidence.bundle.nested[each.path]
+            value = evidence.member(inner, rule, outcome.PATH)
+            held = inner.index.status != "failed" and any(_same(value, good) for good in rule["values"])
         except (KeyError, ProofboxError, ShapeError):
             held = False
         if not held:
             wrong.append(each.attempt)
     return not wrong and len(planned) > 0, wrong[:20] or f"{len(planned)} attempts"
+
+
+def _attempts_status(evidence: _Evidence, rule: Mapping[str, Any]) -> _Answer:
+    planned = evidence.scheduled(rule)
+    found = {each.attempt: evidence.bundle.nested.get(each.path) for each in planned.values()}
+    wrong = {id: inner.index.status if inner else "absent" for id, inner in found.items()}
+    wrong = {id: status for id, status in wrong.items() if status not in rule["values"]}
+    return not wrong and len(planned) > 0, dict(list(wrong.items())[:20]) or f"{len(planned)} attempts"
 
 
 _CHECKS: dict[str, Callable[[_Evidence, Mapping[str, Any]], _Answer]] = {
@@ -233,6 +243,7 @@ _CHECKS: dict[str, Callable[[_Evidence, Mapping[str, Any]], _Answer]] = {
     "tree_manifest": _tree_manifest,
     "coverage": _coverage,
     "attempts": _attempts,
+    "attempts_status": _attempts_status,
 }
 
 

@@ -66,6 +66,9 @@ from proofbox.evidence.shape import ShapeError
 from proofbox.evidence.status import SCHEMA as STATUS_SCHEMA
 from proofbox.evidence.status import RunStatus, parse_status
 
+UNFINISHED = "unfinished"
+"""Where a bundle that was taken over has what its first writer did not live to stand by."""
+
 _Path = str | os.PathLike[str]
 _IDS = IdSource()
 
@@ -75,7 +78,7 @@ class BundleWriter:
 
     `expected` are the artifacts that a complete run has: those absent at the commit are listed as missing, and the
     bundle is then `partial`. A `dry` run commits and does not move LATEST. With a `redactor`, logs are redacted, and
-    the commit is refused if any artifact holds one of its exact secrets.
+    the commit is refused if any artifact holds one of its exact secrets (`withhold_secrets` takes such out).
 
     `stage` says what the run is doing, and is recorded if it fails there.
     """
@@ -122,13 +125,17 @@ class BundleWriter:
         nested.path = Path(directory) / check_artifact_path(path, "bundle nested")
         return nested
 
-    def taking_over(self) -> Self:
+    def taking_over(self, *, aside: Iterable[str] = (), released: bool = False) -> Self:
         """Go on with a bundle whose writer died: `with BundleWriter(out, run_id=…).taking_over() as bundle`.
 
-        What is there stays and is covered as it is found, logs included, which get no anchor and no more entries. That
-        the writer is dead is checked as far as it can be from here; a committed bundle is refused.
+        What is there stays and is covered as it is found, logs included, which get no anchor and no more entries. What
+        `aside` names of it is kept below `unfinished/`: words that nobody stands by any more. That the writer is dead
+        is checked as far as it can be from here, unless it `released` the bundle, which is the caller's to know; a
+        committed bundle is refused.
         """
         self._takes_over = True
+        self._released = released
+        self._aside: tuple[str, ...] = tuple(aside)
         return self
 
     def _setup(
@@ -154,6 +161,9 @@ class BundleWriter:
         self._open_nested: list[BundleWriter] = []
         self._partial: list[str] = []
         self._takes_over = False
+        self._released = False
+        self._withholding = False
+        self._aside = ()
         self._state = "new"
         self.stage = "run"
 
@@ -193,12 +203,11 @@ class BundleWriter:
         try:
             before = parse_status(read_bounded(self.path / STATUS, MAX_STATUS_BYTES))
         except FileNotFoundError:
-            with contextlib.suppress(FileNotFoundError):
-                os.rmdir(self.path)
+            self._clear_unborn()
             return False
         except (OSError, ShapeError) as error:
             raise BundleCorrupt(f"{self.run_id} has no status to go on from: {error}", op="bundle open") from error
-        if (self.path / INDEX).exists() or is_alive(before.writer) is not False:
+        if (self.path / INDEX).exists() or not (self._released or is_alive(before.writer) is False):
             raise BundleInProgress(
                 f"{before.run_id} is committed, or its writer still lives",
                 op="bundle open",
@@ -209,6 +218,9 @@ class BundleWriter:
         self._dry = self._dry or before.dry  # a rehearsal does not become the real thing by a second writer
         self._status = replace(self._status, run_id=before.run_id, started_at=before.started_at)
         self._status = replace(self._status, expected=self._expected, dry=self._dry)
+        for path in self._aside:
+            if os.path.lexists(self.path / path):
+                os.replace(self.path / path, self._target(f"{UNFINISHED}/{path}"))
         own, interrupted = tidy(self.path).split()
         torn = {os.path.dirname(index) for index in interrupted}  # nested bundles, each to be taken over by itself
         for path in own - {STATUS}:
@@ -216,6 +228,16 @@ class BundleWriter:
                 self._artifacts[path] = self._measure(path)
         write_document(self.path / STATUS, self._status.to_bytes())
         return True
+
+    def _clear_unborn(self) -> None:
+        """Who dies before there is a status leaves an empty directory, or a document on its way to its name."""
+        try:
+            tidy(self.path)
+            os.rmdir(self.path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise BundleCorrupt(f"{self.run_id} has files and no status: {error}", op="bundle open") from error
 
     def _create_run(self, out: str) -> None:
         """Under a name that no reader looks at, until there is a status to read."""
@@ -260,6 +282,26 @@ class BundleWriter:
         """Say that something is lacking, though every expected artifact may be there: the commit won't be `ok`."""
         self._require_open("bundle mark_partial")
         self._partial.append(preview(self._clean(reason), 1000)[0])
+
+    def withhold_secrets(self) -> tuple[str, ...]:
+        """Rather than refuse the commit, take out what holds an exact secret: now, where it is known, and then.
+
+        The paths of what was taken out now. Without any of it the bundle is partial, and says what it lacks.
+        """
+        self._require_open("bundle withhold_secrets")
+        self._withholding = True
+        return self._withhold()
+
+    def _withhold(self) -> tuple[str, ...]:
+        # A nested bundle's index has names and digests, and is what the files beside it are found by.
+        taken = tuple(sorted(path for path in self._secrets if not path.endswith("/" + INDEX)))
+        for path in taken:
+            os.unlink(self.path / path)
+            self._artifacts.pop(path, None)
+            self._anchors.pop(path, None)
+            self._partial.append(preview(self._clean(f"{path} held a secret, and was taken out"), 1000)[0])
+        self._secrets.clear()
+        return taken
 
     # Artifacts
 
@@ -350,6 +392,9 @@ class BundleWriter:
         for log in self._open_logs:
             log.close()
         artifacts, interrupted = self._collect()
+        if self._secrets and self._withholding and self._withhold():
+            artifacts, interrupted = self._collect()
+            self._secrets.clear()  # of a nested index, which was looked at once more
         if self._secrets:
             raise BundleSecretFound(
                 f"{len(self._secrets)} artifacts hold a secret: {', '.join(sorted(self._secrets)[:5])}",

@@ -108,11 +108,20 @@ def write_all(bundle: BundleWriter, story: Story, redactor: Redactor) -> None:
     if story.environment is not None:
         documents[ENVIRONMENT] = AttemptEnvironment(**msgspec.structs.asdict(story.environment))
     for name, document in documents.items():
-        bundle.write_json(name, redactor.redact_json(msgspec.to_builtins(document)))
+        bundle.write_json(name, sayable(redactor.redact_json(msgspec.to_builtins(document))))
     if story.infra is not None:
         bundle.mark_partial(f"infra: {story.infra.code}")
     if story.isolation == "shared":
         bundle.mark_partial("shared isolation: other attempts could reach this one")
+
+
+def sayable(value: Any) -> Any:
+    """The value without halves of characters, which no document can hold: names of files and agents' words may."""
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    if isinstance(value, dict):
+        return {sayable(name): sayable(each) for name, each in value.items()}
+    return [sayable(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def write_torn(bundle: BundleWriter, attempt: Attempt, run_id: str, lost: ProofboxError) -> None:
@@ -127,7 +136,8 @@ def write_torn(bundle: BundleWriter, attempt: Attempt, run_id: str, lost: Proofb
         last_state=attempt.phase,
         error=lost.as_dict(),
     )
-    bundle.write_json(TORN, msgspec.to_builtins(torn))
+    if not (bundle.path / TORN).exists():  # whoever began to say so may have died as well
+        bundle.write_json(TORN, msgspec.to_builtins(torn))
     unknown = outcome.Verdict("unknown")
     infra = outcome.Verdict("failed", "proofbox", "its worker was found dead", lost.message)
     if not (bundle.path / outcome.PATH).exists():

@@ -24,6 +24,7 @@ from proofbox.core.digest import sha256_hex
 from proofbox.core.overlaying import Overlaid
 from proofbox.core.text import preview
 from proofbox.errors import SuiteInvalid
+from proofbox.evidence.paths import shown
 from proofbox.lab.reward import Reward, read_reward
 from proofbox.lab.spec import Command, Verify
 from proofbox.lab.tasktree import tree_sha256
@@ -112,7 +113,7 @@ def lay_out(
     workspace.compare(given, final, undo)
     if files is not None:
         overlaid.lay(files)
-    return tuple(dict.fromkeys(put_back)), tuple(dict.fromkeys(left_out))
+    return tuple(dict.fromkeys(map(shown, put_back))), tuple(dict.fromkeys(map(shown, left_out)))
 
 
 def lay_beside(verify: Verify, at: Callable[[str], Path], dest: Path) -> dict[str, Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from proofbox.core.text import printable
 from proofbox.core.words import counted
 from proofbox.errors import SuiteInvalid, SuiteNotPassed, UsageError
 from proofbox.lab import harbor, reading
+from proofbox.lab.closing import as_committed
 from proofbox.lab.documents import Totals
 from proofbox.lab.ledger import Attempt, Ledger
 from proofbox.lab.plan import Plan, ledger_path, read_plan
@@ -128,7 +130,7 @@ class EventDocument(Streamed, frozen=True, kw_only=True):
     reason: str | UnsetType = UNSET
     strategy: str | UnsetType = UNSET
     message: str | UnsetType = UNSET
-    """Of `lost`: why the attempt was given to another worker. Of `waiting`: for which limit, and until when."""
+    """Of `lost`: why its worker could not end the attempt. Of `waiting`: for which limit, and until when."""
 
 
 def lint(spec: SpecPath, *, host_root: HostRoot = False, json: flags.Json = False) -> int:
@@ -312,9 +314,10 @@ def _conduct(out: Path, run_id: str, *, json: bool, jsonl: bool) -> int:
         conductor = Conductor(out, run_id, on_event=hear)
         try:
             conductor.conduct()
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, OSError):  # whoever read the events has left (| head), or they can't be written
             progress.close()
-            print(f"interrupted; go on with: proofbox suite resume {out / run_id}", file=sys.stderr)
+            with contextlib.suppress(OSError):
+                print(f"interrupted; go on with: proofbox suite resume {out / run_id}", file=sys.stderr)
             raise
         finally:
             conductor.close()
@@ -323,7 +326,7 @@ def _conduct(out: Path, run_id: str, *, json: bool, jsonl: bool) -> int:
 
 def _show(out: Path, run_id: str, *, json: bool) -> int:
     with Ledger(ledger_path(out, run_id)) as ledger:
-        attempts = ledger.attempts()
+        attempts = as_committed(out / run_id, ledger.attempts())
         suite = read_plan(ledger).suite()
         committed = ledger.about("committed") == "yes"
     final = final_attempts(attempts)
