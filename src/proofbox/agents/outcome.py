@@ -14,7 +14,7 @@ from proofbox.agents.record import ChainEnd, bounded
 from proofbox.agents.steps import Step
 from proofbox.agents.strategies import Considered, Origin
 from proofbox.core.documents import stored
-from proofbox.core.text import preview
+from proofbox.core.redaction import Redactor
 from proofbox.errors import AgentError
 from proofbox.sandbox.inside import PolicyOptions
 
@@ -61,13 +61,13 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     details: dict[str, Any] = {}
 
     @classmethod
-    def of(cls, error: AgentError) -> Failure:
+    def of(cls, error: AgentError, redactor: Redactor) -> Failure:
         return cls(
             code=error.code,
-            message=preview(error.message, 4096)[0],
+            message=redactor.preview(error.message, 4096)[0],
             retryable=error.retryable,
             fix_hints=error.fix_hints,
-            details=bounded(error.details),
+            details=bounded(error.details, redactor),
         )
 
 
