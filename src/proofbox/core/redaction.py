@@ -180,9 +180,10 @@ class Redactor:
         return self._raw.redact(text.decode("latin-1"), cut=cut).encode("latin-1")
 
     def preview(self, data: bytes | str, limit: int) -> tuple[str, bool]:
-        """`text.preview` of what `redact` gives, at the cost of the part that is shown.
+        """The beginning of what `redact` gives in at most `limit` bytes of UTF-8, and whether anything was left out.
 
-        Cut first, a secret across the limit would keep its beginning, which nothing recognises any more.
+        It costs no more for a longer text. Cut first, a secret across the limit would keep its beginning, which nothing
+        recognises any more.
         """
         window = data[: limit + 2 * self._raw.tail]
         layers, text = self._in_layers(window)
@@ -192,7 +193,7 @@ class Redactor:
         return shown, cut or not whole
 
     def preview_end(self, data: bytes | str, limit: int) -> tuple[str, bool]:
-        """The same of its end."""
+        """The same of the end."""
         window = data[-limit - 2 * self._raw.tail :]
         layers, text = self._in_layers(window)
         whole = len(window) == len(data)
