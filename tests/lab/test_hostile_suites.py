@@ -148,6 +148,11 @@ def test_a_prompt_that_can_t_be_read_is_told_before_the_run(odd: Path, name: str
     assert word in found["message"]
 
 
+def test_what_is_no_json_is_told_with_its_place() -> None:
+    (found,) = told(lambda: parse_suite('{"suite":\n  {"id": }}', base=Path(), json=True)) or []
+    assert (found["line"], found["column"]) == (2, 10)
+
+
 def test_a_suite_that_is_no_file_is_not_waited_for(odd: Path) -> None:
     for name in ("pipe", "folder"):
         with pytest.raises(SuiteInvalid), in_time():

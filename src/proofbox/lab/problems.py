@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from proofbox.core.canonical import CanonicalError
 from proofbox.core.toml import TomlRefused
 from proofbox.errors import SuiteInvalid
 from proofbox.lab.positions import Path, Position
@@ -76,6 +77,12 @@ def toml_problem(error: tomllib.TOMLDecodeError, text: str) -> Problem:
         found_at = culprit.start() if error.at is None and culprit else error.at or 0
         return Problem(message, *position(text, found_at))
     return Problem(message, *position(text, len(text)))
+
+
+def json_problem(error: CanonicalError, text: str) -> Problem:
+    """Why a text is no JSON, at its place where that is known."""
+    found = re.search(r" at character (\d+)$", str(error))
+    return Problem(str(error)[: found.start()], *position(text, int(found[1]))) if found else Problem(str(error))
 
 
 def position(text: str, offset: int) -> Position:

@@ -17,7 +17,7 @@ from proofbox.core.nearest import nearest
 from proofbox.errors import NotFoundError
 from proofbox.lab.meaning import check_meaning, check_values
 from proofbox.lab.positions import Path, read_toml
-from proofbox.lab.problems import Problem, Problems, invalid, shown, toml_problem
+from proofbox.lab.problems import Problem, Problems, invalid, json_problem, shown, toml_problem
 from proofbox.lab.spec import Document, Mission, SuiteFields
 from proofbox.lab.textfiles import Absent, Unreadable, read_text
 
@@ -85,7 +85,7 @@ def parse_suite(
     except tomllib.TOMLDecodeError as error:
         raise invalid(name, [toml_problem(error, text)]) from None
     except CanonicalError as error:
-        raise invalid(name, [Problem(str(error))]) from None
+        raise invalid(name, [json_problem(error, text)]) from None
     problems = Problems(positions)
     check_values(values, problems)
     if not problems.found:
