@@ -34,7 +34,7 @@ from hypothesis import strategies as st
 
 from proofbox.agents.events import TokenUsage
 from proofbox.agents.fakemodel import FakeModel, Rule, Script, load_rules
-from proofbox.agents.gateway import Endpoint, ModelGateway
+from proofbox.agents.gateway import MAX_ERROR_BODY, MAX_LINE, Endpoint, ModelGateway
 from proofbox.agents.http import Request, Responder, connection_handler
 from proofbox.agents.traffic import Exchange, StreamReader, read_body, read_duration, read_headers
 from proofbox.errors import AuthFailed, UsageError
@@ -226,6 +226,14 @@ def test_a_redirect_is_not_followed_and_an_echo_of_the_key_is_cut_out(tmp_path: 
             await responder.send(307, b"", {"location": "http://127.0.0.1:9/steal"})
         elif request.target.endswith("/echo"):
             await responder.send(401, request.header("authorization").encode(), {"x-request-id": KEY})
+        elif request.target.endswith("/huge-error"):
+            await responder.send(500, b"." * (MAX_ERROR_BODY - 20) + KEY.encode())
+        elif request.target.endswith("/long-line"):
+            await responder.start(200, {"content-type": "application/json"})
+            for piece in (b"." * MAX_LINE, KEY[:10].encode(), KEY[10:].encode(), b"." * MAX_LINE):
+                await responder.write(piece)
+                await anyio.sleep(0.01)
+            await responder.finish()
         else:
             await responder.start(200, {"content-type": "text/event-stream", "set-cookie": "a=b"})
             for piece in (b"data: you sent ", KEY[:10].encode(), KEY[10:].encode(), b" to me\n\n"):
@@ -246,6 +254,10 @@ def test_a_redirect_is_not_followed_and_an_echo_of_the_key_is_cut_out(tmp_path: 
                 echoed = await lab.client.get("/model/echo")
                 assert echoed.text == "Bearer [redacted]"
                 assert "x-request-id" not in echoed.headers
+                cut = await lab.client.get("/model/huge-error")
+                assert cut.text == "." * (MAX_ERROR_BODY - 20) + "[redacted]"
+                in_pieces = await lab.client.get("/model/long-line")
+                assert in_pieces.text == "." * MAX_LINE + "[redacted]" + "." * MAX_LINE
                 streamed = await lab.client.get("/model/stream")
                 assert streamed.text == "data: you sent [redacted] to me\n\n"
                 assert "set-cookie" not in streamed.headers

@@ -27,6 +27,7 @@ from proofbox.agents.steps import reach_of
 from proofbox.agents.trial import run_trial
 from proofbox.core.canonical import canonical_bytes
 from proofbox.core.chain import verify_chain
+from proofbox.core.redaction import Redactor
 from proofbox.errors import (
     CorruptError,
     EnvPolicyRefused,
@@ -530,7 +531,7 @@ def test_a_home_that_is_too_deep_is_refused(deep_path: Path) -> None:
     "value", ["\ud800", "x" * 200_000, 2**70, float("nan"), {"\ud800": [1.5, None, {"a": True}]}, [[[]]] * 3]
 )
 def test_anything_fits_into_the_record(value: Any) -> None:
-    canonical_bytes(bounded({"value": value}))
+    canonical_bytes(bounded({"value": value}, Redactor()))
 
 
 def test_killed_it_leaves_no_agent_behind(project: Path, tmp_path: Path) -> None:

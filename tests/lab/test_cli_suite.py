@@ -121,7 +121,12 @@ def test_lint_points_at_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["suite", "lint", str(tmp_path / "suite.toml")]) == 1
     assert "suite.toml:5:1:" in capsys.readouterr().out
     assert main(["suite", "schema", "--json"]) == 0
-    assert "Mission" in told(capsys)["json_schema"]["$defs"]
+    found = told(capsys)["json_schema"]
+    assert found["$schema"].startswith("https://json-schema.org/")
+    assert set(found["$defs"]["Mission"]["properties"]) >= {"id", "prompt", "verify", "expect", "budget", "script"}
+    assert found["$defs"]["Mission"]["additionalProperties"] is False
+    fields = [each for kind in found["$defs"].values() for each in kind["properties"].values()]
+    assert all(each["description"] for each in fields)
 
 
 @pytest.mark.parametrize(

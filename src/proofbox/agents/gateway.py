@@ -28,6 +28,7 @@ from proofbox.agents.http import Request, Responder, connection_handler
 from proofbox.agents.traffic import Exchange, StreamReader, read_body, read_headers
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.core.redaction import Redactor
+from proofbox.core.redaction_stream import StreamRedactor
 from proofbox.errors import AuthFailed, UsageError
 from proofbox.sandbox.unixpath import SOCKET, listen_at
 
@@ -242,7 +243,7 @@ class ModelGateway:
                 body = (body + piece)[:MAX_ERROR_BODY]
             exchange.outcome = "http_error"
             exchange.response_bytes = len(body)
-            body = self._redactor.redact(body)
+            body = self._redactor.redact(body, cut=True)
             read_body(exchange, body)
             await responder.send(answer.status_code, body, headers)
             return
@@ -252,6 +253,7 @@ class ModelGateway:
 
     async def _stream(self, answer: httpx2.Response, exchange: Exchange, responder: Responder) -> None:
         reader, is_stream = StreamReader(exchange), "event-stream" in answer.headers.get("content-type", "")
+        clean = StreamRedactor(self._redactor)
         held, whole = b"", bytearray()
         async for piece in answer.aiter_bytes():
             exchange.response_bytes += len(piece)
@@ -264,10 +266,10 @@ class ModelGateway:
                     reader.line(line)
             elif len(whole) < MAX_ERROR_BODY:
                 whole += ready
-            await responder.write(self._redactor.redact(ready))
+            await responder.write(clean.feed(piece))
         if not is_stream:
             read_body(exchange, bytes(whole + held))
-        await responder.write(self._redactor.redact(held))
+        await responder.write(clean.finish())
         if exchange.outcome == "abandoned":
             exchange.outcome = "cut" if is_stream else "completed"
 

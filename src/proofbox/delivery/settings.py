@@ -109,9 +109,13 @@ class Retries(msgspec.Struct, frozen=True):
 
 class BackendSettings(msgspec.Struct, frozen=True, kw_only=True):
     url: str
+    """Where the backend is."""
     key: ApiKey
+    """What it knows us by."""
     timeouts: Timeouts = Timeouts()
+    """How long to wait for it."""
     retries: Retries = Retries()
+    """How often to try again, and when."""
 
     @classmethod
     def of(

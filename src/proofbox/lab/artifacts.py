@@ -58,6 +58,7 @@ EXPECTED = (
 """What a whole attempt has. One that the machinery failed lacks some, and is partial."""
 
 LARGEST_READ = 16 << 20
+DETAIL = 4000
 
 
 class Story(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +103,7 @@ def write_all(bundle: BundleWriter, story: Story, redactor: Redactor) -> None:
         VERIFICATION: AttemptVerification(
             **msgspec.structs.asdict(story.checked), result=story.verified, unmet=story.unmet
         ),
-        outcome.PATH: _outcome(story).as_json(),
+        outcome.PATH: _outcome(story, redactor).as_json(),
         REPORT: _report(story),
     }
     if story.environment is not None:
@@ -186,11 +187,11 @@ def _metrics(story: Story) -> RunnerMetrics:
     )
 
 
-def _outcome(story: Story) -> outcome.Outcome:
+def _outcome(story: Story, redactor: Redactor) -> outcome.Outcome:
     claimed = {"success": "passed", "failure": "failed"}.get(story.feedback.claimed)
     verified = story.verified if story.verified != "none" else None
     runtime = str(story.runner.get("runtime", "") or "none")
-    detail = story.detail if story.infra is None else story.infra.message
+    detail = redactor.preview(story.detail if story.infra is None else story.infra.message, DETAIL)[0]
     return outcome.Outcome(
         claimed=outcome.Verdict(claimed, "runtime_reported", "its final message")
         if claimed
@@ -198,9 +199,7 @@ def _outcome(story: Story) -> outcome.Outcome:
         verified=outcome.Verdict(verified, "proofbox verifier", "commands in a fresh box, and the mission's conditions")
         if verified
         else outcome.Verdict("unknown"),
-        infra=outcome.Verdict(
-            "ok" if story.infra is None else "failed", "proofbox", f"supervised {runtime}", detail[:4000]
-        ),
+        infra=outcome.Verdict("ok" if story.infra is None else "failed", "proofbox", f"supervised {runtime}", detail),
     )
 
 

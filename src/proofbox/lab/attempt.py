@@ -122,7 +122,7 @@ class _Supervisor:
         self._feedback: Feedback = read_feedback("")
         self._unmet: list[Unmet] = []
         self.place = around.work / "attempts" / f"{attempt.id}.e{attempt.epoch}"
-        self._boxes = MissionBoxes(self._mission, around.suite, self.place / "workspace", around.provider, around.clock)
+        self._boxes = MissionBoxes(self._mission, around, self.place / "workspace")
         self._common = around.work / "shared"
 
     def enter(self, state: State) -> None:
@@ -310,6 +310,7 @@ class _Supervisor:
                 found = check(
                     boxes,
                     verify,
+                    self._around.redactor,
                     provider=self._boxes.provider,
                     policy=self._boxes.policy(verified),
                     beside=beside,

@@ -26,7 +26,7 @@ from proofbox.core.documents import declare
 from proofbox.errors import AttemptUnknown, CorruptError, IoFailed, LeaseLost, RunUnknown
 
 SCHEMA = "proofbox.ledger/1"
-State = Literal["planned", "claimed", "ended"]
+Standing = Literal["planned", "claimed", "ended"]
 BUSY_SECONDS = 30.0
 
 _TABLES = """
@@ -96,7 +96,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     mission: str
     replicate: int
     parent: str | None
-    state: State
+    state: Standing
     epoch: int
     worker: str | None
     phase: str
@@ -205,7 +205,7 @@ class Ledger:
             raise AttemptUnknown(f"{what} {id[:80]!r}", op="attempt", fix_hints=hints)
         return _attempt(rows[0])
 
-    def counts(self) -> dict[State, int]:
+    def counts(self) -> dict[Standing, int]:
         with self._mutex:
             found = dict(self._db.execute("SELECT state, count(*) FROM attempt GROUP BY state").fetchall())
         return {"planned": found.get("planned", 0), "claimed": found.get("claimed", 0), "ended": found.get("ended", 0)}

@@ -22,7 +22,7 @@ from proofbox.core.ids import is_id
 from proofbox.core.locks import locked
 from proofbox.core.removal import remove_tree
 from proofbox.core.text import path_fields
-from proofbox.evidence.listing import RunSummary, describe
+from proofbox.evidence.listing import ListedRun, describe
 from proofbox.evidence.paths import INDEX, list_runs
 from proofbox.lab import artifacts
 from proofbox.lab.plan import WORK, conductor_lock, ledger_path
@@ -67,7 +67,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Run(NamedTuple):
     path: Path
-    about: RunSummary
+    about: ListedRun
     size: int
 
 
@@ -174,7 +174,7 @@ def _stores_of(run: Path) -> set[str]:
     return {store for store in found if is_id(store, "store")}
 
 
-def _age(run: RunSummary, now: datetime) -> float:
+def _age(run: ListedRun, now: datetime) -> float:
     return (now - parse_isoformat(run.started_at)).total_seconds() if run.started_at else 0.0
 
 

@@ -20,6 +20,7 @@ from proofbox.cli.commands import flags
 from proofbox.cli.live import Progress
 from proofbox.cli.output import Document, ErrorBody, Streamed, columns, show, write_json
 from proofbox.cli.progress import watched
+from proofbox.cli.schemas import json_schema
 from proofbox.core.ids import IdSource
 from proofbox.core.text import printable
 from proofbox.core.words import counted
@@ -29,7 +30,9 @@ from proofbox.lab.closing import as_committed
 from proofbox.lab.documents import Totals
 from proofbox.lab.ledger import Attempt, Ledger
 from proofbox.lab.plan import Plan, ledger_path, read_plan
+from proofbox.lab.problems import Problem
 from proofbox.lab.run import Conductor, create_run, find_run
+from proofbox.lab.spec import Document as SuiteFile
 from proofbox.lab.summary import final_attempts, totals
 from proofbox.sandbox.config import load
 
@@ -54,7 +57,7 @@ class LintDocument(Document, frozen=True, kw_only=True):
     missions: int
     sha256: str | None
     """Of what the suite says, not of how it is spelled; null: it can't be run."""
-    problems: tuple[reading.Problem, ...]
+    problems: tuple[Problem, ...]
     notes: Mapping[str, tuple[str, ...]] = {}
     """Of each mission that was written for another system what of it is left out or done differently here."""
     error: ErrorBody | None = None
@@ -139,12 +142,12 @@ def lint(spec: SpecPath, *, host_root: HostRoot = False, json: flags.Json = Fals
     For example:
       proofbox suite lint suite.toml
     """
-    problems: tuple[reading.Problem, ...] = ()
+    problems: tuple[Problem, ...] = ()
     suite, error = None, None
     try:
         suite = _read(spec, host_root=host_root)
     except SuiteInvalid as invalid:
-        problems = msgspec.convert(invalid.details.get("problems", []), tuple[reading.Problem, ...])
+        problems = msgspec.convert(invalid.details.get("problems", []), tuple[Problem, ...])
         error = ErrorBody.of(invalid)
     document = LintDocument(
         ok=suite is not None,
@@ -173,7 +176,8 @@ def schema(*, json: flags.Json = False) -> int:
     For example:
       proofbox suite schema > suite.schema.json
     """
-    found = reading.json_schema()
+    dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "proofbox suite"}
+    found = {**dialect, **json_schema(SuiteFile)}
     show(
         SchemaDocument(json_schema=found),
         lambda: msgspec.json.format(msgspec.json.encode(found)).decode(),
