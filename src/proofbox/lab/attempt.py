@@ -389,7 +389,7 @@ def _secret_found(paths: Sequence[str]) -> BundleSecretFound:
         op="attempt",
         fix_hints=[
             "a file's name may hold the value of a variable that is called a secret: rename one of them",
-            "if it is no secret, run without that variable: env -u NAME proofbox suite …",
+            "if it is no secret, unset the variable that holds it, and run again",
         ],
         details={"paths": list(paths)},
     )

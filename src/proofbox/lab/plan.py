@@ -158,7 +158,7 @@ def refuse_secrets(plan: Plan, env: Mapping[str, str]) -> None:
         op="suite",
         fix_hints=[
             "take it out of the suite and its prompts",
-            f"if it is no secret, run without it: env {' '.join(f'-u {name}' for name in found)} proofbox suite …",
+            "if it is no secret, unset the variable that holds it, and run again",
         ],
         details={"variables": found},
     )
