@@ -158,7 +158,7 @@ def refuse_secrets(plan: Plan, env: Mapping[str, str]) -> None:
         op="suite",
         fix_hints=[
             "take it out of the suite and its prompts",
-            "if it is no secret, unset the variable that holds it, and run again",
+            f"if it is no secret: unset {' '.join(found)}",
         ],
         details={"variables": found},
     )
