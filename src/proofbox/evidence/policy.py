@@ -93,7 +93,19 @@ def load_policy(name: str) -> dict[str, Any]:
         check_policy(policy)
     except (OSError, CanonicalError, ShapeError) as error:
         raise PolicyInvalid(f"{shown(name)}: {error}", op="promotion policy", fix_hints=hints) from error
+    if policy["name"] in POLICIES and not is_built_in(policy):
+        raise PolicyInvalid(
+            f"{shown(name)} is called {policy['name']}, and is not the policy of that name",
+            op="promotion policy",
+            fix_hints=["give it a name of its own: nobody is to take it for the one that comes with proofbox"],
+        )
     return dict(policy)
+
+
+def is_built_in(policy: Mapping[str, Any]) -> bool:
+    """Whether this is the very policy that comes with proofbox by its name."""
+    known = POLICIES.get(policy["name"])
+    return known is not None and _same(known, policy)
 
 
 def fitting_policy(found: BundleCheck) -> dict[str, Any]:

@@ -11,7 +11,7 @@ Without --key and without a digest that you hold from elsewhere, this shows dama
 whole bundle can make another that is consistent in itself.
 
 Codes of findings, besides those of `check`: packet_malformed, packet_unpinned, packet_mismatch (with the bundle),
-verdict_wrong, signature_absent, signature_wrong, bundle_absent.
+verdict_wrong, policy_misnamed, signature_absent, signature_wrong, bundle_absent.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from proofbox.errors import BundleCorrupt, BundleInProgress, BundleSchemaUnknown
 from proofbox.evidence.check import BundleCheck, Checked, Finding, check_bundle
 from proofbox.evidence.packet import PREDICATE_TYPE, SUFFIX, Packet, parse_packet, read_document
 from proofbox.evidence.paths import INDEX, STATUS, list_runs, read_bounded, resolve, shown
-from proofbox.evidence.policy import evaluate
+from proofbox.evidence.policy import is_built_in
 from proofbox.evidence.shape import ShapeError
 from proofbox.evidence.status import parse_status
+from proofbox.evidence.verdict import differences
 
 
 @dataclass(slots=True)
@@ -45,6 +46,10 @@ class Verification:
     bundle: str | None = None
     packet: str | None = None
     promotable: bool | None = None
+    policy: str | None = None
+    """The name that the packet's policy bears."""
+    own_policy: bool | None = None
+    """Whether it is someone's own and none of those that come with proofbox: what it demands is then theirs to say."""
     signed_by: str | None = None
     """The id of the key that was given and did sign. None: not signed, or no key was given."""
     checked: Checked = field(default_factory=Checked)
@@ -68,7 +73,7 @@ class Verification:
             kind = BundleInProgress
         elif "schema_unknown" in codes:
             kind = BundleSchemaUnknown
-        elif any(code.startswith(("packet_", "signature_", "verdict_", "bundle_absent")) for code in codes):
+        elif any(code.startswith(("packet_", "signature_", "verdict_", "policy_", "bundle_absent")) for code in codes):
             kind = PacketInvalid
         return kind(self.line(), op="verify", fix_hints=["each finding says what differs, and where"])
 
@@ -93,7 +98,8 @@ class Verification:
         amount = ", ".join(counted(number, what) for number, what in amounts)
         parts = [f"{'holds' if self.ok else 'DOES NOT HOLD'}: {what}: {amount}"]
         if self.packet is not None:
-            parts.append("promotable" if self.promotable else "not promotable")
+            by = f" by a policy of its own: {self.policy!r}" if self.own_policy else ""
+            parts.append(("promotable" if self.promotable else "not promotable") + by)
             parts.append(f"signed by {self.signed_by[:16]}…" if self.signed_by else "no signature checked")
         return _one_line("; ".join(parts))
 
@@ -106,6 +112,8 @@ class Verification:
             "bundle": None if self.bundle is None else shown(self.bundle),
             "packet": None if self.packet is None else shown(self.packet),
             "promotable": self.promotable,
+            "policy": self.policy,
+            "own_policy": self.own_policy,
             "signed_by": self.signed_by,
             "checked": {
                 "files": self.checked.files,
@@ -160,11 +168,12 @@ def verify_packet(path: str, *, key: str | None = None, bundle: str | None = Non
     checked = _verify_bundle(result, resolve(directory))
     if packet is None:
         return result
-    result.promotable = packet.promotable
+    result.promotable, result.policy = packet.promotable, packet.policy
     if not packet.pinned:
         result.found("packet_unpinned", "", f"a packet of version {packet.schema_version} pins nothing by digest")
     else:
-        _compare(result, packet, checked)
+        result.own_policy = not is_built_in(packet.document["promotability"]["policy"])
+        result.findings += differences(packet, checked)
         if signed is not None and signed != (packet.index and packet.index.sha256):
             result.found("packet_mismatch", INDEX, "the statement's subject is another index than the packet's")
     return result
@@ -220,32 +229,6 @@ def _verify_bundle(result: Verification, directory: str) -> BundleCheck:
     elif checked.status is not None:
         result.run_id, result.status = checked.status.run_id, checked.status.state
     return checked
-
-
-def _compare(result: Verification, packet: Packet, checked: BundleCheck) -> None:
-    """The packet against the bundle: its pins, and its verdict once more from the same policy."""
-    index, document = checked.index, packet.document
-    if packet.index is None or index is None:
-        result.found("packet_mismatch", INDEX, "the bundle has no index that can be read")
-        return
-    if (checked.index_size, checked.index_sha256) != (packet.index.size, packet.index.sha256):
-        result.found("packet_mismatch", INDEX, "the bundle's index is not the one that the packet pins")
-    repairs = sum(inner.index.repairs if inner.index else 0 for _, inner in checked.every())
-    stated = (document["run_id"], document["world_id"], document["bundle"]["status"], document["bundle"]["repairs"])
-    if stated != (index.run_id, index.world_id, index.status, repairs):
-        result.found("packet_mismatch", "", "the packet states another run, world, status or number of repairs")
-    for name, pointer in packet.pointers.items():
-        artifact = index.artifacts.get(pointer.path)
-        if artifact is None or (artifact.file_size, artifact.sha256) != (pointer.size, pointer.sha256):
-            result.found("packet_mismatch", pointer.path, f"{name} is not in the bundle as the packet pins it")
-    verdict = document["promotability"]
-    policy = verdict["policy"]
-    failed = [ruling.reason for ruling in evaluate(policy, checked) if not ruling.held]
-    accepted = set(verdict["accepted"])
-    if not accepted <= set(policy["acceptable"]):
-        result.found("verdict_wrong", "", "the packet accepts what its policy does not allow to be accepted")
-    if failed != verdict["reasons"] or packet.promotable != (set(failed) <= accepted):
-        result.found("verdict_wrong", "", f"the policy finds {', '.join(failed) or 'nothing'} against the bundle")
 
 
 def _note_newer(result: Verification, directory: str) -> None:
