@@ -4,6 +4,7 @@ Codes of findings:
 
     in_progress       never committed: no index, or a status that says so
     status_absent, status_malformed, index_malformed     a document of the bundle itself is not what it must be
+    too_large         such a document has more bytes than one can have
     schema_unknown    such a document is of a version that this reader does not know
     inconsistent      index and status contradict each other
     missing, size_mismatch, digest_mismatch, unreadable  of a listed artifact
@@ -26,7 +27,17 @@ from proofbox.core.digest import sha256_file, sha256_hex
 from proofbox.core.text import path_fields
 from proofbox.evidence.identity import world_id
 from proofbox.evidence.index import Artifact, Index, SchemaUnknown, parse_index
-from proofbox.evidence.paths import INDEX, MAX_INDEX_BYTES, MAX_STATUS_BYTES, STATUS, Found, above, read_bounded, walk
+from proofbox.evidence.paths import (
+    INDEX,
+    MAX_INDEX_BYTES,
+    MAX_STATUS_BYTES,
+    STATUS,
+    Found,
+    TooLarge,
+    above,
+    read_bounded,
+    walk,
+)
 from proofbox.evidence.pool import in_threads
 from proofbox.evidence.shape import ShapeError
 from proofbox.evidence.status import RunStatus, parse_status
@@ -146,7 +157,7 @@ def _read_documents(bundle: BundleCheck) -> None:
     except FileNotFoundError:
         bundle.found("status_absent", STATUS, "there is no status")
     except OSError as error:
-        bundle.found("status_malformed", STATUS, str(error))
+        bundle.found("too_large" if isinstance(error, TooLarge) else "status_malformed", STATUS, str(error))
     except ShapeError as error:
         bundle.found("schema_unknown" if isinstance(error, SchemaUnknown) else "status_malformed", STATUS, str(error))
     try:
@@ -155,7 +166,7 @@ def _read_documents(bundle: BundleCheck) -> None:
         bundle.found("in_progress", "", "there is no index: the bundle was never committed")
         return
     except OSError as error:
-        bundle.found("index_malformed", INDEX, str(error))
+        bundle.found("too_large" if isinstance(error, TooLarge) else "index_malformed", INDEX, str(error))
         return
     bundle.index_sha256, bundle.index_size = sha256_hex(data), len(data)
     try:

@@ -24,7 +24,7 @@ SCHEMA = "proofbox.promotion_packet/1"
 SEED_SCHEMA = "runtime-tools.promotion_packet.v0.2"
 PREDICATE_TYPE = "urn:proofbox:promotion_packet:1"
 SUFFIX = ".promotion.json"
-MAX_PACKET_BYTES = 1 << 26
+MAX_PACKET_BYTES = 1 << 24
 
 
 class Pointer(NamedTuple):

@@ -26,8 +26,11 @@ LOCK = ".runtime.lock"
 RESERVED = frozenset({INDEX, STATUS, REPAIR_LOG, LOCK})
 
 MAX_PATH = 1024
+# What is read whole. An entry of an index takes 110 bytes and its path: there is room for 300 000 of usual length.
 MAX_STATUS_BYTES = 1 << 24
-MAX_INDEX_BYTES = 1 << 30
+MAX_INDEX_BYTES = 1 << 26
+MAX_JSON_BYTES = 1 << 26
+MAX_LOG_BYTES = 1 << 27
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _SEGMENT = r"(?!\.{1,2}(?:/|\Z))[^/\x00-\x1f\x7f\\\ud800-\udfff]{1,255}"
@@ -134,15 +137,19 @@ def shown(path: str) -> str:
     return path_fields(path)["path"]
 
 
+class TooLarge(OSError):
+    """A file has more bytes than are read of its kind."""
+
+
 def read_bounded(path: _Path, limit: int) -> bytes:
-    """A whole regular file that is not a symbolic link and not larger than `limit`; OSError otherwise."""
+    """A whole regular file that is not a symbolic link and not larger than `limit` (TooLarge); OSError otherwise."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(fd, "rb") as stream:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
             raise OSError(f"{shown(os.fspath(path))} is not a regular file")
         if info.st_size > limit:
-            raise OSError(f"{shown(os.fspath(path))} is larger than {limit} bytes")
+            raise TooLarge(f"{shown(os.fspath(path))} is larger than {limit} bytes")
         # No more than is there: a read takes the memory for all that it asks for.
         data = stream.read(info.st_size + 1)
     if len(data) > info.st_size:

@@ -19,6 +19,9 @@ from proofbox.evidence.reader import Bundle, as_bundle
 from proofbox.evidence.shape import ShapeError
 
 MAXPOLICY_BYTES = 1 << 20
+MAX_RULES = 100
+MAX_MEMBER_BYTES = 1 << 23
+"""Of a document that a rule looks into."""
 
 _NAME = shape.text(200)
 _MEMBER = shape.array(_NAME)
@@ -63,6 +66,8 @@ def check_policy(policy: Any) -> None:
     POLICY(policy, "policy")
     if not policy["fields"].keys() <= set(FIELDS):
         raise ShapeError(f"policy.fields names what no packet has; it has {', '.join(FIELDS)}")
+    if len(policy["rules"]) > MAX_RULES:
+        raise ShapeError(f"policy.rules are more than {MAX_RULES}")
     reasons = []
     for number, rule in enumerate(policy["rules"]):
         where = f"policy.rules[{number}]"
@@ -152,7 +157,7 @@ class _Evidence:
         return self._bundle
 
     def member(self, bundle: Bundle, rule: Mapping[str, Any], artifact: str) -> Any:
-        value = bundle.read_json(artifact)
+        value = bundle.read_json(artifact, limit=outcome.MAX_BYTES if artifact == outcome.PATH else MAX_MEMBER_BYTES)
         if artifact == outcome.PATH:
             outcome.check_outcome(value)
         for name in rule["member"]:
@@ -188,8 +193,10 @@ def _status(evidence: _Evidence, rule: Mapping[str, Any]) -> _Answer:
 
 
 def _present(evidence: _Evidence, rule: Mapping[str, Any]) -> _Answer:
-    evidence.bundle.read_bytes(rule["artifact"])
-    return True, "present"
+    """By the check of the whole bundle, which has read every file: a rule does not read one of any size again."""
+    evidence.bundle.artifact(rule["artifact"])
+    wrong = sorted({each.code for each in evidence.found.findings if each.path in (rule["artifact"], "")})
+    return not wrong, wrong or "present"
 
 
 def _equals(evidence: _Evidence, rule: Mapping[str, Any]) -> _Answer:

@@ -29,7 +29,7 @@ from proofbox.core.words import counted
 from proofbox.errors import BundleCorrupt, BundleInProgress, BundleSchemaUnknown, PacketInvalid, ProofboxError
 from proofbox.evidence.check import BundleCheck, Checked, Finding, check_bundle
 from proofbox.evidence.packet import PREDICATE_TYPE, SUFFIX, Packet, parse_packet, read_document
-from proofbox.evidence.paths import INDEX, STATUS, list_runs, read_bounded, resolve, shown
+from proofbox.evidence.paths import INDEX, MAX_STATUS_BYTES, STATUS, list_runs, read_bounded, resolve, shown
 from proofbox.evidence.policy import is_built_in
 from proofbox.evidence.shape import ShapeError
 from proofbox.evidence.status import parse_status
@@ -239,7 +239,7 @@ def _note_newer(result: Verification, directory: str) -> None:
     began = {}
     for run in list_runs(out):
         try:
-            status = parse_status(read_bounded(os.path.join(out, run, STATUS), 1 << 24))
+            status = parse_status(read_bounded(os.path.join(out, run, STATUS), MAX_STATUS_BYTES))
         except (OSError, ShapeError):
             result.notes.append(f"{run} has no status that can be read")
             continue

@@ -44,7 +44,7 @@ from proofbox.errors import (
 from proofbox.evidence.content import pieces_of, read_again, sync_all, write_new
 from proofbox.evidence.identity import is_alive, process_identity, world, world_id
 from proofbox.evidence.index import SCHEMA as INDEX_SCHEMA
-from proofbox.evidence.index import Anchor, Artifact, index_of, schema_of, stated_schema
+from proofbox.evidence.index import Anchor, Artifact, bounded_bytes, index_of, schema_of, stated_schema
 from proofbox.evidence.lock import Mode, RunLock, holding
 from proofbox.evidence.log import SYNC_EVERY, BundleLog
 from proofbox.evidence.paths import (
@@ -400,9 +400,10 @@ class BundleWriter:
             document = self._status.to_bytes()
             artifacts.append(Artifact(STATUS, len(document), sha256_hex(document), STATUS_SCHEMA))
             outcome = "failed" if error is not None else "partial" if missing or self._partial else "ok"
-            write_document(self.path / STATUS, document)
             index = index_of(self.run_id, world_id(self._status.world), outcome, artifacts, missing)
-            write_document(self.path / INDEX, index.to_bytes())
+            entries = bounded_bytes(index)
+            write_document(self.path / STATUS, document)
+            write_document(self.path / INDEX, entries)
             if self._out is not None and error is None and not self._dry:
                 write_document(os.path.join(self._out, LATEST), f"{self.run_id}\n".encode())
 
