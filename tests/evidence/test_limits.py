@@ -7,13 +7,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from proofbox import BundleWriter, emit_promotion, load_bundle, verify
 from proofbox.core import canonical
 from proofbox.core.canonical import CanonicalError, canonical_bytes, parse_strict
-from proofbox.errors import BundleTooLarge
+from proofbox.errors import BundlePathRefused, BundleTooLarge
 from proofbox.evidence import index as indexes
 from proofbox.evidence import outcome, policies
 from proofbox.evidence.index import Artifact, index_of, parse_index
@@ -63,10 +64,18 @@ def test_documents_of_any_size_are_covered_and_not_read_whole(tmp_path: Path) ->
         load_bundle(bundle.path).read_json("outcome.json")
 
 
-@pytest.mark.parametrize("shape", [b"[],", b'{"":0},', b"[" * 60 + b"]" * 60 + b",", b"9999,"])
-@pytest.mark.parametrize("place", ["artifact_index.json", "run_status.json", "outcome.json", "log.jsonl"])
-def test_small_bytes_that_are_large_values_are_refused(tmp_path: Path, shape: bytes, place: str) -> None:
-    size = 1 << (24 if place != "artifact_index.json" else 25)
+NESTED = b"[" * 60 + b"]" * 60 + b","
+
+
+@pytest.mark.parametrize(
+    ("place", "shape"),
+    [
+        *(("artifact_index.json", shape) for shape in (b"[],", b'{"":0},', b"9999,", NESTED)),
+        *((place, NESTED) for place in ("run_status.json", "outcome.json", "log.jsonl")),
+    ],
+)
+def test_small_bytes_that_are_large_values_are_refused(tmp_path: Path, place: str, shape: bytes) -> None:
+    size = 3 << 24 if place == "artifact_index.json" else (1 << 24) - 300
     bomb = b'{"a":[' + shape * (size // len(shape)) + b"0]}"
     with BundleWriter(tmp_path / "out") as bundle:
         bundle.write_bytes("present.json", b"{}")
@@ -74,7 +83,7 @@ def test_small_bytes_that_are_large_values_are_refused(tmp_path: Path, shape: by
             bundle.open_log(place).append({"n": 1})
         elif place == "outcome.json":
             bundle.write_json(place, Outcome().as_json())
-    (bundle.path / place).write_bytes(bomb[: (1 << 24) - 1] + b"\n" if place == "log.jsonl" else bomb)
+    (bundle.path / place).write_bytes(bomb + b"\n")
     assert in_a_gigabyte(bundle.path)["found"]
 
 
@@ -142,3 +151,35 @@ def test_present_means_listed_and_whole(tmp_path: Path) -> None:
     (inner.path / "d").unlink()
     done = emit_promotion(bundle.path, policy=str(tmp_path / "policy.json"), output=tmp_path / "p")
     assert done.reasons == ("broken", "b", "c", "in/d")
+
+
+def test_a_directory_deeper_than_any_path_is_a_finding(deep_path: Path) -> None:
+    with BundleWriter(deep_path / "out") as bundle:
+        bundle.write_bytes("a", b"a")
+    inside = os.open(bundle.path, os.O_RDONLY)
+    for _ in range(40):
+        os.mkdir("d" * 200, dir_fd=inside)
+        below = os.open("d" * 200, os.O_RDONLY, dir_fd=inside)
+        os.close(inside)
+        inside = below
+    os.close(inside)
+    result = verify(bundle.path)
+    assert [(finding.code, finding.path.count("/")) for finding in result.findings] == [("unreadable", 5)]
+    with pytest.raises(BundlePathRefused, match="too long a path"), BundleWriter(deep_path / "out") as other:
+        os.rename(bundle.path / ("d" * 200), other.path / "d")
+
+
+def test_a_directory_that_is_closed_to_the_reader_is_a_finding(tmp_path: Path) -> None:
+    with BundleWriter(tmp_path / "out") as bundle:
+        bundle.write_bytes("closed/a", b"a")
+    real = os.scandir
+
+    def closed(path: Any) -> Any:
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied")
+        return real(path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "scandir", closed)
+        found = {finding.code for finding in verify(bundle.path).findings}
+    assert found == {"unreadable", "missing"}

@@ -9,7 +9,7 @@ Codes of findings:
     inconsistent      index and status contradict each other
     missing, size_mismatch, digest_mismatch, unreadable  of a listed artifact
     unlisted          a file or directory that no index covers
-    symlink, special  not a regular file or directory
+    symlink, special  not a regular file or directory; `unreadable`: a directory that can't be looked into
     chain_…           of a log; what follows is the chain's own code
     more              there are further findings than are listed
 """
@@ -29,6 +29,7 @@ from proofbox.evidence.identity import world_id
 from proofbox.evidence.index import Artifact, Index, SchemaUnknown, parse_index
 from proofbox.evidence.paths import (
     INDEX,
+    IRREGULAR,
     MAX_INDEX_BYTES,
     MAX_STATUS_BYTES,
     STATUS,
@@ -125,7 +126,7 @@ def _check(directory: str, look: Callable[[], Found], chains: bool, depth: int) 
     _read_documents(bundle)
     present = look()
     for path, kind in sorted(present.irregular.items()):
-        bundle.found(kind, path, f"a {'symbolic link' if kind == 'symlink' else 'special file'}, which no bundle holds")
+        bundle.found(kind, path, f"{IRREGULAR[kind]}, which no bundle holds")
     if bundle.index is None:
         return bundle
     listed = bundle.index.artifacts
@@ -243,7 +244,7 @@ def _check_coverage(
         }
     for path in sorted(extra):
         bundle.found("unlisted", path, "a file that no index covers")
-    parents = {path.rpartition("/")[0] for path in present.files}
+    parents = {path.rpartition("/")[0] for path in (*present.files, *present.irregular)}
     holding = parents | {place for parent in parents for place in above(parent)}
     for path in sorted(present.directories - holding):
         if not any(place in nested for place in above(path)):

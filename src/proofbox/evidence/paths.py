@@ -12,6 +12,8 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from proofbox.core.atomic import TEMPORARY_PREFIX, sweep_temporaries
@@ -62,9 +64,16 @@ def check_artifact_path(path: str, op: str) -> str:
     return path
 
 
+IRREGULAR = {
+    "symlink": "a symbolic link",
+    "special": "a special file",
+    "unreadable": "a directory that can't be read, or of too long a path",
+}
+
+
 @dataclass(slots=True)
 class Found:
-    """What is below a directory: regular files, directories, and what is neither (`symlink`, `special`)."""
+    """What is below a directory: regular files, directories, and what a bundle can't hold, by its kind in IRREGULAR."""
 
     files: set[str] = field(default_factory=set)
     directories: set[str] = field(default_factory=set)
@@ -89,12 +98,20 @@ class Found:
 
 
 def walk(root: _Path) -> Found:
-    """Everything below `root`, by relative path, following nothing. Names that are not UTF-8 have surrogate escapes."""
+    """Everything below `root`, by relative path, following nothing. Names that are not UTF-8 have surrogate escapes.
+
+    A directory whose path is longer than an artifact's can be is not gone into: nothing in it can be one.
+    """
     found = Found()
     pending = [""]
     while pending:
         below = pending.pop()
-        with os.scandir(os.path.join(root, below) if below else root) as entries:
+        inside = _look(root, below)
+        if inside is None:
+            found.directories.discard(below)
+            found.irregular[below] = "unreadable"
+            continue
+        with inside as entries:
             for entry in entries:
                 path = f"{below}/{entry.name}" if below else entry.name
                 if entry.is_symlink():
@@ -107,6 +124,18 @@ def walk(root: _Path) -> Found:
                 else:
                     found.irregular[path] = "special"
     return found
+
+
+def _look(root: _Path, below: str) -> AbstractContextManager[Iterator[os.DirEntry[str]]] | None:
+    """What is in a directory below `root`; None: that can't be said."""
+    if len(below) > MAX_PATH:
+        return None
+    try:
+        return os.scandir(os.path.join(root, below) if below else root)
+    except OSError:
+        if not below:
+            raise
+        return None
 
 
 def _covered_as(path: str) -> str:

@@ -49,6 +49,7 @@ from proofbox.evidence.lock import Mode, RunLock, holding
 from proofbox.evidence.log import SYNC_EVERY, BundleLog
 from proofbox.evidence.paths import (
     INDEX,
+    IRREGULAR,
     LATEST,
     MAX_STATUS_BYTES,
     RUN_ID,
@@ -413,7 +414,7 @@ class BundleWriter:
         if found.irregular:
             first = min(found.irregular)
             raise BundlePathRefused(
-                f"{shown(first)} is a {found.irregular[first]}, which a bundle can't hold",
+                f"{shown(first)} is {IRREGULAR[found.irregular[first]]}, which a bundle can't hold",
                 op="bundle commit",
                 fix_hints=["write regular files into a bundle"],
             )
