@@ -12,7 +12,7 @@ from proofbox.cli.commands import flags
 from proofbox.cli.output import Document, ErrorBody, show
 from proofbox.core.text import printable
 from proofbox.evidence.check import Finding
-from proofbox.evidence.verify import Verification
+from proofbox.evidence.verification import Verification
 from proofbox.evidence.verify import verify as verify_path
 
 

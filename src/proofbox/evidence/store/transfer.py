@@ -106,6 +106,12 @@ def _download(store: Store, run_id: str, place: str, prefix: str, index_bytes: b
         index: Index = parse_index(index_bytes)
     except ShapeError as error:
         raise BundleCorrupt(f"{prefix}{INDEX} in the store is no index: {error}", op="bundle pull") from error
+    if not prefix and index.run_id != run_id:
+        raise BundleCorrupt(
+            f"what the store calls {run_id} is the run {index.run_id}",
+            op="bundle pull",
+            fix_hints=["look at who wrote to the store: a push gives a run no other name than its own"],
+        )
 
     def fetch(path: str) -> bytes | None:
         artifact = index.artifacts[path]
