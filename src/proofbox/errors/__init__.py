@@ -35,6 +35,7 @@
     │   ├── BundleSchemaUnknown  BUNDLE_SCHEMA_UNKNOWN       exit 1
     │   ├── BundleArtifactAbsent BUNDLE_ARTIFACT_ABSENT      exit 2
     │   ├── BundlePathRefused    BUNDLE_PATH_REFUSED         exit 2
+    │   ├── BundleTooLarge       BUNDLE_TOO_LARGE            exit 1
     │   ├── BundleExists         BUNDLE_EXISTS               exit 2
     │   ├── BundleLocked         BUNDLE_LOCKED               exit 3, retryable
     │   ├── BundleSecretFound    BUNDLE_SECRET_FOUND         exit 1
@@ -191,6 +192,7 @@ from proofbox.errors.evidence import (
     BundleRepairRefused as BundleRepairRefused,
     BundleSchemaUnknown as BundleSchemaUnknown,
     BundleSecretFound as BundleSecretFound,
+    BundleTooLarge as BundleTooLarge,
     KeyInvalid as KeyInvalid,
     PacketInvalid as PacketInvalid,
     PolicyInvalid as PolicyInvalid,

@@ -19,7 +19,7 @@ from proofbox.errors import BundleInProgress, BundleRepairRefused
 from proofbox.evidence import shape
 from proofbox.evidence.check import BundleCheck, check_bundle
 from proofbox.evidence.identity import PROCESS, process_identity, world_id
-from proofbox.evidence.index import Artifact, Index, schema_of
+from proofbox.evidence.index import Artifact, Index, bounded_bytes, schema_of
 from proofbox.evidence.lock import Mode, RunLock
 from proofbox.evidence.paths import (
     INDEX,
@@ -192,7 +192,7 @@ def _rebuild(checked: BundleCheck, directory: str, clock: Clock) -> tuple[Index,
         missing=missing,
         repairs=count,
     )
-    write_document(os.path.join(directory, INDEX), index.to_bytes())
+    write_document(os.path.join(directory, INDEX), bounded_bytes(index))
     return index, changes
 
 

@@ -44,11 +44,12 @@ from proofbox.errors import (
 from proofbox.evidence.content import pieces_of, read_again, sync_all, write_new
 from proofbox.evidence.identity import is_alive, process_identity, world, world_id
 from proofbox.evidence.index import SCHEMA as INDEX_SCHEMA
-from proofbox.evidence.index import Anchor, Artifact, index_of, schema_of, stated_schema
-from proofbox.evidence.lock import Mode, RunLock
+from proofbox.evidence.index import Anchor, Artifact, bounded_bytes, index_of, schema_of, stated_schema
+from proofbox.evidence.lock import Mode, RunLock, holding
 from proofbox.evidence.log import SYNC_EVERY, BundleLog
 from proofbox.evidence.paths import (
     INDEX,
+    IRREGULAR,
     LATEST,
     MAX_STATUS_BYTES,
     RUN_ID,
@@ -226,6 +227,8 @@ class BundleWriter:
         for path in own - {STATUS}:
             if torn.isdisjoint(above(path)):
                 self._artifacts[path] = self._measure(path)
+        self._partial = list(before.partial_reasons)
+        self._status = replace(self._status, partial_reasons=before.partial_reasons)
         write_document(self.path / STATUS, self._status.to_bytes())
         return True
 
@@ -279,9 +282,17 @@ class BundleWriter:
             self._state = "closed"
 
     def mark_partial(self, reason: str) -> None:
-        """Say that something is lacking, though every expected artifact may be there: the commit won't be `ok`."""
+        """Say that something is lacking, though every expected artifact may be there: the commit won't be `ok`.
+
+        It is on the disk at once, so that it holds for whoever takes the bundle over.
+        """
         self._require_open("bundle mark_partial")
-        self._partial.append(preview(self._clean(reason), 1000)[0])
+        said = preview(self._clean(reason), 1000)[0]
+        with self._mutex, self._locked("mark"):
+            self._require_ours("bundle mark_partial")
+            self._partial.append(said)
+            self._status = replace(self._status, partial_reasons=tuple(self._partial))
+            write_document(self.path / STATUS, self._status.to_bytes())
 
     def withhold_secrets(self) -> tuple[str, ...]:
         """Rather than refuse the commit, take out what holds an exact secret: now, where it is known, and then.
@@ -383,6 +394,25 @@ class BundleWriter:
                 fix_hints=["write inside the `with` block of the BundleWriter"],
             )
 
+    def _require_ours(self, op: str) -> None:
+        """A writer may be taken for dead and live on. What was committed, or taken over, is not its own any more."""
+        if os.path.lexists(self.path / INDEX):
+            raise BundleExists(
+                f"{self.run_id} is committed already",
+                op=op,
+                fix_hints=["look at what another writer has committed: an index is never written over"],
+            )
+        try:
+            stated = parse_status(read_bounded(self.path / STATUS, MAX_STATUS_BYTES))
+        except (OSError, ShapeError):
+            return  # it is about to be written anew
+        if stated.writer != self._status.writer:
+            raise BundleExists(
+                f"{self.run_id} was taken over by another writer: process {stated.writer['pid']}",
+                op=op,
+                fix_hints=["leave the bundle to it"],
+            )
+
     # The commit
 
     def _commit(self, error: BaseException | None) -> None:
@@ -406,6 +436,7 @@ class BundleWriter:
         missing = sorted(set(self._expected).difference(present) | set(interrupted))
         sync_all(self.path, present)  # before anything says that they are there
         with self._locked("commit"):
+            self._require_ours("bundle commit")
             self._status = replace(
                 self._status,
                 state="complete" if error is None else "failed",
@@ -416,9 +447,10 @@ class BundleWriter:
             document = self._status.to_bytes()
             artifacts.append(Artifact(STATUS, len(document), sha256_hex(document), STATUS_SCHEMA))
             outcome = "failed" if error is not None else "partial" if missing or self._partial else "ok"
-            write_document(self.path / STATUS, document)
             index = index_of(self.run_id, world_id(self._status.world), outcome, artifacts, missing)
-            write_document(self.path / INDEX, index.to_bytes())
+            entries = bounded_bytes(index)
+            write_document(self.path / STATUS, document)
+            write_document(self.path / INDEX, entries)
             if self._out is not None and error is None and not self._dry:
                 write_document(os.path.join(self._out, LATEST), f"{self.run_id}\n".encode())
 
@@ -428,7 +460,7 @@ class BundleWriter:
         if found.irregular:
             first = min(found.irregular)
             raise BundlePathRefused(
-                f"{shown(first)} is a {found.irregular[first]}, which a bundle can't hold",
+                f"{shown(first)} is {IRREGULAR[found.irregular[first]]}, which a bundle can't hold",
                 op="bundle commit",
                 fix_hints=["write regular files into a bundle"],
             )
@@ -471,8 +503,8 @@ class BundleWriter:
     @contextlib.contextmanager
     def _locked(self, purpose: str) -> Iterator[None]:
         if self._out is None:
-            # Nobody else creates or commits this directory: making it was exclusive.
-            yield
+            with holding(self.path):
+                yield
             return
         with RunLock(self._out, purpose=f"{purpose} {self.run_id}", **self._lock_options):
             yield

@@ -19,7 +19,7 @@ from proofbox.errors import BundleCorrupt, BundleExists, BundleLocked, BundleNot
 from proofbox.evidence.check import check_bundle
 from proofbox.evidence.index import Index, parse_index
 from proofbox.evidence.lock import RunLock
-from proofbox.evidence.paths import INDEX, LATEST, RUN_ID, enclosing, read_bounded, resolve, shown
+from proofbox.evidence.paths import INDEX, LATEST, MAX_INDEX_BYTES, RUN_ID, enclosing, read_bounded, resolve, shown
 from proofbox.evidence.pool import in_threads
 from proofbox.evidence.reader import Bundle, as_bundle, load_bundle, refusal
 from proofbox.evidence.shape import ShapeError
@@ -51,7 +51,7 @@ def push_bundle(path: _Path, store: Store) -> str:
         _put(store, f"{bundle.run_id}/{work[0]}", work[1]())
 
     in_threads(upload, _contents(bundle, ""))
-    index = read_bounded(os.path.join(bundle.path, INDEX), 1 << 30)
+    index = read_bounded(os.path.join(bundle.path, INDEX), MAX_INDEX_BYTES)
     if sha256_hex(index) != bundle.index_sha256:
         raise BundleCorrupt("the index changed while the bundle was pushed", op="bundle push")
     _put(store, f"{bundle.run_id}/{INDEX}", index)
@@ -106,6 +106,12 @@ def _download(store: Store, run_id: str, place: str, prefix: str, index_bytes: b
         index: Index = parse_index(index_bytes)
     except ShapeError as error:
         raise BundleCorrupt(f"{prefix}{INDEX} in the store is no index: {error}", op="bundle pull") from error
+    if not prefix and index.run_id != run_id:
+        raise BundleCorrupt(
+            f"what the store calls {run_id} is the run {index.run_id}",
+            op="bundle pull",
+            fix_hints=["look at who wrote to the store: a push gives a run no other name than its own"],
+        )
 
     def fetch(path: str) -> bytes | None:
         artifact = index.artifacts[path]
