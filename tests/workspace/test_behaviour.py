@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -11,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from capabilities import OrdinaryUser
@@ -218,6 +220,47 @@ def test_a_moved_directory_stays_tracked(ws: Workspace, root: Path) -> None:
         place.write_text("one")
     ws.snapshot("last")
     assert ws.snapshot("sealed", sealed=True).changed == 0
+
+
+@pytest.mark.parametrize("track", [True, False])
+def test_a_sealed_snapshot_relies_on_nobodys_word(root: Path, track: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory that could not be opened for a moment is looked at whole, although it is watched."""
+    (root / "a/b").mkdir(parents=True)
+    (root / "a/b/file").write_text("one")
+    with Workspace.init(root, track=track) as ws:
+        first = ws.snapshot("first")
+        (root / "a/b/file").write_text("two")
+        (root / "a/b/new").mkdir()
+
+        def away(*arguments: Any, **options: Any) -> Any:
+            (root / "a").rename(root.parent / "elsewhere")
+            found = suspects.suspects(*arguments, **options)
+            (root.parent / "elsewhere").rename(root / "a")
+            return found
+
+        monkeypatch.setattr(scan, "suspects", away)
+        second = ws.snapshot("second", sealed=True)
+        assert {change.path for change in ws.diff(first.id, second.id)} == {"a/b/file", "a/b/new"}
+
+
+def test_a_directory_that_can_not_be_opened_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (root / "a/b").mkdir(parents=True)
+    (root / "a/b/file").write_text("one")
+    with Workspace.init(root) as ws:
+        ws.snapshot("first")
+        (root / "a/b/file").write_text("two")
+        real = os.open
+
+        def refusing(path: Any, *arguments: Any, **options: Any) -> int:
+            if path == "a":
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            return real(path, *arguments, **options)
+
+        monkeypatch.setattr(os, "open", refusing)
+        assert [left.path for left in ws.snapshot("refused").skipped] == ["a"]
+        monkeypatch.undo()
+        again = ws.snapshot("again", sealed=True)
+        assert (again.skipped, again.changed) == ((), 3)
 
 
 # Sizes.

@@ -68,12 +68,14 @@ class Scanner:
         self._read = 0
         self._went: dict[int, Directory] = {}
         self._came: list[tuple[str, str]] | None = None
+        self._relies = False
+        """Whether all that changed was reported: in a scan nothing is taken on anybody's word."""
         self.changed = 0
         """How many paths the last look found to differ: as many as `diff.differences` of the tree before and after."""
 
     def all(self, directory: Directory, *, thorough: bool = False) -> None:
         """Look at everything. `thorough` lists directories even when their times say that no name has changed."""
-        self._begin()
+        self._begin(relies=False)
         self.skipped.clear()
         with opened(self._root, None) as root:
             if self._watcher:
@@ -86,13 +88,14 @@ class Scanner:
 
     def some(self, directory: Directory, dirty: Mapping[str, set[str] | None]) -> None:
         """Look at these names of these directories, and at everything below those that are directories."""
-        self._begin()
+        self._begin(relies=True)
         with opened(self._root, None) as root:
             self._look_again(root, directory, dirty)
         self._name_trees(directory)
 
-    def _begin(self) -> None:
+    def _begin(self, *, relies: bool) -> None:
         self._began = _file_clock()
+        self._relies = relies
         self.unstable.clear()
         self.changed = self._read = 0
 
@@ -128,24 +131,30 @@ class Scanner:
                 line.append(child)
                 try:
                     below = os.open(part, OPEN_DIRECTORY, dir_fd=fd)
-                except OSError:
-                    return
+                except OSError as error:
+                    parts = parts[: len(line) - 1]
+                    self._not_opened(line[-2], "/".join(parts[:-1]), part, error)
+                    break
                 os.close(fd)
                 fd = below
-            info = os.fstat(fd)
-            mode = stat.S_IFDIR | stat.S_IMODE(info.st_mode)
-            if parts and line[-1].mode != mode:
-                line[-1].mode = mode
-                self._touch(line[-2], parts[-1])
-            if names is None:
-                names = self._listed_anew(fd, line[-1], path, info)
-            for name in names:
-                self._entry(fd, line[-1], path, name, len(line))
+            else:
+                self._names_of(fd, line, parts, path, names)
         finally:
             os.close(fd)
         for parent, part, child in zip(line[-2::-1], reversed(parts), line[:0:-1], strict=True):
             if not child.tree_id:
                 parent.touch(part)
+
+    def _names_of(self, fd: int, line: list[Directory], parts: list[str], path: str, names: set[str] | None) -> None:
+        info = os.fstat(fd)
+        mode = stat.S_IFDIR | stat.S_IMODE(info.st_mode)
+        if parts and line[-1].mode != mode:
+            line[-1].mode = mode
+            self._touch(line[-2], parts[-1])
+        if names is None:
+            names = self._listed_anew(fd, line[-1], path, info)
+        for name in names:
+            self._entry(fd, line[-1], path, name, len(line))
 
     def _listed_anew(self, fd: int, directory: Directory, path: str, info: os.stat_result) -> set[str]:
         """Names that came, and files that have changed. Those that went are gone from `directory`."""
@@ -195,7 +204,7 @@ class Scanner:
                 self._came.append((folder, name))
                 return None
             # The same directory as before, and watched: what changed in it was reported by its own name.
-            reported = child is not None and child.ino == info.st_ino and self._watched(path)
+            reported = self._relies and child is not None and child.ino == info.st_ino and self._watched(path)
             return self._descend(fd, parent, folder, name, child, depth, whole=not reported)
         if name in parent.dirs:
             self._remove(parent, folder, name)
@@ -257,13 +266,18 @@ class Scanner:
                 if whole:
                     self._directory(below, child, path, depth)
         except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-                parent.ctime_ns = UNSETTLED
-                return self._remove(parent, folder, name)
-            return self._skip(parent, folder, name, error.strerror or "unreadable")
+            return self._not_opened(parent, folder, name, error)
         if not child.tree_id:
             parent.touch(name)
         return None
+
+    def _not_opened(self, parent: Directory, folder: str, name: str, error: OSError) -> None:
+        """A directory that is gone, or swapped for something else; or one that is there, and can't be looked at."""
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            parent.ctime_ns = UNSETTLED
+            self._remove(parent, folder, name)
+        else:
+            self._skip(parent, folder, name, error.strerror or "unreadable")
 
     def _link(self, fd: int, name: str, info: os.stat_result) -> Known:
         digest = self._store.put(pack.BLOB, os.fsencode(os.readlink(name, dir_fd=fd)))
