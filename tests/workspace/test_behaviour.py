@@ -16,11 +16,13 @@ from typing import Any
 
 import pytest
 from capabilities import OrdinaryUser
+from hypothesis import given
+from hypothesis import strategies as st
 
 from proofbox import Workspace
 from proofbox.core.dirs import state_dir
 from proofbox.errors import WorkspaceExists
-from proofbox.workspace import generation, pack, scan, suspects
+from proofbox.workspace import generation, pack, scan, suspects, tree
 from proofbox.workspace.store import Store
 from proofbox.workspace.tree import PAGED
 
@@ -261,6 +263,75 @@ def test_a_directory_that_can_not_be_opened_is_named(root: Path, monkeypatch: py
         monkeypatch.undo()
         again = ws.snapshot("again", sealed=True)
         assert (again.skipped, again.changed) == ((), 3)
+
+
+FAR = [
+    -(1 << 62),
+    13_569_465_600 * 10**9,
+    (1 << 63) - 1,
+    1 << 63,
+    4_000_000_000 * 10**9,
+]  # 1823, 2400, 2262, 2262 and 2096
+
+
+@pytest.mark.parametrize("program", [True, False])
+def test_a_time_far_away_is_a_time(root: Path, program: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suspects, "_WORTH_A_PROCESS", 0 if program else 1 << 30)
+    for number, time_ns in enumerate(FAR):
+        (root / str(number)).write_text("old")
+        os.utime(root / str(number), ns=(0, time_ns))
+    with Workspace.init(root) as ws:
+        first = ws.snapshot("first", sealed=True)
+        assert (first.changed, first.skipped) == (1 + len(FAR), ())
+    with Workspace.open(root, track=False) as ws:
+        assert ws.snapshot("the same", sealed=True).id == first.id
+        (root / "1").write_text("new")
+        os.utime(root / "1", ns=(0, FAR[1] + 1))
+        assert ws.snapshot("changed").changed == 1
+        ws.rollback(first.id)
+        assert (root / "1").read_text() == "old"
+
+
+@given(st.integers(-(1 << 70), 1 << 70), st.integers(-(1 << 63), (1 << 63) - 1))
+def test_any_time_is_kept_in_64_bits(far: int, near: int) -> None:
+    assert tree.int64(near) == near
+    assert -(1 << 63) <= tree.int64(far) < 1 << 63
+    assert (tree.int64(far) - far) % (1 << 64) == 0
+
+
+def test_a_program_of_another_users_rights_comes_back_as_an_ordinary_one(
+    ws: Workspace, root: Path, tmp_path: Path
+) -> None:
+    for name, mode in (("file", 0o4755), ("group", 0o2755), ("below/both", 0o6711)):
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_text(name)
+        (root / name).chmod(mode)
+    (root / "below").chmod(0o3775)
+    made = ws.snapshot("first")
+    ws.export(made.id, tmp_path / "export")
+    with ws.fork(made.id, tmp_path / "fork") as fork:
+        assert fork.snapshot("the same", sealed=True).id == made.id
+    for name in ("file", "group", "below/both"):
+        (root / name).unlink()
+    ws.rollback(made.id)
+    for place in (tmp_path / "export", tmp_path / "fork", root):
+        modes = {name: stat.S_IMODE((place / name).stat().st_mode) for name in ("file", "group", "below/both", "below")}
+        assert modes == {"file": 0o755, "group": 0o755, "below/both": 0o711, "below": 0o3775}
+
+
+def test_a_snapshot_that_was_stored_with_such_rights_has_them_no_more(
+    ws: Workspace, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root / "file").chmod(0o4755)
+    with monkeypatch.context() as patched:
+        patched.setattr(scan, "kept_mode", lambda mode: mode)
+        old = ws.snapshot("stored by a version that kept them")
+    (root / "file").write_text("two")
+    assert ws.snapshot("second").id != old.id
+    ws.export(old.id, tmp_path / "export")
+    assert ws.rollback(old.id).left == ()
+    for place in (tmp_path / "export", root):
+        assert ((place / "file").read_text(), stat.S_IMODE((place / "file").stat().st_mode)) == ("one", 0o755)
 
 
 # Sizes.

@@ -32,7 +32,7 @@ from proofbox.workspace.model import Change
 from proofbox.workspace.restore import write_file
 from proofbox.workspace.store import Store
 from proofbox.workspace.stored import entries_of
-from proofbox.workspace.tree import EMPTY_TREE, Entry
+from proofbox.workspace.tree import EMPTY_TREE, Entry, kept_mode
 
 if TYPE_CHECKING:
     from proofbox.sandbox.inside import PolicyOptions
@@ -168,7 +168,7 @@ def _entry(path: Path) -> Entry | None:
     if not stat.S_ISREG(info.st_mode):
         return None
     with open(os.open(path, _OPEN_FILE), "rb") as file:
-        return Entry(info.st_mode, hashlib.file_digest(file, "sha256").digest())
+        return Entry(kept_mode(info.st_mode), hashlib.file_digest(file, "sha256").digest())
 
 
 def _is_opaque(path: Path) -> bool:

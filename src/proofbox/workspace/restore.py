@@ -23,7 +23,7 @@ from proofbox.workspace.large import write_sparse
 from proofbox.workspace.opening import opened
 from proofbox.workspace.store import Store
 from proofbox.workspace.stored import entries_of
-from proofbox.workspace.tree import UNSETTLED, Directory, Entry, Known
+from proofbox.workspace.tree import UNSETTLED, Directory, Entry, Known, times_of
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _THREADS = 2
@@ -186,8 +186,7 @@ def write_new(store: Store, root: str, tree: bytes) -> Directory:
             for name, entry in entries.items():
                 if not stat.S_ISDIR(entry.mode):
                     info = write_file(store, fd, name, entry)
-                    times = (info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino)
-                    directory.files[name] = Known(entry.mode, entry.digest, *times)
+                    directory.files[name] = Known(entry.mode, entry.digest, *times_of(info))
         directory.pack()
         entries.clear()
 

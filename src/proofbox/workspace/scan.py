@@ -31,7 +31,7 @@ from proofbox.workspace.large import LARGE
 from proofbox.workspace.opening import OPEN_DIRECTORY, opened
 from proofbox.workspace.store import Store
 from proofbox.workspace.suspects import suspects
-from proofbox.workspace.tree import PAGED, UNSETTLED, Directory, Known
+from proofbox.workspace.tree import PAGED, UNSETTLED, Directory, Known, int64, kept_mode, times_of
 
 DEEPEST = 200
 LONGEST = 3840
@@ -168,7 +168,7 @@ class Scanner:
             except OSError:
                 look.add(name)
                 continue
-            if (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino) != known[2:]:
+            if times_of(found) != known[2:]:
                 look.add(name)
         directory.ctime_ns, directory.ino = self._settled(info.st_ctime_ns), info.st_ino
         return look
@@ -315,13 +315,14 @@ class Scanner:
         return found.digest(), position
 
     def _known(self, mode: int, digest: bytes, info: os.stat_result) -> Known:
-        return Known(mode, digest, info.st_size, info.st_mtime_ns, self._settled(info.st_ctime_ns), info.st_ino)
+        known = Known(kept_mode(mode), digest, *times_of(info))
+        return known._replace(ctime_ns=self._settled(info.st_ctime_ns))
 
     def _settled(self, ctime_ns: int) -> int:
         """The ctime if any later change must differ from it, else UNSETTLED."""
         # A file system that counts whole seconds can't tell what happened within the last one or two.
         latest = self._began - (2 * _SECOND if ctime_ns % _SECOND == 0 else 0)
-        return ctime_ns if ctime_ns < latest else UNSETTLED
+        return int64(ctime_ns) if ctime_ns < latest else UNSETTLED
 
     def _skip(self, parent: Directory, folder: str, name: str, reason: str) -> None:
         self._remove(parent, folder, name)
