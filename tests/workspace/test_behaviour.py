@@ -22,9 +22,10 @@ from hypothesis import strategies as st
 from proofbox import Workspace
 from proofbox.core.dirs import state_dir
 from proofbox.errors import WorkspaceExists
+from proofbox.evidence.tree import TreeEntry, parse_tree_manifest, tree_manifest
 from proofbox.workspace import generation, pack, scan, suspects, tree
 from proofbox.workspace.store import Store
-from proofbox.workspace.tree import PAGED
+from proofbox.workspace.tree import EMPTY_FILE, PAGED
 
 
 @pytest.fixture
@@ -362,6 +363,11 @@ def test_a_large_directory_is_kept_in_pages(root: Path, tmp_path: Path) -> None:
             assert fork.snapshot("sealed", sealed=True).id == wanted
         ws.gc(keep=3)
         assert ws.verify().sound
+
+
+def test_the_longest_and_oddest_path_of_a_snapshot_has_its_place_in_a_manifest() -> None:
+    longest = TreeEntry(b"\xff" * (scan.LONGEST + len("/") + 255), "100644", 0, EMPTY_FILE.hex())
+    assert parse_tree_manifest(tree_manifest([longest])) == [longest]
 
 
 # Machines, users, other processes.

@@ -14,9 +14,11 @@ import pytest
 from capabilities import OrdinaryUser
 
 from proofbox import Workspace
+from proofbox.agents.trial import open_workspace
 from proofbox.core.atomic import TEMPORARY_PREFIX
 from proofbox.errors import RollbackUnfinished
 from proofbox.workspace import registry, restore
+from proofbox.workspace.tools.toolbox import open_toolbox
 
 
 @pytest.fixture
@@ -137,6 +139,12 @@ def test_a_full_disk_leaves_a_workspace_that_opens_and_says_so(
             assert again.status().unfinished == again.unfinished
             assert (root / "other").read_text() == "two"
             assert sorted(os.listdir(root)) == ["other", "src"], "no half of a file is left"
+            with pytest.raises(RollbackUnfinished, match="No space left"):
+                again.require_finished()
+            with pytest.raises(RollbackUnfinished):
+                open_workspace(root)
+            with pytest.raises(RollbackUnfinished), open_toolbox(root):
+                pass
             second = again.snapshot("works")
     with Workspace.open(root) as again:
         assert again.unfinished == ""

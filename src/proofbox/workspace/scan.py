@@ -22,12 +22,12 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from proofbox.workspace import pack
 from proofbox.workspace.ignore import Ignore
-from proofbox.workspace.large import LARGE
+from proofbox.workspace.large import LARGE, chunks_of
 from proofbox.workspace.opening import OPEN_DIRECTORY, opened
 from proofbox.workspace.store import Store
 from proofbox.workspace.suspects import suspects
@@ -39,7 +39,6 @@ LONGEST = 3840
 LARGEST = 16 << 30
 _TRIES = 3
 _TELL_EVERY = 500
-_CHUNK = 1 << 20
 _OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _SECOND = 1_000_000_000
 _CLOCK_REALTIME_COARSE = 5  # what Linux stamps files with; Python has no name for it
@@ -244,10 +243,8 @@ class Scanner:
         whole: bool = True,
     ) -> None:
         path = f"{folder}/{name}" if folder else name
-        if depth > DEEPEST:
-            return self._skip(parent, folder, name, f"deeper than {DEEPEST} levels")
-        if len(path) > LONGEST // 4 and len(os.fsencode(path)) > LONGEST:
-            return self._skip(parent, folder, name, f"its path is longer than {LONGEST} bytes")
+        if reason := too_far(path, depth):
+            return self._skip(parent, folder, name, reason)
         try:
             with opened(name, fd) as below:
                 info = os.fstat(below)
@@ -293,6 +290,8 @@ class Scanner:
             if not stat.S_ISREG(info.st_mode):
                 raise OSError(errno.EINVAL, "swapped for something else while it was looked at")
             for _ in range(_TRIES):
+                if info.st_size > LARGEST:  # by now
+                    raise OSError(errno.EFBIG, f"larger than {LARGEST} bytes")
                 digest, size = self._content(fd, info.st_size)
                 before, info = info, os.fstat(fd)
                 if size == info.st_size and before.st_mtime_ns == info.st_mtime_ns:
@@ -307,11 +306,11 @@ class Scanner:
             data = os.pread(fd, size + 1, 0)
             return self._store.put(pack.BLOB, data), len(data)
         found, position = hashlib.sha256(), 0
-        for chunk in _chunks(fd):
+        for chunk in chunks_of(fd, LARGEST):
             found.update(chunk)
             position += len(chunk)
         if found.digest() not in self._store:
-            return self._store.put_stream(_chunks(fd)), position
+            return self._store.put_stream(chunks_of(fd, LARGEST)), position
         return found.digest(), position
 
     def _known(self, mode: int, digest: bytes, info: os.stat_result) -> Known:
@@ -359,6 +358,16 @@ class Scanner:
             )
 
 
+def too_far(path: str, depth: int) -> str:
+    """Why a directory is not looked at, or nothing."""
+    if depth > DEEPEST:
+        return f"deeper than {DEEPEST} levels"
+    # A character is at most four bytes: most paths need not be encoded to be measured.
+    if len(path) > LONGEST // 4 and len(os.fsencode(path)) > LONGEST:
+        return f"its path is longer than {LONGEST} bytes"
+    return ""
+
+
 def distrust_missing(directory: Directory, store: Store) -> bool:
     """Forget what the store no longer has, so that it is read again. Whether all of it is there."""
     missing = [name for name, record in directory.records() if record[1] not in store]
@@ -374,13 +383,6 @@ def distrust_missing(directory: Directory, store: Store) -> bool:
 
 def _paths_below(directory: Directory) -> int:
     return sum(each.weight + len(each.dirs) for _, each in directory.walk())
-
-
-def _chunks(fd: int) -> Iterator[bytes]:
-    position = 0
-    while chunk := os.pread(fd, _CHUNK, position):
-        position += len(chunk)
-        yield chunk
 
 
 def _file_clock() -> int:

@@ -144,6 +144,11 @@ class Workspace:
         finally:
             self._release()
 
+    def require_finished(self) -> None:
+        """For whoever is to work in the files: raises RollbackUnfinished where a rollback would take them back."""
+        if self.unfinished:
+            raise RollbackUnfinished(self.unfinished, op="workspace", details={"path": str(self.path)})
+
     def forget(self) -> None:
         """Close it, and make its directory an ordinary one again. What it recorded stays in the store, for its forks
         and for whoever knows a snapshot's id."""
