@@ -10,7 +10,9 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +26,10 @@ from proofbox.core.dirs import state_dir
 from proofbox.errors import WorkspaceExists
 from proofbox.evidence.tree import TreeEntry, parse_tree_manifest, tree_manifest
 from proofbox.workspace import generation, pack, scan, suspects, tree
+from proofbox.workspace.large import chunks_of
 from proofbox.workspace.store import Store
-from proofbox.workspace.tree import EMPTY_FILE, PAGED
+from proofbox.workspace.tree import EMPTY_FILE, PAGED, Known
+from proofbox.workspace.unified import unified
 
 
 @pytest.fixture
@@ -158,6 +162,46 @@ def test_a_file_that_keeps_changing_is_named(ws: Workspace, root: Path, monkeypa
     (root / "file").rename(root / "kept")
     ws.rollback(settled.id)
     assert (root / "file").read_text().startswith("two")
+
+
+def test_many_files_that_are_none_cost_no_more_each_than_few(ws: Workspace, root: Path) -> None:
+    (root / "pipes/below").mkdir(parents=True)
+    for number in range(50):
+        os.mkfifo(root / f"pipes/{number}")
+    os.mkfifo(root / "pipes/below/pipe")
+
+    class Counted(dict[str, Any]):
+        looked = 0
+
+        def __iter__(self) -> Iterator[str]:
+            Counted.looked += len(self)
+            return super().__iter__()
+
+    ws._look._scanner._skipped = Counted()
+    assert len(ws.snapshot("pipes", sealed=True).skipped) == 51
+    assert Counted.looked <= 51
+    (root / "pipes").rename(root / "moved")
+    assert {left.path.rpartition("/")[0] for left in ws.snapshot("moved").skipped} == {"moved", "moved/below"}
+    subprocess.run(["rm", "-r", root / "moved"], check=True)
+    assert ws.snapshot("gone").skipped == ()
+
+
+def test_a_file_that_grows_past_the_limit_before_it_is_read_is_skipped(
+    ws: Workspace, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan, "LARGEST", 1000)
+    read = scan.Scanner._file
+
+    def growing(self: scan.Scanner, folder: int, path: str, name: str) -> Known:
+        (root / "file").write_bytes(bytes(1001))
+        return read(self, folder, path, name)
+
+    monkeypatch.setattr(scan.Scanner, "_file", growing)
+    (root / "file").write_text("two")
+    (left,) = ws.snapshot("grown").skipped
+    assert "larger than 1000 bytes" in left.reason
+    with (root / "file").open("rb") as file:
+        assert sum(map(len, chunks_of(file.fileno(), 0))) == 1001, "a chunk"
 
 
 # Moments.
@@ -411,6 +455,57 @@ def test_a_power_cut_that_took_the_last_objects_is_noticed(root: Path, monkeypat
         ws.rollback(first.id)
         ws.rollback(again.id)
     assert (root / "file").read_text() == "two"
+
+
+def test_a_collection_takes_what_a_killed_one_left(ws: Workspace, root: Path) -> None:
+    ws.snapshot("first")
+    ws.gc()
+    kept = sorted(path.name for path in store_of(ws).iterdir())
+    for name in ("pack-1", "index-1", "lookup.1", "pack-7", "index-7"):
+        (store_of(ws) / name).write_bytes(b"old")
+    (root / "file").write_text("two")
+    ws.snapshot("second")
+    ws.gc()
+    assert sorted(path.name for path in store_of(ws).iterdir()) == [name.replace("2", "3") for name in kept]
+    assert ws.verify().sound
+
+
+def test_what_is_a_workspace_already_leaves_nothing_behind(ws: Workspace, root: Path) -> None:
+    there = sorted((state_dir() / "workspaces").rglob("*"))
+    with pytest.raises(WorkspaceExists):
+        Workspace.init(root)
+    assert sorted((state_dir() / "workspaces").rglob("*")) == there
+
+
+def test_many_may_close_it_at_once(ws: Workspace, root: Path) -> None:
+    ws.snapshot("first")
+    opened = [Workspace.open(root, track=False) for _ in range(8)]
+    for each in opened:
+        each.status()
+    barrier = threading.Barrier(len(opened))
+
+    def save(each: Workspace) -> None:
+        barrier.wait()
+        for _ in range(20):
+            each._look.save()
+
+    with ThreadPoolExecutor(len(opened)) as pool:
+        list(pool.map(save, opened))
+    for each in opened:
+        each.close()
+
+
+def test_a_file_that_became_a_directory_is_shown_once_as_each(ws: Workspace, root: Path) -> None:
+    first = ws.snapshot("first")
+    (root / "file").unlink()
+    (root / "file").mkdir()
+    second = ws.snapshot("second")
+    shown = [line.text for line in ws.compare(first.id, second.id, unified)]
+    assert [text for text in shown if text.startswith(("new", "deleted", "mode"))] == [
+        "new directory, mode 40755",
+        "deleted file, mode 100644",
+    ]
+    assert shown.count("-one") == 1
 
 
 def test_two_processes_on_one_workspace(ws: Workspace, root: Path) -> None:

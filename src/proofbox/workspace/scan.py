@@ -61,7 +61,7 @@ class Scanner:
         self._ignore = ignore
         self._watcher = watcher
         self._began = 0
-        self.skipped: dict[str, str] = {}
+        self._skipped: dict[str, dict[str, str]] = {}
         self.unstable: dict[str, str] = {}
         self.on_progress: Callable[[int], None] | None = None
         self._read = 0
@@ -72,10 +72,19 @@ class Scanner:
         self.changed = 0
         """How many paths the last look found to differ: as many as `diff.differences` of the tree before and after."""
 
+    @property
+    def skipped(self) -> dict[str, str]:
+        """The paths that are left out, with the reason."""
+        return {
+            f"{folder}/{name}" if folder else name: reason
+            for folder, names in self._skipped.items()
+            for name, reason in names.items()
+        }
+
     def all(self, directory: Directory, *, thorough: bool = False) -> None:
         """Look at everything. `thorough` lists directories even when their times say that no name has changed."""
         self._begin(relies=False)
-        self.skipped.clear()
+        self._skipped.clear()
         with opened(self._root, None) as root:
             if self._watcher:
                 self._watch_known(root, directory)
@@ -186,7 +195,7 @@ class Scanner:
     def _entry(self, fd: int, parent: Directory, folder: str, name: str, depth: int) -> None:
         """Look at one name, whatever it was before."""
         path = f"{folder}/{name}" if folder else name
-        self.skipped.pop(path, None)
+        self._skipped.get(folder, {}).pop(name, None)
         try:
             info = os.stat(name, dir_fd=fd, follow_symlinks=False)
         except FileNotFoundError:
@@ -325,11 +334,10 @@ class Scanner:
 
     def _skip(self, parent: Directory, folder: str, name: str, reason: str) -> None:
         self._remove(parent, folder, name)
-        self.skipped[f"{folder}/{name}" if folder else name] = reason
+        self._skipped.setdefault(folder, {})[name] = reason
         parent.ctime_ns = UNSETTLED  # so that it is listed, and this is named, the next time too
 
     def _remove(self, parent: Directory, folder: str, name: str) -> None:
-        path = f"{folder}/{name}" if folder else name
         if parent.files.pop(name, None) is not None:
             self._touch(parent, name)
         child = parent.dirs.pop(name, None)
@@ -337,15 +345,10 @@ class Scanner:
             self._touch(parent, name)
             self.changed += _paths_below(child)
             self._went[child.ino] = child
-            self._forget(child, path)
-        for below in [each for each in self.skipped if each.startswith(path + "/")]:
-            del self.skipped[below]
-
-    def _forget(self, directory: Directory, path: str) -> None:
-        if self._watcher:
-            self._watcher.forget(path)
-            for name, child in directory.dirs.items():
-                self._forget(child, f"{path}/{name}")
+            for below, _ in child.walk(f"{folder}/{name}" if folder else name):
+                self._skipped.pop(below, None)
+                if self._watcher:
+                    self._watcher.forget(below)
 
     def _name_trees(self, directory: Directory) -> None:
         if not directory.tree_id:

@@ -26,8 +26,16 @@ import msgspec
 from proofbox.core.clock import Clock, SystemClock, isoformat
 from proofbox.core.ids import IdSource
 from proofbox.core.locks import locked
+from proofbox.core.removal import remove_tree
 from proofbox.core.text import path_fields
-from proofbox.errors import RollbackUnfinished, SnapshotUnknown, UsageError, WorkspaceChanging, WorkspacePathRefused
+from proofbox.errors import (
+    RollbackUnfinished,
+    SnapshotUnknown,
+    UsageError,
+    WorkspaceChanging,
+    WorkspaceExists,
+    WorkspacePathRefused,
+)
 from proofbox.workspace import effects, registry, upkeep
 from proofbox.workspace.diff import changes, differences
 from proofbox.workspace.forking import make_fork
@@ -110,7 +118,11 @@ class Workspace:
         created_at = isoformat((clock or SystemClock()).now())
         new = Registration(ids.new_id("ws"), ids.new_id("store"), os.fsencode(real).hex(), tuple(ignore), created_at)
         Store.create(registry.store_path(new.store)).close()
-        registry.register(new)
+        try:
+            registry.register(new)
+        except WorkspaceExists:
+            remove_tree(registry.store_path(new.store))
+            raise
         return cls(new, track=track, clock=clock)
 
     @classmethod
