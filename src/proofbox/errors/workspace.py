@@ -65,7 +65,7 @@ class RollbackUnfinished(WorkspaceError):
 
     code = "WORKSPACE_ROLLBACK_UNFINISHED"
     retryable = True
-    hints = ("put right what it says, and open the workspace again", "or roll back anew, to that snapshot or another")
+    hints = ("put right what it says and open the workspace again, or roll back anew, to that snapshot or another",)
 
 
 class CapabilityDenied(WorkspaceError):
