@@ -253,6 +253,26 @@ def test_without_watches_every_look_is_a_scan(root: Path, monkeypatch: pytest.Mo
         assert (first.method, second.method, second.changed) == ("scan", "scan", 1)
 
 
+def test_a_directory_that_could_not_be_watched_means_scans(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (root / "a/b").mkdir(parents=True)
+    Workspace.init(root).close()
+    real = os.open
+
+    def refusing(path: Any, *arguments: Any, **options: Any) -> int:
+        if path == "a/b":
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return real(path, *arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", refusing)
+        ws = Workspace.open(root)
+    with ws:
+        first = ws.snapshot("first")
+        (root / "a/b/file").write_text("new")
+        second = ws.snapshot("second")
+        assert (second.method, second.changed, second.parent) == ("scan", 1, first.id)
+
+
 def test_a_moved_directory_stays_tracked(ws: Workspace, root: Path) -> None:
     (root / "z/below").mkdir(parents=True)
     (root / "z/below/one").write_text("one")

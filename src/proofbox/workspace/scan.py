@@ -37,6 +37,7 @@ DEEPEST = 200
 LONGEST = 3840
 """A file in such a directory has a path that can still be given to the kernel in one piece, 4096 bytes."""
 LARGEST = 16 << 30
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 _TRIES = 3
 _TELL_EVERY = 500
 _OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -45,13 +46,15 @@ _CLOCK_REALTIME_COARSE = 5  # what Linux stamps files with; Python has no name f
 
 
 class Watcher(Protocol):
-    """Told of every directory just before it is listed, and of every one that is gone."""
+    """Told of every directory just before it is listed, of every one that is gone, and when one can't be watched."""
 
     def watch(self, path: str, fd: int) -> None: ...
 
     def watches(self, path: str) -> bool: ...
 
     def forget(self, path: str) -> None: ...
+
+    def lose(self) -> None: ...
 
 
 class Scanner:
@@ -114,8 +117,9 @@ class Scanner:
             try:
                 with opened(path or ".", root) as fd:
                     self._watcher.watch(path, fd)
-            except OSError:
-                pass  # gone, or not ours to read: the scan finds out
+            except OSError as error:
+                if error.errno not in (*_GONE, errno.EACCES):  # which the scan finds out
+                    self._watcher.lose()
 
     def _look_again(self, root: int, directory: Directory, dirty: Mapping[str, set[str] | None]) -> None:
         # Directories that came are looked at after those that went: one may be the other, moved.
@@ -279,7 +283,7 @@ class Scanner:
 
     def _not_opened(self, parent: Directory, folder: str, name: str, error: OSError) -> None:
         """A directory that is gone, or swapped for something else; or one that is there, and can't be looked at."""
-        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+        if error.errno in _GONE:
             parent.ctime_ns = UNSETTLED
             self._remove(parent, folder, name)
         else:
