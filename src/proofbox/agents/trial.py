@@ -312,9 +312,15 @@ class _Outcome:
 def open_workspace(path: Path) -> Workspace:
     """The workspace at a directory, made one if it is none yet."""
     try:
-        return Workspace.open(path)
+        found = Workspace.open(path)
     except WorkspaceUnknown:
         return Workspace.init(path)
+    try:
+        found.require_finished()
+    except BaseException:
+        found.close()
+        raise
+    return found
 
 
 async def _whatever_happens(work: Callable[[], None]) -> None:

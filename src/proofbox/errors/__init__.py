@@ -56,6 +56,7 @@
     │   ├── SnapshotUnknown      WORKSPACE_SNAPSHOT_UNKNOWN  exit 2
     │   ├── WorkspaceCorrupt     WORKSPACE_CORRUPT           exit 1
     │   ├── WorkspaceChanging    WORKSPACE_CHANGING          exit 4, retryable
+    │   ├── RollbackUnfinished   WORKSPACE_ROLLBACK_UNFINISHED exit 4, retryable
     │   ├── CapabilityDenied     WORKSPACE_CAPABILITY_DENIED exit 3
     │   ├── CapabilitiesInvalid  WORKSPACE_CAPABILITIES_INVALID exit 2
     │   ├── CapabilitiesRefused  WORKSPACE_CAPABILITIES_REFUSED exit 3
@@ -217,6 +218,7 @@ from proofbox.errors.workspace import (
     McpUnavailable as McpUnavailable,
     PatchRefused as PatchRefused,
     PatternRefused as PatternRefused,
+    RollbackUnfinished as RollbackUnfinished,
     SearchTimedOut as SearchTimedOut,
     SnapshotUnknown as SnapshotUnknown,
     ToolError as ToolError,
