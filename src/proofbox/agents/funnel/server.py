@@ -16,6 +16,7 @@ import anyio
 import anyio.abc
 import msgspec
 
+from proofbox.agents.accepting import accept_all
 from proofbox.agents.contract import ApprovalRule
 from proofbox.agents.events import Event, Integrity, Notice
 from proofbox.agents.feed import Turn
@@ -35,7 +36,6 @@ from proofbox.sandbox.unixpath import SOCKET, listen_at
 
 DECLINED = 126
 TURN_VARIABLE = "PROOFBOX_TURN"
-_GO_ON = 0.1
 
 TellOf = Callable[[Turn, Event], Awaitable[None]]
 
@@ -150,19 +150,15 @@ class Funnel:
 
     async def serve(self, box: AsyncSession) -> None:
         """Until it is cancelled. Whatever comes, this does not raise."""
-        room = anyio.Semaphore(self._bounds.connections)
+
+        async def host(stream: anyio.abc.SocketStream) -> None:
+            with contextlib.suppress(*GONE):
+                async with stream:
+                    await self._answer(box, Peer(stream))
+
         try:
-            listener = await anyio.abc.SocketListener.from_socket(self._socket)
-            async with listener, anyio.create_task_group() as tasks:
-                while True:
-                    await room.acquire()
-                    try:
-                        stream = await listener.accept()
-                    except OSError:  # the box's connections have used up our descriptors: some will end
-                        room.release()
-                        await anyio.sleep(_GO_ON)
-                        continue
-                    tasks.start_soon(self._host, box, stream, room)
+            async with await anyio.abc.SocketListener.from_socket(self._socket) as listener:
+                await accept_all(listener, host, most=self._bounds.connections)
         finally:
             self.close()
 
@@ -172,15 +168,6 @@ class Funnel:
         self._path.unlink(missing_ok=True)
         with contextlib.suppress(FileNotFoundError):
             self._directory.rmdir()
-
-    async def _host(self, box: AsyncSession, stream: anyio.abc.SocketStream, room: anyio.Semaphore) -> None:
-        try:
-            async with stream:
-                await self._answer(box, Peer(stream))
-        except GONE:
-            pass
-        finally:
-            room.release()
 
     async def _answer(self, box: AsyncSession, peer: Peer) -> None:
         try:
