@@ -122,6 +122,9 @@ class Hearing:
                 RateWindows(session=session, thread=thread, turn=turn, windows=exchange.windows, source="gateway")
             )
 
+    async def gateway_trouble(self, code: str, message: str) -> None:
+        await self._doubt(code, message)
+
     async def end_all(self, status: TurnStatus, error: AgentError) -> None:
         """The program is gone: nothing more will be said of what is under way."""
         for event in self.decoder.abandon():

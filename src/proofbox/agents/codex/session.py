@@ -76,7 +76,12 @@ class CodexSession:
         self._home = options.home or options.scratch / f"{self.id}-home"
         self.feed = Feed(self.id, self._clock)
         self._hearing = Hearing(self.feed, options.approvals, self._clock, self._heard)
-        self._gateway = ModelGateway(endpoint, on_exchange=self._hearing.saw, clock=self._clock)
+        self._gateway = ModelGateway(
+            endpoint,
+            on_exchange=self._hearing.saw,
+            on_trouble=self._hearing.gateway_trouble,
+            clock=self._clock,
+        )
         self._background = Background()
         self._program: Program | None = None
         self._opened = False
