@@ -219,7 +219,8 @@ async def answering(path: Path, budget: Budget, heard: list[Request]) -> AsyncIt
 
 def test_bodies_have_one_budget_and_give_back_what_they_took(tmp_path: Path) -> None:
     async def main() -> None:
-        budget, heard, path = Budget(1000), [], tmp_path / "sock"
+        budget, path = Budget(1000), tmp_path / "sock"
+        heard: list[Request] = []
 
         async def say(size: int, sent: int) -> bytes:
             async with await anyio.connect_unix(path) as stream:
