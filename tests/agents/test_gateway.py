@@ -450,6 +450,10 @@ def test_windows_of_the_plain_api() -> None:
         b"POST /model/x HTTP/1.1\r\n bad: header\r\n\r\n",
         b"POST /model/x HTTP/1.1\r\ncontent-length: 999999999999\r\n\r\n",
         b"GET / HTTP/1.1\r\nx: " + b"y" * 70_000,
+        b"GET /model/x HTTP/1.1\r\nuser-agent: caf\xe9\r\n\r\n",
+        b"GET /model/x HTTP/1.1\r\nuser-agent: a\0b\r\n\r\n",
+        b"GET /model/x HTTP/1.1\r\nuser-agent: a\nb\r\n\r\n",
+        b"GET /model/x HTTP/1.1\r\nx-codex-y: \x7f\r\n\r\n",
     ],
 )
 def test_what_is_no_http_is_answered_and_ended(tmp_path: Path, data: bytes) -> None:
@@ -462,6 +466,7 @@ def test_what_is_no_http_is_answered_and_ended(tmp_path: Path, data: bytes) -> N
                     heard += await stream.receive()
             assert heard.startswith(b"HTTP/1.1 4"), heard
         assert not lab.model.seen
+        assert (await lab.ask("[[say x]]")).status_code == 200, "and others are served on"
 
     run(tmp_path, work)
 
