@@ -17,6 +17,7 @@
  *     --home PATH       make this directory, for the commands' user
  *     --rw PATH         landlock: nothing may be written but beneath these paths (and the devices)
  *     --seccomp         refuse the system calls that a command has no use for in a box
+ *     --no-suid         with it: refuse to give a file the setuid or setgid bit, which would count outside
  *     --version         print the protocol version
  *
  * The wire. Integers are little-endian. A frame is  u32 length | u8 type | u32 id | payload  where length counts all
@@ -1111,7 +1112,24 @@ static void serve_relays(const struct pollfd *set) { /* in the order of watch_re
 #define DENY(name) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_##name, 0, 1), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM)
 #define MISSING(name) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_##name, 0, 1), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS)
 
-static void install_seccomp(void) {
+#define ARGUMENT(n) BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args) + 8 * (n)) /* its lower half */
+#define NO_SUID(name, mode) \
+    BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_##name, 0, 4), ARGUMENT(mode), \
+    BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, S_ISUID | S_ISGID, 0, 1), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM), \
+    BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)
+#define NO_SUID_CREATED(name, flags, mode) /* what creates nothing has no mode, and anything in its place */ \
+    BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_##name, 0, 6), ARGUMENT(flags), \
+    BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, O_CREAT | (O_TMPFILE & ~O_DIRECTORY), 0, 3), ARGUMENT(mode), \
+    BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, S_ISUID | S_ISGID, 0, 1), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM), \
+    BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)
+#ifndef SYS_openat2
+#define SYS_openat2 437
+#endif
+#ifndef SYS_fchmodat2
+#define SYS_fchmodat2 452
+#endif
+
+static void install_seccomp(bool no_suid) {
 #if defined(__x86_64__)
     enum { ARCH = AUDIT_ARCH_X86_64 };
 #elif defined(__aarch64__)
@@ -1138,6 +1156,12 @@ static void install_seccomp(void) {
         DENY(quotactl), DENY(settimeofday), DENY(clock_settime), DENY(clock_adjtime), DENY(adjtimex),
         DENY(sethostname), DENY(setdomainname), DENY(syslog),
         MISSING(io_uring_setup), MISSING(io_uring_enter), MISSING(io_uring_register),
+        no_suid ? (struct sock_filter)BPF_STMT(BPF_JMP | BPF_JA, 0) : (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+#if defined(__x86_64__)
+        NO_SUID(chmod, 1), NO_SUID(creat, 1), NO_SUID(mknod, 1), NO_SUID_CREATED(open, 1, 2),
+#endif
+        NO_SUID(fchmod, 1), NO_SUID(fchmodat, 2), NO_SUID(fchmodat2, 2), NO_SUID(mknodat, 2), NO_SUID_CREATED(openat, 2, 3),
+        MISSING(openat2), /* its mode is in memory, where no filter can look */
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
     };
     struct sock_fprog program = {sizeof filter / sizeof *filter, filter};
@@ -1407,7 +1431,7 @@ static int unix_socket(const char *path, bool listening) {
 
 int main(int argc, char **argv) {
     int rfd = -1, wfd = -1, userns = -1, as_uid = -1, as_gid = -1, count = 0;
-    bool seccomp = false, landlock = false, carried = false;
+    bool seccomp = false, no_suid = false, landlock = false, carried = false;
     const char *home = NULL, *connect_to = NULL, *listen_on = NULL;
     char **rw = calloc((size_t)argc + 1, sizeof *rw), **paths = calloc((size_t)argc + 1, sizeof *paths);
     int *ports = calloc((size_t)argc + 1, sizeof *ports), port_count = 0;
@@ -1427,6 +1451,7 @@ int main(int argc, char **argv) {
         else if (!strcmp(a, "--home") && b) home = argv[++i];
         else if (!strcmp(a, "--rw") && b) landlock = true, rw[count++] = argv[++i];
         else if (!strcmp(a, "--seccomp")) seccomp = true;
+        else if (!strcmp(a, "--no-suid")) no_suid = true;
         else if (!strcmp(a, "--tag")) next_tag = FIRST_TAG;
         else if (!strcmp(a, "--carry")) carried = true;
         else errno = EINVAL, die(a);
@@ -1436,6 +1461,7 @@ int main(int argc, char **argv) {
 
     if ((carried && rfd < 0) || (next_tag && run_uid == (uid_t)-1))
         errno = EINVAL, die("--carry needs --stream, and --tag needs --user");
+    if (no_suid && !seccomp) errno = EINVAL, die("--no-suid needs --seccomp");
 
     /* Nothing a command could read, trace or inherit: no dumps, no environment, no stray descriptors. */
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
@@ -1482,7 +1508,7 @@ int main(int argc, char **argv) {
     files_as(geteuid(), getegid());
     while (port_count--) open_forward(ports[port_count], paths[port_count]);
     if (landlock) install_landlock(rw, count);
-    if (seccomp) install_seccomp();
+    if (seccomp) install_seccomp(no_suid);
     if (rfd >= 0) add_peer(rfd, wfd);
     serve();
 }
