@@ -336,6 +336,10 @@ class Peer:
         self.sock.close()
 
 
+def unended() -> None:
+    """For a client whose agent is the test's own to end: what it would do to a silent one is in test_silence.py."""
+
+
 class Agent:
     """A box agent, stream-bound (`peer` is its one peer) or listening (`connect` makes more).
 

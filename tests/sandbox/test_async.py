@@ -15,7 +15,7 @@ from typing import Any
 import anyio
 import pytest
 from pacing import SOON
-from rawagent import ENV, PATIENCE, PYTHON, Agent, agent, resident_kb, survivors, tree, wait_until
+from rawagent import ENV, PATIENCE, PYTHON, Agent, agent, resident_kb, survivors, tree, unended, wait_until
 
 from proofbox import AsyncSandboxes, Sandboxes
 from proofbox.errors import CommandNotFound, RequestInvalid, SandboxLost, SessionUnknown
@@ -46,7 +46,7 @@ def with_box(loop: str, work: Callable[[Agent, AsyncConnection], Awaitable[None]
     with agent(mode, greet=False) as box:
 
         async def connected() -> None:
-            await work(box, AsyncConnection(box.peer.sock))
+            await work(box, AsyncConnection(box.peer.sock, unended))
 
         go(loop, connected)
 

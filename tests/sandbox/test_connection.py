@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from pacing import SOON
-from rawagent import ENV, MODES, PATIENCE, PYTHON, Agent, agent, resident_kb, survivors, tree, wait_until
+from rawagent import ENV, MODES, PATIENCE, PYTHON, Agent, agent, resident_kb, survivors, tree, unended, wait_until
 
 from proofbox.errors import CommandNotFound, ProtocolError, RequestInvalid, SandboxLost
 from proofbox.sandbox import connection as connection_module
@@ -37,7 +37,7 @@ def box(request: pytest.FixtureRequest) -> Iterator[Agent]:
 
 @pytest.fixture
 def connection(box: Agent) -> Connection:
-    return Connection(box.peer.sock)
+    return Connection(box.peer.sock, unended)
 
 
 def run(
@@ -201,7 +201,7 @@ def test_a_stdin_source_that_fails_is_told_and_the_command_killed(connection: Co
 
 def test_the_loss_of_the_box_reaches_every_waiter_at_once() -> None:
     with agent("minder", greet=False) as box:
-        connection = Connection(box.peer.sock)
+        connection = Connection(box.peer.sock, unended)
         with ThreadPoolExecutor(16) as pool:
             waiting = [pool.submit(run, connection, ["sh", "-c", "echo up; exec sleep 60"]) for _ in range(16)]
             wait_until(lambda: len(connection._calls) == 16, "commands under way")
@@ -219,7 +219,7 @@ def test_the_loss_of_the_box_reaches_every_waiter_at_once() -> None:
 
 def test_an_agent_that_was_killed_is_a_loss_not_a_result() -> None:
     box = Agent(greet=False)
-    connection = Connection(box.peer.sock)
+    connection = Connection(box.peer.sock, unended)
     try:
         with ThreadPoolExecutor(1) as pool:
             seen: list[Output] = []
@@ -243,7 +243,7 @@ def frozen(patience: float, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[A
     with agent("minder", greet=False) as box:
         with monkeypatch.context() as patch:
             patch.setattr(connection_module, "PATIENCE", patience)  # for sending it counts from the start
-            connection = Connection(box.peer.sock)
+            connection = Connection(box.peer.sock, unended)
         assert run(connection, ["echo", "up"]).stdout == "up\n"
         monkeypatch.setattr(connection_module, "PATIENCE", patience)
         box.process.send_signal(signal.SIGSTOP)
@@ -294,7 +294,7 @@ def test_a_greeting_that_never_comes_is_a_loss() -> None:
     with ours, theirs:
         began = time.monotonic()
         with pytest.raises(SandboxLost):
-            Connection(ours).greet(0.2)
+            Connection(ours, theirs.close).greet(0.2)
         assert 0.1 < time.monotonic() - began < SOON
 
 
@@ -315,7 +315,7 @@ def test_another_program_at_the_other_end_is_a_protocol_error(answer: bytes) -> 
     with ours, theirs:
         theirs.sendall(answer)
         with pytest.raises(ProtocolError):
-            run(Connection(ours), ["true"], timeout=PATIENCE)
+            run(Connection(ours, theirs.close), ["true"], timeout=PATIENCE)
 
 
 def test_a_stream_that_ends_in_the_middle_of_a_frame_is_a_loss() -> None:
@@ -324,7 +324,7 @@ def test_a_stream_that_ends_in_the_middle_of_a_frame_is_a_loss() -> None:
         theirs.sendall(struct.pack("<IBI", 100, Recv.STDOUT, 1) + b"half")
         theirs.shutdown(socket.SHUT_WR)
         with theirs, pytest.raises(SandboxLost):
-            run(Connection(ours), ["true"], timeout=PATIENCE)
+            run(Connection(ours, theirs.close), ["true"], timeout=PATIENCE)
 
 
 def test_a_closed_connection_tells_those_who_wait(connection: Connection, tmp_path: Path) -> None:

@@ -6,13 +6,13 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from typing import BinaryIO
 
 import anyio
 import anyio.to_thread
 
-from proofbox.errors import ProofboxError, SandboxLost
+from proofbox.errors import ProofboxError, ProtocolError, SandboxLost
 from proofbox.sandbox import wire
 from proofbox.sandbox.call import Call, CallsUnderWay
 from proofbox.sandbox.connection import PATIENCE, RECEIVE, read_stdin, unanswered
@@ -22,9 +22,10 @@ from proofbox.sandbox.wire import Send
 
 
 class AsyncConnection:
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, kill: Callable[[], None]) -> None:
         sock.setblocking(False)
         self._sock = sock
+        self._kill = kill
         self._decoder = wire.Decoder()
         self._calls = CallsUnderWay()
         self._changed = anyio.Event()
@@ -82,17 +83,18 @@ class AsyncConnection:
                 await self._send(await running.next_letter())
 
     async def greet(self, patience: float) -> wire.Hello:
-        with _deadline(patience):
+        async with self._answered_within(patience):
             await self._send(b"")
             while self.hello is None:
                 await self._turn(lambda: self.hello is not None)
         return self.hello
 
     async def shutdown(self) -> None:
-        with contextlib.suppress(ProofboxError), anyio.CancelScope(shield=True), _deadline(PATIENCE):
-            await self._send(wire.frame(Send.SHUTDOWN))
-            while True:
-                await self._turn(lambda: False)
+        with contextlib.suppress(SandboxLost, ProtocolError), anyio.CancelScope(shield=True):
+            async with self._answered_within(PATIENCE):
+                await self._send(wire.frame(Send.SHUTDOWN))
+                while True:
+                    await self._turn(lambda: False)
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -108,7 +110,7 @@ class AsyncConnection:
 
     async def _wait(self, call: Call, on_output: OnOutput | None) -> None:
         timeout = call.request.timeout
-        with _deadline(None if timeout is None else timeout + call.request.grace + PATIENCE):
+        async with self._answered_within(None if timeout is None else timeout + call.request.grace + PATIENCE):
             while True:
                 while call.waiting:
                     chunk = call.waiting.popleft()
@@ -163,6 +165,20 @@ class AsyncConnection:
         self._wake()
         return self._lost
 
+    async def _give_up(self) -> ProofboxError:
+        """The agent does not answer: nobody but us can end its commands."""
+        lost = self._lose(unanswered())
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(self._kill)
+        return lost
+
+    @contextlib.asynccontextmanager
+    async def _answered_within(self, seconds: float | None) -> AsyncIterator[None]:
+        with anyio.move_on_after(seconds) as scope:
+            yield
+        if scope.cancelled_caught:
+            raise await self._give_up()
+
     async def _send(self, data: bytes) -> None:
         try:
             async with self._sending:
@@ -185,7 +201,7 @@ class AsyncConnection:
                 except (OSError, anyio.ClosedResourceError) as error:
                     raise self._lose(SandboxLost(f"the box's stream broke: {error}", op="exec")) from None
         if view:
-            raise self._lose(unanswered())
+            raise await self._give_up()
 
     async def _pour(self, call: Call, stdin: bytes | BinaryIO) -> None:
         offset = 0
@@ -206,8 +222,11 @@ class AsyncConnection:
             await self._send(wire.frame(Send.STDIN, call.id, data))
 
     async def _abandon(self, call: Call) -> None:
-        with contextlib.suppress(ProofboxError), anyio.CancelScope(shield=True), _deadline(PATIENCE):
-            if not call.finished and self._lost is None:
+        """Kill the command. It is over when this returns, or else its box is."""
+        with contextlib.suppress(SandboxLost, ProtocolError), anyio.CancelScope(shield=True):
+            if call.finished or self._lost is not None:
+                return
+            async with self._answered_within(PATIENCE):
                 await self._send(wire.frame(Send.KILL, call.id))
                 while not call.finished:
                     call.waiting.clear()
@@ -231,12 +250,3 @@ class AsyncRunningCall:
             self._written = anyio.Event()
             await self._written.wait()
         return self._letters.popleft()
-
-
-@contextlib.contextmanager
-def _deadline(seconds: float | None) -> Iterator[None]:
-    try:
-        with anyio.fail_after(seconds):
-            yield
-    except TimeoutError:
-        raise unanswered() from None

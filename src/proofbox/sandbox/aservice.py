@@ -28,7 +28,7 @@ from proofbox.sandbox import freezing
 from proofbox.sandbox.aconnection import AsyncConnection
 from proofbox.sandbox.config import Settings
 from proofbox.sandbox.contract import DEFAULT_TTL, Event, ExecResult, OnEvent, ProbeResult, stream_of
-from proofbox.sandbox.house import House, Opened
+from proofbox.sandbox.house import House, Opened, kill_detached
 from proofbox.sandbox.inside import ExecOptions, Inside, PolicyOptions, RunOptions
 from proofbox.sandbox.request import check_ttl, encode_env
 from proofbox.sandbox.service import START_PATIENCE, Sandboxes
@@ -272,7 +272,7 @@ class AsyncSandboxes:
             opened = await run_sync(functools.partial(self._house.open, provider, policy, ttl=ttl))
             session = await self._detach(opened) if ttl is not None else None
         return session or AsyncSession(
-            self._house, opened.inside, AsyncConnection(stream_of(opened.box)), opened, self._remember
+            self._house, opened.inside, AsyncConnection(stream_of(opened.box), opened.box.kill), opened, self._remember
         )
 
     async def _detach(self, opened: Opened) -> AsyncSession:
@@ -295,4 +295,5 @@ class AsyncSandboxes:
     def _attach(self, session_id: str) -> AsyncSession:
         store = self._house.store
         record = store.load(session_id)
-        return AsyncSession(self._house, record.inside, AsyncConnection(store.connect(session_id)), record)
+        connection = AsyncConnection(store.connect(session_id), functools.partial(kill_detached, record))
+        return AsyncSession(self._house, record.inside, connection, record)

@@ -91,7 +91,7 @@ class Group:
                 self.kill()
                 while not _remove(directory) and time.monotonic() < deadline:
                     time.sleep(0.0002)
-            self._made.pop(directory)
+            self._made.pop(directory, None)
 
     def _make(self, parent: Path) -> Path:
         directory = parent / self._name

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import BinaryIO
 
-from proofbox.errors import ProofboxError, RequestInvalid, SandboxLost
+from proofbox.errors import ProofboxError, ProtocolError, RequestInvalid, SandboxLost
 from proofbox.sandbox import wire
 from proofbox.sandbox.call import Call, CallsUnderWay
 from proofbox.sandbox.contract import OnOutput
@@ -28,8 +28,10 @@ PATIENCE = 10.0
 
 
 class Connection:
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, kill: Callable[[], None]) -> None:
+        """`kill` ends the box without its agent: for one that does not answer, and may hold to nothing any more."""
         self._sock = sock
+        self._kill = kill
         self._decoder = wire.Decoder()
         self._calls = CallsUnderWay()
         self._changed = threading.Condition()
@@ -97,7 +99,7 @@ class Connection:
 
     def shutdown(self) -> None:
         """Ask the agent to end everything; returns when the stream has ended, or at once if it had."""
-        with contextlib.suppress(ProofboxError):
+        with contextlib.suppress(SandboxLost, ProtocolError):
             self._send(wire.frame(Send.SHUTDOWN))
             deadline = time.monotonic() + PATIENCE
             while True:
@@ -137,7 +139,7 @@ class Connection:
         with self._changed:
             while self._reading and not ready() and self._lost is None:
                 if not self._changed.wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
-                    raise unanswered()
+                    raise self._give_up()
             if ready():
                 return
             if self._lost is not None:
@@ -154,7 +156,7 @@ class Connection:
     def _receive(self, deadline: float | None) -> None:
         # Never settimeout: it would change the socket under a thread that is sending.
         if deadline is not None and not readable(self._sock, deadline - time.monotonic()):
-            raise self._lose(unanswered())
+            raise self._give_up()
         try:
             data = self._sock.recv(RECEIVE)
         except OSError as error:
@@ -175,6 +177,12 @@ class Connection:
             self._changed.notify_all()
             return self._lost
 
+    def _give_up(self) -> ProofboxError:
+        """The agent does not answer: nobody but us can end its commands."""
+        lost = self._lose(unanswered())
+        self._kill()
+        return lost
+
     # Writing
 
     def _send(self, data: bytes) -> None:
@@ -182,7 +190,7 @@ class Connection:
             try:
                 self._sock.sendall(data)
             except BlockingIOError:
-                raise self._lose(unanswered()) from None
+                raise self._give_up() from None
             except OSError as error:
                 raise self._lose(SandboxLost(f"the box's stream broke: {error}", op="exec")) from None
 
@@ -224,7 +232,8 @@ class Connection:
                 self._send(wire.frame(Send.STDIN, call.id, data))
 
     def _abandon(self, call: Call) -> None:
-        with contextlib.suppress(ProofboxError):
+        """Kill the command. It is over when this returns, or else its box is."""
+        with contextlib.suppress(SandboxLost, ProtocolError):
             if not call.finished and self._lost is None:
                 self._send(wire.frame(Send.KILL, call.id))
                 deadline = time.monotonic() + PATIENCE
@@ -266,7 +275,7 @@ def read_stdin(stdin: BinaryIO, room: int) -> bytes:
 
 def unanswered() -> SandboxLost:
     return SandboxLost(
-        "the box agent does not answer",
+        "the box agent does not answer, and the box was ended",
         op="exec",
-        fix_hints=["stop the session and start another: the box may be frozen, or the machine overloaded"],
+        fix_hints=["start another: something in the box may have frozen it, or the machine is overloaded"],
     )

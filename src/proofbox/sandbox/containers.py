@@ -12,13 +12,13 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import msgspec
 
 from proofbox.core.dirs import state_dir
 from proofbox.errors import EngineRefused, ProofboxError
 from proofbox.sandbox.engine import Engine
+from proofbox.sandbox.processes import may_live, process_name
 
 LABEL = "proofbox.session"
 HOME = "proofbox.home"
@@ -36,7 +36,7 @@ class Container(msgspec.Struct, frozen=True):
 
 def labels(session: str, project: str) -> dict[str, str]:
     """What a container of ours bears: the session, whose state directory knows it, and the process that started it."""
-    return {LABEL: session, "proofbox.project": project, HOME: _home(), OWNER: _process(os.getpid())}
+    return {LABEL: session, "proofbox.project": project, HOME: _home(), OWNER: process_name(os.getpid())}
 
 
 def our_containers(engine: Engine) -> dict[str, str]:
@@ -53,7 +53,7 @@ def reap_containers(running: Callable[[str], bool]) -> list[str]:
     try:
         engine = Engine.find()
         for each in _containers(engine, f"{HOME}={_home()}"):
-            if not running(each.session) and not _lives(each.owner):
+            if not running(each.session) and not may_live(each.owner):
                 remove_container(engine, each.id)
                 reaped.append(each.session)
     except ProofboxError:
@@ -71,6 +71,15 @@ def await_removal(engine: Engine, container: str) -> None:
         engine.call("POST", f"/containers/{container}/wait", op="wait", query=query, timeout=ENDING_PATIENCE)
     except ProofboxError:
         pass
+
+
+def kill_container(engine: Engine, container: str) -> None:
+    """Nothing in it runs when this returns; one that has ended already is no error."""
+    try:
+        engine.call("POST", f"/containers/{container}/kill", op="kill the container")
+    except EngineRefused as error:
+        if error.details["status"] not in (404, 409):
+            raise
 
 
 def remove_container(engine: Engine, container: str) -> None:
@@ -99,24 +108,3 @@ def _containers(engine: Engine, label: str) -> Iterator[Container]:
 
 def _home() -> str:
     return hashlib.sha256(os.fsencode(state_dir().resolve())).hexdigest()[:16] + f"-{os.geteuid()}"
-
-
-def _process(pid: int) -> str:
-    """A process by a name that no other ever has: the machine's boot, its pid namespace, its pid and its start."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        # "pid (name) state …", where the name may hold anything; the start is the 22nd field.
-        started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-        return f"{boot} {os.readlink('/proc/self/ns/pid')} {pid} {started}"
-    except OSError:
-        return ""
-
-
-def _lives(owner: str) -> bool:
-    """Whether that process is still there; where that can't be seen from here, it may be."""
-    own, theirs = _process(os.getpid()).split(), owner.split()
-    if not own:
-        return True
-    if len(theirs) != len(own) or theirs[0] != own[0]:
-        return False  # of another boot of this machine
-    return theirs[1] != own[1] or _process(int(theirs[2])) == owner

@@ -185,11 +185,18 @@ class Box(Protocol):
     stream: socket.socket | None
     """The one stream of a stream-bound box; None where the box listens."""
 
+    @property
+    def holder(self) -> str:
+        """The leader of the process group that holds it, by `process_name`; empty for one that an engine holds."""
+
     def account(self) -> str:
         """What the provider's own programs said on stderr: the diagnosis when a box dies."""
 
     def release(self) -> None:
         """Let a box that listens go on without us."""
+
+    def kill(self) -> None:
+        """End everything in it without asking its agent, which does not answer. `destroy` is still to come."""
 
     def destroy(self) -> None:
         """End it and everything in it, now. May be repeated. Returns when nothing of it is left."""

@@ -15,12 +15,14 @@ from proofbox.core.ids import IdSource
 from proofbox.errors import PolicyRefused, ProofboxError, ProviderUnavailable, SandboxLost, StartFailed
 from proofbox.sandbox import cgroups, config
 from proofbox.sandbox.config import Settings, load
-from proofbox.sandbox.containers import reap_containers
+from proofbox.sandbox.containers import kill_container, our_containers, reap_containers
 from proofbox.sandbox.contract import Box, BoxSpec, Diagnostic, Event, OnEvent, ProbeResult, Provider
+from proofbox.sandbox.engine import Engine
 from proofbox.sandbox.inside import Inside, PolicyOptions, RunOptions, make_policy
 from proofbox.sandbox.lasting_outlet import LastingOutlet
 from proofbox.sandbox.outlet import Outlet
 from proofbox.sandbox.paths import resolve_project
+from proofbox.sandbox.processes import kill_group_of
 from proofbox.sandbox.providers import AUTO
 from proofbox.sandbox.provision import provision
 from proofbox.sandbox.scratch import sweep_scratch
@@ -59,6 +61,18 @@ class Opened(msgspec.Struct, frozen=True):
             error = StartFailed(f"{self.provider.name} did not start a box: {reason}", op="start", fix_hints=hints)
         error.details["account"] = account
         return self.inside.annotate(error)
+
+
+def kill_detached(record: Record) -> None:
+    """End the box of a session whose agent does not answer: by whatever holds it, since whoever started it is gone."""
+    if record.holder:
+        cgroups.sweep(cgroups.tree(), record.id)
+        kill_group_of(record.holder)
+        return
+    engine = Engine.find()
+    container = our_containers(engine).get(record.id)
+    if container is not None:
+        kill_container(engine, container)
 
 
 class House:
@@ -126,7 +140,7 @@ class House:
             on_failure.callback(box.destroy)
             inside = Inside.of(box, choice, project, settings.env, outlet.environment if outlet is not None else {})
             if ttl is not None:
-                store.save(Record(id, created_at, ttl, inside))
+                store.save(Record(id, created_at, ttl, inside, box.holder))
             if isinstance(outlet, LastingOutlet):
                 outlet.release()
                 outlet = None

@@ -19,11 +19,13 @@ import msgspec
 from proofbox.errors import StartFailed
 from proofbox.sandbox.cgroups import Group
 from proofbox.sandbox.contract import BoxSpec, Isolation, Policy
+from proofbox.sandbox.processes import process_name
 from proofbox.sandbox.readiness import readable
 from proofbox.sandbox.released import let_go, note_ends
 from proofbox.sandbox.unixpath import listen_at
 
 ACCOUNT_LIMIT = 4096
+KILL_PATIENCE = 5.0
 
 
 class LocalBox:
@@ -51,6 +53,10 @@ class LocalBox:
         self.places = places
         self.memory_group = group.memory if group is not None else None
 
+    @property
+    def holder(self) -> str:
+        return process_name(self._process.pid)
+
     def account(self) -> str:
         with contextlib.suppress(OSError, ValueError):
             self._account.seek(0)
@@ -62,6 +68,17 @@ class LocalBox:
         self._account.close()
         let_go(self._process)
 
+    def kill(self) -> None:
+        if self._group is not None:
+            self._group.kill()
+        if self._process.returncode is None:
+            # The agent is in its launcher's process group, and as pid 1 of its namespace takes all with it.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            _ended(self._process, patience=KILL_PATIENCE)
+        if self._group is not None:
+            self._group.remove()
+
     def destroy(self) -> None:
         if self.stream is not None:
             self.stream.close()  # the agent ends when its stream does, and everything with it
@@ -69,9 +86,7 @@ class LocalBox:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGTERM)  # one that listens has to be told
         if not _ended(self._process, patience=6.0):
-            # The agent is in its launcher's process group, and as pid 1 of its namespace takes all with it.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            self.kill()
         self._process.wait()
         if self._group is not None:
             self._group.remove()

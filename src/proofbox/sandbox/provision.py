@@ -117,7 +117,7 @@ def _run(provider: Provider, keeper: Keeper, key: str, spec: BoxSpec, script: by
         stack.callback(box.destroy)
         argv = [_INSIDE] if script.startswith(b"#!") else ["/bin/sh", _INSIDE]
         env = encode_env({**box.environment, **environment})
-        call = Connection(stream_of(box)).run(
+        call = Connection(stream_of(box), box.kill).run(
             make_request(argv, cwd="/", env=env, timeout=PATIENCE, max_output=2 * SAID)
         )
         if call.error is not None:

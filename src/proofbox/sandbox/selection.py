@@ -124,7 +124,7 @@ def _try_out(provider: Provider, policy: Policy) -> None:
         box = provider.start(BoxSpec(label=project.name, project=project, policy=policy))
         try:
             request = make_request(["true"], cwd=box.project, env=encode_env(box.environment), timeout=TRIAL_PATIENCE)
-            call = Connection(stream_of(box)).run(request)
+            call = Connection(stream_of(box), box.kill).run(request)
         except ProofboxError as error:
             account = box.account()
             reason, hints = provider.explain(account)

@@ -9,6 +9,7 @@ with Sandboxes(project_root=".") as boxes:
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -21,7 +22,7 @@ from proofbox.sandbox import freezing
 from proofbox.sandbox.config import Settings
 from proofbox.sandbox.connection import Connection, RunningCall
 from proofbox.sandbox.contract import DEFAULT_TTL, Event, ExecResult, OnEvent, ProbeResult, stream_of
-from proofbox.sandbox.house import House, Opened
+from proofbox.sandbox.house import House, Opened, kill_detached
 from proofbox.sandbox.inside import ExecOptions, Inside, PolicyOptions, RunOptions
 from proofbox.sandbox.request import check_ttl, encode_env
 from proofbox.sandbox.sessions import Record, SessionInfo
@@ -271,7 +272,8 @@ class Sandboxes:
         opened = self._house.open(provider, policy, ttl=ttl)
         if ttl is not None:
             return self._detach(opened)
-        return Session(self._house, opened.inside, Connection(stream_of(opened.box)), opened, self._remember)
+        connection = Connection(stream_of(opened.box), opened.box.kill)
+        return Session(self._house, opened.inside, connection, opened, self._remember)
 
     def _detach(self, opened: Opened) -> Session:
         """A session that is to outlive us must be seen to run before we let go of it."""
@@ -293,4 +295,5 @@ class Sandboxes:
     def _attach(self, session_id: str) -> Session:
         store = self._house.store
         record = store.load(session_id)
-        return Session(self._house, record.inside, Connection(store.connect(session_id)), record)
+        connection = Connection(store.connect(session_id), functools.partial(kill_detached, record))
+        return Session(self._house, record.inside, connection, record)

@@ -75,6 +75,8 @@ class Record(msgspec.Struct, frozen=True):
     ttl: float
     inside: Inside
     """What a client must know of its box."""
+    holder: str = ""
+    """The process that holds the box: boot, pid namespace, pid and start. Empty: an engine's container is the box."""
     stopped: bool = False
     """Whoever stopped it said so; that it runs, only its socket says."""
     schema_version: str = SCHEMA

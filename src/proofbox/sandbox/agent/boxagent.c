@@ -17,6 +17,7 @@
  *     --home PATH       make this directory, for the commands' user
  *     --rw PATH         landlock: nothing may be written but beneath these paths (and the devices)
  *     --seccomp         refuse the system calls that a command has no use for in a box
+ *     --no-suid         with it: refuse to give a file the setuid or setgid bit, which would count outside
  *     --version         print the protocol version
  *
  * The wire. Integers are little-endian. A frame is  u32 length | u8 type | u32 id | payload  where length counts all
@@ -122,7 +123,7 @@ struct command {
     uint32_t id;
     struct peer *peer;   /* NULL once nobody is to be told any more */
     pid_t pid, minder;
-    int minder_fd;
+    int report_fd;       /* of its minder; without one, of its child, until that execs */
     struct slot *slot;
     int stdin_fd, pty;
     bool want_started, stdin_eof, reaped, told, killing, minder_gone, survivors;
@@ -133,7 +134,7 @@ struct command {
     uint8_t why;
     int status;
     struct rusage usage;
-    uint64_t pending;    /* signals that came before its minder said its pid: bit n is signal n + 1 */
+    uint64_t pending;    /* signals that came before it had started: bit n is signal n + 1 */
     struct command *next;
 };
 
@@ -154,7 +155,7 @@ struct spawn { /* what a child needs between fork and exec; no allocation happen
     uint8_t resource[16];
     uint64_t value[16];
     gid_t tag;           /* 0: none */
-    volatile int stage, error; /* written by the child, which shares our memory until it execs */
+    int stage, error;
 };
 
 enum { REPORT_STARTED, REPORT_EXITED, REPORT_FAILED };
@@ -185,6 +186,11 @@ static uint64_t now_us(void) {
 static _Noreturn void die(const char *what) {
     dprintf(2, "boxagent: %s: %s\n", what, strerror(errno));
     _exit(125);
+}
+
+static void shut(int *fd) {
+    if (*fd >= 0) close(*fd);
+    *fd = -1;
 }
 
 /* ---- buffers and frames ------------------------------------------------------------------------------------------ */
@@ -299,7 +305,7 @@ static void failed(struct peer *p, uint32_t id, int stage, int error) {
 
 static void search_and_exec(struct spawn *s) {
     const char *file = s->argv[0], *path = NULL;
-    static char candidate[PATH_MAX]; /* static: the child shares our memory, and only one is under way */
+    char candidate[PATH_MAX];
     if (!*file) { errno = ENOENT; return; }
     if (strchr(file, '/')) { execve(file, s->argv, s->envp); return; }
     for (char **e = s->envp; *e; e++)
@@ -333,7 +339,7 @@ static void set_caps(uint32_t caps) {
     if (syscall(SYS_capset, &header, data)) die("capabilities");
 }
 
-static _Noreturn void child(struct spawn *s) {
+static _Noreturn void child(struct spawn *s, int report_fd) {
     s->stage = AT_SETUP;
     setsid();
     if (s->pty && ioctl(s->in, TIOCSCTTY, 0)) goto failed;
@@ -342,11 +348,11 @@ static _Noreturn void child(struct spawn *s) {
         struct rlimit r = {s->value[i], s->value[i]};
         if (setrlimit(s->resource[i], &r)) goto failed;
     }
-    /* Raw system calls: libc's would try to change the id of every thread, and we share our parent's memory. */
     if (features & F_UID_SPLIT && (syscall(SYS_setgroups, s->tag ? 1 : 0, s->tag ? &s->tag : NULL) || syscall(SYS_setresgid, run_gid, run_gid, run_gid) ||
                                    syscall(SYS_setresuid, run_uid, run_uid, run_uid)))
         goto failed;
     if (features & F_UID_SPLIT) set_caps(0); /* leaving uid 0 has dropped them; leaving another has not */
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0); /* until it execs it holds a copy of what the agent holds */
     s->stage = AT_CWD;
     if (chdir(s->cwd)) goto failed;
     signal(SIGPIPE, SIG_DFL);
@@ -355,37 +361,27 @@ static _Noreturn void child(struct spawn *s) {
     sigprocmask(SIG_SETMASK, &none, NULL);
     s->stage = AT_EXEC;
     search_and_exec(s);
-failed:
-    s->error = errno;
+failed:;
+    struct report r = {.kind = REPORT_FAILED, .stage = s->stage, .error = errno};
+    while (write(report_fd, &r, sizeof r) < 0 && errno == EINTR) {}
     _exit(127);
 }
 
-/* Like vfork: the child borrows our memory and stack until it execs. With clone3 it is born inside its cgroup, which
- * costs nothing, where moving it there afterwards costs a third of a millisecond. */
-static __attribute__((noinline)) pid_t spawn_child(struct spawn *s, int cgroup) {
-    struct clone_args a = {.flags = CLONE_VM | CLONE_VFORK | CLONE_INTO_CGROUP, .exit_signal = SIGCHLD};
-    a.cgroup = (uint64_t)cgroup;
+/* From its change of uid until it execs, a child can be stopped by other commands. So nobody waits for it: that it execs is
+ * seen by the end of its reports, which its parent hears among everything else. With clone3 it is born inside its cgroup,
+ * which costs nothing, where moving it there afterwards costs a third of a millisecond. */
+static pid_t spawn_child(struct spawn *s, int cgroup, int *report_fd) {
+    struct clone_args a = {.flags = CLONE_INTO_CGROUP, .exit_signal = SIGCHLD, .cgroup = (uint64_t)cgroup};
+    int reports[2];
     s->stage = AT_FORK;
-    s->error = 0;
-    long pid;
-    if (cgroup < 0) {
-        pid = vfork();
-        if (pid < 0) s->error = errno;
-    } else {
-#if defined(__x86_64__)
-        __asm__ volatile("syscall" : "=a"(pid) : "a"(SYS_clone3), "D"(&a), "S"(sizeof a) : "rcx", "r11", "memory");
-#elif defined(__aarch64__)
-        register long x8 __asm__("x8") = SYS_clone3, x0 __asm__("x0") = (long)&a, x1 __asm__("x1") = sizeof a;
-        __asm__ volatile("svc 0" : "+r"(x0) : "r"(x8), "r"(x1) : "memory");
-        pid = x0;
-#else
-#error "boxagent knows x86_64 and aarch64"
-#endif
-        if (pid < 0) s->error = (int)-pid;
-    }
-    if (pid == 0) child(s);
-    guard_own_entry(); /* the child's change of uid has changed what we share */
-    return (pid_t)pid;
+    if (pipe2(reports, O_CLOEXEC)) return s->error = errno, -1;
+    pid_t pid = cgroup < 0 ? fork() : (pid_t)syscall(SYS_clone3, &a, sizeof a);
+    if (pid == 0) child(s, reports[1]);
+    if (pid < 0) s->error = errno;
+    close(reports[1]);
+    if (pid < 0) close(reports[0]);
+    else *report_fd = reports[0], fcntl(reports[0], F_SETFL, O_NONBLOCK);
+    return pid;
 }
 
 /* ---- the minder: subreaper to one command, where there is no cgroup ---------------------------------------------- */
@@ -501,27 +497,37 @@ static _Noreturn void minder(struct spawn *s, int status_fd, pid_t agent) {
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
     prctl(PR_SET_PDEATHSIG, SIGUSR1, 0, 0, 0); /* the agent is gone: sweep, then go too */
     if (getppid() != agent) _exit(125);        /* it went before it could be noticed */
-    pid_t pid = spawn_child(s, -1);
-    struct report r = {.kind = s->error ? REPORT_FAILED : REPORT_STARTED, .pid = pid, .stage = s->stage, .error = s->error};
-    bool unheard = write(status_fd, &r, sizeof r) != sizeof r;
-    if (s->error) _exit(0);
+    int heard = -1, signals = signalfd(-1, &mine, SFD_NONBLOCK | SFD_CLOEXEC);
+    pid_t pid = signals < 0 ? -1 : spawn_child(s, -1, &heard);
+    if (pid < 0) {
+        struct report r = {.kind = REPORT_FAILED, .stage = AT_FORK, .error = signals < 0 ? errno : s->error};
+        _exit(write(status_fd, &r, sizeof r) != sizeof r);
+    }
     for (int fd = 10; fd < 13; fd++) close(fd);
-    bool sweeping = unheard, released = !s->tag; /* with a tag, orphans are not our children: who sweeps must be here still */
+    bool sweeping = false, released = !s->tag; /* with a tag, orphans are not our children: who sweeps must be here still */
     int clean = 0;
     for (;;) {
-        struct timespec tick = {0, 1000000};
-        int sig = sweeping ? sigtimedwait(&mine, NULL, &tick) : sigwaitinfo(&mine, NULL);
-        if (sig == SIGUSR1) sweeping = true;
-        if (sig == SIGUSR2) released = true;
-        int status;
+        struct pollfd set[2] = {{signals, POLLIN, 0}, {heard, POLLIN, 0}};
+        poll(set, 2, sweeping ? 1 : -1);
+        for (struct signalfd_siginfo si; read(signals, &si, sizeof si) == sizeof si;) {
+            sweeping |= si.ssi_signo == SIGUSR1;
+            released |= si.ssi_signo == SIGUSR2;
+        }
+        struct report r = {.kind = REPORT_STARTED, .pid = pid}, end = {.kind = REPORT_EXITED};
         pid_t gone;
+        int status;
         struct rusage usage;
+        bool ended = false;
         while ((gone = wait4(-1, &status, WNOHANG, &usage)) > 0)
-            if (gone == pid) {
-                r = (struct report){.kind = REPORT_EXITED, .status = status, .usage = usage};
-                if (write(status_fd, &r, sizeof r) != sizeof r) sweeping = true; /* the agent is gone: nobody else will */
-            }
+            if (gone == pid) ended = true, end.status = status, end.usage = usage;
         bool childless = gone < 0 && errno == ECHILD;
+        /* Whatever ended has let go of its reports before: its start is told first. */
+        ssize_t n = heard < 0 ? -1 : read(heard, &r, sizeof r);
+        if (n >= 0) shut(&heard);
+        /* If the agent is gone, nobody else will sweep. */
+        if (n >= 0 && write(status_fd, &r, sizeof r) != sizeof r) sweeping = true;
+        if (n > 0) _exit(0);
+        if (ended && write(status_fd, &end, sizeof end) != sizeof end) sweeping = true;
         if (childless && (sweeping ? !s->tag || clean >= 3 : released)) _exit(0);
         if (sweeping && s->tag) clean = kill_tagged(s->tag) ? 0 : clean + 1;
         else if (sweeping) kill_descendants();
@@ -584,11 +590,6 @@ static void return_slot(struct slot *s) {
 }
 
 /* ---- commands ----------------------------------------------------------------------------------------------------- */
-
-static void shut(int *fd) {
-    if (*fd >= 0) close(*fd);
-    *fd = -1;
-}
 
 static struct command *find(struct peer *p, uint32_t id) {
     for (struct command *c = commands; c; c = c->next)
@@ -759,7 +760,7 @@ static bool settle(struct command *c, uint64_t now) {
 
 static void forget(struct command *c) {
     if (c->slot) return_slot(c->slot);
-    shut(&c->minder_fd);
+    shut(&c->report_fd);
     shut(&c->pty);
     free(c);
 }
@@ -812,7 +813,7 @@ static void set_cap(struct output *o, uint64_t cap) {
 static bool start_minded(struct command *c, struct spawn *s) {
     int pipefd[2];
     if (pipe2(pipefd, O_CLOEXEC)) return s->stage = AT_FORK, s->error = errno, false;
-    c->minder_fd = pipefd[0];
+    c->report_fd = pipefd[0];
     pid_t agent = getpid();
     c->minder = fork();
     if (c->minder == 0) minder(s, pipefd[1], agent);
@@ -840,7 +841,7 @@ static void start(struct peer *p, uint32_t id, struct cursor *q) {
         goto done;
     }
     if (!(c = calloc(1, sizeof *c))) die("out of memory");
-    *c = (struct command){.id = id, .peer = p, .window = window, .stdin_fd = -1, .pty = -1, .minder_fd = -1, .pid = -1};
+    *c = (struct command){.id = id, .peer = p, .window = window, .stdin_fd = -1, .pty = -1, .report_fd = -1, .pid = -1};
     c->out[0] = (struct output){.fd = -1, .type = A_STDOUT};
     c->out[1] = (struct output){.fd = -1, .type = A_STDERR};
     for (int i = 0; i < 2; i++) set_cap(&c->out[i], caps[i]);
@@ -856,13 +857,13 @@ static void start(struct peer *p, uint32_t id, struct cursor *q) {
         s.error = errno;
     } else {
         c->started = now_us();
-        if (c->slot) c->pid = spawn_child(&s, c->slot->dir);
+        if (c->slot) c->pid = spawn_child(&s, c->slot->dir, &c->report_fd);
         else if (start_minded(c, &s)) c->pid = 0;
     }
     if (s.pty) shut(&s.in);
     else shut(&s.in), shut(&s.out), shut(&s.err);
     if (s.error || c->pid < 0) {
-        failed(p, id, s.stage, s.error); /* a child that failed to exec is reaped as a stray */
+        failed(p, id, s.stage, s.error);
         for (int i = 0; i < 2; i++)
             if (c->out[i].fd != c->pty) shut(&c->out[i].fd);
         if (c->stdin_fd != c->pty) shut(&c->stdin_fd);
@@ -872,7 +873,6 @@ static void start(struct peer *p, uint32_t id, struct cursor *q) {
     if (timeout) c->deadline = c->started + (uint64_t)timeout * 1000u;
     c->grace = (uint64_t)grace * 1000u;
     c->want_started = flags & WANT_STARTED;
-    if (c->slot) tell_started(c);
     c->next = commands;
     commands = c;
 done:
@@ -881,17 +881,21 @@ done:
     free_strings(s.envp);
 }
 
+static bool starting(const struct command *c) { return c->slot ? c->report_fd >= 0 : c->pid == 0; }
+
 static void send_signal(struct command *c, int sig) {
-    if (c->pid > 0 && !c->reaped) kill(-c->pid, sig);
-    else if (c->pid == 0) c->pending |= 1ull << (sig - 1);
+    if (starting(c)) c->pending |= 1ull << (sig - 1); /* it has no process group yet */
+    else if (c->pid > 0 && !c->reaped) kill(-c->pid, sig);
 }
 
-static void hear_minder(struct command *c) {
-    struct report r;
-    ssize_t n = read(c->minder_fd, &r, sizeof r);
+static void hear_report(struct command *c) {
+    struct report r = {.kind = REPORT_STARTED, .pid = c->pid};
+    ssize_t n = read(c->report_fd, &r, sizeof r);
     if (n < 0) return;
-    if (n == 0) { /* it ended: nothing of the tree is left, unless it was itself killed */
-        shut(&c->minder_fd);
+    if (c->slot) { /* it failed, or it let go of its end by its exec */
+        shut(&c->report_fd);
+    } else if (n == 0) { /* it ended: nothing of the tree is left, unless it was itself killed */
+        shut(&c->report_fd);
         c->minder_gone = true;
         if (!c->reaped) fail_closed("a minder was killed");
         return;
@@ -928,6 +932,7 @@ static void reap(void) {
                 if (c->minder == pid) fail_closed("a minder was stopped");
                 continue;
             }
+            if (c->slot && c->pid == pid && starting(c)) hear_report(c); /* one that failed to start was no command */
             if (c->slot && c->pid == pid && !c->reaped) main_reaped(c, status, &usage);
             if (c->minder == pid) {
                 if (WIFSIGNALED(status)) fail_closed("a minder was killed"); /* attribution is lost: end the box */
@@ -1107,11 +1112,30 @@ static void serve_relays(const struct pollfd *set) { /* in the order of watch_re
 #define DENY(name) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_##name, 0, 1), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM)
 #define MISSING(name) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_##name, 0, 1), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS)
 
-static void install_seccomp(void) {
+#define ARGUMENT(n) BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args) + 8 * (n)) /* its lower half */
+#define NO_SUID(name, mode) \
+    BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_##name, 0, 4), ARGUMENT(mode), \
+    BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, S_ISUID | S_ISGID, 0, 1), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM), \
+    BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)
+#define NO_SUID_CREATED(name, flags, mode) /* what creates nothing has no mode, and anything in its place */ \
+    BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_##name, 0, 6), ARGUMENT(flags), \
+    BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, O_CREAT | (O_TMPFILE & ~O_DIRECTORY), 0, 3), ARGUMENT(mode), \
+    BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, S_ISUID | S_ISGID, 0, 1), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM), \
+    BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)
+#ifndef SYS_openat2
+#define SYS_openat2 437
+#endif
+#ifndef SYS_fchmodat2
+#define SYS_fchmodat2 452
+#endif
+
+static void install_seccomp(bool no_suid) {
 #if defined(__x86_64__)
     enum { ARCH = AUDIT_ARCH_X86_64 };
-#else
+#elif defined(__aarch64__)
     enum { ARCH = AUDIT_ARCH_AARCH64 };
+#else
+#error "boxagent knows x86_64 and aarch64"
 #endif
     /* A deny list, on top of namespaces: what reaches kernel parts that no build or test needs, and has had holes.
      * Foreign architectures (i386, x32) would pass a list of native numbers, so they are absent altogether. */
@@ -1132,6 +1156,12 @@ static void install_seccomp(void) {
         DENY(quotactl), DENY(settimeofday), DENY(clock_settime), DENY(clock_adjtime), DENY(adjtimex),
         DENY(sethostname), DENY(setdomainname), DENY(syslog),
         MISSING(io_uring_setup), MISSING(io_uring_enter), MISSING(io_uring_register),
+        no_suid ? (struct sock_filter)BPF_STMT(BPF_JMP | BPF_JA, 0) : (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+#if defined(__x86_64__)
+        NO_SUID(chmod, 1), NO_SUID(creat, 1), NO_SUID(mknod, 1), NO_SUID_CREATED(open, 1, 2),
+#endif
+        NO_SUID(fchmod, 1), NO_SUID(fchmodat, 2), NO_SUID(fchmodat2, 2), NO_SUID(mknodat, 2), NO_SUID_CREATED(openat, 2, 3),
+        MISSING(openat2), /* its mode is in memory, where no filter can look */
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
     };
     struct sock_fprog program = {sizeof filter / sizeof *filter, filter};
@@ -1348,7 +1378,7 @@ static void serve(void) {
             for (int i = 0; i < 2; i++)
                 set[n++] = (struct pollfd){ready && !(c->out[i].dry && !c->told) ? c->out[i].fd : -1, POLLIN, 0};
             set[n++] = (struct pollfd){held(&c->input) ? c->stdin_fd : -1, POLLOUT, 0};
-            set[n++] = (struct pollfd){c->minder_fd, POLLIN, 0};
+            set[n++] = (struct pollfd){c->report_fd, POLLIN, 0};
         }
         size_t first_relay = n;
         n += watch_relays(set + n);
@@ -1370,7 +1400,7 @@ static void serve(void) {
             for (int i = 0; i < 2; i++)
                 if (set[n + (size_t)i].revents && set[n + (size_t)i].fd == c->out[i].fd) pump(c, &c->out[i]);
             if (set[n + 2].revents) feed(c);
-            if (set[n + 3].revents && c->minder_fd >= 0) hear_minder(c);
+            if (set[n + 3].revents && c->report_fd >= 0) hear_report(c);
         }
         n = 2;
         for (struct peer *p = peers; p && n < first_command; p = p->next) { /* a new peer is first, and has no entry yet */
@@ -1401,7 +1431,7 @@ static int unix_socket(const char *path, bool listening) {
 
 int main(int argc, char **argv) {
     int rfd = -1, wfd = -1, userns = -1, as_uid = -1, as_gid = -1, count = 0;
-    bool seccomp = false, landlock = false, carried = false;
+    bool seccomp = false, no_suid = false, landlock = false, carried = false;
     const char *home = NULL, *connect_to = NULL, *listen_on = NULL;
     char **rw = calloc((size_t)argc + 1, sizeof *rw), **paths = calloc((size_t)argc + 1, sizeof *paths);
     int *ports = calloc((size_t)argc + 1, sizeof *ports), port_count = 0;
@@ -1421,6 +1451,7 @@ int main(int argc, char **argv) {
         else if (!strcmp(a, "--home") && b) home = argv[++i];
         else if (!strcmp(a, "--rw") && b) landlock = true, rw[count++] = argv[++i];
         else if (!strcmp(a, "--seccomp")) seccomp = true;
+        else if (!strcmp(a, "--no-suid")) no_suid = true;
         else if (!strcmp(a, "--tag")) next_tag = FIRST_TAG;
         else if (!strcmp(a, "--carry")) carried = true;
         else errno = EINVAL, die(a);
@@ -1430,6 +1461,7 @@ int main(int argc, char **argv) {
 
     if ((carried && rfd < 0) || (next_tag && run_uid == (uid_t)-1))
         errno = EINVAL, die("--carry needs --stream, and --tag needs --user");
+    if (no_suid && !seccomp) errno = EINVAL, die("--no-suid needs --seccomp");
 
     /* Nothing a command could read, trace or inherit: no dumps, no environment, no stray descriptors. */
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
@@ -1476,7 +1508,7 @@ int main(int argc, char **argv) {
     files_as(geteuid(), getegid());
     while (port_count--) open_forward(ports[port_count], paths[port_count]);
     if (landlock) install_landlock(rw, count);
-    if (seccomp) install_seccomp();
+    if (seccomp) install_seccomp(no_suid);
     if (rfd >= 0) add_peer(rfd, wfd);
     serve();
 }

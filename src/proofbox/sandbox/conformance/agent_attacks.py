@@ -73,6 +73,11 @@ _DAEMON = """
 sleep 1
 """
 
+# Left in the background, bounded by the processor time it may take.
+_STOPPING = "ulimit -t 20; (while :; do kill -STOP -1; done) >/dev/null 2>&1 & exit 0"
+# Its start is in no hurry: each of these is tried before the program is found.
+_LONG_PATH = "/-:" * 30_000 + "/usr/local/bin:/usr/bin:/bin"
+
 
 @check(PROCESSES)
 def memory(context: Context) -> None:
@@ -190,6 +195,26 @@ for _name, _script in {
     "stop-all": "kill -STOP -1; exit 0",
 }.items():
     _signal(_name, _script)
+
+
+@check(PROCESSES)
+def stopped_while_it_starts(context: Context) -> None:
+    """A command that is stopped before it runs is ended by its timeout, and holds up nobody else."""
+    session = context.session()
+    context.fence(session)
+    began = time.monotonic()
+    try:
+        context.sh(session, _STOPPING)
+        for _ in range(5):
+            context.sh(session, "true", timeout=0.5, env={"PATH": _LONG_PATH})
+    except SandboxLost:
+        expect(context.enforcement.kill_tree == "fail-closed", "the agent was stopped with a command that it starts")
+    took = time.monotonic() - began
+    expect(took < 10.5, f"five timeouts of 0.5 s were held to only after {took:.1f} s")
+    began = time.monotonic()
+    session.stop()
+    took = time.monotonic() - began
+    expect(took < 5, f"the session was stopped only after {took:.1f} s")
 
 
 @check(PROCESSES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from pathlib import Path
@@ -21,6 +22,10 @@ SIGCHLD = 17
 BLOCK_DEVICE = 0o060666
 DISK = 0x800
 TMP = "/tmp"  # noqa: S108 (the box's own)
+AT_FDCWD = -100
+CREATE = 0o101
+TMPFILE = 0o20000002 | os.O_DIRECTORY
+REGULAR = 0o100000
 
 _CHARACTER_DEVICES = frozenset(["null", "zero", "full", "random", "urandom", "tty", "ptmx", "console"])
 _LIST_DEVICES = """
@@ -39,6 +44,12 @@ for d in . /tmp /dev; do
         ls $n
     done
 done 2>/dev/null
+"""
+_SETTING = (0o4755, 0o2755, 0o6711)
+_SETUID = """
+for n in by-mode by-letter by-group by-install; do echo x > $n; done
+(chmod 4755 by-mode; chmod u+s by-letter; chmod g+s by-group; install -m 6755 by-mode by-install) 2>/dev/null
+echo x > plain && chmod 755 plain && chmod 1777 plain && mkdir directory && [ -x plain ] && echo usable
 """
 _MOUNTING = (
     "mount -o remount,rw /usr",
@@ -173,6 +184,40 @@ def setuid_programs(context: Context) -> None:
     if len(ids) != 6:
         raise NotChecked(f"the host's `id` does not run in the box: {result.stderr[:200]!r}")
     expect(ids[:2] == ids[2:4] == ids[4:], f"a setuid program changed uid and gid from {ids[:2]} to {ids[2:4]}")
+
+
+@check(FILESYSTEM)
+def setuid_bits(context: Context) -> None:
+    """No file of the project can be made setuid or setgid: on the host it would run as the project's owner."""
+    if context.isolation is not Isolation.NAMESPACE:
+        raise NotApplicable(f"{context.provider} promises nothing of these bits: an image's packages may need them")
+    session = context.session()
+    result = context.sh(session, _SETUID)
+    expect(result.stdout == "usable\n", f"files can't be made, or their modes not changed: {result.stderr[:200]!r}")
+    done: list[str] = []
+    with contextlib.suppress(NotChecked):  # without an interpreter, what the tools could do is all that was tried
+        done = SystemCalls(context, session).allowed(
+            *(
+                call
+                for mode in _SETTING
+                for call in (
+                    ("open", "open", f"by-open-{mode:o}", CREATE, mode),
+                    ("openat", "openat", AT_FDCWD, f"by-openat-{mode:o}", CREATE, mode),
+                    ("a nameless file", "openat", AT_FDCWD, ".", TMPFILE, mode),
+                    ("creat", "creat", f"by-creat-{mode:o}", mode),
+                    ("mknod", "mknod", f"by-mknod-{mode:o}", REGULAR | mode, 0),
+                    ("mknodat", "mknodat", AT_FDCWD, f"by-mknodat-{mode:o}", REGULAR | mode, 0),
+                    ("chmod", "chmod", "plain", mode),
+                    ("fchmodat", "fchmodat", AT_FDCWD, "plain", mode),
+                    ("fchmodat2", "fchmodat2", AT_FDCWD, "plain", mode, 0),
+                    ("a descriptor", "openat", AT_FDCWD, "plain", 0, mode),
+                    ("fchmod", "fchmod", "$", mode),
+                )
+            ),
+        )
+    set_ = [path.name for path in context.project.iterdir() if path.stat().st_mode & 0o6000]
+    set_ += ["a nameless file"] if "a nameless file" in done else []
+    expect(not set_, f"made setuid or setgid: {', '.join(sorted(set_))}")
 
 
 @check(PROCESSES)

@@ -106,7 +106,7 @@ class Bubblewrap:
                 before += ["--overlay", str(spec.home), "0"]
             agent = [_AGENT_INSIDE, *with_.agent, *ids.agent_options(with_.spare_fd)]
             agent += [] if spec.home is not None else ["--home", BOX_HOME]
-            agent += ["--seccomp", *_writable(spec.project, policy)]
+            agent += ["--seccomp", "--no-suid", *_writable(spec.project, policy)]
             agent += [w for f in spec.forwards for w in ("--forward", str(f.port), f"{_NET_INSIDE}/{f.socket}")]
             agent += [w for d in policy.doors for w in ("--forward", str(d.port), f"{_DOORS_INSIDE}/{d.port}")]
             net = ["--ro-bind", str(spec.sockets), _NET_INSIDE] if spec.sockets is not None else []

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from proofbox.errors import EngineRefused, PolicyRefused, ProofboxError, StartFailed
-from proofbox.sandbox.containers import await_removal, remove_container
+from proofbox.sandbox.containers import await_removal, kill_container, remove_container
 from proofbox.sandbox.contract import Box, BoxSpec, Enforcement, Isolation, Policy
 from proofbox.sandbox.demux import AttachedStream
 from proofbox.sandbox.engine import Engine
@@ -127,6 +127,7 @@ class DockerBox:
         self.places = ((spec.project, self.project), *((mount.host, mount.guest) for mount in policy.mounts))
         self.memory_group: Path | None = None
         self.stream: socket.socket | None = None
+        self.holder = ""
 
     def start(self, identity: Identity) -> None:
         agent = ["--seccomp"]
@@ -175,6 +176,10 @@ class DockerBox:
 
     def release(self) -> None:
         """The container ends by its agent's TTL, and then the engine removes it."""
+
+    def kill(self) -> None:
+        if self._container is not None:
+            kill_container(self._engine, self._container)
 
     def destroy(self) -> None:
         if self.stream is not None:

@@ -1,0 +1,144 @@
+"""An agent that says nothing more: the client ends the box itself, and only then says that it was lost.
+
+The agent is stopped from outside, with a command of its under way that nobody else would end.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import secrets
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import pytest
+from rawagent import PATIENCE, alive, wait_until
+
+from proofbox import AsyncSandboxes, Sandboxes
+from proofbox.errors import SandboxLost
+from proofbox.sandbox import aconnection, connection
+from proofbox.sandbox.aprocess import open_process
+from proofbox.sandbox.conformance.context import command_line, commands_of, parent
+from proofbox.sandbox.service import Session
+
+pytestmark = pytest.mark.needs("bubblewrap", "root")
+LOOPS = ["asyncio", *(["trio"] if importlib.util.find_spec("trio") else [])]
+
+
+@pytest.fixture(autouse=True)
+def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (connection, aconnection):
+        monkeypatch.setattr(module, "PATIENCE", 1.0)
+
+
+@pytest.fixture
+def marker() -> Iterator[str]:
+    marker = f"proofbox-silence-{secrets.token_hex(8)}"
+    yield marker
+    for pid in commands_of(marker):
+        os.kill(pid, signal.SIGKILL)
+
+
+def beat(marker: str) -> list[str]:
+    return ["sh", "-c", "echo up; while :; do sleep 60; done", marker]
+
+
+def stop_agent_above(marker: str) -> int:
+    [above] = {parent(pid) for pid in commands_of(marker) if "boxagent" in command_line(parent(pid)).split(" ")[0]}
+    os.kill(above, signal.SIGSTOP)
+    return above
+
+
+def assert_ended(marker: str, agent: int) -> None:
+    assert not commands_of(marker), "the command lives on"
+    wait_until(lambda: not alive(agent), "the end of a process that was killed")
+
+
+def lose(session: Session, marker: str) -> None:
+    agents: list[int] = []
+    with pytest.raises(SandboxLost, match="does not answer"):
+        session.exec(beat(marker), timeout=0.5, on_output=lambda _: agents.append(stop_agent_above(marker)))
+    assert_ended(marker, agents[0])
+    assert session.info.state == "lost"
+    with pytest.raises(SandboxLost):
+        session.exec(["true"])
+
+
+def test_a_command_has_ended_when_its_caller_hears_that_it_is_lost(tmp_path: Path, marker: str) -> None:
+    with Sandboxes(tmp_path) as boxes, boxes.start_session(provider="bubblewrap") as session:
+        lose(session, marker)
+
+
+def test_so_it_is_in_a_session_that_outlives_its_client(tmp_path: Path, marker: str) -> None:
+    with Sandboxes(tmp_path) as boxes:
+        session = boxes.start_session(provider="bubblewrap", detached=True)
+        lose(session, marker)
+        session.stop()
+        boxes.prune_sessions()
+
+
+def test_and_when_its_caller_is_interrupted(tmp_path: Path, marker: str) -> None:
+    agents: list[int] = []
+
+    def interrupt(_: object) -> None:
+        agents.append(stop_agent_above(marker))
+        raise KeyboardInterrupt
+
+    with Sandboxes(tmp_path) as boxes, boxes.start_session(provider="bubblewrap") as session:
+        with pytest.raises(KeyboardInterrupt):
+            session.exec(beat(marker), on_output=interrupt)
+        assert_ended(marker, agents[0])
+        assert session.info.state == "lost"
+
+
+def test_a_thread_that_only_waits_ends_it_too(tmp_path: Path, marker: str) -> None:
+    with Sandboxes(tmp_path) as boxes, boxes.start_session(provider="bubblewrap") as session:
+
+        def read() -> None:
+            with pytest.raises(SandboxLost):
+                session.exec(beat(marker))
+
+        reading = threading.Thread(target=read)
+        reading.start()
+        wait_until(lambda: session._connection._reading and commands_of(marker), "a command under way")
+        agent = stop_agent_above(marker)
+        with pytest.raises(SandboxLost, match="does not answer"):
+            session.exec(["true"], timeout=0.1)
+        assert_ended(marker, agent)
+        reading.join(PATIENCE)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("detached", [False, True])
+def test_the_async_client_does_the_same(tmp_path: Path, marker: str, loop: str, detached: bool) -> None:
+    async def work() -> None:
+        agents: list[int] = []
+        async with AsyncSandboxes(tmp_path) as boxes:
+            session = await boxes.start_session(provider="bubblewrap", detached=detached)
+            with pytest.raises(SandboxLost, match="does not answer"):
+                await session.exec(
+                    beat(marker), timeout=0.5, on_output=lambda _: agents.append(stop_agent_above(marker))
+                )
+            assert_ended(marker, agents[0])
+            assert session.info.state == "lost"
+            await session.stop()
+            await boxes.prune_sessions()
+
+    anyio.run(work, backend=loop)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_process_is_dead_when_its_block_is_left(tmp_path: Path, marker: str, loop: str) -> None:
+    async def work() -> None:
+        async with AsyncSandboxes(tmp_path) as boxes:
+            session = await boxes.start_session(provider="bubblewrap")
+            async with open_process(session, beat(marker)) as process:
+                await process.receive()
+                agent = stop_agent_above(marker)
+            assert_ended(marker, agent)
+            assert session.info.state == "lost"
+
+    anyio.run(work, backend=loop)
