@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import signal
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from capabilities import OrdinaryUser
 
 from proofbox import Sandboxes, Workspace
 from proofbox.core.atomic import TEMPORARY_PREFIX
@@ -241,3 +243,44 @@ def test_the_longest_path_of_a_snapshot_is_laid_over_another(ws: Workspace, proj
         shutil.rmtree(project / ("d" * 250))
         ws.rollback(second.id)
         assert ws.snapshot("the same", sealed=True).id == second.id
+
+
+AS_SOMEONE = """if True:
+    import json, os, tempfile
+    from pathlib import Path
+    with tempfile.TemporaryDirectory() as scratch:
+        os.environ.update(HOME=scratch, XDG_STATE_HOME=scratch + "/state")
+        from proofbox import Sandboxes, Workspace
+        root = Path(scratch, "project")
+        for name in ("gone/below/file", "kept/file"):
+            (root / name).parent.mkdir(parents=True)
+            (root / name).write_text("one")
+        code = "import os; os.setxattr('kept', '{}.overlay.opaque', b'y')"
+        forge = "; ".join(f'python3 -c "{code.format(space)}"' for space in ("user", "trusted"))
+        with Workspace.init(root) as ws:
+            ws.snapshot("first")
+            with ws.overlay("HEAD") as layers:
+                with Sandboxes(root) as boxes:
+                    script = f"rm -r gone; mkdir gone; touch gone/new; chmod 711 kept; {forge}; true"
+                    boxes.exec(["sh", "-c", script], provider="bubblewrap", **layers.options())
+                print(json.dumps([[change.path, change.kind] for change in layers.changes()]))"""
+
+
+@pytest.mark.needs("unprivileged-user")
+def test_what_an_ordinary_users_box_has_made_anew_hides_what_was_there(ordinary_user: OrdinaryUser) -> None:
+    done = subprocess.run(
+        [ordinary_user.python, "-c", AS_SOMEONE],
+        env=dict(ordinary_user.env),
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+        **ordinary_user.identity,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [
+        ["gone/below", "deleted"],
+        ["gone/below/file", "deleted"],
+        ["gone/new", "added"],
+        ["kept", "mode"],
+    ]
