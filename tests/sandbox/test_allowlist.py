@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -247,6 +248,31 @@ def test_closed_it_has_told_the_end_of_every_connection(tmp_path: Path, server: 
         assert stream.recv(1) == b"H"
         proxy.close()
     assert told == ["allowed", "finished"]
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_one_that_can_not_be_accepted_now_is_not_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    accept, failed = socket.socket.accept, threading.Event()
+
+    def failing(listener: socket.socket) -> tuple[socket.socket, object]:
+        if listener.family == socket.AF_UNIX and not failed.is_set():
+            failed.set()
+            raise OSError(number, "for now")
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", failing)
+    proxy = AllowlistProxy(tmp_path, parse_rules(["example.org"]))
+    try:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(60)
+            client.connect(str(tmp_path / PROXY_SOCKET))
+            client.sendall(b"GET http://other.example/ HTTP/1.1\r\n\r\n")
+            assert client.recv(64).startswith(b"HTTP/1.1 403")
+        assert failed.is_set()
+    finally:
+        proxy.close()
 
 
 def test_a_head_without_an_end_is_given_up(ask: Ask) -> None:

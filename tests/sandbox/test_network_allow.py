@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -92,6 +93,43 @@ def test_endpoints_that_can_not_appear_inside_are_refused(tmp_path: Path, networ
         boxes.exec(["true"], provider="bubblewrap", network=network)
     with Sandboxes(tmp_path) as boxes, pytest.raises(PolicyRefused, match="can't appear in a box"):
         boxes.start_session(provider="bubblewrap", network=network, detached=True)
+
+
+# More connections than the proxy serves at once, on which it says nothing.
+HOARD = """
+import socket, time
+held = []
+try:
+    for _ in range(600):
+        held.append(socket.create_connection(("127.0.0.1", 3128), 2))
+except OSError:
+    pass
+print(len(held), flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.needs("bubblewrap")
+def test_a_command_that_takes_every_connection_holds_up_nobody(tmp_path: Path, port: int) -> None:
+    with Sandboxes(tmp_path) as boxes:
+        network = f"allow:127.0.0.1:{port}"
+        with boxes.start_session(provider="bubblewrap", network=network) as session, ThreadPoolExecutor(1) as pool:
+            if session.exec(["sh", "-c", "command -v python3"]).exit_code:
+                pytest.skip("the box has no python3")
+            up, running = threading.Event(), []
+            hoard = ["python3", "-c", HOARD]
+            waiting = pool.submit(
+                session.exec, hoard, on_output=lambda _: up.set(), on_start=running.append, limits={"open_files": 1000}
+            )
+            assert up.wait(60)
+            for _ in range(20):  # the agent comes to them one by one, between other things
+                assert session.exec(["true"], timeout=10).exit_code == 0
+            running[0].signal(signal.SIGKILL)
+            assert int(waiting.result(60).stdout) > 400
+            request = rf"GET http://127.0.0.1:{port}/ HTTP/1.1\r\nHost: x\r\n\r\n"
+            fetch = ["python3", "-c", FETCH, "127.0.0.1", "3128", request]
+            answers = (session.exec(fetch, timeout=60).stdout for _ in range(100))
+            assert any("found" in answer for answer in answers), "the way out is there again"
 
 
 START = """

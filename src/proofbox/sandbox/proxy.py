@@ -11,6 +11,7 @@ say anything to it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import socket
 import threading
@@ -31,7 +32,10 @@ CONNECT_SECONDS = 10.0
 HEAD_SECONDS = 30.0
 MOST_AT_ONCE = 256
 LAST_WORD = 5.0
+PAUSE = 0.05
 PROXY_SOCKET = "proxy"
+_PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED, errno.EPERM})
+"""What keeps one from being accepted now, and is no reason to accept nobody any more."""
 
 
 class Refused(Exception):
@@ -88,19 +92,30 @@ class AllowlistProxy:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(str(path))
         path.chmod(0o666)  # who may reach it, its directory says
-        listener.listen(64)
+        listener.listen(MOST_AT_ONCE)  # the box agent does not wait for room: who finds none is refused
         threading.Thread(target=self._accept, args=(listener, serve), name="proofbox-proxy", daemon=True).start()
         return listener
 
     def _accept(self, listener: socket.socket, serve: Callable[[socket.socket], None]) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                self._room.acquire()
+        while True:
+            self._room.acquire()
+            try:
                 client, _ = listener.accept()
-                thread = threading.Thread(target=self._one, args=(client, serve), name="proofbox-proxy", daemon=True)
+            except OSError as error:
+                self._room.release()
+                if error.errno not in _PASSING:  # it was closed
+                    return
+                time.sleep(PAUSE)
+                continue
+            thread = threading.Thread(target=self._one, args=(client, serve), name="proofbox-proxy", daemon=True)
+            try:
                 with self._lock:
                     thread.start()
                     self._serving.add(thread)
+            except RuntimeError:  # there are too many threads: this one is refused
+                client.close()
+                self._room.release()
+                time.sleep(PAUSE)
 
     def _one(self, client: socket.socket, serve: Callable[[socket.socket], None]) -> None:
         try:

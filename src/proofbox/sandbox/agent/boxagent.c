@@ -92,7 +92,7 @@ enum { F_CGROUP = 1, F_UID_SPLIT = 2, F_LANDLOCK = 4, F_SECCOMP = 8, F_PID1 = 16
 #define STDIN_WINDOW (256u << 10)
 #define READ_CHUNK (64u << 10)
 #define MAX_TAIL (32u << 20)
-#define MAX_RELAYS 512
+#define MAX_RELAYS 256           /* no more than a proxy serves at once */
 #define FIRST_TAG 0x70000000u    /* groups from here on mark commands, and nobody has them otherwise */
 #define LAST_TAG 0x76000000u
 #define KILL_PATIENCE_US 5000000 /* a tree that outlives SIGKILL this long hangs in the kernel: said, not waited for */
@@ -1035,11 +1035,11 @@ static void accept_forward(struct forward *f) {
     int in = accept4(f->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK), out = -1;
     struct sockaddr_un at = {.sun_family = AF_UNIX};
     snprintf(at.sun_path, sizeof at.sun_path, "%s", f->path);
-    if (in >= 0 && relay_count < MAX_RELAYS && (out = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)) >= 0 &&
+    /* Never a connect that waits: who listens there may have no room, and commands fill it. */
+    if (in >= 0 && relay_count < MAX_RELAYS && (out = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)) >= 0 &&
         !connect(out, (struct sockaddr *)&at, sizeof at)) {
         struct relay *r = calloc(1, sizeof *r);
         if (!r) die("out of memory");
-        fcntl(out, F_SETFL, O_NONBLOCK);
         r->end[0] = in;
         r->end[1] = out;
         r->next = relays;
