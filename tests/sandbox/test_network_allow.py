@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -116,7 +117,8 @@ def test_a_command_that_takes_every_connection_holds_up_nobody(tmp_path: Path, p
         with boxes.start_session(provider="bubblewrap", network=network) as session, ThreadPoolExecutor(1) as pool:
             if session.exec(["sh", "-c", "command -v python3"]).exit_code:
                 pytest.skip("the box has no python3")
-            up, running = threading.Event(), []
+            up = threading.Event()
+            running: list[Any] = []
             hoard = ["python3", "-c", HOARD]
             waiting = pool.submit(
                 session.exec, hoard, on_output=lambda _: up.set(), on_start=running.append, limits={"open_files": 1000}
