@@ -15,6 +15,7 @@ import pytest
 from suites import HEAD, attempts, conduct, document, mission, plan, say, write
 
 from proofbox.cli import main
+from proofbox.core.canonical import canonical_bytes
 from proofbox.evidence.outcome import Outcome, Verdict
 from proofbox.evidence.promotion import emit_promotion
 from proofbox.evidence.reader import load_bundle
@@ -106,6 +107,21 @@ def test_a_bundle_that_failed_never_counts_as_passed_whatever_its_documents_say(
     assert "attempt_failed" in codes
     assert main(["report", str(run), "--json"]) == 0
     assert [each["attempt_id"] for each in json.loads(capsys.readouterr().out)["reports"]] == ["answer.1.r1"]
+
+
+@pytest.mark.parametrize("member", ["pid_namespace", "host"])
+def test_a_run_is_resumed_from_another_container_than_it_began_in(out: Path, member: str) -> None:
+    """Whether its worker lives can't be seen from there; that it is alone, the conductor knows by its lock."""
+    made = planned(out)
+    attempt = claimed(made, out)
+    bundle_of(made, out, attempt).__enter__()
+    for path in (out / made.run_id, out / made.run_id / attempt.path):
+        status = path / "run_status.json"
+        written = json.loads(status.read_bytes())
+        written["writer"][member] = 1 if member == "pid_namespace" else "0" * 64
+        status.write_bytes(canonical_bytes(written))
+    conduct(made, out)
+    assert results(made, out) == {"answer.1": LOST, "answer.1.r1": GOOD}
 
 
 def wrong_name(bundle: BundleWriter) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
@@ -19,16 +20,20 @@ from proofbox.core.digest import sha256_hex
 from proofbox.core.redaction import Redactor
 from proofbox.errors import BundleError, BundleInProgress, EvidenceIncomplete, ProofboxError, WorkerLost
 from proofbox.evidence import outcome
+from proofbox.evidence.identity import is_alive
 from proofbox.evidence.index import parse_index
-from proofbox.evidence.paths import INDEX, MAX_INDEX_BYTES, read_bounded
+from proofbox.evidence.paths import INDEX, MAX_INDEX_BYTES, MAX_STATUS_BYTES, STATUS, read_bounded
 from proofbox.evidence.reader import Bundle, load_bundle
 from proofbox.evidence.shape import ShapeError
+from proofbox.evidence.status import parse_status
 from proofbox.evidence.writer import BundleWriter
 from proofbox.lab import artifacts
 from proofbox.lab.claims import Claim
 from proofbox.lab.documents import Verified
 from proofbox.lab.ledger import Attempt, Ended
 
+DYING = 10.0
+"""Seconds that a worker may take to die after its conductor."""
 _DAMAGED = (ProofboxError, ShapeError, msgspec.MsgspecError, OSError)
 
 
@@ -96,10 +101,26 @@ def _commit(run_dir: Path, run_id: str, attempt: Attempt, redactor: Redactor, cl
     # With that document there, the rest was said in the worker's place already, by one who died as well.
     replaced = os.path.lexists(writer.path / artifacts.TORN)
     said = () if replaced else (artifacts.REPORT, outcome.PATH)
-    with writer.taking_over(aside=said, released=attempt.given_up) as bundle:
+    released = attempt.given_up or _beyond_sight(writer.path)
+    with writer.taking_over(aside=said, released=released) as bundle:
         how = "could not commit it" if attempt.given_up else "died"
         artifacts.write_torn(bundle, attempt, run_id, WorkerLost(f"the process that ran it {how}", op="attempt"))
         bundle.withhold_secrets()
+
+
+def _beyond_sight(path: Path) -> bool:
+    """Whether its worker was in another container or on another machine, where nobody can look for it from here.
+
+    A worker dies with its conductor, and whoever closes this conducts the run alone: it can't be alive. One that is
+    seen to be dying is waited for.
+    """
+    with contextlib.suppress(OSError, ShapeError):
+        writer = parse_status(read_bounded(path / STATUS, MAX_STATUS_BYTES)).writer
+        patience = time.monotonic() + DYING
+        while (alive := is_alive(writer)) and time.monotonic() < patience:
+            time.sleep(0.02)
+        return alive is None
+    return False
 
 
 def _lost(index_sha256: str) -> Ended:
