@@ -20,6 +20,7 @@ from pacing import in_time
 from proofbox.agents.contract import ApprovalRule, TurnResult
 from proofbox.agents.events import Decision, Delta, Event, Integrity, Notice, ToolCall, TurnEnded
 from proofbox.agents.feed import Turn
+from proofbox.agents.funnel.command import run_command
 from proofbox.agents.funnel.server import Bounds, Funnel
 from proofbox.agents.funnel.wire import MAX_REQUEST, Garbled, parse_request
 from proofbox.agents.process import ProcessRuntime
@@ -485,6 +486,18 @@ def test_a_call_that_does_not_end_is_told_and_its_turn_ends(tmp_path: Path, monk
 
     driven = drive(ProcessRuntime(), tmp_path, {"command": ["sh", "-c", "proofbox run -n -- true"]}, work)
     assert [each.code for each in driven.of(Integrity)] == ["COMMAND_NOT_ENDED"]
+
+
+def test_a_defect_at_one_call_is_told_and_ends_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def sometimes(*given: Any) -> None:
+        if given[1].argv[0] == b"false":
+            raise ZeroDivisionError
+        await run_command(*given)
+
+    monkeypatch.setattr("proofbox.agents.funnel.server.run_command", sometimes)
+    result, driven = play(tmp_path, "proofbox run -n -- false; proofbox run -n -- echo fine")
+    assert (result.status, result.final_message) == ("completed", "fine\n")
+    assert [each.code for each in driven.of(Integrity)] == ["FUNNEL_FAILED"]
 
 
 def bounded(monkeypatch: pytest.MonkeyPatch, **bounds: Any) -> None:
