@@ -19,6 +19,8 @@ from pacing import in_time
 
 from proofbox.agents.contract import ApprovalRule, TurnResult
 from proofbox.agents.events import Decision, Delta, Event, Integrity, Notice, ToolCall, TurnEnded
+from proofbox.agents.feed import Turn
+from proofbox.agents.funnel.command import run_command
 from proofbox.agents.funnel.server import Bounds, Funnel
 from proofbox.agents.funnel.wire import MAX_REQUEST, Garbled, parse_request
 from proofbox.agents.process import ProcessRuntime
@@ -174,15 +176,25 @@ def test_a_call_left_running_is_dead_and_told_before_its_turn_ends(tmp_path: Pat
     assert kinds.index(ToolCall) < kinds.index(TurnEnded)
 
 
-def test_what_a_call_wrote_before_its_end_is_recorded_though_nobody_had_read_it(tmp_path: Path) -> None:
+def test_what_a_call_wrote_before_its_end_is_recorded_though_nobody_had_read_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The record is behind: it still holds the first line when the agent has left."""
     call = "echo one; until [ -e heard ]; do sleep 0.01; done; echo two; touch begun; sleep 1000"
+    stopped = anyio.Event()
+    stop_turn = Funnel.stop_turn
+
+    def stop(funnel: Funnel, turn: Turn) -> None:
+        stop_turn(funnel, turn)
+        stopped.set()
+
+    monkeypatch.setattr(Funnel, "stop_turn", stop)
 
     async def work(driven: Driven) -> None:
         async def behind(event: Event) -> None:
             if isinstance(event, Delta):
                 (tmp_path / "workspace/heard").touch()
-                await anyio.sleep_forever()
+                await stopped.wait()
 
         driven.session.add_listener(behind)
         assert (await driven.turn()).status == "completed"
@@ -474,6 +486,18 @@ def test_a_call_that_does_not_end_is_told_and_its_turn_ends(tmp_path: Path, monk
 
     driven = drive(ProcessRuntime(), tmp_path, {"command": ["sh", "-c", "proofbox run -n -- true"]}, work)
     assert [each.code for each in driven.of(Integrity)] == ["COMMAND_NOT_ENDED"]
+
+
+def test_a_defect_at_one_call_is_told_and_ends_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def sometimes(*given: Any) -> None:
+        if given[1].argv[0] == b"false":
+            raise ZeroDivisionError
+        await run_command(*given)
+
+    monkeypatch.setattr("proofbox.agents.funnel.server.run_command", sometimes)
+    result, driven = play(tmp_path, "proofbox run -n -- false; proofbox run -n -- echo fine")
+    assert (result.status, result.final_message) == ("completed", "fine\n")
+    assert [each.code for each in driven.of(Integrity)] == ["FUNNEL_FAILED"]
 
 
 def bounded(monkeypatch: pytest.MonkeyPatch, **bounds: Any) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import anyio
+import anyio.lowlevel
 import msgspec
 
 from proofbox.agents.contract import TurnResult
 from proofbox.agents.events import Event, Listener, Message, Source, TokenUsage, TurnEnded, TurnStatus, Usage
 from proofbox.core.clock import Clock
 from proofbox.errors import AgentError, InternalError, ListenerFailed, UsageError
+
+LISTEN_SECONDS = 300.0
+"""For one listener and one event: a snapshot of a large workspace takes its time, and nobody else can end the wait."""
 
 
 class Turn:
@@ -82,7 +86,10 @@ class Feed:
         return turn.result
 
     async def tell(self, event: Event) -> None:
-        """Number the event and let everyone hear it before the next one comes."""
+        """Number the event and let everyone hear it before the next one comes.
+
+        Once it has a number everyone hears it, also when the teller is cancelled meanwhile.
+        """
         async with self._telling:
             self._seq += 1
             at_ms = (self._clock.monotonic() - self._began) * 1000
@@ -94,14 +101,22 @@ class Feed:
                 turn.usage, turn.usage_source = event.total, event.source  # what we saw goes before what we were told
             for number, listener in list(self._listeners.items()):
                 try:
-                    await listener(event)
+                    with anyio.fail_after(LISTEN_SECONDS, shield=True):
+                        await listener(event)
                 except Exception as error:
-                    self._listeners.pop(number, None)
-                    self.failure = ListenerFailed(
-                        f"a listener failed at event {event.seq} ({type(error).__name__}): the record is not whole",
-                        op="listen",
-                        details={"seq": event.seq},
-                    )
+                    self._lose(number, event, error)
+                except BaseException as error:  # the end of the whole program, which no shield holds off
+                    self._lose(number, event, error)
+                    raise
+        await anyio.lowlevel.checkpoint_if_cancelled()
+
+    def _lose(self, number: int, event: Event, error: BaseException) -> None:
+        self._listeners.pop(number, None)
+        self.failure = ListenerFailed(
+            f"a listener failed at event {event.seq} ({type(error).__name__}): the record is not whole",
+            op="listen",
+            details={"seq": event.seq},
+        )
 
     async def end_turn(self, id: str, status: TurnStatus, error: AgentError | None = None) -> None:
         """Tell the end of a turn, once: a turn that has ended stays as it ended."""
@@ -120,17 +135,20 @@ class Feed:
             usage=turn.usage,
             duration_ms=duration_ms,
         )
-        await self.tell(
-            TurnEnded(
-                session=self.session,
-                thread=turn.thread,
-                turn=id,
-                status=status,
-                code=error.code if error else "",
-                message=error.message if error else "",
-                duration_ms=duration_ms,
-            )
-        )
-        if self.failure is not None and error is not self.failure:
-            turn.result = msgspec.structs.replace(turn.result, status="failed", error=self.failure)
-        turn.ended.set()
+        try:
+            with anyio.CancelScope(shield=True):  # its place in the record is not to be lost in a queue either
+                await self.tell(
+                    TurnEnded(
+                        session=self.session,
+                        thread=turn.thread,
+                        turn=id,
+                        status=status,
+                        code=error.code if error else "",
+                        message=error.message if error else "",
+                        duration_ms=duration_ms,
+                    )
+                )
+        finally:  # whoever waits for it must not wait for ever
+            if self.failure is not None and error is not self.failure:
+                turn.result = msgspec.structs.replace(turn.result, status="failed", error=self.failure)
+            turn.ended.set()

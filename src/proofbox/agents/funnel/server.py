@@ -186,8 +186,12 @@ class Funnel:
         try:
             with scope:
                 await self._run(box, asked, peer, hosted.scribe)
-        except ProofboxError:
+        except (ProofboxError, *GONE):
             pass  # told where it could be told; a listener that fails ends the turn by itself
+        except Exception as error:  # a defect at one call is no reason to end the others
+            message = f"the funnel failed at a call ({type(error).__name__})"
+            with contextlib.suppress(ProofboxError):
+                await hosted.scribe.tell(Integrity(session="", code="FUNNEL_FAILED", message=message))
         finally:
             hosted.under_way.pop(scope, None)
             done.set()
