@@ -142,7 +142,8 @@ def nameless() -> list[str]:
 def containers() -> Iterator[str]:
     """Each with the project that it was made for."""
     shown = '{{.ID}} {{.Label "proofbox.project"}}'
-    for engine in ("docker", "podman"):
+    # An ordinary user's podman leaves a process of its own behind when it is asked anything.
+    for engine in ("docker", "podman") if os.geteuid() == 0 else ("docker",):
         if shutil.which(engine):
             words = [engine, "ps", "--all", "--no-trunc", "--filter", f"label={LABEL}", "--format", shown]
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):

@@ -131,7 +131,11 @@ class Parts:
                 return f"[{', '.join(self._type(each, definitions) for each in schema['prefixItems'])}]"
             case "array":
                 items = schema.get("items")
-                return f"{self._type(items, definitions)}[]" if isinstance(items, dict) and items else "array"
+                if not isinstance(items, dict) or not items:
+                    return "array"
+                each = self._type(items, definitions)
+                meant = definitions[_target(items)] if "$ref" in items else items
+                return f"({each})[]" if len(meant.get("anyOf", meant.get("enum", ()))) > 1 else f"{each}[]"
             case "object" if isinstance(schema.get("additionalProperties"), dict):
                 return f"{{text: {self._type(schema['additionalProperties'], definitions)}}}"
             case "string" if schema.get("pattern") == "^[0-9a-f]{64}$":

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 import proofbox
+from proofbox.cli.glossary import NOUNS
 from proofbox.cli.schemas import meanings
 
 WIDTH = 110
@@ -76,7 +77,7 @@ def _words(value: Any) -> Iterator[str]:
 
 def _members(kind: type) -> Iterator[str]:
     if issubclass(kind, msgspec.Struct):
-        texts = meanings(kind)
+        texts = {**NOUNS, **meanings(kind)}
         yield from ("| member | type | meaning |", "|---|---|---|")
         for field in msgspec.structs.fields(kind):
             annotation = _plain(_annotations(kind).get(field.name, "")).replace("|", "\\|")

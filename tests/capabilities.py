@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 
 import private_engine
 
+from proofbox.sandbox import cgroups
+
 ROOT = Path(__file__).resolve().parent.parent
 NOBODY = 65534
 
@@ -50,6 +52,12 @@ def probe_bubblewrap() -> str:
 
 def probe_root() -> str:
     return "" if os.geteuid() == 0 else f"this is uid {os.geteuid()}"
+
+
+def probe_limits() -> str:
+    return (
+        "" if cgroups.tree().can_limit("memory") else f"no control group of ours limits memory: {cgroups.tree().reason}"
+    )
 
 
 class OrdinaryUser(NamedTuple):
@@ -208,6 +216,7 @@ CAPABILITIES = {
     "git": Capability(probe_git, "scripts/setup --test installs it; 2.38 or newer", True),
     "gvisor": Capability(probe_gvisor, "scripts/setup --test installs runsc", True),
     "index": Capability(probe_index, "a Python package index that uv can reach", True),
+    "limits": Capability(probe_limits, "as root, or in a session with a control group of its own", False),
     "podman": Capability(probe_podman, "as root: apt-get install podman runc busybox-static", False),
     "qemu-user": Capability(probe_qemu_user, "scripts/setup --test installs it", True),
     "root": Capability(probe_root, "run the tests as root", False),

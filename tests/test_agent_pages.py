@@ -79,7 +79,7 @@ def test_the_skill_says_what_it_is_for() -> None:
     assert 100 < len(description) < 1024
 
 
-@pytest.mark.needs("bubblewrap", "git")
+@pytest.mark.needs("bubblewrap", "git", "limits")
 @pytest.mark.timeout(300)
 def test_the_recipes_work(tmp_path: Path) -> None:
     """All of them, in their order, in one shell: what one makes the next one uses."""

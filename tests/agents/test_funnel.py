@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pacing import in_time
 
 from proofbox.agents.contract import ApprovalRule, TurnResult
-from proofbox.agents.events import Decision, Delta, Event, Notice, ToolCall, TurnEnded
+from proofbox.agents.events import Decision, Delta, Event, Integrity, Notice, ToolCall, TurnEnded
 from proofbox.agents.funnel.server import Bounds, Funnel
 from proofbox.agents.funnel.wire import MAX_REQUEST, Garbled, parse_request
 from proofbox.agents.process import ProcessRuntime
@@ -412,6 +412,68 @@ def test_a_reader_that_does_not_read_holds_its_own_command_only(tmp_path: Path) 
     told = {call.command: call for call in driven.of(ToolCall)}
     assert told["echo fine"].status == "completed"
     assert told["head -c 50000000 /dev/zero"].status != "completed"
+
+
+# A server of tools writes half a line, longer than any socket holds, to somebody who never reads it.
+UNREAD = """
+s = connect()
+script = b"import sys; sys.stdout.write('x' * 3000000); sys.stdout.flush(); open('written', 'w'); sys.stdin.read()"
+s.sendall(request(b"python3", b"-c", script, mode=b"mcp"))
+while not os.path.exists("written"): time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("how", ["interrupt", "close", "leave"])
+def test_nobody_waits_for_an_agent_that_does_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr("proofbox.agents.funnel.mcp.LAST_WORD", 0.2)
+
+    async def work(driven: Driven) -> None:
+        session = driven.session
+        thread = await session.start_thread()
+        turn = await session.start_turn(thread, "go")
+        await appears(tmp_path / "workspace/written")
+        if how == "interrupt":
+            await session.interrupt_turn(thread, turn)
+        elif how == "close":
+            await session.close()
+        result = await session.wait_turn(turn)
+        assert result.status == ("completed" if how == "leave" else "interrupted"), result.error
+
+    # To leave: the agent ends, and somebody else holds the connection.
+    last = "if os.fork() == 0: os.setsid(); time.sleep(1000)" if how == "leave" else "time.sleep(1000)"
+    (tmp_path / "workspace").mkdir()
+    (tmp_path / "workspace/speak.py").write_text("import time" + SPEAKER + UNREAD + last)
+    command = ["sh", "-c", "python3 speak.py >/dev/null 2>&1"]
+    driven = drive(ProcessRuntime(), tmp_path, {"command": command}, work)
+    (call,) = driven.of(ToolCall)
+    assert call.output == "x" * (1 << 20) + f"\n[proofbox: {3_000_000 - (1 << 20)} bytes left out]\n"
+    assert isinstance(driven.events[-1], TurnEnded), "its calls are told before its end is"
+
+
+def test_a_call_that_does_not_end_is_told_and_its_turn_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bounded(monkeypatch, end_seconds=0.2)
+
+    async def never_ending(*_: object) -> None:
+        (tmp_path / "workspace/begun").touch()
+        with anyio.CancelScope(shield=True):
+            await let_go.wait()
+
+    monkeypatch.setattr("proofbox.agents.funnel.server.run_command", never_ending)
+    let_go = anyio.Event()
+
+    async def work(driven: Driven) -> None:
+        session = driven.session
+        thread = await session.start_thread()
+        turn = await session.start_turn(thread, "go")
+        await appears(tmp_path / "workspace/begun")
+        await session.interrupt_turn(thread, turn)
+        let_go.set()
+        assert (await session.wait_turn(turn)).status == "interrupted"
+
+    driven = drive(ProcessRuntime(), tmp_path, {"command": ["sh", "-c", "proofbox run -n -- true"]}, work)
+    assert [each.code for each in driven.of(Integrity)] == ["COMMAND_NOT_ENDED"]
 
 
 def bounded(monkeypatch: pytest.MonkeyPatch, **bounds: Any) -> None:

@@ -34,7 +34,7 @@ from hypothesis import strategies as st
 
 from proofbox.agents.events import TokenUsage
 from proofbox.agents.fakemodel import FakeModel, Rule, Script, load_rules
-from proofbox.agents.gateway import Endpoint, ModelGateway
+from proofbox.agents.gateway import MAX_ERROR_BODY, MAX_LINE, Endpoint, ModelGateway
 from proofbox.agents.http import Request, Responder, connection_handler
 from proofbox.agents.traffic import Exchange, StreamReader, read_body, read_duration, read_headers
 from proofbox.errors import AuthFailed, UsageError
@@ -226,6 +226,14 @@ def test_a_redirect_is_not_followed_and_an_echo_of_the_key_is_cut_out(tmp_path: 
             await responder.send(307, b"", {"location": "http://127.0.0.1:9/steal"})
         elif request.target.endswith("/echo"):
             await responder.send(401, request.header("authorization").encode(), {"x-request-id": KEY})
+        elif request.target.endswith("/huge-error"):
+            await responder.send(500, b"." * (MAX_ERROR_BODY - 20) + KEY.encode())
+        elif request.target.endswith("/long-line"):
+            await responder.start(200, {"content-type": "application/json"})
+            for piece in (b"." * MAX_LINE, KEY[:10].encode(), KEY[10:].encode(), b"." * MAX_LINE):
+                await responder.write(piece)
+                await anyio.sleep(0.01)
+            await responder.finish()
         else:
             await responder.start(200, {"content-type": "text/event-stream", "set-cookie": "a=b"})
             for piece in (b"data: you sent ", KEY[:10].encode(), KEY[10:].encode(), b" to me\n\n"):
@@ -246,6 +254,10 @@ def test_a_redirect_is_not_followed_and_an_echo_of_the_key_is_cut_out(tmp_path: 
                 echoed = await lab.client.get("/model/echo")
                 assert echoed.text == "Bearer [redacted]"
                 assert "x-request-id" not in echoed.headers
+                cut = await lab.client.get("/model/huge-error")
+                assert cut.text == "." * (MAX_ERROR_BODY - 20) + "[redacted]"
+                in_pieces = await lab.client.get("/model/long-line")
+                assert in_pieces.text == "." * MAX_LINE + "[redacted]" + "." * MAX_LINE
                 streamed = await lab.client.get("/model/stream")
                 assert streamed.text == "data: you sent [redacted] to me\n\n"
                 assert "set-cookie" not in streamed.headers
@@ -386,9 +398,25 @@ def test_no_shape_of_an_event_raises(value: Any) -> None:
     read_headers(exchange, {"retry-after": str(value), "x-codex-primary-used-percent": str(value)}, 0.0)
 
 
+@pytest.mark.parametrize("said", [b"1" * 400, b"1e300", b'"' + b"9" * 400 + b'"', b"-1", b"true"])
+def test_a_number_that_is_none_is_not_taken(said: bytes) -> None:
+    exchange = Exchange(number=1, method="POST", path="/", status=429)
+    read_body(exchange, b'{"error": {"type": "usage_limit_reached", "resets_at": %s}}' % said)
+    assert (exchange.error_type, exchange.resets_at) == ("usage_limit_reached", None)
+
+
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("6m0s", 360.0), ("250ms", 0.25), ("1h2m", 3720.0), ("1.5s", 1.5), ("", None), ("soon", None), ("2d", 172800.0)],
+    [
+        ("9" * 400 + "d", None),
+        ("6m0s", 360.0),
+        ("250ms", 0.25),
+        ("1h2m", 3720.0),
+        ("1.5s", 1.5),
+        ("", None),
+        ("soon", None),
+        ("2d", 172800.0),
+    ],
 )
 def test_durations(text: str, seconds: float | None) -> None:
     assert read_duration(text) == seconds
@@ -422,6 +450,10 @@ def test_windows_of_the_plain_api() -> None:
         b"POST /model/x HTTP/1.1\r\n bad: header\r\n\r\n",
         b"POST /model/x HTTP/1.1\r\ncontent-length: 999999999999\r\n\r\n",
         b"GET / HTTP/1.1\r\nx: " + b"y" * 70_000,
+        b"GET /model/x HTTP/1.1\r\nuser-agent: caf\xe9\r\n\r\n",
+        b"GET /model/x HTTP/1.1\r\nuser-agent: a\0b\r\n\r\n",
+        b"GET /model/x HTTP/1.1\r\nuser-agent: a\nb\r\n\r\n",
+        b"GET /model/x HTTP/1.1\r\nx-codex-y: \x7f\r\n\r\n",
     ],
 )
 def test_what_is_no_http_is_answered_and_ended(tmp_path: Path, data: bytes) -> None:
@@ -434,6 +466,7 @@ def test_what_is_no_http_is_answered_and_ended(tmp_path: Path, data: bytes) -> N
                     heard += await stream.receive()
             assert heard.startswith(b"HTTP/1.1 4"), heard
         assert not lab.model.seen
+        assert (await lab.ask("[[say x]]")).status_code == 200, "and others are served on"
 
     run(tmp_path, work)
 

@@ -168,27 +168,42 @@ class Heard:
     def __init__(self) -> None:
         self.notifications: list[tuple[str, Any]] = []
         self.garbage: list[Garbage] = []
+        self.failures: list[tuple[str, type[Exception]]] = []
         self.gate: anyio.Event | None = None
 
     async def notification(self, method: str, params: Any) -> None:
         if self.gate is not None:
             await self.gate.wait()
+        if method == "break":
+            raise ZeroDivisionError
         self.notifications.append((method, params))
 
     async def request(self, id: Id, method: str, params: Any) -> Any:
         if method == "refuse":
             raise Refusal(-32601, "unknown")
+        if method == "break":
+            raise KeyError(method)
+        if method == "unspeakable":
+            return object()
         return {"echo": params}
 
     async def junk(self, garbage: Garbage, count: int) -> None:
         self.garbage.append(garbage)
+
+    async def failed(self, method: str, error: Exception) -> None:
+        self.failures.append((method, type(error)))
 
 
 def run(work: Callable[[Pipe, Peer, Heard], Awaitable[None]], room: float = 100, **options: Any) -> None:
     async def main() -> None:
         pipe, heard = Pipe(room), Heard()
         peer = Peer(
-            pipe, on_notification=heard.notification, on_request=heard.request, on_garbage=heard.junk, **options
+            pipe,
+            on_notification=heard.notification,
+            on_request=heard.request,
+            on_garbage=heard.junk,
+            on_failure=heard.failed,
+            **options,
         )
         try:
             with anyio.fail_after(60):
@@ -235,6 +250,20 @@ def test_ids_of_the_two_sides_do_not_meet() -> None:
         await pipe.say(id=9, method="refuse")
         assert await pipe.heard() == {"id": 9, "error": {"code": -32601, "message": "unknown"}}
         assert peer.stats.strays == 2
+
+    run(work)
+
+
+def test_a_handler_that_fails_is_told_and_the_talk_goes_on() -> None:
+    async def work(pipe: Pipe, peer: Peer, heard: Heard) -> None:
+        await pipe.say(method="break")
+        for id, method in enumerate(("break", "unspeakable")):
+            await pipe.say(id=id, method=method)
+            answer = await pipe.heard()
+            assert (answer["id"], answer["error"]["code"]) == (id, -32603)
+        await pipe.say(id=9, method="fine", params=1)
+        assert await pipe.heard() == {"id": 9, "result": {"echo": 1}}
+        assert heard.failures == [("break", ZeroDivisionError), ("break", KeyError), ("unspeakable", TypeError)]
 
     run(work)
 

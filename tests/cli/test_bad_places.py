@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import pytest
 from badlines import ANSWERED, REFUSED, USAGE, Line
 from badworld import described, made_world, problems
 from capabilities import OrdinaryUser
+
+from proofbox.cli import main
 
 SECONDS = 60.0
 PROGRAM = "from proofbox.cli import entry; entry()"
@@ -247,10 +250,15 @@ def test_what_an_ordinary_user_may_not(world: Path, ordinary_user: OrdinaryUser)
     ]
     tries += [Try((*each, "--json"), REFUSED, others) for each in words[:3]]
     tries += [Try(("exec", "--project", "closed/folder", "--json", "--", "true"), frozenset({125}))]
+    # Who runs the tests as an ordinary user owns all of this: its modes alone keep him out.
+    modes = {closed: 0o555, world / "key": 0, world / "home/state": 0o555, world / "home/config": 0o555}
+    for path, mode in modes.items():
+        path.chmod(mode)
     try:
         answers(world, tries, ordinary_user)
     finally:
-        (closed / "folder").chmod(0o700)
+        for path in (*modes, closed / "folder"):
+            path.chmod(0o600 if path.is_file() else 0o755)
 
 
 def test_a_ctrl_c_while_it_starts_is_no_stack_trace(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,3 +271,12 @@ def test_a_ctrl_c_while_it_starts_is_no_stack_trace(monkeypatch: pytest.MonkeyPa
     with pytest.raises(SystemExit) as ended:
         cli.entry()
     assert ended.value.code == 130
+
+
+def test_a_failure_of_a_descriptor_is_one_of_reading_or_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The system names a descriptor by its number, in the place of a path."""
+    monkeypatch.setattr("proofbox.evidence.listing.list_bundles", lambda *_: os.stat(1 << 20))
+    assert main(["bundle", "list", str(tmp_path), "--json"]) == 3
+    assert json.loads(capsys.readouterr().out)["error"]["code"] == "PROOFBOX_IO"

@@ -16,6 +16,7 @@ from terminal import Terminal
 
 from proofbox.cli import main
 from proofbox.core.dirs import state_dir
+from proofbox.lab.limiter import Limiter
 
 
 @pytest.fixture
@@ -129,8 +130,12 @@ def test_doctor_says_what_holds_and_keeps_it(
     assert document["providers"]["docker"]["works"]["available"] is False
     assert document["providers"]["docker"]["report"] is None
     assert not (state_dir() / "doctor.json").exists()  # a quick look is no measurement
+    assert document["closed"] == []
+    Limiter("https://model KEY", 1).usage_limited(9e11)
     assert main(["doctor", "--quick", "--provider", "off"]) == 0
-    assert "network none is not enforced" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "network none is not enforced" in said
+    assert "usage limit (cut to 8 days: a later time was named): nothing uses https://model KEY until 2" in said
     assert main(["doctor", "--quick", "--json", "--provider", "docker"]) == 1  # asked for, and not there
     refused = json.loads(capsys.readouterr().out)
     assert (refused["ok"], refused["error"]["code"]) == (False, "SANDBOX_UNAVAILABLE")

@@ -24,7 +24,7 @@ from proofbox.cli import main
 from proofbox.cli.commands.contract import make_contract
 
 pytestmark = [
-    pytest.mark.needs("bubblewrap", "git"),
+    pytest.mark.needs("bubblewrap", "git", "limits"),
     pytest.mark.timeout(300),
     # A command that starts a session leaves its stream to the end of the process, which here goes on.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),

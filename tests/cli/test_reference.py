@@ -59,3 +59,13 @@ def test_pages_say_what_made_them_and_where_their_links_lead(name: str) -> None:
             assert anchor in anchors, target
         else:
             assert (ROOT / name).parent.joinpath(page).resolve().is_file(), target
+
+
+def test_an_array_of_one_of_several_has_parentheses() -> None:
+    (row,) = re.findall(r"^\| `commands` \| (.*) \| Run in this order", (ROOT / "SCHEMAS.md").read_text(), re.MULTILINE)
+    assert row == "(text or text[] or [Command](#command))[]"
+
+
+@pytest.mark.parametrize("name", ["docs/reference/sdk.md", "SCHEMAS.md"])
+def test_no_member_is_without_a_meaning(name: str) -> None:
+    assert not re.findall(r"^\| `.*\| +\|$", (ROOT / name).read_text(), re.MULTILINE)

@@ -16,7 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proofbox.core.canonical import MAX_DEPTH
-from proofbox.core.redaction import MIN_SECRET, Redactor, StreamRedactor
+from proofbox.core.redaction import Redactor
+from proofbox.core.redaction_stream import StreamRedactor
+from proofbox.core.spellings import MIN_SECRET, spellings
+from proofbox.core.text import gap
 
 SECRET = 'hunter2/"é+ \\key'
 MULTILINE = "first line of it\nsecond line\r\nthird"
@@ -35,7 +38,7 @@ secrets = st.text(st.characters(exclude_categories=["Cs"]), min_size=MIN_SECRET,
 def test_a_known_secret_goes_in_every_spelling(secret: str, before: str, after: str) -> None:
     redactor = Redactor([secret], patterns=())
     secret = secret.strip(" \t\r\n")
-    spellings = [
+    spelled = [
         secret,
         quote(secret, safe=""),
         quote(secret),
@@ -47,7 +50,7 @@ def test_a_known_secret_goes_in_every_spelling(secret: str, before: str, after: 
         base64.b64encode(secret.encode()).decode().rstrip("="),
         base64.urlsafe_b64encode(secret.encode()).decode().rstrip("="),
     ]
-    for spelling in spellings:
+    for spelling in spelled:
         assert spelling not in redactor.redact(f"<{spelling}>")
         assert spelling.encode() not in redactor.redact(f"<{spelling}>".encode())
         assert redactor.contains_secret(f"{before}{spelling}{after}".encode())
@@ -267,9 +270,9 @@ def test_a_secret_on_any_border_of_a_long_line_is_found(data: st.DataObject) -> 
 
 
 def test_no_part_of_a_long_line_ends_inside_a_secret() -> None:
-    """The line is cut 4096 bytes before its end, wherever in the secret that is."""
+    """The line is cut 16 KiB before its end, wherever in the secret that is."""
     secret = SECRET.encode()
-    for after in range(4090 - len(secret), 4100):
+    for after in range((1 << 14) - 6 - len(secret), (1 << 14) + 4):
         stream = StreamRedactor(KNOWN)
         given_out = stream.feed(b"x" * (1 << 16) + secret + b"y" * after)
         assert given_out
@@ -300,3 +303,73 @@ def test_lines_are_given_out_at_once_and_hold_back_is_bounded() -> None:
     assert any(endless.feed(b"MIIEow+/==\n" * 100) for _ in range(200))
     repeating = StreamRedactor(Redactor(["aaaaaa"]))
     assert any(repeating.feed(b"a" * 10_000) for _ in range(20))
+
+
+def test_a_part_of_a_line_does_not_end_where_a_pattern_still_looks() -> None:
+    """A password in a URL is known by the `@` behind it, and that may come in the next part."""
+    for after in range((1 << 14) - 12, (1 << 14) + 12):
+        stream = StreamRedactor(PLAIN)
+        shown = stream.feed(b"x" * (1 << 16) + b" https://user:open-sesame@host" + b"y" * after) + stream.finish()
+        assert b"sesame" not in shown
+
+
+# No spelling of such a secret has a dot in it, so that dots tell what is not of the secret.
+dotless = st.text("ABCXYZ /+%é", min_size=MIN_SECRET, max_size=60).filter(lambda text: len(text.strip()) >= MIN_SECRET)
+
+
+@st.composite
+def cut_somewhere(draw: st.DrawFn) -> tuple[Redactor, str, int]:
+    """Dots with secrets in some spelling, one of them near the limit or near the edge of what is looked at."""
+    secret = draw(dotless)
+    spelled = [form.decode() for form in sorted(spellings(secret.encode()))]
+    limit = draw(st.integers(0, 300))
+    edge = draw(st.sampled_from([0, limit, limit + (1 << 14), limit + (2 << 14)]))
+    many = draw(st.integers(0, 30))  # they shrink to their marks, and what is behind the limit comes into view
+    lead = "." * max(0, edge - draw(st.integers(0, 90)) - many * len(spelled[0]))
+    rest = "." * draw(st.sampled_from([0, 1, 50, 40_000]))
+    return Redactor([secret]), spelled[0] * many + lead + draw(st.sampled_from(spelled)) + rest, limit
+
+
+MARKS = re.compile(r"\[?r?e?d?a?c?t?e?d?\]?")
+
+
+@given(cut_somewhere())
+def test_a_preview_shows_no_part_of_a_secret(case: tuple[Redactor, str, int]) -> None:
+    redactor, text, limit = case
+    for data in (text, text.encode()):
+        shown, cut = redactor.preview(data, limit)
+        assert set(MARKS.sub("", shown)) <= {"."}
+        assert len(shown.encode()) <= limit
+        assert cut or shown == redactor.redact(text)
+        shown, cut = redactor.preview_end(data, limit)
+        assert set(MARKS.sub("", shown)) <= {"."}
+        assert len(shown.encode()) <= limit
+        assert cut or shown == redactor.redact(text)
+
+
+@given(dotless, st.integers(1, 60), st.booleans())
+def test_of_what_others_cut_through_a_secret_no_part_is_left(secret: str, part: int, at_end: bool) -> None:
+    """Agents' events come cut. Fewer characters than make a secret may stay: they could be anything."""
+    redactor, secret = Redactor([secret]), secret.strip()
+    text = "." * 300 + secret[:part] if at_end else secret[-part:] + "." * 300
+    left = redactor.redact_json([text])[0]
+    shown = MARKS.sub("", left).replace(".", "")
+    assert len(shown) < MIN_SECRET
+    assert redactor.preview(text, 1000)[0] == left
+    around = text + gap(7) + "." * 300 if at_end else "." * 300 + gap(7) + text
+    assert redactor.redact(around, cut=True).replace(gap(7) + "." * 300, "").replace("." * 300 + gap(7), "") == left
+
+
+def test_in_a_short_text_the_beginning_of_a_secret_is_none() -> None:
+    redactor = Redactor(["/home/someone/project/key.json"])
+    assert redactor.redact_json({"cwd": "/home/someone/project"}) == {"cwd": "/home/someone/project"}
+
+
+def test_a_long_preview_does_not_look_at_the_whole() -> None:
+    """What is beyond the window is not even read: a secret in it would take its time."""
+    huge = "x" * (64 << 20)
+    began = time.process_time()
+    for _ in range(20):
+        KNOWN.preview(huge, 2048)
+        KNOWN.preview_end(huge, 2048)
+    assert time.process_time() - began < 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -134,7 +135,7 @@ def test_what_is_closed_to_its_owner_goes_too_and_what_can_not_go_is_said(ordina
         **ordinary_user.identity,
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [[], [], [["", "Permission denied"]], True, [], False]
+    assert json.loads(done.stdout) == [[], [], [["", "Permission denied", errno.EACCES]], True, [], False]
 
 
 MOUNTED = """if True:
@@ -154,7 +155,7 @@ def test_what_is_mounted_there_is_not_entered(tmp_path: Path) -> None:
     argv = ["unshare", "--mount", sys.executable, "-c", MOUNTED, str(tmp_path)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [[["kept/mount", "Device or resource busy"]], ["kept"], ["file"]]
+    assert json.loads(done.stdout) == [[["kept/mount", "Device or resource busy", errno.EBUSY]], ["kept"], ["file"]]
 
 
 def test_somebody_who_keeps_writing_is_not_waited_for(tmp_path: Path) -> None:
@@ -173,7 +174,7 @@ def test_somebody_who_keeps_writing_is_not_waited_for(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "listdir", listdir)
         (left,) = remove_tree(top)
-        assert left == ("", "something keeps writing there")
+        assert left == ("", "something keeps writing there", errno.ENOTEMPTY)
         done = True
         assert remove_tree(top) == []
 

@@ -418,6 +418,32 @@ def test_what_the_environment_lacks_is_read_from_dotenv(tmp_path: Path) -> None:
     assert default.url == "http://localhost:3000"
 
 
+@pytest.mark.parametrize("file_has_a_key", [False, True])
+def test_a_project_s_file_does_not_decide_where_another_s_key_goes(tmp_path: Path, file_has_a_key: bool) -> None:
+    """`.env` is the project's, and an agent may write it: an address in there is for a key in there."""
+    own = "of-the-file-8f2k1m"
+    lines = ["MOZAIKS_BACKEND_URL=http://127.0.0.1:4567", *([f"INTERNAL_API_KEY={own}"] if file_has_a_key else [])]
+    (tmp_path / ".env").write_text("\n".join(lines))
+    with pytest.raises(SettingsInvalid) as caught:
+        BackendSettings.from_environment({"INTERNAL_API_KEY": KEY}, project=tmp_path)
+    told = repr(caught.value.as_dict())
+    assert "--backend-url" in told
+    assert "MOZAIKS_BACKEND_URL" in told
+    assert KEY not in told
+    # The user's own word for the address, by either way, goes with the user's key.
+    env = {"INTERNAL_API_KEY": KEY, "MOZAIKS_BACKEND_URL": "https://mine.example"}
+    assert BackendSettings.from_environment(env, project=tmp_path).url == "https://mine.example"
+    named = BackendSettings.from_environment({"INTERNAL_API_KEY": KEY}, project=tmp_path, url="https://flag.example")
+    assert named.url == "https://flag.example"
+    assert named.key.matches(KEY)
+
+
+def test_a_file_that_names_the_default_address_decides_nothing(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("MOZAIKS_BACKEND_URL=http://localhost:3000/\n")
+    found = BackendSettings.from_environment({"INTERNAL_API_KEY": KEY}, project=tmp_path)
+    assert found.url == "http://localhost:3000"
+
+
 def test_an_id_is_one_part_of_a_path() -> None:
     assert api_path("api", "../x?y#z", "a b") == "/api/..%2Fx%3Fy%23z/a%20b"
 

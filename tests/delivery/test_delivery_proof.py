@@ -122,7 +122,7 @@ def test_a_packet_that_says_more_than_its_bundle_is_caught(app: Path, tmp_path: 
 
 
 def test_a_lenient_policy_counts_only_with_a_trusted_signature(app: Path, tmp_path: Path) -> None:
-    lenient = {**POLICIES["attempt"], "rules": POLICIES["attempt"]["rules"][:1], "acceptable": []}
+    lenient = {**POLICIES["attempt"], "name": "lenient", "rules": POLICIES["attempt"]["rules"][:1], "acceptable": []}
     (tmp_path / "lenient.json").write_text(json.dumps(lenient))
     new_key(tmp_path / "release")
     unsigned = attempt(app, tmp_path / "out", verified="failed", policy=str(tmp_path / "lenient.json"))

@@ -6,11 +6,14 @@ import base64
 import hashlib
 import os
 import stat
+import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import example, given, settings
 
 from proofbox.core.redaction import Redactor
 from proofbox.delivery.body import export_body
@@ -173,6 +176,10 @@ HOSTILE: dict[str, list[tuple[zipfile.ZipInfo, bytes]]] = {
     "double slash": [member("a//b")],
     "link out": [member("link", kind=stat.S_IFLNK | 0o777, data=b"../../etc/passwd")],
     "absolute link": [member("link", kind=stat.S_IFLNK | 0o777, data=b"/etc/passwd")],
+    "links out together": [
+        member("d/l", kind=stat.S_IFLNK | 0o777, data=b".."),
+        member("d/out", kind=stat.S_IFLNK | 0o777, data=b"l/../x"),
+    ],
     "through a link": [member("d", kind=stat.S_IFLNK | 0o777, data=b"x"), member("d/evil")],
     "device": [member("dev", kind=stat.S_IFBLK | 0o644)],
     "pipe": [member("pipe", kind=stat.S_IFIFO | 0o644)],
@@ -181,6 +188,42 @@ HOSTILE: dict[str, list[tuple[zipfile.ZipInfo, bytes]]] = {
     "too large": [member("big", data=bytes(3000))],
     "too many": [member(f"f{n}") for n in range(12)],
 }
+
+
+NAMES = ["a", "b", "c"]
+PLACE = st.lists(st.sampled_from(NAMES), min_size=1, max_size=4).map("/".join)
+TARGET = st.lists(st.sampled_from([*NAMES, "..", ".."]), min_size=1, max_size=5).map("/".join)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.dictionaries(PLACE, TARGET, min_size=1, max_size=8), st.lists(PLACE, max_size=4))
+@example({"a/a": "..", "a/b": "a/../c"}, [])
+@example({"a": "b/c", "b/c": "../c/a", "b/a": "../a/.."}, ["c/a/b"])
+def test_no_links_lead_out_together(links: dict[str, str], directories: list[str]) -> None:
+    """Real links in a real tree: wherever the kernel takes those that are delivered, it is inside."""
+    with tempfile.TemporaryDirectory() as place:
+        top = Path(os.path.realpath(place), "top")
+        for path in directories:
+            (top / path).mkdir(parents=True, exist_ok=True)
+        top.mkdir(exist_ok=True)
+        made: list[str] = []
+        for path, target in links.items():
+            if not any(path.startswith(f"{link}/") for link in made) and not (top / path).is_dir():
+                (top / path).parent.mkdir(parents=True, exist_ok=True)
+                (top / path).symlink_to(target)
+                made.append(path)
+        with open_source(top) as tree:
+            delivered = [file.path for file in tree.files]
+            dropped = [left.path for left in tree.left_out]
+        for path in dropped:
+            parts = os.readlink(top / path).split("/")
+            (top / path).unlink()
+            up = parts.count("..")
+            if ".." not in parts[up:]:  # one that only goes up and then down is left out for going too far up alone
+                assert up > path.count("/")
+        for path in delivered:
+            assert (top / path).is_symlink()
+            assert Path(os.path.realpath(top / path)).is_relative_to(top), (path, os.readlink(top / path))
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")

@@ -148,6 +148,7 @@ def test_an_idempotency_key_is_for_one_request(api: TestClient) -> None:
         ([{"path": "n", "operation": "add"}], 422),
         ([{"path": "a/b", "operation": "add", "contentBase64": ""}], 422),
         ([{"path": "n", "operation": "add", "contentBase64": content(b"/etc/passwd"), "mode": "120000"}], 422),
+        ([{"path": "d/n", "operation": "add", "contentBase64": content(b"l/../x"), "mode": "120000"}], 422),
         ([{"path": "n", "operation": "rename", "contentBase64": ""}], 422),
         ([{"path": "n", "operation": "add", "contentBase64": "***"}], 422),
         ([], 422),

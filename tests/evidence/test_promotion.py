@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import stat
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -240,8 +243,12 @@ def campaign(out: Path, tree: Path, fate: str) -> BundleWriter:
                 outcome = {"infra": bad, "unknown": Outcome(infra=GOOD.infra)}.get(fate, GOOD)
                 if name == "a-2" and fate == "mission_failed":
                     outcome = Outcome(GOOD.claimed, verdict, GOOD.infra)
-                with run.nested(f"attempts/{name}") as each:
+                with contextlib.suppress(KeyError), run.nested(f"attempts/{name}") as each:
                     attempt(each, tree, outcome)
+                    if fate == "partial":
+                        each.mark_partial("something is lacking")
+                    if fate == "failed":
+                        raise KeyError
                 index = (each.path / "artifact_index.json").read_bytes()
                 schedule.finished(name, sha256_hex(index))
             if fate != "cut":
@@ -257,10 +264,12 @@ def campaign(out: Path, tree: Path, fate: str) -> BundleWriter:
     [
         ("good", ()),
         ("mission_failed", ()),
-        ("never_ran", ("coverage_incomplete", "outcome_not_verified", "infra_failed")),
+        ("never_ran", ("coverage_incomplete", "attempt_incomplete", "outcome_not_verified", "infra_failed")),
+        ("failed", ("attempt_incomplete", "outcome_not_verified", "infra_failed")),
+        ("partial", ("attempt_incomplete",)),
         ("infra", ("infra_failed",)),
         ("unknown", ("outcome_not_verified",)),
-        ("cut", ("coverage_incomplete", "outcome_not_verified", "infra_failed")),
+        ("cut", ("coverage_incomplete", "attempt_incomplete", "outcome_not_verified", "infra_failed")),
         ("unplanned", ("coverage_incomplete",)),
     ],
 )
@@ -324,6 +333,99 @@ def test_a_packet_that_lies_is_found(tmp_path: Path, changes: dict[str, Any], co
     done = emit_promotion(tmp_path / "out")
     lie(done.path, **changes)
     assert code in [finding.code for finding in verify_packet(done.path).findings]
+
+
+LENIENT = {**ATTEMPT, "acceptable": [], "rules": [{"reason": "integrity_failed", "check": "integrity"}]}
+UNVERIFIED = Outcome(GOOD.claimed, Verdict("failed", "verifier", "tests"), GOOD.infra)
+
+
+def test_a_lenient_policy_under_a_known_name_is_found(tmp_path: Path, tree: Path) -> None:
+    with BundleWriter(tmp_path / "out") as bundle:
+        attempt(bundle, tree, UNVERIFIED)
+    done = emit_promotion(bundle.path)
+    gates = done.document["promotability"]["gating_inputs"]
+    for reason in ("outcome_not_verified", "infra_failed"):
+        gates[reason].update(held=True, observed="passed")
+    yes = {"promotable_decision_stage": True, "reasons": [], "policy": LENIENT}
+    for shown in (gates, {"integrity_failed": gates["integrity_failed"]}):
+        lie(done.path, promotability={**yes, "gating_inputs": shown})
+        result = verify(bundle.path)
+        assert "policy_misnamed" in [finding.code for finding in result.findings]
+        assert result.error() is not None
+    audit = [sys.executable, "-m", "proofbox.evidence.verify", str(bundle.path)]
+    said = subprocess.run(audit, capture_output=True, text=True)
+    assert (said.returncode, "policy_misnamed" in said.stdout) == (1, True)
+
+
+def test_a_policy_of_ones_own_is_said_in_the_answer(tmp_path: Path, tree: Path) -> None:
+    with BundleWriter(tmp_path / "out") as bundle:
+        attempt(bundle, tree, UNVERIFIED)
+    (tmp_path / "policy.json").write_text(json.dumps(LENIENT))
+    with pytest.raises(PolicyInvalid, match="called attempt"):
+        emit_promotion(bundle.path, policy=str(tmp_path / "policy.json"))
+    (tmp_path / "policy.json").write_text(json.dumps({**LENIENT, "name": "lenient"}))
+    assert emit_promotion(bundle.path, policy=str(tmp_path / "policy.json")).promotable
+    result = verify(bundle.path)
+    assert result.ok
+    assert "; promotable by a policy of its own: 'lenient';" in result.line()
+    assert (result.as_json()["policy"], result.as_json()["own_policy"]) == ("lenient", True)
+
+
+def test_every_single_falsification_of_a_packet_is_found(tmp_path: Path, tree: Path) -> None:
+    """Each member and item, taken out, replaced, or joined by another; but the time, and where the bundle lies.
+
+    A built-in policy under another name is a policy of one's own: no lie, and said in the answer.
+    """
+    with BundleWriter(tmp_path / "out") as bundle:
+        attempt(bundle, tree, UNVERIFIED)
+        bundle.write_json("path_witnesses.json", {})
+    packet = Path(emit_promotion(bundle.path).path)
+    assert verify(bundle.path).ok
+    document = json.loads(packet.read_bytes())
+    policy = document["promotability"]["policy"]
+    tried = 0
+    for holder, name in places(document):
+        if (holder is document and name == "emitted_at") or (holder is document["bundle"] and name == "path"):
+            continue
+        was = holder[name]
+        for lie in other_values(was):
+            holder[name] = lie
+            packet.write_text(json.dumps(document))
+            result = verify(bundle.path)
+            renamed = holder is policy and name == "name"
+            assert not result.ok or (renamed and "by a policy of its own" in result.line()), (name, lie)
+            holder[name] = was
+            tried += 1
+        without = dict(holder) if isinstance(holder, dict) else list(holder)
+        del holder[name]
+        packet.write_text(json.dumps(document))
+        assert not verify(bundle.path).ok, name
+        holder.clear()
+        holder.update(without) if isinstance(holder, dict) else holder.extend(without)
+    packet.write_text(json.dumps(document))
+    assert verify(bundle.path).ok, "all was put back"
+    assert tried > 300
+
+
+def other_values(value: Any) -> list[Any]:
+    """What a forger may put there: another of its kind, one that Python calls the same, and more or less of it."""
+    match value:
+        case bool():
+            return [not value, int(value)]
+        case int():
+            return [value + 1, value > 0]
+        case str():
+            return [value + "x", "failed" if value == "passed" else "passed", ""]
+        case list():
+            return [[*value, "x"], value[::-1] if value != value[::-1] else [*value, *value, 1]]
+        case dict():
+            return [{**value, "x": "x"}, {}, None]
+    return [{"path": "outcome.json", "size": 1, "sha256": "0" * 64}, "x"]
+
+
+def places(value: Any) -> list[tuple[Any, Any]]:
+    found = list(value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ())
+    return [(value, name) for name, _ in found] + [deeper for _, inner in found for deeper in places(inner)]
 
 
 def test_packets_of_the_first_contract_are_read_and_pin_nothing(tmp_path: Path) -> None:

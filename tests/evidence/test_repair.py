@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
 from typing import Any
 
+import jsonschema  # type: ignore[import-untyped]
 import pytest
 
 from proofbox import BundleWriter, load_bundle, verify
 from proofbox.cli import main
+from proofbox.core.documents import STORED
 from proofbox.errors import BundleInProgress, BundleRepairRefused
 from proofbox.evidence.repair import reindex_repair, reindex_strict
 
@@ -64,6 +67,44 @@ def test_a_repair_records_before_and_after(run: Path) -> None:
     assert loaded.index.missing == ("b", "never.json"), "what is missing stays missing, and what went is missing now"
     assert loaded.index.status == "partial"
     assert verify(run).notes == ["the bundle was repaired after its commit (1×)"]
+
+
+STRANGE: dict[str, bytes] = {
+    "no JSON": b"{",
+    "not an object": b"[]",
+    "without repairs": b'{"schema_version":"proofbox.repair_log/1"}',
+    "repairs that are none": b'{"repairs":[{"note":"x"}],"schema_version":"proofbox.repair_log/1"}',
+    "nested": b"[" * 5000,
+    "bytes": b"\xff\x1b[31m" * 2000,
+    "empty": b"",
+}
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_a_log_that_is_none_is_said_to_be_lost_in_a_log_that_is_one(run: Path, name: str) -> None:
+    validator = jsonschema.Draft202012Validator(STORED["proofbox.repair_log/1"].shape)
+    (run / "b").write_bytes(b"2")
+    reindex_repair(run)
+    (run / "repair_log.json").write_bytes(STRANGE[name])
+    assert reindex_repair(run)[0].repairs == 2
+    (run / "b").write_bytes(b"3")
+    assert reindex_repair(run)[0].repairs == 3
+    document = json.loads((run / "repair_log.json").read_bytes())
+    validator.validate(document)
+    assert len(document["repairs"]) == 2
+    (lost,) = document["lost"]
+    assert lost["size"] == len(STRANGE[name])
+    assert lost["sha256"] in ("", hashlib.sha256(STRANGE[name]).hexdigest())
+    assert "\x1b" not in lost["detail"]
+    assert verify(run).ok
+
+
+def test_an_ordinary_log_is_as_its_schema_says(run: Path) -> None:
+    (run / "b").write_bytes(b"2")
+    reindex_repair(run)
+    document = json.loads((run / "repair_log.json").read_bytes())
+    jsonschema.Draft202012Validator(STORED["proofbox.repair_log/1"].shape).validate(document)
+    assert "lost" not in document
 
 
 def test_repairs_are_counted_for_good(run: Path) -> None:

@@ -317,6 +317,20 @@ def test_what_is_damaged_is_neither_pushed_nor_pulled(tmp_path: Path) -> None:
         push_bundle(run / "attempts" / "a-1", store)
 
 
+def test_another_run_under_the_name_is_not_pulled(tmp_path: Path) -> None:
+    runs = []
+    for name in ("a", "b"):
+        with BundleWriter(tmp_path / "out", run_id=name) as run:
+            run.write_json("who.json", {"name": name})
+        push_bundle(run.path, Local(tmp_path / "store"))
+        runs.append(tmp_path / "store" / name)
+    shutil.rmtree(runs[0])
+    runs[1].rename(runs[0])
+    with pytest.raises(BundleCorrupt, match="is the run b"):
+        pull_bundle(Local(tmp_path / "store"), tmp_path / "in", "a")
+    assert [path.name for path in (tmp_path / "in").iterdir() if path.name[0] != "."] == []
+
+
 def test_a_dead_pull_is_in_nobody_s_way(tmp_path: Path) -> None:
     store = Local(tmp_path / "store")
     run = write(tmp_path / "out")

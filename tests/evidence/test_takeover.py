@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from proofbox.errors import BundleExists, BundleInProgress
+from proofbox.evidence import identity
+from proofbox.evidence import writer as writer_module
 from proofbox.evidence.reader import load_bundle
 from proofbox.evidence.verify import verify
 from proofbox.evidence.writer import BundleWriter
@@ -32,17 +34,21 @@ with BundleWriter(sys.argv[1], run_id="r", expected=["never.json"]) as bundle:
 """
 
 
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    """A run whose writer was killed in the middle of an attempt."""
-    writer = subprocess.Popen([sys.executable, "-c", WRITER, tmp_path / "out"], stdout=subprocess.PIPE)
+def killed(out: Path, script: str) -> Path:
+    writer = subprocess.Popen([sys.executable, "-c", script, out], stdout=subprocess.PIPE)
     assert writer.stdout is not None
     assert writer.stdout.readline() == b"ready\n"
-    with pytest.raises(BundleInProgress), BundleWriter(tmp_path / "out", run_id="r").taking_over():
+    with pytest.raises(BundleInProgress), BundleWriter(out, run_id="r").taking_over():
         pass
     os.kill(writer.pid, signal.SIGKILL)
     writer.communicate()
-    return tmp_path / "out"
+    return out
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """A run whose writer was killed in the middle of an attempt."""
+    return killed(tmp_path / "out", WRITER)
 
 
 def test_a_run_is_gone_on_with_and_commits_whole(out: Path) -> None:
@@ -72,6 +78,19 @@ def test_what_was_expected_stays_expected(out: Path) -> None:
     assert "outcome.json" in run.nested["attempts/torn"].index.missing
 
 
+@pytest.mark.parametrize(("first", "second"), [(True, False), (False, True), (True, True), (False, False)])
+def test_a_rehearsal_stays_one(tmp_path: Path, first: bool, second: bool) -> None:
+    out = tmp_path / "out"
+    with BundleWriter(out, run_id="real"):
+        pass
+    killed(out, WRITER.replace('run_id="r"', f'run_id="r", dry={first}'))
+    with BundleWriter(out, run_id="r", dry=second).taking_over():
+        pass
+    dry = first or second
+    assert load_bundle(out / "r").status.dry is dry
+    assert (out / "LATEST").read_text().strip() == ("real" if dry else "r")
+
+
 def test_nothing_that_is_there_is_written_over(out: Path) -> None:
     with BundleWriter(out, run_id="r").taking_over() as bundle, pytest.raises(BundleExists):
         bundle.write_json("early.json", {"schema_version": "other/1"})
@@ -91,3 +110,83 @@ def test_one_that_died_before_there_was_anything_is_begun(tmp_path: Path) -> Non
         with BundleWriter.nested_in(bundle.path, "attempts/empty").taking_over() as nested:
             nested.write_bytes("a", b"a")
     assert verify(tmp_path).ok
+
+
+# Writers that are not as dead as they seem
+
+
+def test_a_process_of_another_pid_namespace_is_not_known_to_be_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    me = identity.process_identity()
+    gone = {**me, "pid": 1 << 22, "start_ticks": 1}
+    assert (identity.is_alive(me), identity.is_alive(gone)) == (True, False)
+    monkeypatch.setattr(identity, "_pid_namespace", lambda: 1)
+    assert (identity.is_alive(me), identity.is_alive(gone)) == (None, None)
+    assert identity.is_alive({**gone, "boot_id": "another"}) is False, "no process outlives its boot"
+    with BundleWriter(tmp_path, run_id="r"):
+        monkeypatch.setattr(identity, "_pid_namespace", lambda: 2)
+        with pytest.raises(BundleInProgress), BundleWriter(tmp_path, run_id="r").taking_over():
+            pass
+
+
+@pytest.fixture
+def taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every writer seems dead, as a bug or a clock may have it. A taker's identity is another, though."""
+    real = identity.process_identity
+    pids = iter(range(1 << 22, 1 << 23))
+    monkeypatch.setattr(writer_module, "is_alive", lambda _: False)
+    monkeypatch.setattr(writer_module, "process_identity", lambda: {**real(), "pid": next(pids)})
+
+
+@pytest.mark.usefixtures("taken_for_dead")
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("first", ["living", "taker"])
+def test_of_two_writers_one_commits_and_what_it_committed_stays(tmp_path: Path, nested: bool, first: str) -> None:
+    def writer() -> BundleWriter:
+        return BundleWriter.nested_in(tmp_path, "r") if nested else BundleWriter(tmp_path, run_id="r")
+
+    living, taker = writer(), writer().taking_over()
+    living.__enter__()
+    living.write_bytes("a", b"a")
+    taker.__enter__()
+    with pytest.raises(BundleExists, match="taken over"):
+        living.mark_partial("still here")
+    if first == "taker":
+        taker.__exit__(None, None, None)
+    with pytest.raises(BundleExists):
+        living.__exit__(None, None, None)
+    if first == "living":
+        taker.__exit__(None, None, None)
+    before = (tmp_path / "r" / "artifact_index.json").read_bytes()
+    assert verify(tmp_path / "r").ok
+    late = writer()
+    late._status, late._state = living._status, "open"
+    for again in (late.mark_partial, lambda _: late.__exit__(None, None, None)):
+        with pytest.raises(BundleExists, match="committed already"):
+            again("")
+    assert (tmp_path / "r" / "artifact_index.json").read_bytes() == before
+    assert verify(tmp_path / "r").ok
+
+
+MARKER = """
+import os, signal, sys
+from proofbox.evidence.writer import BundleWriter
+with BundleWriter(sys.argv[1], run_id="r") as bundle:
+    nested = bundle.nested("a").__enter__()
+    nested.mark_partial("of the nested")
+    bundle.mark_partial("of the run")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_was_said_to_be_lacking_outlives_its_writer(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", MARKER, tmp_path], check=False)
+    with BundleWriter(tmp_path, run_id="r").taking_over() as bundle:
+        with BundleWriter.nested_in(bundle.path, "a").taking_over():
+            pass
+        bundle.mark_partial("of the taker")
+    run = load_bundle(tmp_path)
+    assert (run.index.status, run.status.partial_reasons) == ("partial", ("of the run", "of the taker"))
+    assert run.nested["a"].index.status == "partial"
+    assert run.nested["a"].status.partial_reasons == ("of the nested",)

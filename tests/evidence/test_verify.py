@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +14,10 @@ import pytest
 import proofbox
 from proofbox import BundleWriter, verify
 from proofbox.cli import main
-from proofbox.errors import BundleNotFound, KeyInvalid
+from proofbox.errors import BundleNotFound, KeyInvalid, UsageError
 from proofbox.evidence.keys import new_key
 from proofbox.evidence.promotion import emit_promotion
+from proofbox.evidence.verify import main as verify_main
 
 SRC = Path(proofbox.__file__).parent.parent
 
@@ -241,3 +243,23 @@ def test_list_and_show(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
     assert main(["bundle", "show", str(tmp_path)]) == 0
     assert b"finding: missing results.json" in capfdbinary.readouterr().out
     assert main(["bundle", "list", str(tmp_path / "absent"), "--json"]) == 2
+
+
+def test_a_copy_under_another_name_is_noted(tmp_path: Path) -> None:
+    run = write(tmp_path / "out")
+    shutil.copytree(run.path, tmp_path / "copy")
+    (tmp_path / "link").symlink_to(run.path)
+    for place in (run.path, tmp_path / "link", run.path / "attempts/a-1"):
+        assert verify(place).notes == []
+    result = verify(tmp_path / "copy")
+    assert result.ok
+    assert result.notes == [f"the directory is called copy; the run in it is {run.run_id}"]
+
+
+def test_a_bundle_is_not_verified_with_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, other = write(tmp_path / "out"), write(tmp_path / "other")
+    for place in (run.path, tmp_path / "out"):
+        with pytest.raises(UsageError, match="is a bundle itself"):
+            verify(place, bundle=str(other.path))
+        assert verify_main([str(place), "--bundle", str(other.path)]) == 2
+        assert "is a bundle itself" in capsys.readouterr().err

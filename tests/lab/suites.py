@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from proofbox.core.ids import IdSource
+from proofbox.lab import crew
 from proofbox.lab.crew import OnEvent
 from proofbox.lab.ledger import Attempt, Ledger
 from proofbox.lab.plan import Plan, ledger_path
@@ -63,6 +67,19 @@ def conduct(made: Plan, out: Path, on_event: OnEvent | None = None) -> Path:
         return conductor.conduct()
     finally:
         conductor.close()
+
+
+def patch_workers(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    """Let every worker of a run run some code first, which has `worker`, the module."""
+    start = subprocess.Popen
+
+    def hire(argv: list[str], **options: Any) -> subprocess.Popen[Any]:
+        program, flag, module, *words = argv
+        assert (flag, module) == ("-m", "proofbox.lab.worker")
+        source = f"import os, sys\nfrom proofbox.lab import worker\n{code}\nworker.main(sys.argv[1:])"
+        return start([program, "-c", source, *words], **options)
+
+    monkeypatch.setattr(crew, "Popen", hire)
 
 
 def attempts(made: Plan, out: Path) -> dict[str, Attempt]:

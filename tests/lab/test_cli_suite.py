@@ -10,6 +10,7 @@ import pytest
 from suites import HEAD, command, mission, say, write
 
 from proofbox.cli import main
+from proofbox.lab.limiter import Limiter
 
 pytestmark = pytest.mark.needs("bubblewrap")
 
@@ -59,6 +60,26 @@ def test_a_run_that_passes_and_its_document(tmp_path: Path, capsys: pytest.Captu
         assert Path(each["bundle"], "artifact_index.json").exists()
 
 
+@pytest.mark.parametrize("jsonl", [False, True])
+def test_a_run_says_for_which_limit_it_waits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, jsonl: bool
+) -> None:
+    # Of the conductor alone: its workers, which would wait, are other processes.
+    monkeypatch.setattr("proofbox.lab.run.credential_of", lambda _: "https://model\x1b KEY")
+    Limiter("https://model\x1b KEY", 4).usage_limited(9e11)
+    (tmp_path / "suite.toml").write_text(GOOD)
+    words = ["suite", "run", str(tmp_path / "suite.toml"), "--out", str(tmp_path / "out")]
+    assert main([*words, *(["--jsonl"] if jsonl else [])]) == 0
+    said = capsys.readouterr()
+    if jsonl:
+        (event,) = (each for line in said.out.splitlines() if (each := json.loads(line)).get("event") == "waiting")
+        assert (event["attempt_id"], event["mission_id"]) == ("answer.1", "answer")
+        assert event["message"].startswith("usage limit (cut to 8 days: a later time was named): nothing uses https://")
+    else:
+        (line,) = (line for line in said.err.splitlines() if line.startswith("waiting: usage limit"))
+        assert "nothing uses https://model\\x1b KEY until 2" in line
+
+
 def test_a_run_that_does_not_pass_says_no_and_why(ran: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["suite", "report", str(ran), "--json"]) == 1
     document = told(capsys)
@@ -100,7 +121,12 @@ def test_lint_points_at_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["suite", "lint", str(tmp_path / "suite.toml")]) == 1
     assert "suite.toml:5:1:" in capsys.readouterr().out
     assert main(["suite", "schema", "--json"]) == 0
-    assert "Mission" in told(capsys)["json_schema"]["$defs"]
+    found = told(capsys)["json_schema"]
+    assert found["$schema"].startswith("https://json-schema.org/")
+    assert set(found["$defs"]["Mission"]["properties"]) >= {"id", "prompt", "verify", "expect", "budget", "script"}
+    assert found["$defs"]["Mission"]["additionalProperties"] is False
+    fields = [each for kind in found["$defs"].values() for each in kind["properties"].values()]
+    assert all(each["description"] for each in fields)
 
 
 @pytest.mark.parametrize(

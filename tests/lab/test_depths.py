@@ -18,7 +18,7 @@ def nest(levels: int, name: str) -> str:
     return NEST.format(levels=levels, name=f'"{name}"')
 
 
-def test_it_ends_with_evidence_and_disturbs_nobody(deep_path: Path) -> None:
+def test_it_ends_with_evidence_and_disturbs_nobody(deep_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     answer = {"commands": ["test -e answer"]}
     source = HEAD + "".join(
         [
@@ -40,7 +40,9 @@ def test_it_ends_with_evidence_and_disturbs_nobody(deep_path: Path) -> None:
         "both.1": "passed",
         "neighbour.1": "passed",
     }
+    assert "Traceback" not in capfd.readouterr().err, "no worker died"
     for each in found.values():
+        assert document(out, made, each, "artifact_index.json")["status"] == "ok"
         left = document(out, made, each, "final_snapshot.json")["not_in_it"]
         assert len(left) == (each.id != "neighbour.1"), "what is too deep is named"
     assert verify(run).ok

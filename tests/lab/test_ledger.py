@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, precondition, rule
 
 from proofbox.core.clock import ManualClock
-from proofbox.errors import AttemptUnknown, CorruptError, LeaseLost, RunUnknown
+from proofbox.errors import AttemptUnknown, CorruptError, IoFailed, LeaseLost, RunUnknown
+from proofbox.lab import ledger as module
 from proofbox.lab.ledger import Attempt, Ended, Ledger, Planned
 
 LEASE = 10.0
@@ -232,3 +233,61 @@ def test_a_lane_has_no_more_under_way_than_its_bound(tmp_path: Path) -> None:
         assert third is not None
         assert third.id == "att-2"
         assert ledger.claim("w", epoch, LEASE) is None
+
+
+def test_it_knows_when_each_thing_happened(tmp_path: Path) -> None:
+    clock = ManualClock()
+    began = clock.now().timestamp()
+    with make(tmp_path / "ledger", 2, clock) as ledger:
+        clock.advance(1)
+        first = ledger.claim("w", ledger.begin_epoch(), LEASE)
+        assert first is not None
+        assert (first.planned_at, first.claimed_at, first.ended_at) == (began, began + 1, None)
+        clock.advance(20)
+        taken = ledger.take_over(first, "conductor", LEASE)
+        ledger.end(taken, ended())
+        clock.advance(1)
+        ledger.end(taken, ended())
+        ledger.plan(Planned("late", "m", 1, "att-0"))
+        clock.advance(1)
+        ledger.plan(Planned("late", "m", 1, "att-0"))
+    with Ledger(tmp_path / "ledger", clock=clock) as ledger:
+        times = {each.id: (each.planned_at, each.claimed_at, each.ended_at) for each in ledger.attempts()}
+    assert times == {
+        "att-0": (began, began + 1, began + 21),
+        "att-1": (began, None, None),
+        "late": (began + 22, None, None),
+    }
+
+
+def test_a_ledger_that_can_not_be_written_says_so_and_can_be_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BUSY_SECONDS", 0.01)
+    with make(tmp_path / "ledger") as ledger:
+        epoch = ledger.begin_epoch()
+        other = sqlite3.connect(tmp_path / "ledger", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(IoFailed, match="locked"):
+            ledger.claim("w", epoch, LEASE)
+        other.execute("ROLLBACK")
+        other.close()
+        assert ledger.claim("w", epoch, LEASE) is not None
+
+
+def test_what_its_worker_gives_up_is_torn_though_the_worker_lives(tmp_path: Path) -> None:
+    with make(tmp_path / "ledger") as ledger:
+        epoch = ledger.begin_epoch()
+        first, second = ledger.claim("w", epoch, LEASE), ledger.claim("w", epoch, LEASE)
+        assert first is not None
+        assert second is not None
+        ledger.give_up(first)
+        ledger.heartbeat("w", LEASE)
+        (torn,) = ledger.torn(alive=["w"])
+        assert (torn.id, torn.given_up, second.given_up) == (first.id, True, False)
+        with pytest.raises(LeaseLost):
+            ledger.end(first, ended())
+        ledger.end(ledger.take_over(torn, "conductor", LEASE), ended())
+        ledger.end(second, ended())
+        ledger.give_up(second)
+        assert ledger.attempt(second.id).state == "ended"

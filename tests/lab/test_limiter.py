@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proofbox.core.clock import ManualClock
+from proofbox.core.clock import ManualClock, parse_isoformat
+from proofbox.errors import UsageLimited
 from proofbox.evidence.identity import process_identity
-from proofbox.lab.limiter import Limiter
+from proofbox.lab.failures import retry_after
+from proofbox.lab.limiter import LONGEST, Limiter, closed_gates
 
 ME = process_identity()
 
@@ -87,6 +90,70 @@ def test_a_usage_limit_closes_the_gate_until_its_reset(tmp_path: Path, clock: Ma
     assert limiter.enter("a", ME) == 3600
     clock.advance(3600)
     assert limiter.enter("a", ME) is None
+
+
+@pytest.mark.parametrize("said", [9e11, 1e12 - 1, float("inf")])
+def test_a_model_s_word_closes_no_gate_for_longer_than_any_limit_lasts(
+    tmp_path: Path, clock: ManualClock, said: float
+) -> None:
+    limiter = gate(tmp_path, clock)
+    now = clock.now().timestamp()
+    assert limiter.usage_limited(said) == now + LONGEST
+    limiter.rate_limited(now, retry_after=said)
+    assert "cut to 8 days" in limiter.state().why
+    assert limiter.enter("a", ME) == LONGEST
+    clock.advance(LONGEST)
+    assert limiter.enter("a", ME) is None
+
+
+def test_a_file_that_says_more_is_cut_once_and_not_for_ever(tmp_path: Path, clock: ManualClock) -> None:
+    """Written by something else, or before the clock was set back."""
+    limiter = gate(tmp_path, clock)
+    limiter.usage_limited(clock.now().timestamp() + 60)
+    (state,) = tmp_path.glob("*.json")
+    state.write_text(state.read_text().replace(str(limiter.state().closed_until), "900000000000.0"))
+    assert limiter.enter("a", ME) == LONGEST
+    clock.advance(LONGEST)
+    assert limiter.enter("a", ME) is None
+
+
+@given(st.floats() | st.integers(-(10**30), 10**30))
+def test_an_attempt_is_tried_again_within_the_same_bounds(said: float) -> None:
+    for name in ("resets_at", "retry_after"):
+        met = UsageLimited("used up", op="turn", details={name: said}, retryable=True)
+        wait = retry_after(met, ManualClock())
+        assert wait is not None
+        assert 0 <= wait <= LONGEST
+
+
+def test_who_asks_is_told_which_credential_is_closed_until_when_and_why(tmp_path: Path, clock: ManualClock) -> None:
+    limiter = gate(tmp_path, clock)
+    limiter.went_well()
+    assert limiter.closed() is None
+    assert closed_gates(clock.now(), tmp_path) == ()
+    limiter.usage_limited(clock.now().timestamp() + 60)
+    (told,) = closed_gates(clock.now(), tmp_path)
+    assert told == limiter.closed()
+    assert (told.credential, told.why) == ("https://model KEY", "usage limit")
+    assert parse_isoformat(told.until) - clock.now() == timedelta(seconds=60)
+    Path(told.file).unlink()
+    assert limiter.enter("a", ME) is None
+
+
+def test_what_one_run_allows_itself_is_no_limit_of_the_others(tmp_path: Path, clock: ManualClock) -> None:
+    large, small = gate(tmp_path, clock, caller="large"), gate(tmp_path, clock, 1, caller="small")
+    for _ in range(40):
+        large.went_well()
+    window = large.state().window
+    assert window > 8
+    small.went_well()
+    assert large.state().window == window
+    for number in range(3):
+        assert large.enter(f"a-{number}", ME) is None
+    assert small.enter("b", ME) is None, "there is room, and none of its own is in"
+    assert small.enter("c", ME) is not None
+    small.leave("b")
+    assert small.enter("c", ME) is None
 
 
 def test_the_place_of_one_that_died_is_given_away(tmp_path: Path, clock: ManualClock) -> None:

@@ -128,6 +128,23 @@ def test_an_infra_failure_is_tried_again_and_says_whose_child_it_is(out: Path, t
     assert [each.get("parent") for each in schedule if each["kind"] == "planned"] == [None, "falls.1"]
 
 
+def test_the_schedule_says_when_things_happened_and_not_when_it_was_written(out: Path, tmp_path: Path) -> None:
+    made = plan(HEAD + mission("falls", {"fault": "crash"}, verify=ANSWER), out, tmp_path, retries=1)
+    run = conduct(made, out)
+    said = [json.loads(line) for line in (run / "schedule.jsonl").read_text().splitlines()]
+    at = {(each["kind"], each.get("attempt", "")): each["at"] for each in said}
+    order = [
+        *((kind, "falls.1") for kind in ("planned", "started", "finished")),
+        *((kind, "falls.1.r1") for kind in ("planned", "started", "finished")),
+        ("closed", ""),
+    ]
+    assert sorted(at, key=lambda each: at[each]) == order
+    assert len(set(at.values())) == len(order)
+    for id, each in attempts(made, out).items():
+        states = document(out, made, each, "attempt.json")["states"]
+        assert at["started", id] <= states[0]["at"] <= states[-1]["at"] <= at["finished", id]
+
+
 def test_a_program_that_gives_up_is_no_failure_of_the_machinery(out: Path, tmp_path: Path) -> None:
     settings = {"process": {"command": ["sh", "-c", "echo 42 > answer.txt; echo failed: too hard; exit 3"]}}
     source = HEAD + mission("quits", verify=ANSWER)

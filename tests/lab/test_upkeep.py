@@ -18,7 +18,7 @@ from suites import HEAD, attempts, command, conduct, mission, plan, say, write
 from proofbox.cli import main
 from proofbox.core.canonical import canonical_bytes
 from proofbox.core.clock import SystemClock
-from proofbox.core.dirs import state_dir
+from proofbox.core.dirs import cache_dir, state_dir
 from proofbox.core.removal import Left, remove_tree
 from proofbox.errors import RunUnknown
 from proofbox.evidence.promotion import emit_promotion
@@ -166,17 +166,24 @@ def test_a_place_that_is_not_utf_8_is_freed_too(tmp_path: Path, capsys: pytest.C
 def test_what_can_not_be_removed_is_said_and_is_not_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    cache = cache_dir()
+    cache.mkdir(parents=True, exist_ok=True)
+    for version in "12":  # of which the older one is to go
+        (cache / f"upkeep-schema-{version}.json").write_bytes(b"x" * 8192)
     left = tmp_path / ".work" / "run-gone"
     left.mkdir(parents=True)
     (left / "file").write_bytes(b"x" * 8192)
-    monkeypatch.setattr(retention, "remove_tree", lambda _: [Left("file", "Operation not permitted")])
+    monkeypatch.setattr(retention, "remove_tree", lambda _: [Left("file", "Operation not permitted", errno.EPERM)])
     assert main(["gc", str(tmp_path), "--json"]) == 1
     document = json.loads(capsys.readouterr().out)
     assert document["freed"] == 0
-    assert [each["left"] for each in document["items"]] == ["run-gone/file: Operation not permitted"]
+    work = [each["left"] for each in document["items"] if each["kind"] == "work"]
+    assert work == ["run-gone/file: Operation not permitted"]
     assert document["error"]["code"] == "RUN_NOT_FREED"
     assert main(["gc", str(tmp_path)]) == 1
     assert "still there: run-gone/file: Operation not permitted" in capsys.readouterr().out
+    for version in "12":
+        (cache / f"upkeep-schema-{version}.json").unlink()
 
 
 def test_a_run_that_is_being_planned_keeps_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +191,7 @@ def test_a_run_that_is_being_planned_keeps_what_it_has(tmp_path: Path, monkeypat
     found = []
 
     def planning(suite: Suite, place: Path) -> dict[str, str]:
-        (work,) = survey(out, Rules(), SystemClock().now())
+        (work,) = (each for each in survey(out, Rules(), SystemClock().now()) if each.kind == "work")
         found.append(collect([work]))
         return pin(suite, place)
 

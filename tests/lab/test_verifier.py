@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from proofbox.core.redaction import Redactor
 from proofbox.lab.spec import Command, Verify
 from proofbox.lab.verifier import check, lay_out
 from proofbox.sandbox.service import Sandboxes
@@ -93,7 +94,7 @@ def checked(tmp_path: Path, *commands: str | Command, timeout: float = 30.0) -> 
     project = tmp_path / "project"
     project.mkdir()
     with Sandboxes(project) as boxes:
-        found = check(boxes, Verify(commands=commands, timeout=timeout), provider="off", policy={})
+        found = check(boxes, Verify(commands=commands, timeout=timeout), Redactor(), provider="off", policy={})
     return found.passed, [run.why for run in found.commands]
 
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import anyio
 import pytest
+from anyio.to_thread import run_sync
 from suites import HEAD, mission, plan, say
 
-from proofbox.lab.ledger import Ledger
-from proofbox.lab.plan import ledger_path
-
-pytestmark = pytest.mark.needs("bubblewrap")
+from proofbox.core.clock import SystemClock
+from proofbox.errors import IoFailed
+from proofbox.lab import pressure, worker
+from proofbox.lab.ledger import Attempt, Ended, Ledger
+from proofbox.lab.plan import ledger_path, surroundings
 
 # The ledger has the end, and nothing more to do, a while before the worker hears of it.
 SLOW_TO_HEAR = """
@@ -29,6 +35,7 @@ worker.main(sys.argv[1:])
 """
 
 
+@pytest.mark.needs("bubblewrap")
 def test_the_last_attempt_s_end_is_said_before_it_leaves(tmp_path: Path) -> None:
     out = tmp_path / "out"
     made = plan(HEAD + mission("answer", say("done")), out, tmp_path)
@@ -39,3 +46,56 @@ def test_the_last_attempt_s_end_is_said_before_it_leaves(tmp_path: Path) -> None
     argv = [sys.executable, "-c", SLOW_TO_HEAR, str(out), made.run_id, "w", str(epoch), "2", str(os.getpid())]
     done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True)
     assert json.loads(done.stdout.splitlines()[-1])["event"] == "ended"
+
+
+def test_attempts_that_block_do_not_keep_a_worker_from_its_heartbeat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than there are threads by default, each of them as long as the others."""
+    many, out = 50, tmp_path / "out"
+    made = plan(HEAD + mission("waits", say("done"), replicates=many), out, tmp_path)
+    (out / made.run_id).mkdir()
+    ledger = Ledger(ledger_path(out, made.run_id))
+    blocked, free, beats = threading.Barrier(many + 1), threading.Event(), threading.Semaphore(0)
+    called = itertools.count()
+
+    def block() -> None:
+        blocked.wait(20)
+        free.wait(20)
+
+    async def blocks(attempt: Attempt, *_: object) -> Ended:
+        await run_sync(block)
+        return Ended(claimed="none", verified="none", infra=None, reason="completed", strategy="", index_sha256="")
+
+    def heartbeat(worker: str, lease: float) -> list[str]:
+        if not next(called):
+            raise IoFailed("the ledger is busy", op="ledger")
+        beats.release()
+        return Ledger.heartbeat(ledger, worker, lease)
+
+    monkeypatch.setattr(worker, "run_attempt", blocks)
+    monkeypatch.setattr(worker, "BEAT", 0.01)
+    monkeypatch.setattr(pressure, "reason", lambda *_: "")
+    monkeypatch.setattr(ledger, "heartbeat", heartbeat)
+
+    def watch() -> bool:
+        try:
+            blocked.wait(20)
+            while beats.acquire(blocking=False):
+                pass
+            return all(beats.acquire(timeout=20) for _ in range(3))
+        finally:
+            free.set()
+
+    with ThreadPoolExecutor() as pool:
+        beaten = pool.submit(watch)
+        one = worker.Worker("w", ledger.begin_epoch(), many, ledger, surroundings(made, out, "w"), None, SystemClock())
+
+        async def work() -> None:
+            with anyio.fail_after(60):
+                await one.work()
+
+        anyio.run(work)
+        assert beaten.result(), "it beats while everything blocks"
+    assert ledger.counts()["ended"] == many
+    ledger.close()

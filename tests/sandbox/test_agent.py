@@ -171,6 +171,7 @@ def test_a_command_that_cannot_start_is_told_with_stage_and_errno(
     assert peer.run(["echo", "on"]).stdout == b"on\n"
 
 
+@pytest.mark.needs("root")  # nobody else may look into the agent: it holds capabilities
 def test_a_failed_start_leaves_no_descriptor_and_no_process(box: Agent, peer: Peer) -> None:
     peer.run(["true"])
     peer.ping()

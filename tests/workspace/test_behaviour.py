@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -9,18 +10,26 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from capabilities import OrdinaryUser
+from hypothesis import given
+from hypothesis import strategies as st
 
 from proofbox import Workspace
 from proofbox.core.dirs import state_dir
 from proofbox.errors import WorkspaceExists
-from proofbox.workspace import generation, pack, scan, suspects
+from proofbox.evidence.tree import TreeEntry, parse_tree_manifest, tree_manifest
+from proofbox.workspace import generation, pack, scan, suspects, tree
+from proofbox.workspace.large import chunks_of
 from proofbox.workspace.store import Store
-from proofbox.workspace.tree import PAGED
+from proofbox.workspace.tree import EMPTY_FILE, PAGED, Known
+from proofbox.workspace.unified import unified
 
 
 @pytest.fixture
@@ -155,6 +164,46 @@ def test_a_file_that_keeps_changing_is_named(ws: Workspace, root: Path, monkeypa
     assert (root / "file").read_text().startswith("two")
 
 
+def test_many_files_that_are_none_cost_no_more_each_than_few(ws: Workspace, root: Path) -> None:
+    (root / "pipes/below").mkdir(parents=True)
+    for number in range(50):
+        os.mkfifo(root / f"pipes/{number}")
+    os.mkfifo(root / "pipes/below/pipe")
+
+    class Counted(dict[str, Any]):
+        looked = 0
+
+        def __iter__(self) -> Iterator[str]:
+            Counted.looked += len(self)
+            return super().__iter__()
+
+    ws._look._scanner._skipped = Counted()
+    assert len(ws.snapshot("pipes", sealed=True).skipped) == 51
+    assert Counted.looked <= 51
+    (root / "pipes").rename(root / "moved")
+    assert {left.path.rpartition("/")[0] for left in ws.snapshot("moved").skipped} == {"moved", "moved/below"}
+    subprocess.run(["rm", "-r", root / "moved"], check=True)
+    assert ws.snapshot("gone").skipped == ()
+
+
+def test_a_file_that_grows_past_the_limit_before_it_is_read_is_skipped(
+    ws: Workspace, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan, "LARGEST", 1000)
+    read = scan.Scanner._file
+
+    def growing(self: scan.Scanner, folder: int, path: str, name: str) -> Known:
+        (root / "file").write_bytes(bytes(1001))
+        return read(self, folder, path, name)
+
+    monkeypatch.setattr(scan.Scanner, "_file", growing)
+    (root / "file").write_text("two")
+    (left,) = ws.snapshot("grown").skipped
+    assert "larger than 1000 bytes" in left.reason
+    with (root / "file").open("rb") as file:
+        assert sum(map(len, chunks_of(file.fileno(), 0))) == 1001, "a chunk"
+
+
 # Moments.
 
 
@@ -204,6 +253,26 @@ def test_without_watches_every_look_is_a_scan(root: Path, monkeypatch: pytest.Mo
         assert (first.method, second.method, second.changed) == ("scan", "scan", 1)
 
 
+def test_a_directory_that_could_not_be_watched_means_scans(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (root / "a/b").mkdir(parents=True)
+    Workspace.init(root).close()
+    real = os.open
+
+    def refusing(path: Any, *arguments: Any, **options: Any) -> int:
+        if path == "a/b":
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return real(path, *arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", refusing)
+        ws = Workspace.open(root)
+    with ws:
+        first = ws.snapshot("first")
+        (root / "a/b/file").write_text("new")
+        second = ws.snapshot("second")
+        assert (second.method, second.changed, second.parent) == ("scan", 1, first.id)
+
+
 def test_a_moved_directory_stays_tracked(ws: Workspace, root: Path) -> None:
     (root / "z/below").mkdir(parents=True)
     (root / "z/below/one").write_text("one")
@@ -218,6 +287,116 @@ def test_a_moved_directory_stays_tracked(ws: Workspace, root: Path) -> None:
         place.write_text("one")
     ws.snapshot("last")
     assert ws.snapshot("sealed", sealed=True).changed == 0
+
+
+@pytest.mark.parametrize("track", [True, False])
+def test_a_sealed_snapshot_relies_on_nobodys_word(root: Path, track: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory that could not be opened for a moment is looked at whole, although it is watched."""
+    (root / "a/b").mkdir(parents=True)
+    (root / "a/b/file").write_text("one")
+    with Workspace.init(root, track=track) as ws:
+        first = ws.snapshot("first")
+        (root / "a/b/file").write_text("two")
+        (root / "a/b/new").mkdir()
+
+        def away(*arguments: Any, **options: Any) -> Any:
+            (root / "a").rename(root.parent / "elsewhere")
+            found = suspects.suspects(*arguments, **options)
+            (root.parent / "elsewhere").rename(root / "a")
+            return found
+
+        monkeypatch.setattr(scan, "suspects", away)
+        second = ws.snapshot("second", sealed=True)
+        assert {change.path for change in ws.diff(first.id, second.id)} == {"a/b/file", "a/b/new"}
+
+
+def test_a_directory_that_can_not_be_opened_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (root / "a/b").mkdir(parents=True)
+    (root / "a/b/file").write_text("one")
+    with Workspace.init(root) as ws:
+        ws.snapshot("first")
+        (root / "a/b/file").write_text("two")
+        real = os.open
+
+        def refusing(path: Any, *arguments: Any, **options: Any) -> int:
+            if path == "a":
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            return real(path, *arguments, **options)
+
+        monkeypatch.setattr(os, "open", refusing)
+        assert [left.path for left in ws.snapshot("refused").skipped] == ["a"]
+        monkeypatch.undo()
+        again = ws.snapshot("again", sealed=True)
+        assert (again.skipped, again.changed) == ((), 3)
+
+
+FAR = [
+    -(1 << 62),
+    13_569_465_600 * 10**9,
+    (1 << 63) - 1,
+    1 << 63,
+    4_000_000_000 * 10**9,
+]  # 1823, 2400, 2262, 2262 and 2096
+
+
+@pytest.mark.parametrize("program", [True, False])
+def test_a_time_far_away_is_a_time(root: Path, program: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suspects, "_WORTH_A_PROCESS", 0 if program else 1 << 30)
+    for number, time_ns in enumerate(FAR):
+        (root / str(number)).write_text("old")
+        os.utime(root / str(number), ns=(0, time_ns))
+    with Workspace.init(root) as ws:
+        first = ws.snapshot("first", sealed=True)
+        assert (first.changed, first.skipped) == (1 + len(FAR), ())
+    with Workspace.open(root, track=False) as ws:
+        assert ws.snapshot("the same", sealed=True).id == first.id
+        (root / "1").write_text("new")
+        os.utime(root / "1", ns=(0, FAR[1] + 1))
+        assert ws.snapshot("changed").changed == 1
+        ws.rollback(first.id)
+        assert (root / "1").read_text() == "old"
+
+
+@given(st.integers(-(1 << 70), 1 << 70), st.integers(-(1 << 63), (1 << 63) - 1))
+def test_any_time_is_kept_in_64_bits(far: int, near: int) -> None:
+    assert tree.int64(near) == near
+    assert -(1 << 63) <= tree.int64(far) < 1 << 63
+    assert (tree.int64(far) - far) % (1 << 64) == 0
+
+
+def test_a_program_of_another_users_rights_comes_back_as_an_ordinary_one(
+    ws: Workspace, root: Path, tmp_path: Path
+) -> None:
+    for name, mode in (("file", 0o4755), ("group", 0o2755), ("below/both", 0o6711)):
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_text(name)
+        (root / name).chmod(mode)
+    (root / "below").chmod(0o3775)
+    made = ws.snapshot("first")
+    ws.export(made.id, tmp_path / "export")
+    with ws.fork(made.id, tmp_path / "fork") as fork:
+        assert fork.snapshot("the same", sealed=True).id == made.id
+    for name in ("file", "group", "below/both"):
+        (root / name).unlink()
+    ws.rollback(made.id)
+    for place in (tmp_path / "export", tmp_path / "fork", root):
+        modes = {name: stat.S_IMODE((place / name).stat().st_mode) for name in ("file", "group", "below/both", "below")}
+        assert modes == {"file": 0o755, "group": 0o755, "below/both": 0o711, "below": 0o3775}
+
+
+def test_a_snapshot_that_was_stored_with_such_rights_has_them_no_more(
+    ws: Workspace, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root / "file").chmod(0o4755)
+    with monkeypatch.context() as patched:
+        patched.setattr(scan, "kept_mode", lambda mode: mode)
+        old = ws.snapshot("stored by a version that kept them")
+    (root / "file").write_text("two")
+    assert ws.snapshot("second").id != old.id
+    ws.export(old.id, tmp_path / "export")
+    assert ws.rollback(old.id).left == ()
+    for place in (tmp_path / "export", root):
+        assert ((place / "file").read_text(), stat.S_IMODE((place / "file").stat().st_mode)) == ("one", 0o755)
 
 
 # Sizes.
@@ -248,6 +427,11 @@ def test_a_large_directory_is_kept_in_pages(root: Path, tmp_path: Path) -> None:
             assert fork.snapshot("sealed", sealed=True).id == wanted
         ws.gc(keep=3)
         assert ws.verify().sound
+
+
+def test_the_longest_and_oddest_path_of_a_snapshot_has_its_place_in_a_manifest() -> None:
+    longest = TreeEntry(b"\xff" * (scan.LONGEST + len("/") + 255), "100644", 0, EMPTY_FILE.hex())
+    assert parse_tree_manifest(tree_manifest([longest])) == [longest]
 
 
 # Machines, users, other processes.
@@ -291,6 +475,57 @@ def test_a_power_cut_that_took_the_last_objects_is_noticed(root: Path, monkeypat
         ws.rollback(first.id)
         ws.rollback(again.id)
     assert (root / "file").read_text() == "two"
+
+
+def test_a_collection_takes_what_a_killed_one_left(ws: Workspace, root: Path) -> None:
+    ws.snapshot("first")
+    ws.gc()
+    kept = sorted(path.name for path in store_of(ws).iterdir())
+    for name in ("pack-1", "index-1", "lookup.1", "pack-7", "index-7"):
+        (store_of(ws) / name).write_bytes(b"old")
+    (root / "file").write_text("two")
+    ws.snapshot("second")
+    ws.gc()
+    assert sorted(path.name for path in store_of(ws).iterdir()) == [name.replace("2", "3") for name in kept]
+    assert ws.verify().sound
+
+
+def test_what_is_a_workspace_already_leaves_nothing_behind(ws: Workspace, root: Path) -> None:
+    there = sorted((state_dir() / "workspaces").rglob("*"))
+    with pytest.raises(WorkspaceExists):
+        Workspace.init(root)
+    assert sorted((state_dir() / "workspaces").rglob("*")) == there
+
+
+def test_many_may_close_it_at_once(ws: Workspace, root: Path) -> None:
+    ws.snapshot("first")
+    opened = [Workspace.open(root, track=False) for _ in range(8)]
+    for each in opened:
+        each.status()
+    barrier = threading.Barrier(len(opened))
+
+    def save(each: Workspace) -> None:
+        barrier.wait()
+        for _ in range(20):
+            each._look.save()
+
+    with ThreadPoolExecutor(len(opened)) as pool:
+        list(pool.map(save, opened))
+    for each in opened:
+        each.close()
+
+
+def test_a_file_that_became_a_directory_is_shown_once_as_each(ws: Workspace, root: Path) -> None:
+    first = ws.snapshot("first")
+    (root / "file").unlink()
+    (root / "file").mkdir()
+    second = ws.snapshot("second")
+    shown = [line.text for line in ws.compare(first.id, second.id, unified)]
+    assert [text for text in shown if text.startswith(("new", "deleted", "mode"))] == [
+        "new directory, mode 40755",
+        "deleted file, mode 100644",
+    ]
+    assert shown.count("-one") == 1
 
 
 def test_two_processes_on_one_workspace(ws: Workspace, root: Path) -> None:

@@ -31,7 +31,7 @@ def read_tree(root: bytes) -> Tree:
             elif os.path.isdir(path):
                 found[key] = ("directory", st_.st_mode & 0o7777, b"")
             else:
-                found[key] = ("file", st_.st_mode & 0o7777, Path(os.fsdecode(path)).read_bytes())
+                found[key] = ("file", st_.st_mode & 0o1777, Path(os.fsdecode(path)).read_bytes())
     return found
 
 

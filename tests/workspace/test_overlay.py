@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from capabilities import OrdinaryUser
 
 from proofbox import Sandboxes, Workspace
+from proofbox.core.atomic import TEMPORARY_PREFIX
 from proofbox.core.dirs import state_dir
+from proofbox.core.removal import Left
 from proofbox.errors import PolicyRefused
+from proofbox.workspace import overlay
+from proofbox.workspace.scan import DEEPEST, LARGEST, LONGEST
 
 pytestmark = pytest.mark.needs("bubblewrap")
 
@@ -45,6 +54,25 @@ def listing(session_output: str) -> list[str]:
 
 def files(root: Path) -> list[str]:
     return sorted(str(path.relative_to(root)) for path in root.rglob("*"))
+
+
+@contextmanager
+def deep_folder(top: Path, levels: int, name: str, *, make: bool = False) -> Iterator[int]:
+    """The last of directories in each other, which may have a path that is too long to be given."""
+    fd = os.open(top, os.O_RDONLY | os.O_DIRECTORY)
+    for _ in range(levels):
+        if make:
+            os.mkdir(name, dir_fd=fd)
+        below = os.open(name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=fd)
+        os.close(fd)
+        fd = below
+    yield fd
+    os.close(fd)
+
+
+def deep_tree(top: Path, levels: int, name: str) -> None:
+    with deep_folder(top, levels, name, make=True):
+        pass
 
 
 def test_a_box_sees_the_snapshot_and_its_changes_are_told(ws: Workspace) -> None:
@@ -129,3 +157,130 @@ def test_a_provider_that_has_no_layers_refuses_them(ws: Workspace) -> None:
     ws.snapshot("first")
     with ws.overlay("HEAD") as layers, Sandboxes(ws.path) as boxes, pytest.raises(PolicyRefused):
         boxes.exec(["true"], provider="off", **layers.options())
+
+
+def test_a_box_that_went_too_deep_is_told_as_far_as_a_snapshot_goes_and_closed(ws: Workspace) -> None:
+    ws.snapshot("first")
+    descriptors = len(os.listdir("/proc/self/fd"))
+    with ws.overlay("HEAD") as layers:
+        deep_tree(layers.upper, 1200, "d" * 40)
+        (layers.upper / "kept").mkdir()
+        (layers.upper / "kept/new").write_text("new")
+        told = [(change.path, change.kind) for change in layers.changes()]
+    assert ("kept/new", "added") in told
+    assert len(told) == (LONGEST + 1) // 41 + 1, "the directories whose path is not too long, and the file"
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert os.listdir(store_of(ws) / "boxes") == []
+    with ws.overlay("HEAD") as layers:
+        deep_tree(layers.upper, 1200, "d")
+        assert len(layers.changes()) == DEEPEST
+
+
+@pytest.mark.needs("root")
+def test_a_box_can_not_hide_a_snapshots_files_by_an_attribute(ws: Workspace) -> None:
+    ws.snapshot("first")
+    code = "import os; os.chmod('kept', 0o755); os.setxattr('kept', 'user.overlay.opaque', b'y')"
+    with ws.overlay("HEAD") as layers:
+        with Sandboxes(ws.path) as boxes:
+            done = boxes.exec(["python3", "-c", code], provider="bubblewrap", **layers.options())
+            assert done.exit_code == 0, done.stderr
+        assert os.getxattr(layers.upper / "kept", "user.overlay.opaque") == b"y"
+        assert layers.changes() == []
+
+
+def test_what_a_box_left_unreadable_or_endless_is_not_read(ws: Workspace) -> None:
+    ws.snapshot("first")
+    with ws.overlay("HEAD") as layers:
+        with (layers.upper / "hole").open("wb") as file:
+            file.truncate(LARGEST + 1)
+        assert layers.changes() == []
+
+
+def test_a_sweep_keeps_nobody_from_starting(ws: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    ws.snapshot("first")
+    with ws.overlay("HEAD"):
+        boxes = store_of(ws) / "boxes"
+    (boxes / "gone.lock").symlink_to("nowhere")  # as one that somebody else has swept between two looks
+    with monkeypatch.context() as patched:
+        patched.setattr(overlay, "remove_tree", lambda path: [Left("", "busy", errno.EBUSY)])
+        with ws.overlay("HEAD"):
+            pass
+        assert len(os.listdir(boxes)) == 3, "what could not be removed is there with its lock"
+        ws.overlay("HEAD").close()
+    with ws.overlay("HEAD"):
+        assert len(os.listdir(boxes)) == 3, "and is swept by the next one"
+    assert os.listdir(boxes) == ["gone.lock"]
+
+
+def test_a_lower_tree_whose_maker_was_killed_is_swept(ws: Workspace) -> None:
+    ws.snapshot("first")
+    with ws.overlay("HEAD"):
+        lower = store_of(ws) / "lower"
+    for tree in ("0" * 64, ws.resolve("HEAD").id):
+        (lower / f"{TEMPORARY_PREFIX}{tree}/below").mkdir(parents=True)
+    ws.gc()
+    assert not [path for path in lower.iterdir() if path.is_dir()]
+    (lower / f"{TEMPORARY_PREFIX}{ws.resolve('HEAD').id}/below").mkdir(parents=True)
+    with ws.overlay("HEAD"):
+        assert [path.name for path in lower.iterdir() if path.is_dir()] == [ws.resolve("HEAD").id]
+
+
+def test_the_longest_path_of_a_snapshot_is_laid_over_another(ws: Workspace, project: Path, tmp_path: Path) -> None:
+    first = ws.snapshot("first")
+    with ws.overlay(first.id):
+        pass
+    deep_tree(project, LONGEST // 251, "d" * 250)
+    with deep_folder(project, LONGEST // 251, "d" * 250) as fd:
+        os.close(os.open("f" * 255, os.O_WRONLY | os.O_CREAT, dir_fd=fd))
+    second = ws.snapshot("second")
+    assert second.skipped == ()
+    with ws.overlay(second.id) as layers:
+        assert len(layers.options()["layers"].lower) == 2  # type: ignore[union-attr]
+        assert layers.changes() == []
+    ws.export(second.id, tmp_path / "export")
+    with ws.fork(second.id, tmp_path / "fork") as fork:
+        assert fork.snapshot("the same", sealed=True).id == second.id
+        shutil.rmtree(project / ("d" * 250))
+        ws.rollback(second.id)
+        assert ws.snapshot("the same", sealed=True).id == second.id
+
+
+AS_SOMEONE = """if True:
+    import json, os, tempfile
+    from pathlib import Path
+    with tempfile.TemporaryDirectory() as scratch:
+        os.environ.update(HOME=scratch, XDG_STATE_HOME=scratch + "/state")
+        from proofbox import Sandboxes, Workspace
+        root = Path(scratch, "project")
+        for name in ("gone/below/file", "kept/file"):
+            (root / name).parent.mkdir(parents=True)
+            (root / name).write_text("one")
+        code = "import os; os.setxattr('kept', '{}.overlay.opaque', b'y')"
+        forge = "; ".join(f'python3 -c "{code.format(space)}"' for space in ("user", "trusted"))
+        with Workspace.init(root) as ws:
+            ws.snapshot("first")
+            with ws.overlay("HEAD") as layers:
+                with Sandboxes(root) as boxes:
+                    script = f"rm -r gone; mkdir gone; touch gone/new; chmod 711 kept; {forge}; true"
+                    boxes.exec(["sh", "-c", script], provider="bubblewrap", **layers.options())
+                print(json.dumps([[change.path, change.kind] for change in layers.changes()]))"""
+
+
+@pytest.mark.needs("unprivileged-user")
+def test_what_an_ordinary_users_box_has_made_anew_hides_what_was_there(ordinary_user: OrdinaryUser) -> None:
+    done = subprocess.run(
+        [ordinary_user.python, "-c", AS_SOMEONE],
+        env=dict(ordinary_user.env),
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+        **ordinary_user.identity,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [
+        ["gone/below", "deleted"],
+        ["gone/below/file", "deleted"],
+        ["gone/new", "added"],
+        ["kept", "mode"],
+    ]

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from proofbox.errors import PatchRefused, ProofboxError
+from proofbox.errors import FileTooLarge, PatchRefused, ProofboxError
+from proofbox.workspace.tools import files
 from proofbox.workspace.tools.files import FileTools
 from proofbox.workspace.tools.handles import DirectoryTree
 from proofbox.workspace.tools.memory import MemoryEnvironment
@@ -136,3 +137,24 @@ def test_a_line_without_end_stays_at_the_end() -> None:
     [patch] = parse("--- f\n+++ f\n@@ -1 +1,2 @@\n+b\n\\ No newline at end of file\n a\n")
     with pytest.raises(PatchRefused, match="without an end"):
         apply_hunks(b"a\n", patch)
+
+
+@pytest.mark.parametrize("other", ["./x", "link", "d/../x"])
+def test_a_file_that_is_named_twice_by_two_spellings_is_refused(tmp_path: Path, other: str) -> None:
+    fill(tmp_path, {"x": (b"one\ntwo\n", False), "d/y": (b"", False)})
+    (tmp_path / "link").symlink_to("x")
+    patch = f"--- x\n+++ x\n@@ -1 +1 @@\n-one\n+ONE\n--- {other}\n+++ {other}\n@@ -2 +2 @@\n-two\n+TWO\n"
+    with pytest.raises(PatchRefused, match="twice"):
+        FileTools(DirectoryTree(tmp_path)).apply_patch(patch)
+    assert (tmp_path / "x").read_bytes() == b"one\ntwo\n"
+
+
+def test_a_line_behind_a_hole_is_not_looked_for_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "FARTHEST", 1 << 20)
+    with (tmp_path / "hole").open("wb") as file:
+        file.truncate(1 << 40)
+    (tmp_path / "lines").write_bytes(b"a\n" * (1 << 18) + b"last\n")
+    tools = FileTools(DirectoryTree(tmp_path))
+    with pytest.raises(FileTooLarge):
+        tools.read_file("hole", first_line=2)
+    assert tools.read_file("lines", first_line=(1 << 18) + 1).content == "last\n"

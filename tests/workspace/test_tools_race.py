@@ -8,10 +8,11 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from proofbox.errors import CapabilityDenied, ProofboxError
+from proofbox.errors import CapabilityDenied, ProofboxError, ToolPathRefused
 from proofbox.workspace.search import PythonEngine, best_engine
 from proofbox.workspace.tools import handles
 from proofbox.workspace.tools.files import FileTools
@@ -162,3 +163,27 @@ def test_a_guard_judges_what_is_opened(tmp_path: Path, rounds: Callable[..., int
     finally:
         swapper.stop()
         tree.close()
+
+
+def test_a_path_takes_few_files_however_deep_it_is(deep_path: Path) -> None:
+    """They are the process's, and others need them too."""
+    most = 0
+    opening = os.open
+
+    def counting(*args: Any, **how: Any) -> int:
+        nonlocal most
+        most = max(most, len(os.listdir("/proc/self/fd")))
+        return opening(*args, **how)
+
+    tree = DirectoryTree(deep_path)
+    before = len(os.listdir("/proc/self/fd"))
+    deep = "/".join(["a"] * 1500)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "open", counting)
+        tree.write(f"{deep}/file", b"here", None)
+        with pytest.raises(ToolPathRefused, match="deeper than 256"):
+            tree.write(f"{deep}/more/file", b"there", None)
+    with tree.open(f"{deep}/file") as found:
+        assert found.stream.read() == b"here"
+    tree.close()
+    assert most - before < 300

@@ -14,6 +14,7 @@ import contextlib
 import os
 import re
 import secrets
+import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
@@ -24,10 +25,12 @@ import anyio.abc
 import httpx2
 import msgspec
 
-from proofbox.agents.http import Request, Responder, connection_handler
+from proofbox.agents.accepting import accept_all
+from proofbox.agents.http import Budget, Request, Responder, connection_handler, is_plain
 from proofbox.agents.traffic import Exchange, StreamReader, read_body, read_headers
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.core.redaction import Redactor
+from proofbox.core.redaction_stream import StreamRedactor
 from proofbox.errors import AuthFailed, UsageError
 from proofbox.sandbox.unixpath import SOCKET, listen_at
 
@@ -36,6 +39,9 @@ CONNECT_SECONDS = 15.0
 MAX_ERROR_BODY = 1 << 20
 MAX_LINE = 256 << 10  # of a line that has no end yet: then it is passed on in pieces
 REMEMBERED = 10_000
+CONNECTIONS = 128
+BODIES = 256 << 20  # of all requests at a time
+TOLD_FAULTS = 16
 _PATH = re.compile(r"(?:/[A-Za-z0-9_~:@!$&'()*+,;=-][A-Za-z0-9._~:@!$&'()*+,;=-]*)+")
 _QUERY = re.compile(r"[A-Za-z0-9._~:@!$&'()*+,;=/?%-]*")
 _PASSED_ON = frozenset(
@@ -46,6 +52,8 @@ _PASSED_BACK = frozenset({"content-type", "retry-after", "x-request-id", "openai
 _BREAKS = {"cut": "broke off its answer", "unreachable": "can't be reached"}
 
 OnExchange = Callable[[Exchange], Awaitable[None]]
+OnTrouble = Callable[[str, str], Awaitable[None]]
+"""Hears of a fault of the gateway's own: a code and a message, for the record."""
 
 
 class Endpoint:
@@ -107,16 +115,24 @@ class ModelGateway:
     """Serves one session. `exchanges` is what it saw, in the order it began; `on_exchange` hears of each at its end."""
 
     def __init__(
-        self, endpoint: Endpoint, *, on_exchange: OnExchange | None = None, clock: Clock | None = None
+        self,
+        endpoint: Endpoint,
+        *,
+        on_exchange: OnExchange | None = None,
+        on_trouble: OnTrouble | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self._endpoint = endpoint
         self._on_exchange = on_exchange
+        self._on_trouble = on_trouble
         self._clock = clock or SystemClock()
         self._began = self._clock.monotonic()
         self._redactor = endpoint.redactor()
         self._prefix = PREFIX
         self.exchanges: list[Exchange] = []
         self.refused = 0
+        self.faults = 0
+        """Connections that ended by a defect of ours."""
         self._count = 0
 
     @contextlib.asynccontextmanager
@@ -137,13 +153,13 @@ class ModelGateway:
     async def listening_on_loopback(self) -> AsyncIterator[str]:
         """On a port of the host, for an agent outside any box; a base URL with a part that others can't guess."""
         self._prefix = f"/{secrets.token_urlsafe(24)}{PREFIX}"
-        listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=0)
-        port = listener.extra(anyio.abc.SocketAttribute.local_port)  # noqa: S610 (no Django here)
-        async with self._serving(listener):
+        raw = socket.create_server(("127.0.0.1", 0))
+        port = raw.getsockname()[1]
+        async with self._serving(await anyio.abc.SocketListener.from_socket(raw)):
             yield f"http://127.0.0.1:{port}{self._prefix}"
 
     @contextlib.asynccontextmanager
-    async def _serving(self, listener: anyio.abc.Listener[anyio.abc.SocketStream]) -> AsyncIterator[None]:
+    async def _serving(self, listener: anyio.abc.SocketListener) -> AsyncIterator[None]:
         timeout = httpx2.Timeout(None, connect=CONNECT_SECONDS)  # how long a model may think is the agent's to say
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
         async with (
@@ -158,11 +174,31 @@ class ModelGateway:
             listener,
             anyio.create_task_group() as tasks,
         ):
-            tasks.start_soon(listener.serve, connection_handler(self._pass))
+            tasks.start_soon(self._serve, listener)
             try:
                 yield
             finally:
                 tasks.cancel_scope.cancel()
+
+    async def _serve(self, listener: anyio.abc.SocketListener) -> None:
+        host = connection_handler(self._pass, budget=Budget(BODIES), on_failure=self._failed)
+        try:
+            await accept_all(listener, host, most=CONNECTIONS)
+        except Exception as error:
+            await self._tell_trouble("GATEWAY_ENDED", f"the way to the model is closed ({type(error).__name__})")
+            raise
+
+    async def _failed(self, error: Exception) -> None:
+        """All of them are counted, and the first told; after that, at every doubling. Not their words: see `_ask`."""
+        self.faults += 1
+        if self.faults <= TOLD_FAULTS or self.faults & (self.faults - 1) == 0:
+            message = f"the gateway to the model failed at a request ({type(error).__name__}, {self.faults} so far)"
+            await self._tell_trouble("GATEWAY_FAILED", message)
+
+    async def _tell_trouble(self, code: str, message: str) -> None:
+        if self._on_trouble is not None:
+            with anyio.CancelScope(shield=True):
+                await self._on_trouble(code, message)
 
     def _proxy(self) -> str | None:
         if self._endpoint.local:
@@ -181,15 +217,15 @@ class ModelGateway:
             thread=request.header("thread-id")[:100],
             turn=_turn_of(request)[:100],
         )
-        if path is None:
-            self.refused += 1
-            exchange.outcome, exchange.status = "refused", 403
-            await responder.send(403, b"proofbox: this gateway leads to the model and nowhere else\n")
         if len(self.exchanges) < REMEMBERED:
             self.exchanges.append(exchange)
         try:
             if path is not None:
                 await self._ask(request, path, exchange, responder)
+            else:
+                self.refused += 1
+                exchange.outcome, exchange.status = "refused", 403
+                await responder.send(403, b"proofbox: this gateway leads to the model and nowhere else\n")
         finally:
             exchange.duration_ms = self._elapsed(exchange.at_ms)
             if self._on_exchange is not None:
@@ -234,7 +270,7 @@ class ModelGateway:
         headers = {
             name: value
             for name, value in answer.headers.items()
-            if _passed(name, _PASSED_BACK) and self._redactor.redact(value) == value
+            if _passed(name, _PASSED_BACK) and is_plain(value) and self._redactor.redact(value) == value
         }
         if answer.status_code >= 400:
             body = b""
@@ -242,7 +278,7 @@ class ModelGateway:
                 body = (body + piece)[:MAX_ERROR_BODY]
             exchange.outcome = "http_error"
             exchange.response_bytes = len(body)
-            body = self._redactor.redact(body)
+            body = self._redactor.redact(body, cut=True)
             read_body(exchange, body)
             await responder.send(answer.status_code, body, headers)
             return
@@ -252,6 +288,7 @@ class ModelGateway:
 
     async def _stream(self, answer: httpx2.Response, exchange: Exchange, responder: Responder) -> None:
         reader, is_stream = StreamReader(exchange), "event-stream" in answer.headers.get("content-type", "")
+        clean = StreamRedactor(self._redactor)
         held, whole = b"", bytearray()
         async for piece in answer.aiter_bytes():
             exchange.response_bytes += len(piece)
@@ -264,10 +301,10 @@ class ModelGateway:
                     reader.line(line)
             elif len(whole) < MAX_ERROR_BODY:
                 whole += ready
-            await responder.write(self._redactor.redact(ready))
+            await responder.write(clean.feed(piece))
         if not is_stream:
             read_body(exchange, bytes(whole + held))
-        await responder.write(self._redactor.redact(held))
+        await responder.write(clean.finish())
         if exchange.outcome == "abandoned":
             exchange.outcome = "cut" if is_stream else "completed"
 

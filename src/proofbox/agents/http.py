@@ -2,7 +2,7 @@
 
 One request at a time on a connection, which is kept for the next. A client that leaves cancels its handler. What is no
 HTTP is answered with 400 and the end of the connection; nothing a client sends can make it hold more than a head and a
-body of the sizes below.
+body of the sizes below, nor longer than they may take. What goes wrong on a connection ends that connection alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ import msgspec
 MAX_HEAD = 64 << 10
 MAX_BODY = 128 << 20  # a conversation with images in it
 HEAD_SECONDS = 60.0
+BODY_SECONDS = 60.0
+LEAST_RATE = 256 << 10  # bytes of a body that make it a second longer
+IDLE_SECONDS = 120.0  # longer than clients keep a connection that they do not use
 _METHOD_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+_LEFT = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
 
 
 class BadRequest(Exception):
@@ -75,37 +79,78 @@ class Responder:
         await self._stream.aclose()
 
 
+class Budget:
+    """What the bodies of all connections hold together: of those that are coming, and of those being answered."""
+
+    def __init__(self, size: int) -> None:
+        self.left = size
+
+
 Handler = Callable[[Request, Responder], Awaitable[None]]
+OnFailure = Callable[[Exception], Awaitable[None]]
 
 
-def connection_handler(handler: Handler) -> Callable[[anyio.abc.SocketStream], Awaitable[None]]:
-    """What `listener.serve` takes: answers the requests of one connection until either side ends it."""
+def connection_handler(
+    handler: Handler, *, budget: Budget | None = None, on_failure: OnFailure | None = None
+) -> Callable[[anyio.abc.SocketStream], Awaitable[None]]:
+    """What a listener's `serve` takes: answers the requests of one connection until either side ends it.
+
+    With `on_failure` it never raises: whatever is wrong on one connection is no reason to end the others.
+    """
 
     async def serve(stream: anyio.abc.SocketStream) -> None:
-        reader = _Reader(stream)
-        async with stream:
-            with contextlib.suppress(anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
-                while True:
-                    responder = Responder(stream)
-                    try:
-                        request = await reader.request()
-                    except BadRequest as problem:
-                        await responder.send(problem.status, f"{problem}\n".encode(), {"connection": "close"})
-                        return
-                    async with anyio.create_task_group() as tasks:
-                        tasks.start_soon(reader.watch, tasks.cancel_scope)
-                        await handler(request, responder)
-                        tasks.cancel_scope.cancel()
-                    if not responder.finished or request.header("connection").lower() == "close":
-                        return
+        try:
+            async with stream:
+                await _converse(stream, handler, budget or Budget(MAX_BODY))
+        except _LEFT:
+            pass
+        except Exception as error:
+            if on_failure is None:
+                raise
+            await on_failure(error)
 
     return serve
 
 
+async def _converse(stream: anyio.abc.SocketStream, handler: Handler, budget: Budget) -> None:
+    reader = _Reader(stream, budget)
+    while True:
+        responder = Responder(stream)
+        try:
+            request = await reader.request()
+            await _answer(request, responder, reader, handler)
+        except BadRequest as problem:
+            await responder.send(problem.status, f"{problem}\n".encode(), {"connection": "close"})
+            return
+        finally:
+            reader.let_go()
+        if not responder.finished or request.header("connection").lower() == "close":
+            return
+
+
+async def _answer(request: Request, responder: Responder, reader: _Reader, handler: Handler) -> None:
+    failure: Exception | None = None
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(reader.watch, tasks.cancel_scope)
+        # Caught in here: out of a task group comes a group, which is none of these.
+        try:
+            await handler(request, responder)
+        except _LEFT:
+            pass
+        except Exception as error:
+            failure = error
+        tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+
+
 class _Reader:
-    def __init__(self, stream: anyio.abc.SocketStream) -> None:
+    def __init__(self, stream: anyio.abc.SocketStream, budget: Budget) -> None:
         self._stream = stream
-        self._held = b""
+        self._held = bytearray()
+        self._budget = budget
+        self._taken = 0
+        self._patience = anyio.CancelScope()
 
     async def request(self) -> Request:
         head = await self._head()
@@ -116,17 +161,21 @@ class _Reader:
         headers = tuple(_field(field) for field in fields)
         lengths = {value for name, value in headers if name == "content-length"}
         encodings = [value.lower() for name, value in headers if name == "transfer-encoding"]
-        if encodings:
-            if encodings != ["chunked"] or lengths:
-                raise BadRequest(400, "a body's length must be said once, and in one way")
-            body = await self._chunks()
-        else:
-            body = await self._exactly(_length(lengths))
-        return Request(words[0], words[1], headers, body)
+        if encodings and (encodings != ["chunked"] or lengths):
+            raise BadRequest(400, "a body's length must be said once, and in one way")
+        with anyio.move_on_after(BODY_SECONDS) as self._patience:
+            body = await self._chunks() if encodings else await self._exactly(_length(lengths))
+            return Request(words[0], words[1], headers, body)
+        raise BadRequest(408, "the body comes too slowly")
+
+    def let_go(self) -> None:
+        """Of the request's body: it has been answered."""
+        self._budget.left += self._taken
+        self._taken = 0
 
     async def watch(self, answering: anyio.CancelScope) -> None:
         """While a request is answered: a client that leaves ends the work for it. What it sends on is kept."""
-        with contextlib.suppress(anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+        with contextlib.suppress(*_LEFT, OSError):
             while len(self._held) <= MAX_HEAD:
                 self._held += await self._receive()
             return
@@ -141,7 +190,7 @@ class _Reader:
         return await self._stream.receive()
 
     async def _head(self) -> str:
-        with anyio.move_on_after(None) as patience:
+        with anyio.move_on_after(IDLE_SECONDS) as patience:
             while b"\r\n\r\n" not in self._held:
                 if len(self._held) > MAX_HEAD:
                     raise BadRequest(431, "the request's head has no end")
@@ -149,50 +198,71 @@ class _Reader:
                     patience.deadline = min(patience.deadline, anyio.current_time() + HEAD_SECONDS)
                 self._held += await self._receive()
         if patience.cancelled_caught:
+            if not self._held:
+                raise anyio.EndOfStream
             raise BadRequest(408, "the request did not come to an end")
-        head, _, self._held = self._held.partition(b"\r\n\r\n")
-        return head.decode("latin-1")
+        return self._up_to(b"\r\n\r\n")
 
     async def _exactly(self, size: int) -> bytes:
         if size > MAX_BODY:
             raise BadRequest(413, "the body is too large")
-        pieces, have = [self._held], len(self._held)
-        while have < size:
-            piece = await self._receive()
-            pieces.append(piece)
-            have += len(piece)
-        whole = b"".join(pieces)
-        self._held = whole[size:]
-        return whole[:size]
+        found = bytearray()
+        while True:
+            piece = self._held[: size - len(found)]
+            del self._held[: len(piece)]
+            self._take(len(piece))
+            found += piece
+            if len(found) == size:
+                return bytes(found)
+            self._held += await self._receive()
+
+    def _take(self, size: int) -> None:
+        if size > self._budget.left:
+            raise BadRequest(503, "too much is being said at once")
+        self._budget.left -= size
+        self._taken += size
+        self._patience.deadline += size / LEAST_RATE
 
     async def _chunks(self) -> bytes:
-        pieces: list[bytes] = []
-        total = 0
+        body = bytearray()
         while size := _hexadecimal(await self._line()):
-            total += size
-            if total > MAX_BODY:
+            if len(body) + size > MAX_BODY:
                 raise BadRequest(413, "the body is too large")
-            pieces.append(await self._exactly(size))
+            body += await self._exactly(size)
             if await self._exactly(2) != b"\r\n":
                 raise BadRequest(400, "a chunk does not end where it said")
         while await self._line():
             pass  # trailers
-        return b"".join(pieces)
+        return bytes(body)
 
     async def _line(self) -> str:
         while b"\r\n" not in self._held:
             if len(self._held) > MAX_HEAD:
                 raise BadRequest(400, "a chunk's head has no end")
             self._held += await self._receive()
-        line, _, self._held = self._held.partition(b"\r\n")
-        return line.decode("latin-1")
+        return self._up_to(b"\r\n")
+
+    def _up_to(self, mark: bytes) -> str:
+        """What is held before the mark, which is held as well; both are gone from there."""
+        end = self._held.index(mark)
+        text = self._held[:end].decode("latin-1")
+        del self._held[: end + len(mark)]
+        return text
 
 
 def _field(line: str) -> tuple[str, str]:
     name, colon, value = line.partition(":")
     if not colon or not name or name != name.strip() or any(ord(c) < 33 or ord(c) > 126 for c in name):
         raise BadRequest(400, "a header that is none")
-    return name.lower(), value.strip(" \t")
+    value = value.strip(" \t")
+    if not is_plain(value.replace("\t", " ")):
+        raise BadRequest(400, "a header's value must be printable ASCII")
+    return name.lower(), value
+
+
+def is_plain(value: str) -> bool:
+    """Whether it is safe in a header: clients and servers differ on what anything else means, or raise."""
+    return value.isascii() and value.isprintable()
 
 
 def _length(values: set[str]) -> int:

@@ -25,7 +25,7 @@ class WayToModel:
     def __init__(self, base_url: str, api_key_env: str | None, session: HostedSession) -> None:
         self._endpoint = Endpoint.of(base_url, api_key_env)
         self._session = session
-        self._gateway = ModelGateway(self._endpoint, on_exchange=self._saw)
+        self._gateway = ModelGateway(self._endpoint, on_exchange=self._saw, on_trouble=self._trouble)
         self._ready = anyio.Event()
         self._over = anyio.Event()
         self._doors: tuple[Door, ...] = ()
@@ -61,6 +61,9 @@ class WayToModel:
 
     def close(self) -> None:
         self._over.set()
+
+    async def _trouble(self, code: str, message: str) -> None:
+        await self._session.feed.tell(Integrity(session=self._session.id, code=code, message=message))
 
     async def _saw(self, exchange: Exchange) -> None:
         """Which turn it was for is known where there is but one."""

@@ -14,7 +14,7 @@ from proofbox.agents.record import ChainEnd, bounded
 from proofbox.agents.steps import Step
 from proofbox.agents.strategies import Considered, Origin
 from proofbox.core.documents import stored
-from proofbox.core.text import preview
+from proofbox.core.redaction import Redactor
 from proofbox.errors import AgentError
 from proofbox.sandbox.inside import PolicyOptions
 
@@ -28,6 +28,7 @@ class TrialRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str
     workspace: Path
     strategies: str | tuple[str, ...] | None = None
+    """The chain of them, tried in order; None: what the settings say."""
     required: tuple[str, ...] = ()
     """Capabilities that the strategy must have."""
     flags: dict[str, Any] = {}
@@ -35,12 +36,18 @@ class TrialRequest(msgspec.Struct, frozen=True, kw_only=True):
     provider: str | None = None
     policy: PolicyOptions = {}
     env: tuple[str, ...] = ()
+    """Variables that the agent gets: NAME, or NAME=VALUE."""
     grants: tuple[str, ...] = ()
+    """Names of blocked variables that get in all the same."""
     approvals: tuple[ApprovalRule, ...] = ()
+    """What is answered when the agent asks for leave; the first that matches."""
     sandboxed: bool = True
+    """False: the agent runs on the host, with everything that you may do."""
     timeout: float | None = None
     stall_timeout: float | None = None
+    """Seconds without a word from the agent, after which its turn is ended."""
     out: Path | None = None
+    """A new directory for the record; None: none is kept."""
 
 
 class CallMade(msgspec.Struct, frozen=True):
@@ -61,13 +68,13 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     details: dict[str, Any] = {}
 
     @classmethod
-    def of(cls, error: AgentError) -> Failure:
+    def of(cls, error: AgentError, redactor: Redactor) -> Failure:
         return cls(
             code=error.code,
-            message=preview(error.message, 4096)[0],
+            message=redactor.preview(error.message, 4096)[0],
             retryable=error.retryable,
             fix_hints=error.fix_hints,
-            details=bounded(error.details),
+            details=bounded(error.details, redactor),
         )
 
 

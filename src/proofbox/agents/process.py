@@ -11,6 +11,7 @@ outside, which adds the key and records what passes.
 from __future__ import annotations
 
 import codecs
+import contextlib
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -36,6 +37,7 @@ from proofbox.errors import (
     CommandNotFound,
     RuntimeCrashed,
     RuntimeStartFailed,
+    SandboxError,
     StrategyUnavailable,
 )
 from proofbox.sandbox.aprocess import AsyncProcess, open_process
@@ -225,11 +227,15 @@ class ProcessSession(HostedSession):
         return await process.wait()
 
     async def _kill(self, turn: Turn) -> None:
+        # The program dies before its calls are waited for: some of them may wait for it.
         if self._funnel is not None:
-            await self._funnel.end_turn(turn)
+            self._funnel.stop_turn(turn)
         process = self._running.get(turn.id)
         if process is not None:
-            await process.kill()
+            with contextlib.suppress(SandboxError):  # its box is gone, as whoever receives from it hears
+                await process.kill()
+        if self._funnel is not None:
+            await self._funnel.end_turn(turn)
 
     async def _release(self) -> None:
         await self._boxes.close()

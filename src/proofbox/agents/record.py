@@ -25,6 +25,7 @@ from proofbox.core.redaction import Redactor
 from proofbox.core.removal import remove_tree
 from proofbox.core.text import preview
 from proofbox.errors import CorruptError, IoFailed, NotFoundError, UsageError
+from proofbox.workspace.scan import beyond
 
 TEXT_LIMIT = 64 << 10
 LARGEST_CHAIN = 1 << 30
@@ -56,7 +57,7 @@ class Record:
         writer = self._chains[chain]
         if writer.count % LOOK_EVERY == LOOK_EVERY - 1 and os.path.getsize(writer.path) > LARGEST_CHAIN:
             raise IoFailed(f"{chain}.jsonl is over {LARGEST_CHAIN} bytes", op="record")
-        writer.append(self._redactor.redact_json(bounded(dict(entry))))
+        writer.append(self._clean(dict(entry)))
 
     def ends(self) -> dict[str, ChainEnd]:
         """Close the chains; how long each one is, and its head."""
@@ -65,11 +66,15 @@ class Record:
         return {name: ChainEnd(chain.count, chain.head) for name, chain in self._chains.items()}
 
     def finish(self, document: msgspec.Struct) -> None:
-        data = self._redactor.redact_json(bounded(msgspec.to_builtins(document, enc_hook=str)))
+        data = self._clean(msgspec.to_builtins(document, enc_hook=str))
         write_document(self.directory / "trial.json", msgspec.json.format(msgspec.json.encode(data), indent=1))
 
     def close(self) -> None:
         self.ends()
+
+    def _clean(self, value: Any) -> Any:
+        # Texts are redacted before they are cut; members whose names say that they are secrets go with the whole.
+        return self._redactor.redact_json(bounded(value, self._redactor))
 
     def discard(self) -> None:
         """No agent was ever started: there is nothing to record."""
@@ -126,13 +131,20 @@ def copy_home(source: Path, dest: Path) -> None:
         modes = {name: os.lstat(os.path.join(directory, name)).st_mode for name in names}
         return [name for name, mode in modes.items() if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))]
 
+    for folder, _, _ in os.walk(source):  # which recurses, as the copy does: not deeper than this lets it
+        if too_far := beyond(os.path.relpath(folder, source)):
+            raise UsageError(
+                f"a directory in the home that the agent left can't be copied: {too_far}",
+                op="fork",
+                fix_hints=["fork an earlier trial, or begin a new one: proofbox runtime try"],
+            )
     shutil.copytree(source, dest, symlinks=True, ignore=odd, dirs_exist_ok=True)
 
 
-def bounded(value: Any, depth: int = _MAX_DEPTH) -> Any:
-    """A JSON value that any chain can hold: texts cut and made valid, numbers no double would change."""
+def bounded(value: Any, redactor: Redactor, depth: int = _MAX_DEPTH) -> Any:
+    """A JSON value that any chain can hold: texts redacted, cut and made valid, numbers no double would change."""
     if isinstance(value, str):
-        return preview(value, TEXT_LIMIT)[0]
+        return redactor.preview(value, TEXT_LIMIT)[0]
     if isinstance(value, bool) or value is None:
         return value
     if isinstance(value, int):
@@ -142,10 +154,16 @@ def bounded(value: Any, depth: int = _MAX_DEPTH) -> Any:
     if depth == 0:
         return "…"
     if isinstance(value, Mapping):
-        return {preview(str(name), TEXT_LIMIT)[0]: bounded(member, depth - 1) for name, member in value.items()}
+        return {_name(str(name), redactor): bounded(member, redactor, depth - 1) for name, member in value.items()}
     if isinstance(value, list | tuple):
-        return [bounded(member, depth - 1) for member in value]
-    return preview(str(value), TEXT_LIMIT)[0]
+        return [bounded(member, redactor, depth - 1) for member in value]
+    return redactor.preview(str(value), TEXT_LIMIT)[0]
+
+
+def _name(name: str, redactor: Redactor) -> str:
+    """One that is not cut is left to `redact_json`, which keeps two names apart that become one."""
+    short, cut = preview(name, TEXT_LIMIT)
+    return redactor.preview(name, TEXT_LIMIT)[0] if cut else short
 
 
 def _new_directory(directory: Path, workspace: Path) -> Path:

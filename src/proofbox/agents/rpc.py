@@ -31,6 +31,7 @@ QUEUE = 1024
 SEND_SECONDS = 10.0
 OVERLOADED = -32001
 METHOD_NOT_FOUND = -32601
+INTERNAL_ERROR = -32603
 
 
 class Transport(Protocol):
@@ -61,6 +62,8 @@ class Stats(msgspec.Struct):
 OnNotification = Callable[[str, Any], Awaitable[None]]
 OnRequest = Callable[[Id, str, Any], Awaitable[Any]]
 OnGarbage = Callable[[Garbage, int], Awaitable[None]]
+OnFailure = Callable[[str, Exception], Awaitable[None]]
+"""Hears of a message, by its method, that a handler of ours could not deal with."""
 
 
 class _Waiting:
@@ -82,6 +85,7 @@ class Peer:
         on_notification: OnNotification,
         on_request: OnRequest,
         on_garbage: OnGarbage,
+        on_failure: OnFailure,
         strict: bool = False,
         seconds: float = 30.0,
         max_line: int = MAX_LINE,
@@ -92,6 +96,7 @@ class Peer:
         self._on_notification = on_notification
         self._on_request = on_request
         self._on_garbage = on_garbage
+        self._on_failure = on_failure
         self._strict = strict
         self._seconds = seconds
         self._lines = Lines(strict=strict, max_line=max_line)
@@ -189,7 +194,7 @@ class Peer:
     async def _handle_all(self, messages: anyio.abc.ObjectReceiveStream[Message | Garbage]) -> None:
         async for message in messages:
             if isinstance(message, Notification):
-                await self._on_notification(message.method, message.params)
+                await self._note(message)
             elif isinstance(message, Request):
                 await self._answer(message)
             elif isinstance(message, Garbage):
@@ -198,12 +203,22 @@ class Peer:
             else:
                 raise InternalError("an answer in the queue of questions", op="rpc")
 
+    async def _note(self, notification: Notification) -> None:
+        try:
+            await self._on_notification(notification.method, notification.params)
+        except Exception as error:  # nothing that the other side says is a reason to end the talk
+            await self._on_failure(notification.method, error)
+
     async def _answer(self, request: Request) -> None:
         try:
             result = await self._on_request(request.id, request.method, request.params)
             line = encode(strict=self._strict, id=request.id, result=result)
         except Refusal as refusal:
             line = encode(strict=self._strict, id=request.id, error={"code": refusal.code, "message": refusal.message})
+        except Exception as error:  # a shape that nobody thought of
+            refused = {"code": INTERNAL_ERROR, "message": "the request could not be dealt with"}
+            line = encode(strict=self._strict, id=request.id, error=refused)
+            await self._on_failure(request.method, error)
         try:
             await self._send(line)
         except AgentError:

@@ -151,7 +151,7 @@ def read_duration(text: str) -> float | None:
     if found is None or not any(found.groups()):
         return None
     days, hours, minutes, seconds, milliseconds = (float(part or 0) for part in found.groups())
-    return days * 86400 + hours * 3600 + minutes * 60 + seconds + milliseconds / 1000
+    return _number(days * 86400 + hours * 3600 + minutes * 60 + seconds + milliseconds / 1000)
 
 
 def added(one: TokenUsage, other: TokenUsage, sign: int = 1) -> TokenUsage:
@@ -161,11 +161,12 @@ def added(one: TokenUsage, other: TokenUsage, sign: int = 1) -> TokenUsage:
 
 
 def _number(value: Any) -> float | None:
+    """What a number can be at all. How long a limit is believed is for who waits to say: see `lab/limiter.py`."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
         number = float(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     return number if 0 <= number < 1e12 else None
 

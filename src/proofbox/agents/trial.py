@@ -33,7 +33,6 @@ from proofbox.core.clock import Clock, SystemClock, isoformat
 from proofbox.core.ids import IdSource
 from proofbox.core.redaction import Redactor
 from proofbox.core.removal import remove_tree
-from proofbox.core.text import preview
 from proofbox.errors import (
     AgentError,
     CapabilityUnsupported,
@@ -53,8 +52,9 @@ LARGEST_PROMPT = 1 << 20
 class _Heard:
     """What the outcome needs of the events, besides the steps."""
 
-    def __init__(self, record: Record | None) -> None:
+    def __init__(self, record: Record | None, redactor: Redactor) -> None:
         self._record = record
+        self._redactor = redactor
         self.calls: list[CallMade] = []
         self.integrity: list[dict[str, Any]] = []
         self.windows: tuple[dict[str, Any], ...] = ()
@@ -64,14 +64,15 @@ class _Heard:
             self._record.append("events", {"event": msgspec.to_builtins(event)})
         match event:
             case ToolCall():
-                command, tool = preview(event.command, 4096)[0], preview(event.tool, 200)[0]
+                command, _ = self._redactor.preview(event.command, 4096)
+                tool, _ = self._redactor.preview(event.tool, 200)
                 call = CallMade(command, event.exit_code, event.duration_ms, tool, event.status, event.source)
                 self.calls.append(call)
             case Integrity():
                 found = {"code": event.code, "message": event.message, "details": dict(event.details)}
-                self.integrity.append(bounded(found))
+                self.integrity.append(bounded(found, self._redactor))
             case RateWindows():
-                self.windows = tuple(bounded(msgspec.to_builtins(window)) for window in event.windows)
+                self.windows = tuple(bounded(msgspec.to_builtins(window), self._redactor) for window in event.windows)
 
 
 OpenThread = Callable[[AgentSession], Awaitable[str]]
@@ -123,13 +124,13 @@ class Running:
         self.settings = RuntimeSettings(said.runtimes, request.flags)
         self.settings.check(self.chain, self.registry)
         self.environment = self._environment(said.env)
+        self.redactor = Redactor.from_environment(os.environ, self._model_keys())
         self.mounts = (*said.mounts, *(request.policy.get("mounts") or ()))
         self.began = 0.0
         self.started_at = ""
 
     async def run(self, open_thread: OpenThread) -> Trial:
         self.began, self.started_at = self.clock.monotonic(), isoformat(self.clock.now())
-        redactor = Redactor.from_environment(os.environ, self._model_keys())
         async with contextlib.AsyncExitStack() as stack:
             scratch = Path(tempfile.mkdtemp(prefix="proofbox-trial-"))
             stack.callback(remove_tree, scratch)
@@ -138,7 +139,7 @@ class Running:
             record: Record | None = None
             home = scratch / "home"
             if self.request.out is not None:
-                record = Record(self.request.out, self.id, self.root, redactor)
+                record = Record(self.request.out, self.id, self.root, self.redactor)
                 stack.callback(record.close)
                 home = record.home
             try:
@@ -157,7 +158,7 @@ class Running:
                 if record is not None:
                     record.discard()
                 raise
-            heard = _Heard(record)
+            heard = _Heard(record, self.redactor)
             steps = StepRecorder(
                 workspace,
                 first,
@@ -182,7 +183,7 @@ class Running:
                     trial = self._trial(session, considered, heard, steps, outcome, first, last, workspace.id, record)
                     if record is not None:
                         record.finish(trial)
-        return msgspec.convert(redactor.redact_json(msgspec.to_builtins(trial, enc_hook=str)), Trial)
+        return msgspec.convert(self.redactor.redact_json(msgspec.to_builtins(trial, enc_hook=str)), Trial)
 
     async def _seal(self, session: AgentSession, workspace: Workspace, outcome: _Outcome) -> str:
         """End the agent, and then say what it left. Without that last word a trial is not completed."""
@@ -250,23 +251,23 @@ class Running:
             chain=tuple(considered),
             chain_origin=self.chain.origin,
             status=outcome.status,
-            error=Failure.of(outcome.error) if outcome.error is not None else None,
-            final_message=preview(outcome.final_message, 64 << 10)[0],
+            error=Failure.of(outcome.error, self.redactor) if outcome.error is not None else None,
+            final_message=self.redactor.preview(outcome.final_message, 64 << 10)[0],
             tool_calls=tuple(heard.calls),
             steps=tuple(steps.steps),
             usage=outcome.usage,
             thread_id=outcome.thread,
             turn_id=outcome.turn,
-            prompt=preview(self.request.prompt, LARGEST_PROMPT)[0],
+            prompt=self.request.prompt,
             workspace=str(self.root),
             workspace_id=workspace_id,
             snapshot_before=first,
             snapshot_after=last,
-            session={"id": session.id, **bounded(dict(session.facts()))},
+            session={"id": session.id, **bounded(dict(session.facts()), self.redactor)},
             environment=self.environment.record,
-            settings=bounded(self.settings(runtime)),
+            settings=bounded(self.settings(runtime), self.redactor),
             provider=self.request.provider,
-            policy=bounded({name: value for name, value in self.request.policy.items() if value}),
+            policy=bounded({name: value for name, value in self.request.policy.items() if value}, self.redactor),
             integrity=tuple(heard.integrity),
             rate_windows=heard.windows,
             started_at=self.started_at,
@@ -311,9 +312,15 @@ class _Outcome:
 def open_workspace(path: Path) -> Workspace:
     """The workspace at a directory, made one if it is none yet."""
     try:
-        return Workspace.open(path)
+        found = Workspace.open(path)
     except WorkspaceUnknown:
         return Workspace.init(path)
+    try:
+        found.require_finished()
+    except BaseException:
+        found.close()
+        raise
+    return found
 
 
 async def _whatever_happens(work: Callable[[], None]) -> None:

@@ -90,7 +90,7 @@ def _forget_strange_sizes() -> None:
 
 def _io_error(error: OSError) -> ProofboxError:
     said = error.strerror or type(error).__name__
-    if error.filename is None:
+    if error.filename is None or isinstance(error.filename, int):  # a descriptor: nothing that anybody has named
         return IoFailed(said, op="io")
     kind = NotFoundError if error.errno in NOT_THERE else UsageError if error.errno in NOT_THAT else IoFailed
     return kind(f"{said} ({os.fsdecode(error.filename)[:200]})", op="io")

@@ -25,6 +25,7 @@ class Progress:
         self._passed = 0
         self._running: dict[str, tuple[float, str, str]] = {}
         self._tokens: dict[str, int] = {}
+        self._waiting = ""
         self._began = time.monotonic()
         self._lock = threading.Lock()
         self._live: Any = None
@@ -47,6 +48,10 @@ class Progress:
             self._live.stop()
             self._live = None
 
+    @property
+    def shown(self) -> bool:
+        return self._live is not None
+
     def hear(self, event: dict[str, Any]) -> None:
         with self._lock:
             id, what = str(event.get("attempt_id")), str(event.get("event"))
@@ -56,11 +61,14 @@ class Progress:
                 self._done += what == "ended"
                 self._total = max(self._total, self._done + len(self._running))
                 self._passed += event.get("verified") == "passed"
+            elif what == "waiting":
+                self._waiting = str(event.get("message", ""))
             elif what == "tokens":
                 self._tokens[id] = int(event.get("tokens", 0))
             elif what == "activity":
                 self._running[id] = (since, state, str(event.get("activity", "")))
             else:
+                self._waiting = ""  # something was started: it waits no more
                 self._running[id] = (since, what, activity)
             if self._live is not None:
                 self._live.update(self._picture())
@@ -76,6 +84,8 @@ class Progress:
         spent = f", {sum(self._tokens.values())} tokens" if self._tokens else ""
         head = f"{self._done}/{self._total} done, {self._passed} passed, {elapsed:.0f} s{spent}{left}"
         table.add_row(Text(head, "bold"))
+        if self._waiting and not self._running:
+            table.add_row(Text(f"waiting: {printable(self._waiting)}", "yellow"))
         rows = Table.grid(padding=(0, 2))
         for id, (since, state, activity) in list(self._running.items())[:MOST_LINES]:
             shown = preview(printable(activity), 60)[0]

@@ -209,7 +209,7 @@ class _Unpacking:
                 raise ArchiveRefused(f"{place!r} is a link to {name!r}, which is no file")
 
     def _below(self, name: str) -> str | None:
-        if len(os.fsencode(name)) >= _LONGEST_NAME:
+        if len(os.fsencode(name)) >= _LONGEST_NAME or any(len(os.fsencode(part)) > 255 for part in name.split("/")):
             raise ArchiveRefused(f"a name in it is too long: {name[:60]!r}…")
         parts = [part for part in name.split("/") if part not in ("", ".")]
         if name.startswith("/") or ".." in parts or "\0" in name:

@@ -8,7 +8,8 @@ writes them. What two JSON libraries may read differently is refused rather than
 infinities, lone surrogates, and integers that a double can't hold.
 
 The two functions agree: whatever `canonical_bytes` writes, `parse_strict` reads, and writing that again gives the same
-bytes. Both bound the nesting by the same constant, so a writer can't produce what a reader must refuse.
+bytes. Both bound the nesting and the number of values by the same constants, so a writer can't produce what a reader
+must refuse.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from typing import Any
 
 MAX_DEPTH = 128
 MAX_INTEGER = 2**53 - 1
+MAX_VALUES = 3_000_000
+"""Two bytes of JSON may be a hundred in memory. With so many values at most, all of them fit into half a gigabyte."""
 _SMALL = 32  # members; the order of larger objects is not kept, so that hostile ones can't fill the memory
 
 
@@ -40,9 +43,11 @@ def canonical_bytes(value: Any) -> bytes:
     Only these types exactly, not subclasses: an enum or a named tuple has a meaning that JSON would drop silently.
     """
     try:
-        return _encode(value, MAX_DEPTH).encode()
+        data = _encode(value, MAX_DEPTH).encode()
     except UnicodeEncodeError as error:
         raise CanonicalError("a string holds a lone surrogate, which UTF-8 can't represent") from error
+    check_values(data)
+    return data
 
 
 def _encode(value: Any, depth: int) -> str:
@@ -130,9 +135,11 @@ def parse_strict(data: bytes) -> Any:
     """Read one JSON document, refusing everything about which readers disagree.
 
     Raises CanonicalError for invalid UTF-8, a byte order mark, duplicate names, NaN, infinities and numbers that
-    overflow to one, integers a double would round, lone surrogates, and nesting beyond MAX_DEPTH. The input need not
-    be canonical; a caller that requires it compares `canonical_bytes(parse_strict(data))` with `data`.
+    overflow to one, integers a double would round, lone surrogates, nesting beyond MAX_DEPTH, and more values than
+    MAX_VALUES. The input need not be canonical; a caller that requires it compares
+    `canonical_bytes(parse_strict(data))` with `data`.
     """
+    check_values(data)
     try:
         text = data.decode("utf-8")
         value = _DECODER.decode(text)
@@ -151,6 +158,16 @@ def parse_strict(data: bytes) -> Any:
     if data.count(b"[") + data.count(b"{") > MAX_DEPTH:
         _check_depth(value)
     return value
+
+
+def check_values(data: bytes) -> None:
+    """Raise CanonicalError for JSON of more than MAX_VALUES.
+
+    They are counted by what separates them, in strings too: an upper bound, at no cost. An object takes twice the
+    memory of a list.
+    """
+    if 2 * len(data) > MAX_VALUES and data.count(b",") + data.count(b"[") + 2 * data.count(b"{") > MAX_VALUES:
+        raise CanonicalError(f"more than {MAX_VALUES} values: commas, brackets, and braces twice")
 
 
 def _check_depth(value: Any) -> None:

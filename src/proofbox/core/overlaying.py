@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from collections.abc import Iterable, Iterator
@@ -114,4 +113,4 @@ class Overlaid:
 
     def _clear(self, fd: int, name: str) -> None:
         if left := remove_tree(name, dir_fd=fd):
-            raise OSError(errno.EBUSY, f"what stands in the way can't be removed: {left[0].reason}", name)
+            raise OSError(left[0].errno, f"what stands in the way can't be removed: {left[0].reason}", name)

@@ -10,19 +10,24 @@ regular expression runs.
 
 from __future__ import annotations
 
-import base64
-import json
 import re
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any, AnyStr, Self
-from urllib.parse import quote, quote_plus
 
 from proofbox.core.canonical import MAX_DEPTH
 from proofbox.core.secret_patterns import DEFAULT_PATTERNS, SECRET_MEMBER, SECRET_VARIABLE, Pattern
+from proofbox.core.spellings import MIN_SECRET, spellings
+from proofbox.core.text import GAP, preview, preview_end
 
-MIN_SECRET = 6  # shorter values occur by chance, and redacting them would shred the text
-_MIN_BASE64 = 8
 _COUNT = re.compile(r"[0-9]{1,9}")  # MAX_TOKENS=100000 is a setting, not a secret
+
+# Longer than what any pattern needs to show itself, and than the key blocks that are in use.
+_TAIL = 1 << 14
+# Nothing that comes here was cut shorter than this. So in a shorter text the beginning of a secret (of one that is a
+# path, say) is no secret.
+_SHORTEST_CUT = 200
+_MOST_GAPS = 20  # we make one; an agent can print as many as it likes
 
 _Compiled = tuple[tuple[str, ...], re.Pattern[str], str]
 
@@ -41,12 +46,17 @@ class _Layers:
     def __init__(self, forms: list[str], patterns: list[_Compiled]) -> None:
         self.forms = forms
         self.patterns = patterns
+        self.tail = max(_TAIL, len(forms[0]) if forms else 0)
 
     def has_exact(self, text: str) -> bool:
         return any(form in text for form in self.forms)
 
-    def redact(self, text: str) -> str:
-        if exact := self.exact_spans(text):
+    def redact(self, text: str, *, cut: bool = False) -> str:
+        """With `cut` the text may be a part of another, and its ends may be parts of secrets."""
+        exact = self.exact_spans(text)
+        if cut and len(text) >= _SHORTEST_CUT:
+            exact = _merged(exact + self._parts_at_ends(text))
+        if exact:
             text = _replaced(text, [(start, end, "[redacted]") for start, end in exact])
         folded = text.lower()
         for literals, regex, replacement in self.patterns:
@@ -68,13 +78,40 @@ class _Layers:
                 while at >= 0:
                     found.append((at, at + len(form)))
                     at = text.find(form, at + 1)
-        merged: list[tuple[int, int]] = []
-        for start, end in sorted(found):
-            if merged and start < merged[-1][1]:
-                merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-            else:
-                merged.append((start, end))
-        return merged
+        return _merged(found)
+
+    def beginning(self, text: str) -> str:
+        """Redacted, of a text that goes on: without what may belong to a secret that does not end in it."""
+        spans, most = self.spans(text), len(text) - self.tail
+        cut = before_spans(most, spans)
+        return self.redact(text[:cut]) + ("[redacted]" if cut < most else "")
+
+    def end(self, text: str) -> str:
+        """Redacted, of a text that has begun before: without what may belong to a secret that does not begin in it."""
+        cut = self.tail
+        for start, end in self.spans(text):
+            if start <= cut < end:
+                cut = end
+        return ("[redacted]" if cut > self.tail else "") + self.redact(text[cut:])
+
+    def _parts_at_ends(self, text: str) -> list[tuple[int, int]]:
+        """What a secret has left where the text was cut: its end at the beginning, its beginning at the end."""
+        found = []
+        gaps = [match.span() for match in islice(GAP.finditer(text), _MOST_GAPS)]
+        for form in self.forms:
+            for first in (0, *(end for _, end in gaps)):
+                at = text.rfind(form[-MIN_SECRET:], first, first + len(form) - 1)
+                while at >= 0 and not form.endswith(text[first : at + MIN_SECRET]):
+                    at = text.rfind(form[-MIN_SECRET:], first, at + MIN_SECRET - 1)
+                if at >= 0:
+                    found.append((first, at + MIN_SECRET))
+            for last in (len(text), *(start for start, _ in gaps)):
+                at = text.find(form[:MIN_SECRET], max(0, last - len(form) + 1), last)
+                while at >= 0 and not form.startswith(text[at:last]):
+                    at = text.find(form[:MIN_SECRET], at + 1, last)
+                if at >= 0:
+                    found.append((at, last))
+        return found
 
     def spans(self, text: str) -> list[tuple[int, int]]:
         """Where either layer would act, in order of their starts; they may overlap."""
@@ -86,6 +123,16 @@ class _Layers:
             if any(literal in folded for literal in literals):
                 found += [match.span() for match in regex.finditer(text)]
         return sorted(found)
+
+
+def _merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted(spans):
+        if merged and start < merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
 
 
 def _replaced(text: str, replacements: list[tuple[int, int, str]]) -> str:
@@ -102,7 +149,7 @@ class Redactor:
     def __init__(self, secrets: Iterable[str | bytes] = (), patterns: Iterable[Pattern] = DEFAULT_PATTERNS) -> None:
         forms: set[bytes] = set()
         for secret in secrets:
-            forms |= _forms(secret.encode("utf-8", "surrogateescape") if isinstance(secret, str) else bytes(secret))
+            forms |= spellings(secret.encode("utf-8", "surrogateescape") if isinstance(secret, str) else bytes(secret))
         ordered = sorted(forms, key=lambda form: (-len(form), form))
         compiled = [_compile(pattern) for pattern in patterns]
         self._raw = _Layers([form.decode("latin-1") for form in ordered], compiled)
@@ -126,14 +173,39 @@ class Redactor:
         ]
         return cls(secrets, patterns)
 
-    def redact(self, text: AnyStr) -> AnyStr:
-        """`text` (str or bytes) without secrets."""
+    def redact(self, text: AnyStr, *, cut: bool = False) -> AnyStr:
+        """`text` (str or bytes) without secrets. With `cut` it may have been cut before, in the middle of one."""
         if isinstance(text, str):
-            return self._text.redact(text)
-        return self._raw.redact(text.decode("latin-1")).encode("latin-1")
+            return self._text.redact(text, cut=cut)
+        return self._raw.redact(text.decode("latin-1"), cut=cut).encode("latin-1")
+
+    def preview(self, data: bytes | str, limit: int) -> tuple[str, bool]:
+        """The beginning of what `redact` gives in at most `limit` bytes of UTF-8, and whether anything was left out.
+
+        It costs no more for a longer text. Cut first, a secret across the limit would keep its beginning, which nothing
+        recognises any more.
+        """
+        window = data[: limit + 2 * self._raw.tail]
+        layers, text = self._in_layers(window)
+        whole = len(window) == len(data)
+        clean = layers.redact(text, cut=True) if whole else layers.beginning(text)
+        shown, cut = preview(clean if isinstance(data, str) else clean.encode("latin-1"), limit)
+        return shown, cut or not whole
+
+    def preview_end(self, data: bytes | str, limit: int) -> tuple[str, bool]:
+        """The same of the end."""
+        window = data[-limit - 2 * self._raw.tail :]
+        layers, text = self._in_layers(window)
+        whole = len(window) == len(data)
+        clean = layers.redact(text, cut=True) if whole else layers.end(text)
+        shown, cut = preview_end(clean if isinstance(data, str) else clean.encode("latin-1"), limit)
+        return shown, cut or not whole
+
+    def _in_layers(self, data: bytes | str) -> tuple[_Layers, str]:
+        return (self._text, data) if isinstance(data, str) else (self._raw, data.decode("latin-1"))
 
     def redact_json(self, value: Any) -> Any:
-        """A copy of a JSON value without secrets, in member names too.
+        """A copy of a JSON value without secrets, in member names too. Its texts may have been cut before.
 
         The string value of a member whose name says it is a secret (`password`, `Authorization`) goes whole.
         """
@@ -141,9 +213,9 @@ class Redactor:
 
     def _redact_json(self, value: Any, depth: int) -> Any:
         if isinstance(value, str):
-            return self.redact(value)
+            return self.redact(value, cut=True)
         if isinstance(value, bytes):
-            return self.redact(value)
+            return self.redact(value, cut=True)
         if not isinstance(value, dict | list | tuple):
             return value
         if depth == 0:
@@ -179,76 +251,10 @@ class Redactor:
         raise TypeError("a Redactor holds secrets and is not serialised")
 
 
-class StreamRedactor:
-    """Redacts bytes that arrive in chunks, as if they had come at once: a secret split between chunks is found.
-
-    Output is given out line by line (LF or CR), since no pattern but a private key block, and no secret without a line
-    break of its own, crosses lines; where one may, its lines are held back until it is decided. At most HOLD_BACK bytes
-    (or four times the longest secret, if that is more) are held. A longer line is given out in parts: exact secrets are
-    still found across the parts, and patterns as long as they are shorter than the hold-back.
-    """
-
-    HOLD_BACK = 1 << 16
-    _TAIL = 1 << 12  # longer than what any pattern needs to show itself
-
-    def __init__(self, redactor: Redactor) -> None:
-        layers = self._layers = redactor._raw
-        self._held = bytearray()
-        self._multiline = [form for form in layers.forms if "\n" in form or "\r" in form]
-        self._tail = max(self._TAIL, len(layers.forms[0]) if layers.forms else 0)
-        self._limit = max(self.HOLD_BACK, 4 * self._tail)
-
-    def feed(self, chunk: bytes) -> bytes:
-        """Take the next chunk, and return what can be given out now: redacted, and possibly empty."""
-        self._held += chunk
-        if len(self._held) <= self._limit and b"\n" not in chunk and b"\r" not in chunk:
-            return b""
-        held = self._held.decode("latin-1")
-        cut = self._safe_cut(held)
-        del self._held[:cut]
-        return self._layers.redact(held[:cut]).encode("latin-1")
-
-    def finish(self) -> bytes:
-        """The rest, when the stream has ended."""
-        rest = self._layers.redact(self._held.decode("latin-1")).encode("latin-1")
-        self._held.clear()
-        return rest
-
-    def _safe_cut(self, held: str) -> int:
-        """The furthest position that no secret reaches across, now or with bytes to come."""
-        spans = self._layers.spans(held)
-        cut = _line_start(held, min(len(held), self._partial_start(held)))
-        for start, end in reversed(spans):
-            if start < cut and (end > cut or end == len(held)):
-                cut = _line_start(held, start)
-        if len(held) - cut <= self._limit:
-            return cut
-        cut = _before_spans(len(held) - self._tail, spans)
-        if len(held) - cut <= self._limit:
-            return cut
-        # Even a secret that repeats itself without end must not be held without end.
-        cut = _before_spans(len(held) - self._tail, self._layers.exact_spans(held))
-        return max(cut, len(held) - self._limit)
-
-    def _partial_start(self, held: str) -> int:
-        """Where the earliest beginning of a secret with line breaks stands at the end of `held`."""
-        earliest = len(held)
-        for form in self._multiline:
-            at = held.find(form[:1], max(0, len(held) - len(form) + 1))
-            while 0 <= at < earliest:
-                if form.startswith(held[at:]):
-                    earliest = at
-                at = held.find(form[:1], at + 1)
-        return earliest
-
-
-def _line_start(data: str, position: int) -> int:
-    return max(data.rfind("\n", 0, position), data.rfind("\r", 0, position)) + 1
-
-
-def _before_spans(cut: int, spans: list[tuple[int, int]]) -> int:
+def before_spans(cut: int, spans: list[tuple[int, int]]) -> int:
+    """The furthest position up to `cut` that is neither in a span nor at its end."""
     for start, end in reversed(spans):
-        if start < cut < end:
+        if start < cut <= end:  # what a pattern looks for behind its match counts too
             cut = start
     return cut
 
@@ -260,30 +266,3 @@ def _unused(name: str, before: Mapping[Any, Any], after: Mapping[Any, Any]) -> s
         number += 1
         candidate = f"{name} ({number})"
     return candidate
-
-
-def _forms(secret: bytes) -> set[bytes]:
-    """The spellings of one secret; none for a value too short to be told from chance."""
-    secret = secret.strip(b" \t\r\n")  # as read from a file
-    if len(secret) < MIN_SECRET:
-        return set()
-    forms = {secret}
-    for quoted in (quote(secret, safe=""), quote(secret), quote_plus(secret)):
-        forms.add(quoted.encode())
-        forms.add(re.sub("%..", lambda escape: escape[0].lower(), quoted).encode())
-    text = secret.decode("utf-8", "surrogateescape")
-    for ascii_only in (True, False):
-        once = json.dumps(text, ensure_ascii=ascii_only)[1:-1]
-        twice = json.dumps(once, ensure_ascii=ascii_only)[1:-1]  # a tool call's arguments are JSON inside JSON
-        for escaped in (once, twice):
-            forms.add(escaped.encode("utf-8", "surrogateescape"))
-    for alphabet in (b"+/", b"-_"):
-        forms.add(base64.b64encode(secret, alphabet).rstrip(b"="))
-        forms |= {form for lead in range(3) if len(form := _inside_base64(secret, lead, alphabet)) >= _MIN_BASE64}
-    return forms
-
-
-def _inside_base64(secret: bytes, lead: int, alphabet: bytes) -> bytes:
-    """The base64 digits that depend on the secret alone when `lead` bytes (mod 3) were encoded before it."""
-    digits = base64.b64encode(bytes(lead) + secret, alphabet)
-    return digits[-(-lead * 8 // 6) : (lead + len(secret)) * 8 // 6]

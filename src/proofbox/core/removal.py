@@ -33,6 +33,7 @@ class Left(NamedTuple):
     path: str
     """From the one that was to be removed, which is the empty path itself."""
     reason: str
+    errno: int
 
 
 def remove_tree(path: str | os.PathLike[str], *, dir_fd: int | None = None) -> list[Left]:
@@ -123,7 +124,7 @@ class _Removal:
         except OSError as error:
             names = [*(level.name for level in self._levels[1:]), name] if self._levels else []
             if len(self._left) < _TOLD:
-                self._left.append(Left("/".join(names), error.strerror or str(error)))
+                self._left.append(Left("/".join(names), error.strerror or str(error), error.errno or errno.EIO))
             self._keep()
 
     def _keep(self) -> None:

@@ -39,6 +39,14 @@ def _visible(match: re.Match[str]) -> str:
     return f"\\u{point:04x}" if point < 0x10000 else f"\\U{point:08x}"
 
 
+GAP = re.compile(r"\n\[proofbox: \d+ bytes left out\]\n")
+
+
+def gap(count: int) -> str:
+    """What stands where the middle of an output was left out."""
+    return f"\n[proofbox: {count} bytes left out]\n"
+
+
 def preview(data: bytes | str, limit: int) -> tuple[str, bool]:
     """The beginning of `data` in at most `limit` bytes of UTF-8, and whether anything was left out.
 
@@ -49,13 +57,28 @@ def preview(data: bytes | str, limit: int) -> tuple[str, bool]:
         raise ValueError("a preview can't have a negative limit")
     if isinstance(data, str):
         # Half a pair at the end becomes U+FFFD, whose three bytes are over the limit: it is left out below.
-        text = data[:limit].encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        text = _valid(data[:limit])
     else:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         text = decoder.decode(data[:limit], final=len(data) <= limit)
     encoded = text.encode()
     kept = encoded[:limit].decode("utf-8", "ignore")
     return kept, len(data) > limit or len(encoded) > limit
+
+
+def preview_end(data: bytes | str, limit: int) -> tuple[str, bool]:
+    """The same of its end."""
+    part = data[max(0, len(data) - limit) :]
+    if isinstance(part, bytes):
+        for _ in range(3 if len(part) < len(data) else 0):
+            part = part[1:] if part and part[0] & 0xC0 == 0x80 else part  # the rest of a character
+    encoded = (_valid(part) if isinstance(part, str) else part.decode("utf-8", "replace")).encode()
+    kept = encoded[max(0, len(encoded) - limit) :].decode("utf-8", "ignore")
+    return kept, len(data) > limit or len(encoded) > limit
+
+
+def _valid(text: str) -> str:
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def path_fields(path: bytes | str) -> dict[str, str]:

@@ -6,16 +6,15 @@ keys; `sending.py` has the attempts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import httpx2
 import msgspec
 
 from proofbox.core.clock import Clock
-from proofbox.core.digest import digest_of
 from proofbox.delivery.body import Body, Content, export_body, pull_request_body
 from proofbox.delivery.calls import (
     MANIFEST_ANSWER,
@@ -23,6 +22,7 @@ from proofbox.delivery.calls import (
     api_path,
     refuse_login,
 )
+from proofbox.delivery.idempotency import keyed_export, keyed_pull_request, manifest_key
 from proofbox.delivery.sending import Sender
 from proofbox.delivery.settings import BackendSettings
 from proofbox.delivery.wire import (
@@ -42,6 +42,7 @@ from proofbox.errors import (
 )
 
 Change = tuple[FileChange, Content | None]
+Told = Callable[[InitialExport], None]
 
 
 class AsyncBackendClient:
@@ -87,11 +88,16 @@ class AsyncBackendClient:
         asked = ManifestRequest(repo_url=repo_url, user_id=user_id, branch_name=branch_name)
         return await self._sender.repeated(_manifest_call(app_id, asked))
 
-    async def initial_export(self, app_id: str, export: InitialExport, files: Sequence[Content]) -> ExportAnswer:
-        """Make the app's repository of these files. One that holds exactly these already is the answer too."""
+    async def initial_export(
+        self, app_id: str, export: InitialExport, files: Sequence[Content], *, instead: Told | None = None
+    ) -> ExportAnswer:
+        """Make the app's repository of these files. One that holds exactly these already is the answer too.
+
+        One that is there and empty is filled, by another request: `instead` is told of it before it is sent.
+        """
         refuse_login(export.repo_url)
-        find = partial(self._find_export, app_id, export, files)
-        call = _export_call(app_id, export, files)
+        find = partial(self._find_export, app_id, export, files, instead)
+        call = _export_call(app_id, keyed_export(app_id, export, files), files)
         answer = await self._sender.once(call, find)
         if not answer.success:
             raise BackendRejected(
@@ -104,16 +110,14 @@ class AsyncBackendClient:
     async def create_pull_request(self, app_id: str, pull: PullRequest, changes: Sequence[Change]) -> PullRequestAnswer:
         """Propose these changes on a branch of that name. One that is there already is the answer too."""
         refuse_login(pull.repo_url)
-        what = [msgspec.to_builtins(change) for change, _ in changes]
-        key = pull.idempotency_key or _key("pull-request", app_id, pull.branch_name, pull.base_commit_sha, what)
-        pull = msgspec.structs.replace(pull, idempotency_key=key)
+        pull = keyed_pull_request(app_id, pull, (change for change, _ in changes))
         call = Call(
             "create_pull_request",
             "POST",
             api_path("api", "apps", app_id, "deploy", "repo", "pull-requests"),
             PullRequestAnswer,
             body=pull_request_body(pull, changes),
-            idempotency_key=key,
+            idempotency_key=pull.idempotency_key,
             ids={"app_id": app_id, "repo_url": pull.repo_url},
         )
         find = partial(self._find_pull_request, app_id, pull)
@@ -122,7 +126,7 @@ class AsyncBackendClient:
     # Looking for what may be there already
 
     async def _find_export(
-        self, app_id: str, export: InitialExport, files: Sequence[Content], attempt: int
+        self, app_id: str, export: InitialExport, files: Sequence[Content], instead: Told | None, attempt: int
     ) -> ExportAnswer | Call[ExportAnswer] | None:
         try:
             asked = ManifestRequest(repo_url=export.repo_url, user_id=export.user_id)
@@ -131,9 +135,14 @@ class AsyncBackendClient:
             return None
         url = found.repo_url or export.repo_url
         if found.base_commit_sha is None and not found.files:
+            if not url:
+                return None
             # Made, and then something broke: it is to be filled, not made again.
-            into = msgspec.structs.replace(export, create_repo=False, repo_url=url)
-            return _export_call(app_id, into, files) if url else None
+            into = msgspec.structs.replace(export, create_repo=False, repo_url=url, idempotency_key=None)
+            into = keyed_export(app_id, into, files)
+            if instead is not None:
+                instead(into)
+            return _export_call(app_id, into, files)
         if {each.path: each.sha256 for each in found.files} != {each.path: each.sha256 for each in files}:
             raise BackendConflict(
                 f"initial_export: the app {app_id!r} has a repository already, with other files in it",
@@ -165,17 +174,13 @@ class AsyncBackendClient:
 
 
 def _export_call(app_id: str, export: InitialExport, files: Sequence[Content]) -> Call[ExportAnswer]:
-    tree = sorted((each.path, each.mode, each.sha256) for each in files)
-    key = export.idempotency_key
-    if key is None or not export.create_repo:
-        key = _key("initial-export", app_id, export.create_repo, export.repo_name, [list(each) for each in tree])
     return Call(
         "initial_export",
         "POST",
         api_path("api", "apps", app_id, "deploy", "repo", "initial-export"),
         ExportAnswer,
-        body=export_body(msgspec.structs.replace(export, idempotency_key=key), files),
-        idempotency_key=key,
+        body=export_body(export, files),
+        idempotency_key=export.idempotency_key,
         ids={"app_id": app_id, "repo_url": export.repo_url},
     )
 
@@ -187,12 +192,7 @@ def _manifest_call(app_id: str, asked: ManifestRequest) -> Call[RepoManifest]:
         api_path("api", "apps", app_id, "deploy", "repo", "manifest"),
         RepoManifest,
         body=Body.of(asked),
-        idempotency_key=_key("manifest", app_id, msgspec.to_builtins(asked)),
+        idempotency_key=manifest_key(app_id, asked),
         ids={"app_id": app_id, "repo_url": asked.repo_url, "branch_name": asked.branch_name},
         limit=MANIFEST_ANSWER,
     )
-
-
-def _key(*parts: Any) -> str:
-    """The same for the same request, whoever sends it and however often."""
-    return "pb-" + digest_of(list(parts))[:40]

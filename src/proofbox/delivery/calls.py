@@ -17,7 +17,7 @@ from proofbox.core.clock import Clock
 from proofbox.core.redaction import Redactor
 from proofbox.core.text import preview, printable
 from proofbox.delivery.body import Body
-from proofbox.delivery.wire import ErrorAnswer
+from proofbox.delivery.wire import ErrorAnswer, without_login
 from proofbox.errors import (
     BackendConflict,
     BackendError,
@@ -185,8 +185,16 @@ def _said(body: bytes, redactor: Redactor) -> tuple[str, str | None]:
     inner = found.error or found
     # Redacted before it is cut: half a secret would not be known as one.
     text = redactor.redact(": ".join(part for part in (inner.code, inner.message) if part))
-    url = found.pr_url if found.pr_url is None or redactor.redact(found.pr_url) == found.pr_url else None
-    return printable(preview(text, _SAID)[0]).replace("\n", " "), url
+    return printable(preview(text, _SAID)[0]).replace("\n", " "), _address(found.pr_url, redactor)
+
+
+def _address(url: str | None, redactor: Redactor) -> str | None:
+    """An address that a backend named in passing, if it is one and holds no secret."""
+    try:
+        plain = without_login(url)
+    except ValueError:
+        return None
+    return plain if plain is None or redactor.redact(plain) == plain else None
 
 
 def seconds_to_wait(retry_after: str | None, clock: Clock) -> float | None:
@@ -198,7 +206,7 @@ def seconds_to_wait(retry_after: str | None, clock: Clock) -> float | None:
         return min(float(text), _LONGEST_WAIT)
     try:
         moment = parsedate_to_datetime(text)
-    except (ValueError, IndexError, TypeError):
+    except (ValueError, IndexError, TypeError, OverflowError):
         return None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)

@@ -20,7 +20,7 @@ import anyio.from_thread
 import httpx2
 
 from proofbox.core.clock import Clock
-from proofbox.delivery.aclient import AsyncBackendClient, Change
+from proofbox.delivery.aclient import AsyncBackendClient, Change, Told
 from proofbox.delivery.body import Content
 from proofbox.delivery.settings import BackendSettings
 from proofbox.delivery.wire import AppSpec, ExportAnswer, InitialExport, PullRequest, PullRequestAnswer, RepoManifest
@@ -65,8 +65,10 @@ class BackendClient:
             partial(self._client.get_repo_manifest, app_id, user_id=user_id, repo_url=repo_url, branch_name=branch_name)
         )
 
-    def initial_export(self, app_id: str, export: InitialExport, files: Sequence[Content]) -> ExportAnswer:
-        return self._call(partial(self._client.initial_export, app_id, export, files))
+    def initial_export(
+        self, app_id: str, export: InitialExport, files: Sequence[Content], *, instead: Told | None = None
+    ) -> ExportAnswer:
+        return self._call(partial(self._client.initial_export, app_id, export, files, instead=instead))
 
     def create_pull_request(self, app_id: str, pull: PullRequest, changes: Sequence[Change]) -> PullRequestAnswer:
         return self._call(partial(self._client.create_pull_request, app_id, pull, changes))

@@ -7,67 +7,25 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from proofbox.core.clock import Clock
-from proofbox.core.documents import declare, stored
 from proofbox.core.redaction import Redactor
 from proofbox.delivery import summary
-from proofbox.delivery.baseline import SCHEMA as BASELINE_SCHEMA
-from proofbox.delivery.baseline import Baseline, BaselineStore, State, encode_baseline
+from proofbox.delivery.baseline import Baseline, BaselineStore, State
 from proofbox.delivery.calls import is_ambiguous
 from proofbox.delivery.client import BackendClient
+from proofbox.delivery.idempotency import keyed_export, keyed_pull_request
 from proofbox.delivery.patchset import PatchChange, Patchset, patchset
 from proofbox.delivery.proof import Proof
+from proofbox.delivery.record import Asked, DeliveryRecord, Recording, recording
 from proofbox.delivery.remembered import Remembered
-from proofbox.delivery.source import LeftOut, SourceTree
-from proofbox.delivery.wire import ExportAnswer, FileChange, InitialExport, PullRequest, PullRequestAnswer, RepoManifest
-from proofbox.errors import (
-    BackendError,
-    BackendNotFound,
-    DeliveryConflict,
-    DeliverySecretFound,
-    ProofboxError,
-    SourceRefused,
-)
-from proofbox.evidence import tree as trees
-from proofbox.evidence.writer import BundleWriter
+from proofbox.delivery.source import SourceTree
+from proofbox.delivery.wire import FileChange, InitialExport, PullRequest, RepoManifest
+from proofbox.errors import BackendError, BackendNotFound, DeliveryConflict, ProofboxError, SourceRefused
 
 NO_REPOSITORY = RepoManifest(base_commit_sha=None, files=())
-REQUEST, ANSWER = "proofbox.delivery_request/1", "proofbox.delivery_answer/1"
-declare(
-    REQUEST,
-    at="BUNDLE/request.json of a delivery",
-    meaning="What the backend was asked for, without the files' content.",
-    shape=(InitialExport, PullRequest),
-)
-declare(
-    ANSWER,
-    at="BUNDLE/answer.json of a delivery",
-    meaning="What the backend answered.",
-    shape=(ExportAnswer, PullRequestAnswer),
-)
-
-
-@stored("proofbox.delivery_record/1", at="BUNDLE/delivery.json of a delivery")
-class DeliveryRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What was sent, where to, and by what right."""
-
-    schema_version: str = "proofbox.delivery_record/1"
-    operation: str
-    """initial_export or pull_request."""
-    backend_url: str
-    """Where the request went."""
-    app_id: str
-    user_id: str
-    patch: Patchset
-    """What was to be changed in the repository."""
-    left_out: tuple[LeftOut, ...]
-    source: str
-    """What kind of source the tree came from."""
-    proof: Proof
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,19 +96,20 @@ def initial_export(
         commit_message=options.message or "Initial export",
         evidence=proof.evidence(),
     )
-    with _recorded(target, tree, proof, options, patch, "initial_export", asked) as bundle:
+    asked = keyed_export(target.app_id, asked, tree.files)
+    with _recorded(target, tree, proof, options, patch, "initial_export", asked) as record:
         with _intended(target, patch):
-            answer = client.initial_export(target.app_id, asked, tree.files)
+            answer = client.initial_export(target.app_id, asked, tree.files, instead=record.instead)
         baseline = Baseline().exported({file.path: State(file.sha256, file.mode) for file in tree.files})
         target.baselines().save(baseline)
-        _answered(bundle, answer, baseline)
+        record.answered(answer, baseline)
     _remember(target, tree, patch)
     return Delivered(
         patch=patch,
         repo_url=answer.repo_url,
         repo_full_name=answer.repo_full_name,
         base_commit_sha=answer.base_commit_sha,
-        bundle=str(bundle.path),
+        bundle=str(record.path),
     )
 
 
@@ -190,10 +149,13 @@ def pull_request(client: BackendClient, target: Target, tree: SourceTree, proof:
     )
     files = {file.path: file for file in tree.files}
     changes = [(_change(change), files.get(change.path)) for change in patch.changes]
-    with _recorded(target, tree, proof, options, patch, "pull_request", asked) as bundle:
+    listed = tuple(change for change, _ in changes)
+    asked = keyed_pull_request(target.app_id, asked, listed)
+    on_record = msgspec.structs.replace(asked, changes=listed)
+    with _recorded(target, tree, proof, options, patch, "pull_request", on_record) as record:
         with _intended(target, patch) as baseline:
             answer = client.create_pull_request(target.app_id, asked, changes)
-        _answered(bundle, answer, baseline)
+        record.answered(answer, baseline)
     _remember(target, tree, patch)
     return Delivered(
         patch=patch,
@@ -202,7 +164,7 @@ def pull_request(client: BackendClient, target: Target, tree: SourceTree, proof:
         pr_url=answer.pr_url,
         base_commit_sha=manifest.base_commit_sha,
         branch_name=branch,
-        bundle=str(bundle.path),
+        bundle=str(record.path),
     )
 
 
@@ -239,54 +201,21 @@ def _intended(target: Target, patch: Patchset) -> Iterator[Baseline]:
         raise
 
 
-@contextlib.contextmanager
 def _recorded(
-    target: Target,
-    tree: SourceTree,
-    proof: Proof,
-    options: Options,
-    patch: Patchset,
-    operation: str,
-    asked: msgspec.Struct,
-) -> Iterator[BundleWriter]:
-    """A bundle of what is about to be sent; with the answer, or as failed, it is committed."""
-    if options.redactor.contains_secret(msgspec.json.encode(asked)):
-        raise DeliverySecretFound(
-            "the title, the message or an id holds a secret that this process knows",
-            op=f"deliver {operation}",
-            fix_hints=["remove it from the words that are sent"],
-        )
+    target: Target, tree: SourceTree, proof: Proof, options: Options, patch: Patchset, operation: str, asked: Asked
+) -> contextlib.AbstractContextManager[Recording]:
+    record = DeliveryRecord(
+        operation=operation,
+        backend_url=target.backend_url,
+        app_id=target.app_id,
+        user_id=target.user_id,
+        patch=patch,
+        left_out=tree.left_out,
+        source=tree.kind,
+        proof=msgspec.structs.replace(proof, packet=os.path.basename(proof.packet or "") or None),
+    )
     out = options.out or target.baselines().directory / "bundles"
-    expected = ["delivery.json", "request.json", "answer.json", "baseline.json", trees.PATH]
-    with BundleWriter(out, expected=expected, redactor=options.redactor, clock=options.clock) as bundle:
-        bundle.stage = operation
-        bundle.write_json(
-            "delivery.json",
-            msgspec.to_builtins(
-                DeliveryRecord(
-                    operation=operation,
-                    backend_url=target.backend_url,
-                    app_id=target.app_id,
-                    user_id=target.user_id,
-                    patch=patch,
-                    left_out=tree.left_out,
-                    source=tree.kind,
-                    proof=msgspec.structs.replace(proof, packet=os.path.basename(proof.packet or "") or None),
-                )
-            ),
-        )
-        bundle.write_json(trees.PATH, tree.manifest)
-        bundle.write_json("request.json", _stored(REQUEST, asked))
-        yield bundle
-
-
-def _answered(bundle: BundleWriter, answer: msgspec.Struct, baseline: Baseline) -> None:
-    bundle.write_json("answer.json", _stored(ANSWER, answer))
-    bundle.write_bytes("baseline.json", encode_baseline(baseline), schema_version=BASELINE_SCHEMA)
-
-
-def _stored(schema: str, what: msgspec.Struct) -> dict[str, Any]:
-    return {"schema_version": schema, **msgspec.to_builtins(what)}
+    return recording(record, tree, asked, out=out, redactor=options.redactor, clock=options.clock)
 
 
 def _remember(target: Target, tree: SourceTree, patch: Patchset) -> None:

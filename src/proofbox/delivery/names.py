@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import posixpath
 import re
 
 MAX_PATH = 4096
@@ -64,8 +63,15 @@ def begins_private_key(head: bytes) -> bool:
 
 
 def leads_out(path: str, target: str) -> bool:
-    """Whether a symbolic link at `path` leads out of the tree, or nowhere a repository has."""
+    """Whether a symbolic link at `path` leads out of the tree, or nowhere a repository has; or could, by another link.
+
+    A target may go up first and then down, and never up again: what is above a name is not known where the name may be
+    a link. So links that pass lead nowhere together that none of them leads alone, whatever is added to the tree.
+    """
     if not target or target.startswith("/") or _CONTROL.search(target) or _DRIVE.match(target):
         return True
-    meant = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
-    return meant == ".." or meant.startswith("../") or is_git(meant)
+    parts = [part for part in target.split("/") if part not in ("", ".")]
+    down = [part for part in parts if part != ".."]
+    up = len(parts) - len(down)
+    above = path.split("/")[:-1]
+    return parts[up:] != down or up > len(above) or is_git("/".join([*above[: len(above) - up], *down]))

@@ -27,7 +27,8 @@ from proofbox.evidence.packet import PREDICATE_TYPE, read_document
 from proofbox.evidence.policies import POLICIES
 from proofbox.evidence.reader import Bundle, load_bundle
 from proofbox.evidence.shape import ShapeError
-from proofbox.evidence.verify import Verification, verify_packet
+from proofbox.evidence.verification import Verification
+from proofbox.evidence.verify import verify_packet
 
 TRUSTED = "trusted-keys"
 

@@ -2,6 +2,9 @@
 
 MOZAIKS_BACKEND_URL   http://localhost:3000 unless set
 INTERNAL_API_KEY      sent as X-Internal-Api-Key, and shown to nobody
+
+Each is taken from the environment first. A project's file can be written by whoever works on the project, so it never
+decides where a key goes that it does not hold itself.
 """
 
 from __future__ import annotations
@@ -106,9 +109,13 @@ class Retries(msgspec.Struct, frozen=True):
 
 class BackendSettings(msgspec.Struct, frozen=True, kw_only=True):
     url: str
+    """Where the backend is."""
     key: ApiKey
+    """What it knows us by."""
     timeouts: Timeouts = Timeouts()
+    """How long to wait for it."""
     retries: Retries = Retries()
+    """How often to try again, and when."""
 
     @classmethod
     def of(
@@ -133,10 +140,23 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True):
         url: str | None = None,
         allow_http: bool = False,
     ) -> BackendSettings:
-        """From the environment; what it lacks, from `.env` of `project`."""
-        known = _variables(env, project)
-        key = ApiKey(known.get(KEY_VARIABLE, ""))
-        return cls.of(key, url or known.get(URL_VARIABLE) or DEFAULT_URL, allow_http=allow_http)
+        """From the environment; what it lacks, from `.env` of `project`.
+
+        A key of the environment's never goes to an address of the file's: that is refused as SettingsInvalid.
+        """
+        given = os.environ if env is None else env
+        file = _dotenv(project)
+        key = _key(given, file)
+        address = url or given.get(URL_VARIABLE)
+        if not address:
+            address = file.get(URL_VARIABLE) or DEFAULT_URL
+            if given.get(KEY_VARIABLE) and address.rstrip("/") != DEFAULT_URL:
+                raise _refusal(
+                    f"is from .env, and {KEY_VARIABLE} is not: a project's file does not decide where your key goes",
+                    f"if you know that address, name it yourself: export {URL_VARIABLE}=…, or --backend-url",
+                    f"or keep the key that goes there in the same .env, and unset {KEY_VARIABLE}",
+                )
+        return cls.of(key, address, allow_http=allow_http)
 
 
 def known_secrets(key: ApiKey | None, env: Mapping[str, str] | None = None) -> Redactor:
@@ -148,19 +168,19 @@ def known_secrets(key: ApiKey | None, env: Mapping[str, str] | None = None) -> R
 
 
 def key_from_environment(env: Mapping[str, str] | None = None, *, project: Path | None = None) -> ApiKey:
-    return ApiKey(_variables(env, project).get(KEY_VARIABLE, ""))
+    return _key(os.environ if env is None else env, _dotenv(project))
 
 
-def _variables(env: Mapping[str, str] | None, project: Path | None) -> dict[str, str]:
-    given = os.environ if env is None else env
-    found = _dotenv(project / ".env") if project else {}
-    return {**found, **{name: given[name] for name in (URL_VARIABLE, KEY_VARIABLE) if given.get(name)}}
+def _key(given: Mapping[str, str], file: Mapping[str, str]) -> ApiKey:
+    return ApiKey(given.get(KEY_VARIABLE) or file.get(KEY_VARIABLE, ""))
 
 
-def _dotenv(path: Path) -> dict[str, str]:
-    """The two variables, if the file has them. No expansion: a value is what is written there."""
+def _dotenv(project: Path | None) -> dict[str, str]:
+    """The two variables, if the project's file has them. No expansion: a value is what is written there."""
+    if project is None:
+        return {}
     try:
-        with path.open("rb") as stream:
+        with (project / ".env").open("rb") as stream:
             text = stream.read(_DOTENV_LIMIT).decode("utf-8", "replace")
     except OSError:
         return {}
@@ -206,5 +226,5 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _refusal(reason: str, hint: str) -> SettingsInvalid:
-    return SettingsInvalid(f"the backend's address {reason}", op="deliver settings", fix_hints=[hint])
+def _refusal(reason: str, *hints: str) -> SettingsInvalid:
+    return SettingsInvalid(f"the backend's address {reason}", op="deliver settings", fix_hints=hints)

@@ -174,7 +174,7 @@ def _reason_to_leave_out(path: str, found: Found) -> str:
     if found.mode == "120000":
         target = b"".join(found.pieces()).decode("utf-8", "surrogateescape")
         if names.leads_out(path, target):
-            return "the link leads out of the tree"
+            return "the link leads out of the tree, or could by another one"
     return ""
 
 

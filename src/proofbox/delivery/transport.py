@@ -10,6 +10,8 @@ from proofbox.core.redaction import Redactor
 from proofbox.delivery.settings import ApiKey
 
 KEY_HEADER = "X-Internal-Api-Key"
+# Neither is followed nor kept, and the HTTP library works on both: it fails where they hold what no address can.
+_UNUSED = ("location", "set-cookie")
 
 
 class KeyedTransport(httpx2.AsyncBaseTransport):
@@ -24,7 +26,11 @@ class KeyedTransport(httpx2.AsyncBaseTransport):
         keyed = httpx2.Request(
             request.method, request.url, headers=headers, stream=request.stream, extensions=request.extensions
         )
-        return await self._inner.handle_async_request(keyed)
+        response = await self._inner.handle_async_request(keyed)
+        for name in _UNUSED:
+            if name in response.headers:
+                del response.headers[name]
+        return response
 
     async def aclose(self) -> None:
         await self._inner.aclose()

@@ -119,7 +119,9 @@ class FileContent(_Document, frozen=True, kw_only=True):
     """The file's bytes; of a symbolic link, its target."""
 
 
-class InitialExport(_Document, frozen=True, kw_only=True, omit_defaults=False):
+class Export(_Document, frozen=True, kw_only=True, omit_defaults=False):
+    """An export but for its files: those that are sent have their content, those on record their digests."""
+
     create_repo: bool = True
     """False: the repository is there, empty, and is to be filled."""
     repo_name: Annotated[str, msgspec.Meta(max_length=100)] | None = None
@@ -131,11 +133,14 @@ class InitialExport(_Document, frozen=True, kw_only=True, omit_defaults=False):
     commit_message: Text = "Initial export"
     """Of the first commit."""
     idempotency_key: Line | None = None
-    """The same for the same request, so that it is done once; null in a record, since it is added on sending."""
+    """The same for the same request, so that it is done once; null: the client makes it."""
     evidence: Evidence | None = None
     """By what right it is sent; null: no packet was given."""
+
+
+class InitialExport(Export, frozen=True, kw_only=True, omit_defaults=False):
     files: tuple[FileContent, ...] = ()
-    """All of them; empty in a record, which lists them in `tree_manifest.json`."""
+    """All of them."""
 
 
 class ExportAnswer(_Document, frozen=True, kw_only=True):
@@ -164,7 +169,7 @@ class FileChange(_Document, frozen=True, kw_only=True):
     after_sha256: Sha256 | None = None
     """Of the content after; null: it is gone."""
     content_base64: bytes | None = None
-    """The bytes after; null: it is gone."""
+    """The bytes after; null: it is gone, or this is a record."""
 
 
 class PullRequest(_Document, frozen=True, kw_only=True, omit_defaults=False):
@@ -181,13 +186,13 @@ class PullRequest(_Document, frozen=True, kw_only=True, omit_defaults=False):
     body: Text = ""
     """What it says, in Markdown: what changes, and by what right."""
     idempotency_key: Line | None = None
-    """The same for the same request, so that it is done once; null in a record, since it is added on sending."""
+    """The same for the same request, so that it is done once; null: the client makes it."""
     patch_id: Sha256 | None = None
     """The digest of the changes themselves: the same changes have the same."""
     evidence: Evidence | None = None
     """By what right it is sent; null: no packet was given."""
     changes: tuple[FileChange, ...] = ()
-    """File by file; empty in a record, which has them in `delivery.json`."""
+    """File by file; on record without the bytes, which their digests name."""
 
 
 class PullRequestAnswer(_Document, frozen=True, kw_only=True):

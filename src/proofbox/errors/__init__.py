@@ -35,6 +35,7 @@
     │   ├── BundleSchemaUnknown  BUNDLE_SCHEMA_UNKNOWN       exit 1
     │   ├── BundleArtifactAbsent BUNDLE_ARTIFACT_ABSENT      exit 2
     │   ├── BundlePathRefused    BUNDLE_PATH_REFUSED         exit 2
+    │   ├── BundleTooLarge       BUNDLE_TOO_LARGE            exit 1
     │   ├── BundleExists         BUNDLE_EXISTS               exit 2
     │   ├── BundleLocked         BUNDLE_LOCKED               exit 3, retryable
     │   ├── BundleSecretFound    BUNDLE_SECRET_FOUND         exit 1
@@ -55,6 +56,7 @@
     │   ├── SnapshotUnknown      WORKSPACE_SNAPSHOT_UNKNOWN  exit 2
     │   ├── WorkspaceCorrupt     WORKSPACE_CORRUPT           exit 1
     │   ├── WorkspaceChanging    WORKSPACE_CHANGING          exit 4, retryable
+    │   ├── RollbackUnfinished   WORKSPACE_ROLLBACK_UNFINISHED exit 4, retryable
     │   ├── CapabilityDenied     WORKSPACE_CAPABILITY_DENIED exit 3
     │   ├── CapabilitiesInvalid  WORKSPACE_CAPABILITIES_INVALID exit 2
     │   ├── CapabilitiesRefused  WORKSPACE_CAPABILITIES_REFUSED exit 3
@@ -191,6 +193,7 @@ from proofbox.errors.evidence import (
     BundleRepairRefused as BundleRepairRefused,
     BundleSchemaUnknown as BundleSchemaUnknown,
     BundleSecretFound as BundleSecretFound,
+    BundleTooLarge as BundleTooLarge,
     KeyInvalid as KeyInvalid,
     PacketInvalid as PacketInvalid,
     PolicyInvalid as PolicyInvalid,
@@ -215,6 +218,7 @@ from proofbox.errors.workspace import (
     McpUnavailable as McpUnavailable,
     PatchRefused as PatchRefused,
     PatternRefused as PatternRefused,
+    RollbackUnfinished as RollbackUnfinished,
     SearchTimedOut as SearchTimedOut,
     SnapshotUnknown as SnapshotUnknown,
     ToolError as ToolError,

@@ -60,6 +60,14 @@ class BundlePathRefused(BundleError):
     hints = ("give a relative path with forward slashes, such as logs/events.jsonl",)
 
 
+class BundleTooLarge(BundleError):
+    """A document of the bundle has more bytes than are read of its kind, or would have."""
+
+    code = "BUNDLE_TOO_LARGE"
+    exit_code = 1
+    hints = ("look at who wrote it: no document of its kind needs that much",)
+
+
 class BundleExists(BundleError):
     """A run or an artifact of that name is already there. Evidence is never overwritten."""
 

@@ -60,6 +60,14 @@ class WorkspaceChanging(WorkspaceError):
     hints = ("stop what is writing there, and open the workspace again",)
 
 
+class RollbackUnfinished(WorkspaceError):
+    """The files could not all be put back: the disk is full, say. The next open tries again."""
+
+    code = "WORKSPACE_ROLLBACK_UNFINISHED"
+    retryable = True
+    hints = ("put right what it says and open the workspace again, or roll back anew, to that snapshot or another",)
+
+
 class CapabilityDenied(WorkspaceError):
     """A capability says no. `details["rule"]` is the rule that decided, `details["kind"]` what was asked for."""
 

@@ -4,11 +4,12 @@ Codes of findings:
 
     in_progress       never committed: no index, or a status that says so
     status_absent, status_malformed, index_malformed     a document of the bundle itself is not what it must be
+    too_large         such a document has more bytes than one can have
     schema_unknown    such a document is of a version that this reader does not know
     inconsistent      index and status contradict each other
     missing, size_mismatch, digest_mismatch, unreadable  of a listed artifact
     unlisted          a file or directory that no index covers
-    symlink, special  not a regular file or directory
+    symlink, special  not a regular file or directory; `unreadable`: a directory that can't be looked into
     chain_…           of a log; what follows is the chain's own code
     more              there are further findings than are listed
 """
@@ -26,7 +27,18 @@ from proofbox.core.digest import sha256_file, sha256_hex
 from proofbox.core.text import path_fields
 from proofbox.evidence.identity import world_id
 from proofbox.evidence.index import Artifact, Index, SchemaUnknown, parse_index
-from proofbox.evidence.paths import INDEX, MAX_INDEX_BYTES, MAX_STATUS_BYTES, STATUS, Found, above, read_bounded, walk
+from proofbox.evidence.paths import (
+    INDEX,
+    IRREGULAR,
+    MAX_INDEX_BYTES,
+    MAX_STATUS_BYTES,
+    STATUS,
+    Found,
+    TooLarge,
+    above,
+    read_bounded,
+    walk,
+)
 from proofbox.evidence.pool import in_threads
 from proofbox.evidence.shape import ShapeError
 from proofbox.evidence.status import RunStatus, parse_status
@@ -114,7 +126,7 @@ def _check(directory: str, look: Callable[[], Found], chains: bool, depth: int) 
     _read_documents(bundle)
     present = look()
     for path, kind in sorted(present.irregular.items()):
-        bundle.found(kind, path, f"a {'symbolic link' if kind == 'symlink' else 'special file'}, which no bundle holds")
+        bundle.found(kind, path, f"{IRREGULAR[kind]}, which no bundle holds")
     if bundle.index is None:
         return bundle
     listed = bundle.index.artifacts
@@ -146,7 +158,7 @@ def _read_documents(bundle: BundleCheck) -> None:
     except FileNotFoundError:
         bundle.found("status_absent", STATUS, "there is no status")
     except OSError as error:
-        bundle.found("status_malformed", STATUS, str(error))
+        bundle.found("too_large" if isinstance(error, TooLarge) else "status_malformed", STATUS, str(error))
     except ShapeError as error:
         bundle.found("schema_unknown" if isinstance(error, SchemaUnknown) else "status_malformed", STATUS, str(error))
     try:
@@ -155,7 +167,7 @@ def _read_documents(bundle: BundleCheck) -> None:
         bundle.found("in_progress", "", "there is no index: the bundle was never committed")
         return
     except OSError as error:
-        bundle.found("index_malformed", INDEX, str(error))
+        bundle.found("too_large" if isinstance(error, TooLarge) else "index_malformed", INDEX, str(error))
         return
     bundle.index_sha256, bundle.index_size = sha256_hex(data), len(data)
     try:
@@ -232,7 +244,7 @@ def _check_coverage(
         }
     for path in sorted(extra):
         bundle.found("unlisted", path, "a file that no index covers")
-    parents = {path.rpartition("/")[0] for path in present.files}
+    parents = {path.rpartition("/")[0] for path in (*present.files, *present.irregular)}
     holding = parents | {place for parent in parents for place in above(parent)}
     for path in sorted(present.directories - holding):
         if not any(place in nested for place in above(path)):

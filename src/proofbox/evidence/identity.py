@@ -23,7 +23,12 @@ PROCESS = shape.record(
         "start_ticks": shape.or_null(shape.count).meaning(
             "When it began, in clock ticks since boot; null where there is no /proc."
         ),
-    }
+    },
+    {
+        "pid_namespace": shape.count.meaning(
+            "The inode of the pid namespace that its pid counts in; absent where there is none to be seen."
+        ),
+    },
 )
 WORLD = shape.record(
     {
@@ -39,15 +44,19 @@ WORLD = shape.record(
 def process_identity() -> dict[str, Any]:
     """This process. A pid alone means nothing after a reboot or once it is used again."""
     pid = os.getpid()
-    return {"pid": pid, "host": _host(), "boot_id": _boot_id(), "start_ticks": _start_ticks(pid)}
+    me = {"pid": pid, "host": _host(), "boot_id": _boot_id(), "start_ticks": _start_ticks(pid)}
+    namespace = _pid_namespace()
+    return me if namespace is None else {**me, "pid_namespace": namespace}
 
 
 def is_alive(identity: dict[str, Any]) -> bool | None:
-    """Whether that very process still runs; None when it can't be known from here (another machine)."""
+    """Whether that very process still runs; None when it can't be known from here (another machine or container)."""
     if identity["host"] != _host():
         return None
     if identity["boot_id"] != _boot_id():
         return False
+    if identity.get("pid_namespace") != _pid_namespace():
+        return None  # its pid is nobody here, or somebody else
     if identity["start_ticks"] is not None and sys.platform == "linux":
         return bool(_start_ticks(identity["pid"]) == identity["start_ticks"])
     try:
@@ -100,6 +109,14 @@ def _boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return ""
+
+
+def _pid_namespace() -> int | None:
+    """Not kept: a forked child may be in another."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return None
 
 
 def _start_ticks(pid: int) -> int | None:

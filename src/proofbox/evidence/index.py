@@ -13,11 +13,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from proofbox.core.canonical import CanonicalError, canonical_bytes, parse_strict
+from proofbox.core.canonical import CanonicalError, canonical_bytes, check_values, parse_strict
 from proofbox.core.digest import sha256_hex
 from proofbox.core.documents import declare
+from proofbox.errors import BundleTooLarge
 from proofbox.evidence import shape
-from proofbox.evidence.paths import INDEX, RUN_ID, is_artifact_path
+from proofbox.evidence.paths import INDEX, MAX_INDEX_BYTES, RUN_ID, is_artifact_path
 from proofbox.evidence.shape import SHA256, ShapeError
 
 SCHEMA = "proofbox.artifact_index/1"
@@ -169,6 +170,26 @@ def _canonical(document: Mapping[str, Any]) -> tuple[bytes, bytes]:
     whole = first + canonical_bytes(rest)[1:]
     del rest["index_sha256"]
     return whole, first + canonical_bytes(rest)[1:]
+
+
+def bounded_bytes(index: Index) -> bytes:
+    """The index as its file, or BundleTooLarge: one that nobody would read is not written."""
+    try:
+        data = index.to_bytes()
+        check_values(data)
+    except CanonicalError as error:
+        raise _too_many(index, str(error)) from error
+    if len(data) > MAX_INDEX_BYTES:
+        raise _too_many(index, f"{len(data)} bytes, and {MAX_INDEX_BYTES} are read")
+    return data
+
+
+def _too_many(index: Index, why: str) -> BundleTooLarge:
+    return BundleTooLarge(
+        f"{index.run_id} has too many files for one index ({len(index.artifacts)}): {why}",
+        op="bundle commit",
+        fix_hints=["put many small files into an archive, or into nested bundles, each with an index of its own"],
+    )
 
 
 def refuse_other_schema(document: Mapping[str, Any], known: str) -> None:

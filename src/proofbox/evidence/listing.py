@@ -25,7 +25,7 @@ from proofbox.evidence.status import RunStatus, parse_status
 
 
 @dataclass(frozen=True, slots=True)
-class RunSummary:
+class ListedRun:
     run_id: str
     path: str
     state: str
@@ -40,7 +40,7 @@ class RunSummary:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
-def list_bundles(out: str | os.PathLike[str]) -> list[RunSummary]:
+def list_bundles(out: str | os.PathLike[str]) -> list[ListedRun]:
     """Every run, oldest first."""
     place = os.fspath(out)
     if not os.path.isdir(place):
@@ -49,14 +49,14 @@ def list_bundles(out: str | os.PathLike[str]) -> list[RunSummary]:
     return sorted(found, key=lambda run: (run.started_at or "", run.run_id))
 
 
-def describe(directory: str) -> RunSummary:
+def describe(directory: str) -> ListedRun:
     status, index = _status(directory), _index(directory)
     out, name = os.path.split(os.path.abspath(directory))
     try:
         latest = os.path.lexists(os.path.join(out, LATEST)) and read_latest(out) == name
     except BundleNotFound:
         latest = False
-    return RunSummary(
+    return ListedRun(
         run_id=status.run_id if status else name,
         path=shown(directory),
         state=_state(status, index),

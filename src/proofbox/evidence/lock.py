@@ -8,10 +8,11 @@ what a dead holder left is recognised as stale.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -174,6 +175,21 @@ class RunLock:
             fix_hints=["wait for it, or raise the lock timeout", "give each run an output directory of its own"],
             details={"holder": holder.as_json() if holder else None},
         )
+
+
+@contextlib.contextmanager
+def holding(directory: str | os.PathLike[str]) -> Iterator[None]:
+    """Alone with a nested bundle's directory, for the moment that it is taken over or committed in.
+
+    One that is not there yet needs no lock: making it is exclusive. Where a file system locks no directories, the
+    run's own order must do: an attempt belongs to who has its lease.
+    """
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):
+            fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            held.callback(os.close, fd)
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
 
 
 _HELD: set[RunLock] = set()

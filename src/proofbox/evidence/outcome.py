@@ -19,6 +19,7 @@ from proofbox.evidence.index import refuse_other_schema
 
 PATH = "outcome.json"
 SCHEMA = "proofbox.outcome/1"
+MAX_BYTES = 1 << 21
 RESULTS = {
     "claimed": ("passed", "failed", "unknown"),
     "verified": ("passed", "failed", "unknown"),

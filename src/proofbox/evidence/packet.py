@@ -24,7 +24,7 @@ SCHEMA = "proofbox.promotion_packet/1"
 SEED_SCHEMA = "runtime-tools.promotion_packet.v0.2"
 PREDICATE_TYPE = "urn:proofbox:promotion_packet:1"
 SUFFIX = ".promotion.json"
-MAX_PACKET_BYTES = 1 << 26
+MAX_PACKET_BYTES = 1 << 24
 
 
 class Pointer(NamedTuple):
@@ -48,6 +48,8 @@ class Packet:
     bundle_path: str | None = None
     """Relative to the packet's own directory, where it was emitted beside its bundle."""
     index: Pointer | None = None
+    policy: str | None = None
+    """The name that its policy bears; a v0.2 packet has none."""
 
     @property
     def pinned(self) -> bool:
@@ -157,6 +159,7 @@ def _current(document: dict[str, Any]) -> Packet:
         run_id=document["run_id"],
         bundle_path=bundle["path"],
         index=index,
+        policy=verdict["policy"]["name"],
     )
 
 

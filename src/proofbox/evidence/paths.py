@@ -12,6 +12,8 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from proofbox.core.atomic import TEMPORARY_PREFIX, sweep_temporaries
@@ -26,8 +28,11 @@ LOCK = ".runtime.lock"
 RESERVED = frozenset({INDEX, STATUS, REPAIR_LOG, LOCK})
 
 MAX_PATH = 1024
+# What is read whole. An entry of an index takes 110 bytes and its path: there is room for 300 000 of usual length.
 MAX_STATUS_BYTES = 1 << 24
-MAX_INDEX_BYTES = 1 << 30
+MAX_INDEX_BYTES = 1 << 26
+MAX_JSON_BYTES = 1 << 26
+MAX_LOG_BYTES = 1 << 27
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _SEGMENT = r"(?!\.{1,2}(?:/|\Z))[^/\x00-\x1f\x7f\\\ud800-\udfff]{1,255}"
@@ -59,9 +64,16 @@ def check_artifact_path(path: str, op: str) -> str:
     return path
 
 
+IRREGULAR = {
+    "symlink": "a symbolic link",
+    "special": "a special file",
+    "unreadable": "a directory that can't be read, or of too long a path",
+}
+
+
 @dataclass(slots=True)
 class Found:
-    """What is below a directory: regular files, directories, and what is neither (`symlink`, `special`)."""
+    """What is below a directory: regular files, directories, and what a bundle can't hold, by its kind in IRREGULAR."""
 
     files: set[str] = field(default_factory=set)
     directories: set[str] = field(default_factory=set)
@@ -86,12 +98,20 @@ class Found:
 
 
 def walk(root: _Path) -> Found:
-    """Everything below `root`, by relative path, following nothing. Names that are not UTF-8 have surrogate escapes."""
+    """Everything below `root`, by relative path, following nothing. Names that are not UTF-8 have surrogate escapes.
+
+    A directory whose path is longer than an artifact's can be is not gone into: nothing in it can be one.
+    """
     found = Found()
     pending = [""]
     while pending:
         below = pending.pop()
-        with os.scandir(os.path.join(root, below) if below else root) as entries:
+        inside = _look(root, below)
+        if inside is None:
+            found.directories.discard(below)
+            found.irregular[below] = "unreadable"
+            continue
+        with inside as entries:
             for entry in entries:
                 path = f"{below}/{entry.name}" if below else entry.name
                 if entry.is_symlink():
@@ -104,6 +124,18 @@ def walk(root: _Path) -> Found:
                 else:
                     found.irregular[path] = "special"
     return found
+
+
+def _look(root: _Path, below: str) -> AbstractContextManager[Iterator[os.DirEntry[str]]] | None:
+    """What is in a directory below `root`; None: that can't be said."""
+    if len(below) > MAX_PATH:
+        return None
+    try:
+        return os.scandir(os.path.join(root, below) if below else root)
+    except OSError:
+        if not below:
+            raise
+        return None
 
 
 def _covered_as(path: str) -> str:
@@ -134,15 +166,19 @@ def shown(path: str) -> str:
     return path_fields(path)["path"]
 
 
+class TooLarge(OSError):
+    """A file has more bytes than are read of its kind."""
+
+
 def read_bounded(path: _Path, limit: int) -> bytes:
-    """A whole regular file that is not a symbolic link and not larger than `limit`; OSError otherwise."""
+    """A whole regular file that is not a symbolic link and not larger than `limit` (TooLarge); OSError otherwise."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(fd, "rb") as stream:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
             raise OSError(f"{shown(os.fspath(path))} is not a regular file")
         if info.st_size > limit:
-            raise OSError(f"{shown(os.fspath(path))} is larger than {limit} bytes")
+            raise TooLarge(f"{shown(os.fspath(path))} is larger than {limit} bytes")
         # No more than is there: a read takes the memory for all that it asks for.
         data = stream.read(info.st_size + 1)
     if len(data) > info.st_size:

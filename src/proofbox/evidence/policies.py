@@ -16,7 +16,9 @@ A rule holds on positive evidence only: a value that is absent, unreadable or of
     one_of         artifact, member, values
     tree_manifest                             the bundle's tree_manifest.json is one
     coverage       schedule                   every attempt of the schedule finished and is here, and no other is
-    attempts       member, values             the same member of every scheduled attempt's outcome.json
+    attempts       member, values             the same member of every scheduled attempt's outcome.json; of one whose
+                                              bundle failed it never holds
+    attempts_status  schedule, values         of the index of every scheduled attempt
 """
 
 from __future__ import annotations
@@ -120,6 +122,12 @@ RUN: dict[str, Any] = {
         *_EVERY_BUNDLE,
         {"reason": "run_incomplete", "check": "status", "values": ["ok"]},
         {"reason": "coverage_incomplete", "check": "coverage", "schedule": "schedule.jsonl"},
+        {
+            "reason": "attempt_incomplete",
+            "check": "attempts_status",
+            "schedule": "schedule.jsonl",
+            "values": ["ok"],
+        },
         {
             "reason": "outcome_not_verified",
             "check": "attempts",

@@ -19,6 +19,9 @@ from proofbox.evidence.reader import Bundle, as_bundle
 from proofbox.evidence.shape import ShapeError
 
 MAXPOLICY_BYTES = 1 << 20
+MAX_RULES = 100
+MAX_MEMBER_BYTES = 1 << 23
+"""Of a document that a rule looks into."""
 
 _NAME = shape.text(200)
 _MEMBER = shape.array(_NAME)
@@ -33,6 +36,7 @@ _RULES: dict[str, dict[str, shape.Check]] = {
     "tree_manifest": {},
     "coverage": {"schedule": _NAME},
     "attempts": {"schedule": _NAME, "member": _MEMBER, "values": shape.array(shape.anything)},
+    "attempts_status": {"schedule": _NAME, "values": shape.array(_NAME)},
 }
 POLICY = shape.record(
     {
@@ -63,6 +67,8 @@ def check_policy(policy: Any) -> None:
     POLICY(policy, "policy")
     if not policy["fields"].keys() <= set(FIELDS):
         raise ShapeError(f"policy.fields names what no packet has; it has {', '.join(FIELDS)}")
+    if len(policy["rules"]) > MAX_RULES:
+        raise ShapeError(f"policy.rules are more than {MAX_RULES}")
     reasons = []
     for number, rule in enumerate(policy["rules"]):
         where = f"policy.rules[{number}]"
@@ -93,7 +99,19 @@ def load_policy(name: str) -> dict[str, Any]:
         check_policy(policy)
     except (OSError, CanonicalError, ShapeError) as error:
         raise PolicyInvalid(f"{shown(name)}: {error}", op="promotion policy", fix_hints=hints) from error
+    if policy["name"] in POLICIES and not is_built_in(policy):
+        raise PolicyInvalid(
+            f"{shown(name)} is called {policy['name']}, and is not the policy of that name",
+            op="promotion policy",
+            fix_hints=["give it a name of its own: nobody is to take it for the one that comes with proofbox"],
+        )
     return dict(policy)
+
+
+def is_built_in(policy: Mapping[str, Any]) -> bool:
+    """Whether this is the very policy that comes with proofbox by its name."""
+    known = POLICIES.get(policy["name"])
+    return known is not None and _same(known, policy)
 
 
 def fitting_policy(found: BundleCheck) -> dict[str, Any]:
@@ -140,7 +158,7 @@ class _Evidence:
         return self._bundle
 
     def member(self, bundle: Bundle, rule: Mapping[str, Any], artifact: str) -> Any:
-        value = bundle.read_json(artifact)
+        value = bundle.read_json(artifact, limit=outcome.MAX_BYTES if artifact == outcome.PATH else MAX_MEMBER_BYTES)
         if artifact == outcome.PATH:
             outcome.check_outcome(value)
         for name in rule["member"]:
@@ -176,8 +194,10 @@ def _status(evidence: _Evidence, rule: Mapping[str, Any]) -> _Answer:
 
 
 def _present(evidence: _Evidence, rule: Mapping[str, Any]) -> _Answer:
-    evidence.bundle.read_bytes(rule["artifact"])
-    return True, "present"
+    """By the check of the whole bundle, which has read every file: a rule does not read one of any size again."""
+    evidence.bundle.artifact(rule["artifact"])
+    wrong = sorted({each.code for each in evidence.found.findings if each.path in (rule["artifact"], "")})
+    return not wrong, wrong or "present"
 
 
 def _equals(evidence: _Evidence, rule: Mapping[str, Any]) -> _Answer:
@@ -213,13 +233,22 @@ def _attempts(evidence: _Evidence, rule: Mapping[str, Any]) -> _Answer:
     wrong = []
     for each in planned.values():
         try:
-            value = evidence.member(evidence.bundle.nested[each.path], rule, outcome.PATH)
-            held = any(_same(value, good) for good in rule["values"])
+            inner = evidence.bundle.nested[each.path]
+            value = evidence.member(inner, rule, outcome.PATH)
+            held = inner.index.status != "failed" and any(_same(value, good) for good in rule["values"])
         except (KeyError, ProofboxError, ShapeError):
             held = False
         if not held:
             wrong.append(each.attempt)
     return not wrong and len(planned) > 0, wrong[:20] or f"{len(planned)} attempts"
+
+
+def _attempts_status(evidence: _Evidence, rule: Mapping[str, Any]) -> _Answer:
+    planned = evidence.scheduled(rule)
+    found = {each.attempt: evidence.bundle.nested.get(each.path) for each in planned.values()}
+    wrong = {id: inner.index.status if inner else "absent" for id, inner in found.items()}
+    wrong = {id: status for id, status in wrong.items() if status not in rule["values"]}
+    return not wrong and len(planned) > 0, dict(list(wrong.items())[:20]) or f"{len(planned)} attempts"
 
 
 _CHECKS: dict[str, Callable[[_Evidence, Mapping[str, Any]], _Answer]] = {
@@ -233,6 +262,7 @@ _CHECKS: dict[str, Callable[[_Evidence, Mapping[str, Any]], _Answer]] = {
     "tree_manifest": _tree_manifest,
     "coverage": _coverage,
     "attempts": _attempts,
+    "attempts_status": _attempts_status,
 }
 
 

@@ -17,9 +17,9 @@ from proofbox.evidence.index import Index
 from proofbox.evidence.keys import load_private_key, refuse_inside_bundle
 from proofbox.evidence.packet import PREDICATE_TYPE, SCHEMA, SUFFIX, parse_packet
 from proofbox.evidence.paths import INDEX, enclosing, is_artifact_path, resolve, shown
-from proofbox.evidence.policies import SEED_FIELDS
-from proofbox.evidence.policy import evaluate, fitting_policy, load_policy
+from proofbox.evidence.policy import fitting_policy, load_policy
 from proofbox.evidence.reader import Bundle, refusal
+from proofbox.evidence.verdict import conclusions
 
 _Path = str | os.PathLike[str]
 
@@ -122,42 +122,9 @@ def _packet(
             op="promotion emit",
             fix_hints=[f"accept what it allows: {', '.join(rules['acceptable']) or 'nothing'}"],
         )
-    rulings = evaluate(rules, checked)
-    reasons = [ruling.reason for ruling in rulings if not ruling.held]
-    by_reason = {rule["reason"]: rule for rule in rules["rules"]}
-    document: dict[str, Any] = {
-        "schema_version": SCHEMA,
-        "emitted_at": isoformat(clock.now()),
-        "run_id": index.run_id,
-        "world_id": index.world_id,
-        "bundle": {
-            "path": _relative(checked.path, target),
-            "index": {"path": INDEX, "size": checked.index_size, "sha256": checked.index_sha256},
-            "status": index.status,
-            "repairs": sum(inner.index.repairs if inner.index else 0 for _, inner in checked.every()),
-        },
-        **dict.fromkeys(SEED_FIELDS),
-        "not_applicable": rules["not_applicable"],
-        "promotability": {
-            "promotable_decision_stage": set(reasons) <= set(accept),
-            "reasons": reasons,
-            "accepted": sorted(set(accept) & set(reasons)),
-            "gating_inputs": {
-                ruling.reason: {
-                    "rule": by_reason[ruling.reason],
-                    "held": ruling.held,
-                    "observed": ruling.observed,
-                }
-                for ruling in rulings
-            },
-            "policy": rules,
-        },
-    }
-    for name, path in rules["fields"].items():
-        artifact = index.artifacts.get(path)
-        if artifact is not None:
-            document[name] = {"path": path, "size": artifact.file_size, "sha256": artifact.sha256}
-    return document
+    said = conclusions(checked, index, rules, accept)
+    said["bundle"]["path"] = _relative(checked.path, target)
+    return {"schema_version": SCHEMA, "emitted_at": isoformat(clock.now()), **said}
 
 
 def _relative(directory: str, target: str) -> str | None:

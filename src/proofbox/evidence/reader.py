@@ -23,11 +23,20 @@ from proofbox.errors import (
     BundleError,
     BundleInProgress,
     BundleSchemaUnknown,
+    BundleTooLarge,
     NotFoundError,
 )
 from proofbox.evidence.check import BundleCheck, Finding, check_bundle
 from proofbox.evidence.index import Artifact, Index
-from proofbox.evidence.paths import check_artifact_path, is_artifact_path, read_bounded, resolve, shown
+from proofbox.evidence.paths import (
+    MAX_JSON_BYTES,
+    MAX_LOG_BYTES,
+    check_artifact_path,
+    is_artifact_path,
+    read_bounded,
+    resolve,
+    shown,
+)
 from proofbox.evidence.status import RunStatus
 
 _Path = str | os.PathLike[str]
@@ -60,29 +69,37 @@ class Bundle:
         """Whether this bundle, or one nested in it, was reindexed after its commit."""
         return self.index.repairs > 0 or any(inner.repaired for inner in self.nested.values())
 
-    def read_bytes(self, path: str) -> bytes:
+    def artifact(self, path: str) -> Artifact:
+        """What the index says of an artifact, here or in a nested bundle."""
         artifact = self.artifacts.get(path)
         if artifact is None:
             for place, inner in self.nested.items():
                 if path.startswith(place + "/"):
-                    return inner.read_bytes(path[len(place) + 1 :])
+                    return inner.artifact(path[len(place) + 1 :])
             raise BundleArtifactAbsent(
                 f"the bundle {self.run_id} has no artifact {path[:200]!r}",
                 op="bundle read",
                 fix_hints=["list what is there: proofbox bundle show PATH"],
             )
+        return artifact
+
+    def read_bytes(self, path: str, *, limit: int | None = None) -> bytes:
+        """All of an artifact. One of more than `limit` bytes is refused (BundleTooLarge) before it is read."""
+        artifact = self.artifact(path)
+        if limit is not None and artifact.file_size > limit:
+            raise BundleTooLarge(f"{path} has {artifact.file_size} bytes; at most {limit} are read", op="bundle read")
         try:
             data = read_bounded(os.path.join(self.path, path), artifact.file_size)
         except OSError as error:
-            raise _changed(path, str(error)) from error
+            raise _changed(path, error.strerror or "it is larger, or no file any more") from error
         if sha256_hex(data) != artifact.sha256:
             raise _changed(path, "its digest is another one")
         return data
 
-    def read_json(self, path: str, *, schema: str | None = None) -> Any:
+    def read_json(self, path: str, *, schema: str | None = None, limit: int = MAX_JSON_BYTES) -> Any:
         """The JSON document at `path`. With `schema`, one of any other `schema_version` is refused by name."""
         try:
-            value = parse_strict(self.read_bytes(path))
+            value = parse_strict(self.read_bytes(path, limit=limit))
         except CanonicalError as error:
             raise BundleCorrupt(f"{path} is not JSON: {error}", op="bundle read") from error
         if schema is not None:
@@ -93,9 +110,9 @@ class Bundle:
                 )
         return value
 
-    def read_log(self, path: str) -> Iterator[dict[str, Any]]:
+    def read_log(self, path: str, *, limit: int = MAX_LOG_BYTES) -> Iterator[dict[str, Any]]:
         """The entries of a log, in order, each with its `seq` and `prev`."""
-        for number, line in enumerate(io.BytesIO(self.read_bytes(path)), 1):
+        for number, line in enumerate(io.BytesIO(self.read_bytes(path, limit=limit)), 1):
             try:
                 yield parse_strict(line)
             except CanonicalError as error:

@@ -12,13 +12,14 @@ from typing import Any
 from proofbox.core.atomic import write_document
 from proofbox.core.canonical import CanonicalError, canonical_bytes, parse_strict
 from proofbox.core.clock import Clock, SystemClock, isoformat
-from proofbox.core.digest import sha256_file
+from proofbox.core.digest import sha256_file, sha256_hex
 from proofbox.core.documents import declare
+from proofbox.core.text import preview, printable
 from proofbox.errors import BundleInProgress, BundleRepairRefused
 from proofbox.evidence import shape
 from proofbox.evidence.check import BundleCheck, check_bundle
 from proofbox.evidence.identity import PROCESS, process_identity, world_id
-from proofbox.evidence.index import Artifact, Index, schema_of
+from proofbox.evidence.index import Artifact, Index, bounded_bytes, schema_of
 from proofbox.evidence.lock import Mode, RunLock
 from proofbox.evidence.paths import (
     INDEX,
@@ -37,38 +38,50 @@ from proofbox.evidence.pool import in_threads
 SCHEMA = "proofbox.repair_log/1"
 _ENTRY = shape.or_null(shape.table(shape.anything))
 _NAMES = shape.array(shape.text())
+_REPAIR = shape.record(
+    {
+        "at": shape.moment.meaning("When the index was computed anew."),
+        "by": PROCESS.meaning("The process that did it."),
+        "index_before": shape.record(
+            {
+                "size": shape.count.meaning("In bytes; 0: there was none to read."),
+                "sha256": shape.text(64).meaning("Of the file; empty: there was none to read."),
+                "readable": shape.flag.meaning("Whether it was an index at all."),
+                "status": shape.or_null(shape.text(16)).meaning("What it stated; null: not readable."),
+                "missing": _NAMES.meaning("What it listed as missing; empty if not readable."),
+            }
+        ).meaning("The index that was replaced."),
+        "findings": shape.array(shape.table(shape.text(1 << 16))).meaning("Why it was repaired."),
+        "changes": shape.array(
+            shape.record(
+                {
+                    "path": shape.text(1 << 14).meaning("Relative to the bundle."),
+                    "before": _ENTRY.meaning("Null: it was not listed."),
+                    "after": _ENTRY.meaning("Null: it is gone."),
+                }
+            )
+        ).meaning("The index's entries before and after."),
+        "missing_after": _NAMES.meaning("What the new index lists as missing."),
+    }
+)
+_LOST = shape.record(
+    {
+        "at": shape.moment.meaning("When that was found."),
+        "size": shape.count.meaning("Of the log, in bytes; 0: it could not be opened."),
+        "sha256": shape.text(64).meaning("Of the log; empty: it could not be opened."),
+        "detail": shape.text(1000).meaning("What was wrong with it."),
+    }
+)
 _DOCUMENT = shape.record(
     {
         "schema_version": shape.text(200),
-        "repairs": shape.array(
-            shape.record(
-                {
-                    "at": shape.moment.meaning("When the index was computed anew."),
-                    "by": PROCESS.meaning("The process that did it."),
-                    "index_before": shape.record(
-                        {
-                            "size": shape.count.meaning("In bytes; 0: there was none to read."),
-                            "sha256": shape.text(64).meaning("Of the file; empty: there was none to read."),
-                            "readable": shape.flag.meaning("Whether it was an index at all."),
-                            "status": shape.or_null(shape.text(16)).meaning("What it stated; null: not readable."),
-                            "missing": _NAMES.meaning("What it listed as missing; empty if not readable."),
-                        }
-                    ).meaning("The index that was replaced."),
-                    "findings": shape.array(shape.table(shape.text(1 << 16))).meaning("Why it was repaired."),
-                    "changes": shape.array(
-                        shape.record(
-                            {
-                                "path": shape.text(1 << 14).meaning("Relative to the bundle."),
-                                "before": _ENTRY.meaning("Null: it was not listed."),
-                                "after": _ENTRY.meaning("Null: it is gone."),
-                            }
-                        )
-                    ).meaning("The index's entries before and after."),
-                    "missing_after": _NAMES.meaning("What the new index lists as missing."),
-                }
-            )
-        ).meaning("One a repair, in their order."),
-    }
+        "repairs": shape.array(_REPAIR).meaning("One a repair, in their order."),
+    },
+    {
+        "lost": shape.array(_LOST).meaning(
+            "Logs of earlier repairs that could not be read: what they told is not in here. Absent: there were none."
+        ),
+    },
 )
 declare(
     SCHEMA,
@@ -150,8 +163,8 @@ def _rebuild(checked: BundleCheck, directory: str, clock: Clock) -> tuple[Index,
     ]
     wanted = {*listed, *status.expected, *interrupted, *(before.missing if before is not None else ())}
     missing = tuple(sorted(wanted - artifacts.keys() - {REPAIR_LOG}))
-    repairs = _past_repairs(directory)
-    count = max(before.repairs if before is not None else 0, len(repairs)) + 1
+    repairs, lost = _past_repairs(directory, clock)
+    count = max(before.repairs if before is not None else 0, len(repairs) + len(lost)) + 1
     repairs.append(
         {
             "at": isoformat(clock.now()),
@@ -168,7 +181,8 @@ def _rebuild(checked: BundleCheck, directory: str, clock: Clock) -> tuple[Index,
             "missing_after": list(missing),
         }
     )
-    write_document(os.path.join(directory, REPAIR_LOG), canonical_bytes({"schema_version": SCHEMA, "repairs": repairs}))
+    log = {"schema_version": SCHEMA, "repairs": repairs, **({"lost": lost} if lost else {})}
+    write_document(os.path.join(directory, REPAIR_LOG), canonical_bytes(log))
     artifacts[REPAIR_LOG] = _measure(directory, REPAIR_LOG, None)
     index = Index(
         run_id=status.run_id,
@@ -178,7 +192,7 @@ def _rebuild(checked: BundleCheck, directory: str, clock: Clock) -> tuple[Index,
         missing=missing,
         repairs=count,
     )
-    write_document(os.path.join(directory, INDEX), index.to_bytes())
+    write_document(os.path.join(directory, INDEX), bounded_bytes(index))
     return index, changes
 
 
@@ -204,12 +218,17 @@ def _measure(directory: str, path: str, listed: Artifact | None) -> Artifact:
     return Artifact(path, size, digest, schema, listed.chain if listed is not None else None)
 
 
-def _past_repairs(directory: str) -> list[Any]:
+def _past_repairs(directory: str, clock: Clock) -> tuple[list[Any], list[Any]]:
+    """The repairs that the log tells of, and the logs that were lost: this one too, where it is none."""
+    data = b""
     try:
-        document = parse_strict(read_bounded(os.path.join(directory, REPAIR_LOG), 1 << 30))
+        data = read_bounded(os.path.join(directory, REPAIR_LOG), 1 << 30)
+        document = parse_strict(data)
+        _DOCUMENT(document, REPAIR_LOG)
     except FileNotFoundError:
-        return []
-    except (OSError, CanonicalError):
-        return [{"note": "the log of earlier repairs could not be read"}]
-    past = document.get("repairs") if isinstance(document, dict) else None
-    return past if isinstance(past, list) else [{"note": "the log of earlier repairs could not be read"}]
+        return [], []
+    except (OSError, CanonicalError, shape.ShapeError) as error:
+        digest = sha256_hex(data) if data else ""
+        detail = preview(printable(str(error)), 1000)[0]
+        return [], [{"at": isoformat(clock.now()), "size": len(data), "sha256": digest, "detail": detail}]
+    return document["repairs"], document.get("lost", [])

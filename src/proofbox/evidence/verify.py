@@ -11,7 +11,7 @@ Without --key and without a digest that you hold from elsewhere, this shows dama
 whole bundle can make another that is consistent in itself.
 
 Codes of findings, besides those of `check`: packet_malformed, packet_unpinned, packet_mismatch (with the bundle),
-verdict_wrong, signature_absent, signature_wrong, bundle_absent.
+verdict_wrong, policy_misnamed, signature_absent, signature_wrong, bundle_absent.
 """
 
 from __future__ import annotations
@@ -21,117 +21,39 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from proofbox.core.text import printable
-from proofbox.core.words import counted
-from proofbox.errors import BundleCorrupt, BundleInProgress, BundleSchemaUnknown, PacketInvalid, ProofboxError
-from proofbox.evidence.check import BundleCheck, Checked, Finding, check_bundle
+from proofbox.errors import (
+    ProofboxError,
+    UsageError,
+)
+from proofbox.evidence.check import BundleCheck, check_bundle
 from proofbox.evidence.packet import PREDICATE_TYPE, SUFFIX, Packet, parse_packet, read_document
-from proofbox.evidence.paths import INDEX, STATUS, list_runs, read_bounded, resolve, shown
-from proofbox.evidence.policy import evaluate
+from proofbox.evidence.paths import INDEX, MAX_STATUS_BYTES, STATUS, enclosing, list_runs, read_bounded, resolve, shown
+from proofbox.evidence.policy import is_built_in
 from proofbox.evidence.shape import ShapeError
 from proofbox.evidence.status import parse_status
-
-
-@dataclass(slots=True)
-class Verification:
-    """What holds and what does not. `notes` are worth knowing and no findings."""
-
-    path: str
-    run_id: str | None = None
-    status: str | None = None
-    bundle: str | None = None
-    packet: str | None = None
-    promotable: bool | None = None
-    signed_by: str | None = None
-    """The id of the key that was given and did sign. None: not signed, or no key was given."""
-    checked: Checked = field(default_factory=Checked)
-    findings: list[Finding] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def ok(self) -> bool:
-        return not self.findings
-
-    def found(self, code: str, path: str, detail: str) -> None:
-        self.findings.append(Finding(code, path, detail))
-
-    def error(self) -> ProofboxError | None:
-        """What the answer "no" is called, where it is no."""
-        if self.ok:
-            return None
-        codes = {finding.code for finding in self.findings}
-        kind: type[ProofboxError] = BundleCorrupt
-        if "in_progress" in codes:
-            kind = BundleInProgress
-        elif "schema_unknown" in codes:
-            kind = BundleSchemaUnknown
-        elif any(code.startswith(("packet_", "signature_", "verdict_", "bundle_absent")) for code in codes):
-            kind = PacketInvalid
-        return kind(self.line(), op="verify", fix_hints=["each finding says what differs, and where"])
-
-    def line(self) -> str:
-        """The answer in one line, with the first finding."""
-        if not self.findings:
-            return self.summary()
-        first, count = self.findings[0], len(self.findings)
-        found = f"{count} findings, the first" if count > 1 else "one finding"
-        return f"{self.summary()}; {_one_line(f'{found}: {first.code} {first.path} ({first.detail})')}"
-
-    def summary(self) -> str:
-        """The answer, without what was found."""
-        checked = self.checked
-        what = f"{self.run_id or shown(self.path)} ({self.status or 'no status'})"
-        amounts = (
-            (checked.files, "file"),
-            (checked.bytes, "byte"),
-            (checked.bundles, "bundle"),
-            (checked.chains, "chain"),
-        )
-        amount = ", ".join(counted(number, what) for number, what in amounts)
-        parts = [f"{'holds' if self.ok else 'DOES NOT HOLD'}: {what}: {amount}"]
-        if self.packet is not None:
-            parts.append("promotable" if self.promotable else "not promotable")
-            parts.append(f"signed by {self.signed_by[:16]}…" if self.signed_by else "no signature checked")
-        return _one_line("; ".join(parts))
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "ok": self.ok,
-            "path": shown(self.path),
-            "run_id": self.run_id,
-            "status": self.status,
-            "bundle": None if self.bundle is None else shown(self.bundle),
-            "packet": None if self.packet is None else shown(self.packet),
-            "promotable": self.promotable,
-            "signed_by": self.signed_by,
-            "checked": {
-                "files": self.checked.files,
-                "bytes": self.checked.bytes,
-                "bundles": self.checked.bundles,
-                "chains": self.checked.chains,
-            },
-            "findings": [finding.as_json() for finding in self.findings],
-            "notes": self.notes,
-            "error": error.as_dict() if (error := self.error()) else None,
-        }
-
-
-def _one_line(text: str) -> str:
-    return printable(text).replace("\n", "\\n")
+from proofbox.evidence.verdict import differences
+from proofbox.evidence.verification import Verification
 
 
 def verify(path: str | os.PathLike[str], *, key: str | None = None, bundle: str | None = None) -> Verification:
     """Verify a bundle with the packet beside it, or a packet with its bundle. `key` is the file of a public key.
 
+    `bundle` says where a packet's bundle is; with the path of a bundle, it is refused.
     Raises a ProofboxError only where there is nothing to evaluate: no such path, no key in that file.
     """
     place = os.fspath(path)
     if os.path.isfile(place):
         return verify_packet(place, key=key, bundle=bundle)
     directory = resolve(place)
+    if bundle is not None:
+        raise UsageError(
+            f"{shown(place)} is a bundle itself, and was to be verified with another",
+            op="verify",
+            fix_hints=["name the packet's file, and its bundle with --bundle"],
+        )
     beside = os.path.join(
         os.path.dirname(os.path.abspath(directory)), os.path.basename(os.path.abspath(directory)) + SUFFIX
     )
@@ -160,11 +82,12 @@ def verify_packet(path: str, *, key: str | None = None, bundle: str | None = Non
     checked = _verify_bundle(result, resolve(directory))
     if packet is None:
         return result
-    result.promotable = packet.promotable
+    result.promotable, result.policy = packet.promotable, packet.policy
     if not packet.pinned:
         result.found("packet_unpinned", "", f"a packet of version {packet.schema_version} pins nothing by digest")
     else:
-        _compare(result, packet, checked)
+        result.own_policy = not is_built_in(packet.document["promotability"]["policy"])
+        result.findings += differences(packet, checked)
         if signed is not None and signed != (packet.index and packet.index.sha256):
             result.found("packet_mismatch", INDEX, "the statement's subject is another index than the packet's")
     return result
@@ -214,6 +137,7 @@ def _verify_bundle(result: Verification, directory: str) -> BundleCheck:
     result.checked.add(checked.checked)
     if checked.index is not None:
         result.run_id, result.status = checked.index.run_id, checked.index.status
+        _note_renamed(result, directory, checked.index.run_id)
         for place, inner in checked.every():
             if inner.index is not None and inner.index.repairs:
                 result.notes.append(f"{place or 'the bundle'} was repaired after its commit ({inner.index.repairs}×)")
@@ -222,30 +146,12 @@ def _verify_bundle(result: Verification, directory: str) -> BundleCheck:
     return checked
 
 
-def _compare(result: Verification, packet: Packet, checked: BundleCheck) -> None:
-    """The packet against the bundle: its pins, and its verdict once more from the same policy."""
-    index, document = checked.index, packet.document
-    if packet.index is None or index is None:
-        result.found("packet_mismatch", INDEX, "the bundle has no index that can be read")
-        return
-    if (checked.index_size, checked.index_sha256) != (packet.index.size, packet.index.sha256):
-        result.found("packet_mismatch", INDEX, "the bundle's index is not the one that the packet pins")
-    repairs = sum(inner.index.repairs if inner.index else 0 for _, inner in checked.every())
-    stated = (document["run_id"], document["world_id"], document["bundle"]["status"], document["bundle"]["repairs"])
-    if stated != (index.run_id, index.world_id, index.status, repairs):
-        result.found("packet_mismatch", "", "the packet states another run, world, status or number of repairs")
-    for name, pointer in packet.pointers.items():
-        artifact = index.artifacts.get(pointer.path)
-        if artifact is None or (artifact.file_size, artifact.sha256) != (pointer.size, pointer.sha256):
-            result.found("packet_mismatch", pointer.path, f"{name} is not in the bundle as the packet pins it")
-    verdict = document["promotability"]
-    policy = verdict["policy"]
-    failed = [ruling.reason for ruling in evaluate(policy, checked) if not ruling.held]
-    accepted = set(verdict["accepted"])
-    if not accepted <= set(policy["acceptable"]):
-        result.found("verdict_wrong", "", "the packet accepts what its policy does not allow to be accepted")
-    if failed != verdict["reasons"] or packet.promotable != (set(failed) <= accepted):
-        result.found("verdict_wrong", "", f"the policy finds {', '.join(failed) or 'nothing'} against the bundle")
+def _note_renamed(result: Verification, directory: str, run_id: str) -> None:
+    """A copy may be called anything; who asked for a run by its name wants to know. A nested bundle has a place."""
+    place = os.path.realpath(directory)
+    name = os.path.basename(place)
+    if name != run_id and enclosing(place) == place:
+        result.notes.append(f"the directory is called {shown(name)}; the run in it is {run_id}")
 
 
 def _note_newer(result: Verification, directory: str) -> None:
@@ -256,7 +162,7 @@ def _note_newer(result: Verification, directory: str) -> None:
     began = {}
     for run in list_runs(out):
         try:
-            status = parse_status(read_bounded(os.path.join(out, run, STATUS), 1 << 24))
+            status = parse_status(read_bounded(os.path.join(out, run, STATUS), MAX_STATUS_BYTES))
         except (OSError, ShapeError):
             result.notes.append(f"{run} has no status that can be read")
             continue
@@ -275,7 +181,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("path", help="an output directory, a run's directory, or a promotion packet")
     parser.add_argument("--key", metavar="PUB", help="the file of the public key that must have signed the packet")
-    parser.add_argument("--bundle", metavar="DIR", help="where a packet's bundle is, if not beside it")
+    parser.add_argument(
+        "--bundle", metavar="DIR", help="where the packet's bundle is, if not beside it; with a packet only"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON document")
     options = parser.parse_args(argv)
     try:

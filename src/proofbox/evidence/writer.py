@@ -44,11 +44,12 @@ from proofbox.errors import (
 from proofbox.evidence.content import pieces_of, read_again, sync_all, write_new
 from proofbox.evidence.identity import is_alive, process_identity, world, world_id
 from proofbox.evidence.index import SCHEMA as INDEX_SCHEMA
-from proofbox.evidence.index import Anchor, Artifact, index_of, schema_of, stated_schema
-from proofbox.evidence.lock import Mode, RunLock
+from proofbox.evidence.index import Anchor, Artifact, bounded_bytes, index_of, schema_of, stated_schema
+from proofbox.evidence.lock import Mode, RunLock, holding
 from proofbox.evidence.log import SYNC_EVERY, BundleLog
 from proofbox.evidence.paths import (
     INDEX,
+    IRREGULAR,
     LATEST,
     MAX_STATUS_BYTES,
     RUN_ID,
@@ -66,6 +67,9 @@ from proofbox.evidence.shape import ShapeError
 from proofbox.evidence.status import SCHEMA as STATUS_SCHEMA
 from proofbox.evidence.status import RunStatus, parse_status
 
+UNFINISHED = "unfinished"
+"""Where a bundle that was taken over has what its first writer did not live to stand by."""
+
 _Path = str | os.PathLike[str]
 _IDS = IdSource()
 
@@ -75,7 +79,7 @@ class BundleWriter:
 
     `expected` are the artifacts that a complete run has: those absent at the commit are listed as missing, and the
     bundle is then `partial`. A `dry` run commits and does not move LATEST. With a `redactor`, logs are redacted, and
-    the commit is refused if any artifact holds one of its exact secrets.
+    the commit is refused if any artifact holds one of its exact secrets (`withhold_secrets` takes such out).
 
     `stage` says what the run is doing, and is recorded if it fails there.
     """
@@ -122,13 +126,17 @@ class BundleWriter:
         nested.path = Path(directory) / check_artifact_path(path, "bundle nested")
         return nested
 
-    def taking_over(self) -> Self:
+    def taking_over(self, *, aside: Iterable[str] = (), released: bool = False) -> Self:
         """Go on with a bundle whose writer died: `with BundleWriter(out, run_id=…).taking_over() as bundle`.
 
-        What is there stays and is covered as it is found, logs included, which get no anchor and no more entries. That
-        the writer is dead is checked as far as it can be from here; a committed bundle is refused.
+        What is there stays and is covered as it is found, logs included, which get no anchor and no more entries. What
+        `aside` names of it is kept below `unfinished/`: words that nobody stands by any more. That the writer is dead
+        is checked as far as it can be from here, unless it `released` the bundle, which is the caller's to know; a
+        committed bundle is refused.
         """
         self._takes_over = True
+        self._released = released
+        self._aside: tuple[str, ...] = tuple(aside)
         return self
 
     def _setup(
@@ -154,6 +162,9 @@ class BundleWriter:
         self._open_nested: list[BundleWriter] = []
         self._partial: list[str] = []
         self._takes_over = False
+        self._released = False
+        self._withholding = False
+        self._aside = ()
         self._state = "new"
         self.stage = "run"
 
@@ -193,12 +204,11 @@ class BundleWriter:
         try:
             before = parse_status(read_bounded(self.path / STATUS, MAX_STATUS_BYTES))
         except FileNotFoundError:
-            with contextlib.suppress(FileNotFoundError):
-                os.rmdir(self.path)
+            self._clear_unborn()
             return False
         except (OSError, ShapeError) as error:
             raise BundleCorrupt(f"{self.run_id} has no status to go on from: {error}", op="bundle open") from error
-        if (self.path / INDEX).exists() or is_alive(before.writer) is not False:
+        if (self.path / INDEX).exists() or not (self._released or is_alive(before.writer) is False):
             raise BundleInProgress(
                 f"{before.run_id} is committed, or its writer still lives",
                 op="bundle open",
@@ -206,15 +216,31 @@ class BundleWriter:
             )
         self.run_id = before.run_id
         self._expected = tuple(dict.fromkeys((*before.expected, *self._expected)))
+        self._dry = self._dry or before.dry  # a rehearsal does not become the real thing by a second writer
         self._status = replace(self._status, run_id=before.run_id, started_at=before.started_at)
-        self._status = replace(self._status, expected=self._expected)
+        self._status = replace(self._status, expected=self._expected, dry=self._dry)
+        for path in self._aside:
+            if os.path.lexists(self.path / path):
+                os.replace(self.path / path, self._target(f"{UNFINISHED}/{path}"))
         own, interrupted = tidy(self.path).split()
         torn = {os.path.dirname(index) for index in interrupted}  # nested bundles, each to be taken over by itself
         for path in own - {STATUS}:
             if torn.isdisjoint(above(path)):
                 self._artifacts[path] = self._measure(path)
+        self._partial = list(before.partial_reasons)
+        self._status = replace(self._status, partial_reasons=before.partial_reasons)
         write_document(self.path / STATUS, self._status.to_bytes())
         return True
+
+    def _clear_unborn(self) -> None:
+        """Who dies before there is a status leaves an empty directory, or a document on its way to its name."""
+        try:
+            tidy(self.path)
+            os.rmdir(self.path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise BundleCorrupt(f"{self.run_id} has files and no status: {error}", op="bundle open") from error
 
     def _create_run(self, out: str) -> None:
         """Under a name that no reader looks at, until there is a status to read."""
@@ -256,9 +282,37 @@ class BundleWriter:
             self._state = "closed"
 
     def mark_partial(self, reason: str) -> None:
-        """Say that something is lacking, though every expected artifact may be there: the commit won't be `ok`."""
+        """Say that something is lacking, though every expected artifact may be there: the commit won't be `ok`.
+
+        It is on the disk at once, so that it holds for whoever takes the bundle over.
+        """
         self._require_open("bundle mark_partial")
-        self._partial.append(preview(self._clean(reason), 1000)[0])
+        said = preview(self._clean(reason), 1000)[0]
+        with self._mutex, self._locked("mark"):
+            self._require_ours("bundle mark_partial")
+            self._partial.append(said)
+            self._status = replace(self._status, partial_reasons=tuple(self._partial))
+            write_document(self.path / STATUS, self._status.to_bytes())
+
+    def withhold_secrets(self) -> tuple[str, ...]:
+        """Rather than refuse the commit, take out what holds an exact secret: now, where it is known, and then.
+
+        The paths of what was taken out now. Without any of it the bundle is partial, and says what it lacks.
+        """
+        self._require_open("bundle withhold_secrets")
+        self._withholding = True
+        return self._withhold()
+
+    def _withhold(self) -> tuple[str, ...]:
+        # A nested bundle's index has names and digests, and is what the files beside it are found by.
+        taken = tuple(sorted(path for path in self._secrets if not path.endswith("/" + INDEX)))
+        for path in taken:
+            os.unlink(self.path / path)
+            self._artifacts.pop(path, None)
+            self._anchors.pop(path, None)
+            self._partial.append(preview(self._clean(f"{path} held a secret, and was taken out"), 1000)[0])
+        self._secrets.clear()
+        return taken
 
     # Artifacts
 
@@ -340,6 +394,25 @@ class BundleWriter:
                 fix_hints=["write inside the `with` block of the BundleWriter"],
             )
 
+    def _require_ours(self, op: str) -> None:
+        """A writer may be taken for dead and live on. What was committed, or taken over, is not its own any more."""
+        if os.path.lexists(self.path / INDEX):
+            raise BundleExists(
+                f"{self.run_id} is committed already",
+                op=op,
+                fix_hints=["look at what another writer has committed: an index is never written over"],
+            )
+        try:
+            stated = parse_status(read_bounded(self.path / STATUS, MAX_STATUS_BYTES))
+        except (OSError, ShapeError):
+            return  # it is about to be written anew
+        if stated.writer != self._status.writer:
+            raise BundleExists(
+                f"{self.run_id} was taken over by another writer: process {stated.writer['pid']}",
+                op=op,
+                fix_hints=["leave the bundle to it"],
+            )
+
     # The commit
 
     def _commit(self, error: BaseException | None) -> None:
@@ -349,6 +422,9 @@ class BundleWriter:
         for log in self._open_logs:
             log.close()
         artifacts, interrupted = self._collect()
+        if self._secrets and self._withholding and self._withhold():
+            artifacts, interrupted = self._collect()
+            self._secrets.clear()  # of a nested index, which was looked at once more
         if self._secrets:
             raise BundleSecretFound(
                 f"{len(self._secrets)} artifacts hold a secret: {', '.join(sorted(self._secrets)[:5])}",
@@ -360,6 +436,7 @@ class BundleWriter:
         missing = sorted(set(self._expected).difference(present) | set(interrupted))
         sync_all(self.path, present)  # before anything says that they are there
         with self._locked("commit"):
+            self._require_ours("bundle commit")
             self._status = replace(
                 self._status,
                 state="complete" if error is None else "failed",
@@ -370,9 +447,10 @@ class BundleWriter:
             document = self._status.to_bytes()
             artifacts.append(Artifact(STATUS, len(document), sha256_hex(document), STATUS_SCHEMA))
             outcome = "failed" if error is not None else "partial" if missing or self._partial else "ok"
-            write_document(self.path / STATUS, document)
             index = index_of(self.run_id, world_id(self._status.world), outcome, artifacts, missing)
-            write_document(self.path / INDEX, index.to_bytes())
+            entries = bounded_bytes(index)
+            write_document(self.path / STATUS, document)
+            write_document(self.path / INDEX, entries)
             if self._out is not None and error is None and not self._dry:
                 write_document(os.path.join(self._out, LATEST), f"{self.run_id}\n".encode())
 
@@ -382,7 +460,7 @@ class BundleWriter:
         if found.irregular:
             first = min(found.irregular)
             raise BundlePathRefused(
-                f"{shown(first)} is a {found.irregular[first]}, which a bundle can't hold",
+                f"{shown(first)} is {IRREGULAR[found.irregular[first]]}, which a bundle can't hold",
                 op="bundle commit",
                 fix_hints=["write regular files into a bundle"],
             )
@@ -425,8 +503,8 @@ class BundleWriter:
     @contextlib.contextmanager
     def _locked(self, purpose: str) -> Iterator[None]:
         if self._out is None:
-            # Nobody else creates or commits this directory: making it was exclusive.
-            yield
+            with holding(self.path):
+                yield
             return
         with RunLock(self._out, purpose=f"{purpose} {self.run_id}", **self._lock_options):
             yield

@@ -58,6 +58,7 @@ EXPECTED = (
 """What a whole attempt has. One that the machinery failed lacks some, and is partial."""
 
 LARGEST_READ = 16 << 20
+DETAIL = 4000
 
 
 class Story(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,17 +103,26 @@ def write_all(bundle: BundleWriter, story: Story, redactor: Redactor) -> None:
         VERIFICATION: AttemptVerification(
             **msgspec.structs.asdict(story.checked), result=story.verified, unmet=story.unmet
         ),
-        outcome.PATH: _outcome(story).as_json(),
+        outcome.PATH: _outcome(story, redactor).as_json(),
         REPORT: _report(story),
     }
     if story.environment is not None:
         documents[ENVIRONMENT] = AttemptEnvironment(**msgspec.structs.asdict(story.environment))
     for name, document in documents.items():
-        bundle.write_json(name, redactor.redact_json(msgspec.to_builtins(document)))
+        bundle.write_json(name, sayable(redactor.redact_json(msgspec.to_builtins(document))))
     if story.infra is not None:
         bundle.mark_partial(f"infra: {story.infra.code}")
     if story.isolation == "shared":
         bundle.mark_partial("shared isolation: other attempts could reach this one")
+
+
+def sayable(value: Any) -> Any:
+    """The value without halves of characters, which no document can hold: names of files and agents' words may."""
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    if isinstance(value, dict):
+        return {sayable(name): sayable(each) for name, each in value.items()}
+    return [sayable(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def write_torn(bundle: BundleWriter, attempt: Attempt, run_id: str, lost: ProofboxError) -> None:
@@ -127,7 +137,8 @@ def write_torn(bundle: BundleWriter, attempt: Attempt, run_id: str, lost: Proofb
         last_state=attempt.phase,
         error=lost.as_dict(),
     )
-    bundle.write_json(TORN, msgspec.to_builtins(torn))
+    if not (bundle.path / TORN).exists():  # whoever began to say so may have died as well
+        bundle.write_json(TORN, msgspec.to_builtins(torn))
     unknown = outcome.Verdict("unknown")
     infra = outcome.Verdict("failed", "proofbox", "its worker was found dead", lost.message)
     if not (bundle.path / outcome.PATH).exists():
@@ -176,11 +187,11 @@ def _metrics(story: Story) -> RunnerMetrics:
     )
 
 
-def _outcome(story: Story) -> outcome.Outcome:
+def _outcome(story: Story, redactor: Redactor) -> outcome.Outcome:
     claimed = {"success": "passed", "failure": "failed"}.get(story.feedback.claimed)
     verified = story.verified if story.verified != "none" else None
     runtime = str(story.runner.get("runtime", "") or "none")
-    detail = story.detail if story.infra is None else story.infra.message
+    detail = redactor.preview(story.detail if story.infra is None else story.infra.message, DETAIL)[0]
     return outcome.Outcome(
         claimed=outcome.Verdict(claimed, "runtime_reported", "its final message")
         if claimed
@@ -188,9 +199,7 @@ def _outcome(story: Story) -> outcome.Outcome:
         verified=outcome.Verdict(verified, "proofbox verifier", "commands in a fresh box, and the mission's conditions")
         if verified
         else outcome.Verdict("unknown"),
-        infra=outcome.Verdict(
-            "ok" if story.infra is None else "failed", "proofbox", f"supervised {runtime}", detail[:4000]
-        ),
+        infra=outcome.Verdict("ok" if story.infra is None else "failed", "proofbox", f"supervised {runtime}", detail),
     )
 
 

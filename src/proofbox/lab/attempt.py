@@ -8,7 +8,9 @@ The agent's box and everything in it is dead before the final snapshot is taken,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,22 +22,26 @@ from anyio.to_thread import run_sync
 from proofbox.agents.contract import AgentRuntime, AgentSession, ApprovalRule, SessionOptions, TurnResult
 from proofbox.agents.environment import AgentEnvironment, decide_environment
 from proofbox.agents.strategies import Considered, first_usable
-from proofbox.core.clock import Clock, isoformat
+from proofbox.core.clock import isoformat
 from proofbox.core.removal import remove_tree
 from proofbox.errors import (
     AgentError,
+    BundleSecretFound,
     CapabilityUnsupported,
     ContextExceeded,
     InternalError,
+    LeaseLost,
     ProofboxError,
     SetupFailed,
     TurnInterrupted,
 )
+from proofbox.evidence.paths import INDEX
 from proofbox.evidence.writer import BundleWriter
 from proofbox.lab import artifacts, pressure
 from proofbox.lab.claims import Feedback, read_feedback
 from proofbox.lab.documents import Verified
 from proofbox.lab.expectations import Unmet, unmet
+from proofbox.lab.failures import retry_after, typed
 from proofbox.lab.ledger import Attempt, Ended
 from proofbox.lab.missionbox import MissionBoxes
 from proofbox.lab.sharing import Started, only
@@ -46,8 +52,6 @@ from proofbox.lab.trace import Trace
 from proofbox.lab.verifier import Checked, check, lay_beside, lay_out
 from proofbox.sandbox.service import Sandboxes
 from proofbox.workspace.workspace import Workspace
-
-RETRY_SOON = 1.0
 
 # What an agent's turn may fail with that is the agent's own affair: everything else is the machinery's.
 ITS_OWN = (ContextExceeded, TurnInterrupted)
@@ -65,15 +69,39 @@ async def run_attempt(attempt: Attempt, around: Surroundings, watch: Watch) -> E
         clock=around.clock,
         ids=around.ids,
     )
-    with writer as bundle:
+    try:
+        await _record(trying, writer)
+    except LeaseLost:
+        raise
+    except Exception as error:
+        if not await run_sync(os.path.lexists, writer.path / INDEX):
+            raise
+        trying.fail(error)  # the bundle was committed as failed, and says why
+    index = await run_sync(artifacts.index_sha256, writer.path)
+    trying.enter("ended")
+    return trying.ended(index)
+
+
+@contextlib.asynccontextmanager
+async def _opened(writer: BundleWriter) -> AsyncIterator[BundleWriter]:
+    """A commit waits for the disk: in a thread, so that nothing else of this process waits for it."""
+    bundle = await run_sync(writer.__enter__)
+    try:
+        yield bundle
+    except BaseException as error:
+        with anyio.CancelScope(shield=True):
+            await run_sync(writer.__exit__, type(error), error, error.__traceback__)
+        raise
+    await run_sync(writer.__exit__, None, None, None)
+
+
+async def _record(trying: _Supervisor, writer: BundleWriter) -> None:
+    async with _opened(writer) as bundle:
         try:
             await trying.run(bundle)
         finally:
             with anyio.CancelScope(shield=True):
                 await run_sync(remove_tree, trying.place)
-    index = await run_sync(artifacts.index_sha256, writer.path)
-    trying.enter("ended")
-    return trying.ended(index)
 
 
 class _Supervisor:
@@ -94,33 +122,41 @@ class _Supervisor:
         self._feedback: Feedback = read_feedback("")
         self._unmet: list[Unmet] = []
         self.place = around.work / "attempts" / f"{attempt.id}.e{attempt.epoch}"
-        self._boxes = MissionBoxes(self._mission, around.suite, self.place / "workspace", around.provider, around.clock)
+        self._boxes = MissionBoxes(self._mission, around, self.place / "workspace")
         self._common = around.work / "shared"
 
     def enter(self, state: State) -> None:
         self._states.enter(state)
         self._watch.on_state(state)
 
+    def fail(self, error: Exception) -> None:
+        """The machinery's failure, whatever it was. That the attempt is another's now is none: it is raised."""
+        infra = typed(error)
+        if isinstance(infra, LeaseLost):
+            raise infra
+        self._reason = "setup_failed" if isinstance(infra, SetupFailed) else "infra_failed"
+        self._infra = infra
+
     async def run(self, bundle: BundleWriter) -> None:
-        prompt = self._around.suite.prompt_of(self._mission)
-        bundle.write_bytes(artifacts.PROMPT, prompt.encode())
-        workspace: Workspace | None = None
         try:
-            self.enter("preparing")
-            workspace = await run_sync(self._prepare)
+            await self._carry_out(bundle)
+        except Exception as error:
+            self.fail(error)
+        self.enter("committing")
+        await run_sync(self._write, bundle)
+
+    async def _carry_out(self, bundle: BundleWriter) -> None:
+        prompt = await run_sync(self._around.suite.prompt_of, self._mission)
+        bundle.write_bytes(artifacts.PROMPT, prompt.encode())
+        self.enter("preparing")
+        workspace = await run_sync(self._prepare)
+        try:
             given = await run_sync(_latest, workspace)
             await self._work(bundle, workspace, given, prompt)
             self.enter("verifying")
             await run_sync(self._verify, bundle, workspace, given)
-        except SetupFailed as error:
-            self._reason, self._infra = "setup_failed", error
-        except ProofboxError as error:
-            self._reason, self._infra = "infra_failed", error
         finally:
-            if workspace is not None:
-                await run_sync(workspace.forget)
-        self.enter("committing")
-        await run_sync(self._write, bundle)
+            await run_sync(workspace.forget)
 
     # Before the agent
 
@@ -241,9 +277,14 @@ class _Supervisor:
         return result
 
     def _judge_turn(self, result: TurnResult) -> None:
-        """The turn's own status decides, but for one that we ended ourselves."""
-        if self._watch.reason is not None and result.status != "completed":
-            self._reason = self._watch.reason
+        """The turn's own status decides, but for one that we ended ourselves, or that used up more than it might."""
+        self._feedback = read_feedback(result.final_message)
+        stopped = self._watch.reason
+        # A turn may end sooner than it hears the word to stop. What it used is a fact all the same.
+        if stopped is not None and (result.status != "completed" or stopped == "budget_exceeded"):
+            self._reason = stopped
+            # Who was stopped has claimed nothing, whatever he had just said.
+            self._feedback = msgspec.structs.replace(self._feedback, claimed="none")
         elif result.status == "interrupted":
             self._reason = "interrupted"
         elif result.status == "failed":
@@ -251,7 +292,6 @@ class _Supervisor:
             own = isinstance(result.error, ITS_OWN) or type(result.error) is AgentError
             self._reason = "turn_failed" if own else "infra_failed"
             self._infra = None if own else result.error or AgentError("the turn failed, without saying why", op="turn")
-        self._feedback = read_feedback(result.final_message)
 
     # After the agent
 
@@ -270,6 +310,7 @@ class _Supervisor:
                 found = check(
                     boxes,
                     verify,
+                    self._around.redactor,
                     provider=self._boxes.provider,
                     policy=self._boxes.policy(verified),
                     beside=beside,
@@ -292,6 +333,13 @@ class _Supervisor:
         return "passed" if self._checked.passed or self._mission.expect != type(self._mission.expect)() else "none"
 
     def _write(self, bundle: BundleWriter) -> None:
+        if held := bundle.withhold_secrets():
+            self.fail(_secret_found(held))
+        self._write_documents(bundle)
+        if held := bundle.withhold_secrets():
+            raise _secret_found(held)  # what is left of them is no verdict
+
+    def _write_documents(self, bundle: BundleWriter) -> None:
         artifacts.write_all(
             bundle,
             artifacts.Story(
@@ -316,7 +364,7 @@ class _Supervisor:
                 unmet=tuple(self._unmet),
                 report=self._trace.report() if self._trace else {},
                 tokens=self._trace.tokens() if self._trace else {},
-                retry_after=_retry_after(self._infra, self._around.clock),
+                retry_after=retry_after(self._infra, self._around.clock),
                 written_at=isoformat(self._around.clock.now()),
             ),
             self._around.redactor,
@@ -331,8 +379,20 @@ class _Supervisor:
             reason=self._reason,
             strategy=str(self._runner.get("runtime", "")),
             index_sha256=index_sha256,
-            retry_after=_retry_after(infra, self._around.clock),
+            retry_after=retry_after(infra, self._around.clock),
         )
+
+
+def _secret_found(paths: Sequence[str]) -> BundleSecretFound:
+    return BundleSecretFound(
+        f"{', '.join(paths[:5])} held a secret, and was taken out of the evidence",
+        op="attempt",
+        fix_hints=[
+            "a file's name may hold the value of a variable that is called a secret: rename one of them",
+            "if it is no secret, unset the variable that holds it, and run again",
+        ],
+        details={"paths": list(paths)},
+    )
 
 
 def _latest(workspace: Workspace) -> str:
@@ -351,12 +411,3 @@ def _approvals(mission: Mission) -> tuple[ApprovalRule, ...]:
 def _model_keys(settings: Mapping[str, Any]) -> tuple[str, ...]:
     name = settings.get("api_key_env")
     return (name,) if isinstance(name, str) else ()
-
-
-def _retry_after(infra: ProofboxError | None, clock: Clock) -> float | None:
-    """In how many seconds another try may go better; None: it would go the same."""
-    if infra is None or not infra.retryable:
-        return None
-    if "resets_at" in infra.details:
-        return max(RETRY_SOON, float(infra.details["resets_at"]) - clock.now().timestamp())
-    return float(infra.details.get("retry_after") or RETRY_SOON)

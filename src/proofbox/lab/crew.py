@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from subprocess import Popen
 from typing import Any
 
 from proofbox.core.ids import IdSource
@@ -26,13 +27,33 @@ PARTING = 30.0
 OnEvent = Callable[[dict[str, Any]], None]
 
 
+class Telling:
+    """Tells events on, until that fails: the first failure is kept for whoever decides what follows from it."""
+
+    def __init__(self, on_event: OnEvent | None) -> None:
+        self._on_event = on_event
+        self._failure: Exception | None = None
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        if self._on_event is not None and self._failure is None:
+            try:
+                self._on_event(event)
+            except Exception as error:
+                self._failure = error
+
+    def check(self) -> None:
+        """Raise what telling failed with, if it did."""
+        if self._failure is not None:
+            raise self._failure
+
+
 class Crew:
-    def __init__(self, out: Path, run_id: str, ids: IdSource, on_event: OnEvent) -> None:
+    def __init__(self, out: Path, run_id: str, ids: IdSource, tell: Telling) -> None:
         self._out = out
         self._run_id = run_id
         self._ids = ids
-        self._tell = on_event
-        self._workers: dict[str, subprocess.Popen[str]] = {}
+        self._tell = tell
+        self._workers: dict[str, Popen[bytes]] = {}
         self._readers: list[threading.Thread] = []
         self._changed = threading.Event()
 
@@ -46,18 +67,20 @@ class Crew:
             name = self._ids.new_id("worker")
             argv = [sys.executable, "-m", "proofbox.lab.worker", str(self._out), self._run_id, name]
             argv += [str(epoch), str(slots), str(os.getpid())]
-            worker = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+            worker = Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
             self._workers[name] = worker
             reader = threading.Thread(target=self._listen, args=(worker,), daemon=True)
             reader.start()
             self._readers.append(reader)
 
-    def wait(self) -> None:
-        """Until an attempt or a worker has ended, or for a moment. Those that have died are gone then."""
+    def wait(self) -> int:
+        """Until an attempt or a worker has ended, or for a moment. Those that have died are gone then; how many."""
         self._changed.wait(PATIENCE)
         self._changed.clear()
-        for name in [name for name, worker in self._workers.items() if worker.poll() is not None]:
+        dead = [name for name, worker in self._workers.items() if worker.poll() is not None]
+        for name in dead:
             del self._workers[name]
+        return len(dead)
 
     def kill(self, name: str) -> None:
         """One that may not write any more. That it is not there is no error."""
@@ -81,14 +104,24 @@ class Crew:
         for reader in self._readers:
             reader.join()
 
-    def _listen(self, worker: subprocess.Popen[str]) -> None:
+    def _listen(self, worker: Popen[bytes]) -> None:
         if worker.stdout is None:
             raise InternalError("a worker without a pipe", op="suite")
+        # To the end, whatever comes: a worker must never find that nobody listens.
         with worker.stdout:
             for line in worker.stdout:
-                with contextlib.suppress(ValueError):  # killed in the middle of one
-                    event = json.loads(line)
+                event = _event(line)
+                if event is not None:
                     self._tell(event)
                     if event.get("event") == "ended":
                         self._changed.set()
         self._changed.set()
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    """None: it was killed in the middle of one, or something else wrote there."""
+    try:
+        said = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return said if isinstance(said, dict) else None

@@ -13,6 +13,8 @@ import msgspec
 
 _HEREDOC = re.compile(r"<<-?\s*([\"']?)([A-Za-z_][A-Za-z0-9_]*)\1")
 _ROOT = "/"
+MOST = 1000
+"""Instructions. No one writes more by hand; what is beyond is not read."""
 
 
 class Copy(msgspec.Struct, frozen=True):
@@ -32,14 +34,15 @@ class Dockerfile(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_dockerfile(text: str) -> Dockerfile:
     found = Dockerfile()
-    for word, rest in _instructions(text):
+    instructions = _instructions(text)
+    for word, rest in instructions[:MOST]:
         if word == "FROM":
             found = Dockerfile()
         elif word in ("RUN", "USER", "VOLUME"):
             found = _not_followed(found, word, rest)
         elif word in ("WORKDIR", "COPY", "ADD", "ENV"):
             found = _not_followed(found, word, rest) if "$" in rest or "<<" in rest else _follow(found, word, rest)
-    return found
+    return found if len(instructions) <= MOST else _not_followed(found, "", f"whatever follows instruction {MOST}")
 
 
 def _follow(found: Dockerfile, word: str, rest: str) -> Dockerfile:
@@ -64,7 +67,7 @@ def _follow(found: Dockerfile, word: str, rest: str) -> Dockerfile:
 
 
 def _not_followed(found: Dockerfile, word: str, rest: str) -> Dockerfile:
-    line = f"{word} {' '.join(rest.split())}"
+    line = f"{word} {' '.join(rest.split())}".lstrip()
     return msgspec.structs.replace(found, unread=(*found.unread, line[:200]))
 
 
@@ -74,7 +77,7 @@ def _words(rest: str) -> list[str]:
     if rest[start:].lstrip().startswith("["):
         try:
             listed = json.loads(rest[start:])
-        except ValueError:
+        except (ValueError, RecursionError):
             return []
         return [*rest[:start].split(), *(each for each in listed if isinstance(each, str))]
     return rest.split()
@@ -87,9 +90,13 @@ def _instructions(text: str) -> list[tuple[str, str]]:
         whole = line.strip()
         if not whole or whole.startswith("#"):
             continue
-        while whole.endswith("\\"):
+        pieces = [whole]
+        while pieces[-1].endswith("\\"):
             more = next(lines, "").strip()
-            whole = whole if more.startswith("#") else f"{whole[:-1]} {more}"
+            if not more.startswith("#"):
+                pieces[-1] = pieces[-1][:-1]
+                pieces.append(more)
+        whole = " ".join(pieces)
         for _, end in _HEREDOC.findall(whole):
             while (inside := next(lines, None)) is not None and inside.strip() != end:
                 pass

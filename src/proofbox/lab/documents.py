@@ -23,6 +23,7 @@ from proofbox.lab.verifier import Checked
 from proofbox.workspace.model import Left, Method
 
 Verified = Literal["passed", "failed", "none"]
+SUMMARY_SCHEMA = "proofbox.run_summary/1"
 
 
 class SuiteNamed(msgspec.Struct, frozen=True):
@@ -334,11 +335,11 @@ class MissionSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Why results ended, and how many for each reason."""
 
 
-@stored("proofbox.run_summary/1", at="RUN/summary.json")
+@stored(SUMMARY_SCHEMA, at="RUN/summary.json")
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What came of a run. Its status says whether it can be relied on as a measurement, not what missions came to."""
 
-    schema_version: str = "proofbox.run_summary/1"
+    schema_version: str = SUMMARY_SCHEMA
     run_id: str
     suite: SuiteNamed
     status: Literal["ok", "partial"]

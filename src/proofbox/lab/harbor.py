@@ -9,19 +9,23 @@ docs/harbor.md says how the two differ.
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import msgspec
 
 from proofbox.agents.environment import is_blocked
+from proofbox.core.text import printable
 from proofbox.errors import ImageAbsent, ProviderUnavailable, StartFailed, SuiteInvalid
 from proofbox.lab import tasktable
 from proofbox.lab.dockerfile import Copy, Dockerfile, read_dockerfile
-from proofbox.lab.reading import Problem, Suite, invalid, parse_suite
-from proofbox.lab.tasktree import read_text, tree_sha256
+from proofbox.lab.problems import Problem, invalid
+from proofbox.lab.reading import Suite, parse_suite
+from proofbox.lab.tasktree import MOST_ENTRIES, read_text, tree_sha256
 from proofbox.sandbox.imagefiles import working_directory
 from proofbox.sandbox.providers import provider_named
 from proofbox.sandbox.providers.hostroot import ROOT
@@ -31,6 +35,7 @@ PARTS = (TASK, "instruction.md", "environment", "tests", "solution", "steps")
 """What a task is made of. Anything else beside it, such as the results of a run, is not looked at."""
 TESTS, SOLUTION, REWARD = "/tests", "/solution", "/logs/verifier"
 USUAL_WORKDIR = "/app"
+MOST_NOTES, NOTE = 200, 500
 HOST_ROOT = "it ran on this host's own programs, and not in the task's image (--host-root)"
 # Hooks of test runs that no task asks for. The usual ones besides, such as setup.cfg, may be what a task is about.
 PROTECTED = ("**/conftest.py", "**/sitecustomize.py", "**/usercustomize.py")
@@ -61,18 +66,41 @@ def read_tasks(path: Path, *, host_root: bool = False, to_run: bool = False) -> 
             problems += [msgspec.structs.replace(each, message=name + each.message) for each in found]
     if problems:
         raise invalid(f"{path}", problems)
-    document = {"suite": {"id": _id(path.resolve().name), "title": "Harbor tasks"}, "mission": missions}
+    document = {"suite": {"id": _id(_name(path)), "title": "Harbor tasks"}, "mission": missions}
     return parse_suite(json.dumps(document, indent=1), base=path, name=str(path), json=True)
 
 
 def _tasks_in(path: Path) -> list[Path]:
-    if (path / TASK).exists() or (path / TASK).is_symlink():
+    if os.path.lexists(path / TASK):
         return [path]
-    return sorted(each for each in path.iterdir() if not each.is_symlink() and (each / TASK).exists())
+    try:
+        return sorted(each for each in path.iterdir() if not each.is_symlink() and os.path.exists(each / TASK))
+    except OSError as error:
+        raise invalid(str(path), [Problem(f"it can't be read: {error.strerror}")]) from None
+
+
+def _name(path: Path) -> str:
+    """Of a directory, which may be given as `.`"""
+    return os.path.basename(os.path.realpath(path))
 
 
 def _id(name: str) -> str:
     return re.sub(r"[^a-z0-9._-]+", "-", name.lower())[:64].strip("._-") or "task"
+
+
+def _matching(folder: Path, patterns: Sequence[str]) -> list[Path]:
+    """What a path with wildcards names, part by part, as a build reads it: no wildcard stands for several parts.
+
+    Wildcards don't lead through links: two that lead back would double what is found with every part.
+    """
+    found = [folder]
+    for pattern in patterns:
+        if re.search(r"[*?\[]", pattern):
+            folders = [each for each in found if each.is_dir() and (each == folder or not each.is_symlink())]
+            found = [path for each in folders for path in each.iterdir() if fnmatchcase(path.name, pattern)]
+        else:
+            found = [each / pattern for each in found if os.path.lexists(each / pattern)]
+    return sorted(found)
 
 
 class _Reader:
@@ -82,7 +110,7 @@ class _Reader:
         self._root = root
         self._prefix = prefix
         self._host_root = host_root
-        self._notes: list[str] = []
+        self._notes: dict[str, None] = {}
         self._differs: list[str] = [HOST_ROOT] if host_root else []
 
     def mission(self, *, to_run: bool) -> dict[str, Any]:
@@ -92,7 +120,7 @@ class _Reader:
         dockerfile = self._dockerfile()
         image = None if self._host_root else table.environment.docker_image or self._image_to_build()
         workdir = self._workdir(table, dockerfile, image if to_run else None)
-        id = _id((table.name or self._root.resolve().name).rpartition("/")[2])
+        id = _id((table.name or _name(self._root)).rpartition("/")[2])
         self._look_for_installs()
         self._notice(table)
         open_by_default = "none" if self._host_root else "full"
@@ -124,13 +152,13 @@ class _Reader:
             "solution": self._path("solution") if (self._root / "solution/solve.sh").exists() else None,
             "solution_env": table.solution_env,
         }
-        origin = {"format": "harbor", "name": self._root.resolve().name, "sha256": sha256}
-        mission["origin"] = {**origin, "notes": self._notes, "not_comparable": self._differs}
+        origin = {"format": "harbor", "name": _name(self._root), "sha256": sha256}
+        mission["origin"] = {**origin, "notes": list(self._notes), "not_comparable": self._differs}
         return {name: value for name, value in mission.items() if value is not None}
 
     def _note(self, text: str) -> None:
-        if text not in self._notes:
-            self._notes.append(text)
+        if len(self._notes) < MOST_NOTES:
+            self._notes[printable(text)[:NOTE]] = None
 
     def _path(self, name: str) -> str:
         return str(PurePosixPath(self._prefix) / name)
@@ -158,7 +186,7 @@ class _Reader:
         """The name under which an image is looked for that the task leaves to be built: of these very files."""
         if not (self._root / "environment/Dockerfile").is_file():
             raise invalid(str(self._root), [Problem("it names no docker_image, and has no environment/Dockerfile")])
-        return f"harbor-{_id(self._root.resolve().name)}:{tree_sha256(self._root / 'environment')[:12]}"
+        return f"harbor-{_id(_name(self._root))}:{tree_sha256(self._root / 'environment')[:12]}"
 
     def _workdir(self, table: tasktable.Table, dockerfile: Dockerfile | None, image: str | None) -> str:
         written = table.environment.workdir or (dockerfile.workdir if dockerfile is not None else "")
@@ -203,12 +231,15 @@ class _Reader:
         found: dict[str, str] = {}
         if dockerfile is None:
             return found
-        for copy in dockerfile.copies:
-            for dest, source in self._copied(copy):
-                if dest.is_relative_to(workdir):
-                    found[str(dest.relative_to(workdir))] = self._path(str(source))
-                else:
-                    self._note(f"environment/Dockerfile: {dest} is outside {workdir}, and was left out")
+        copied = (each for copy in dockerfile.copies for each in self._copied(copy))
+        for number, (dest, source) in enumerate(copied):
+            if number >= MOST_ENTRIES:
+                problem = Problem(f"environment/Dockerfile: it copies more than {MOST_ENTRIES} files")
+                raise invalid(str(self._root), [problem])
+            if dest.is_relative_to(workdir):
+                found[str(dest.relative_to(workdir))] = self._path(str(source))
+            else:
+                self._note(f"environment/Dockerfile: {dest} is outside {workdir}, and was left out")
         for line in dockerfile.unread:
             self._note(f"environment/Dockerfile: not done: {line}")
         return found
@@ -222,7 +253,7 @@ class _Reader:
             if ".." in PurePosixPath(relative).parts:
                 self._note(f"environment/Dockerfile: {pattern} is outside environment/, and was left out")
                 continue
-            matches = [context] if relative in ("", ".") else sorted(context.glob(relative))
+            matches = _matching(context, PurePosixPath(relative).parts)
             if not matches:
                 self._note(f"environment/Dockerfile: {pattern} is not there")
             for path in matches:

@@ -23,10 +23,10 @@ import msgspec
 
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.core.documents import declare
-from proofbox.errors import AttemptUnknown, CorruptError, LeaseLost, RunUnknown
+from proofbox.errors import AttemptUnknown, CorruptError, IoFailed, LeaseLost, RunUnknown
 
 SCHEMA = "proofbox.ledger/1"
-State = Literal["planned", "claimed", "ended"]
+Standing = Literal["planned", "claimed", "ended"]
 BUSY_SECONDS = 30.0
 
 _TABLES = """
@@ -45,6 +45,9 @@ CREATE TABLE attempt (
     lease_until REAL,
     phase     TEXT NOT NULL DEFAULT 'planned',
     interrupt INTEGER NOT NULL DEFAULT 0,
+    planned_at REAL NOT NULL,
+    claimed_at REAL,
+    ended_at  REAL,
     result    TEXT
 ) STRICT;
 CREATE INDEX attempt_state ON attempt (state, not_before, number);
@@ -93,14 +96,23 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     mission: str
     replicate: int
     parent: str | None
-    state: State
+    state: Standing
     epoch: int
     worker: str | None
     phase: str
     interrupt: bool
     not_before: float
     lane: str
+    planned_at: float
+    """Seconds since the epoch, as the two below."""
+    claimed_at: float | None
+    ended_at: float | None
     result: Ended | None
+
+    @property
+    def given_up(self) -> bool:
+        """By a worker that lives, and writes no more of it."""
+        return self.worker == ""
 
     @property
     def path(self) -> str:
@@ -121,18 +133,23 @@ class Ledger:
             try:
                 self._db = _connect(path)
                 undo.callback(self._db.close)
-                found = self.about("schema_version")
+                self._refuse_other_schema()
             except sqlite3.DatabaseError as error:
                 raise CorruptError(f"{path} is no ledger: {error}", op="ledger") from None
-            if found != SCHEMA:
-                raise CorruptError(f"{path} is of schema {found!r}, and this reads {SCHEMA}", op="ledger")
             undo.pop_all()
+
+    def _refuse_other_schema(self) -> None:
+        found = self.about("schema_version")
+        if found != SCHEMA:
+            raise CorruptError(f"{self.path} is of schema {found!r}, and this reads {SCHEMA}", op="ledger")
 
     @classmethod
     def create(
         cls, path: Path, about: dict[str, str], attempts: Iterable[Planned], *, clock: Clock | None = None
     ) -> Ledger:
         """Made whole under another name, then put in place: there is no ledger without its plan."""
+        clock = clock or SystemClock()
+        now = clock.now().timestamp()
         unborn = path.with_name(f".{path.name}.{os.getpid()}.new")
         unborn.unlink(missing_ok=True)
         db = _connect(unborn)
@@ -140,7 +157,7 @@ class Ledger:
             with db:
                 db.executescript(_TABLES)
                 db.executemany("INSERT INTO about VALUES (?, ?)", {**about, "schema_version": SCHEMA}.items())
-                db.executemany(_PLAN, [_row(each) for each in attempts])
+                db.executemany(_PLAN, [_row(each, now) for each in attempts])
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         finally:
             db.close()
@@ -188,7 +205,7 @@ class Ledger:
             raise AttemptUnknown(f"{what} {id[:80]!r}", op="attempt", fix_hints=hints)
         return _attempt(rows[0])
 
-    def counts(self) -> dict[State, int]:
+    def counts(self) -> dict[Standing, int]:
         with self._mutex:
             found = dict(self._db.execute("SELECT state, count(*) FROM attempt GROUP BY state").fetchall())
         return {"planned": found.get("planned", 0), "claimed": found.get("claimed", 0), "ended": found.get("ended", 0)}
@@ -204,7 +221,7 @@ class Ledger:
     def plan(self, attempt: Planned) -> None:
         """One more. Planning the same again is no error: who was killed in between does so."""
         with self._writing() as db:
-            db.execute(_PLAN, _row(attempt))
+            db.execute(_PLAN, _row(attempt, self._now()))
 
     def begin_epoch(self) -> int:
         """What a conductor does first. Attempts that are claimed stay so until they are ended or taken over."""
@@ -226,12 +243,13 @@ class Ledger:
             if int(self.about("epoch") or 0) != epoch:
                 raise LeaseLost("another process conducts this run now", op="ledger")
             row = db.execute(
-                "UPDATE attempt SET state = 'claimed', phase = 'claimed', epoch = ?, worker = ?, lease_until = ?"
+                "UPDATE attempt SET state = 'claimed', phase = 'claimed', epoch = ?, worker = ?, lease_until = ?,"
+                " claimed_at = ?"
                 " WHERE number = (SELECT number FROM attempt AS next WHERE state = 'planned' AND not_before <= ?"
                 " AND (SELECT count(*) FROM attempt WHERE state = 'claimed' AND lane = next.lane)"
                 " < coalesce((SELECT CAST(value AS INTEGER) FROM about WHERE key = 'lane ' || next.lane), 1000000)"
                 " ORDER BY not_before, number LIMIT 1) RETURNING *",
-                (epoch, worker, now + lease, now),
+                (epoch, worker, now + lease, now, now),
             ).fetchone()
         return None if row is None else _attempt(row)
 
@@ -263,11 +281,19 @@ class Ledger:
             if self.attempt(attempt.id).result == result:
                 return
             changed = db.execute(
-                "UPDATE attempt SET state = 'ended', phase = 'ended', lease_until = NULL, result = ?"
+                "UPDATE attempt SET state = 'ended', phase = 'ended', lease_until = NULL, ended_at = ?, result = ?"
                 " WHERE id = ? AND worker = ? AND state = 'claimed'",
-                (encoded, attempt.id, attempt.worker),
+                (self._now(), encoded, attempt.id, attempt.worker),
             )
         _held(changed, attempt)
+
+    def give_up(self, attempt: Attempt) -> None:
+        """Its worker lives, writes no more of it, and could not end it: it is torn from here on."""
+        with self._writing() as db:
+            db.execute(
+                "UPDATE attempt SET worker = '', lease_until = 0 WHERE id = ? AND worker = ? AND state = 'claimed'",
+                (attempt.id, attempt.worker),
+            )
 
     def interrupt(self, id: str) -> Attempt:
         """Ask whoever runs it to stop it."""
@@ -305,16 +331,21 @@ class Ledger:
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
         with self._mutex:
-            self._db.execute("BEGIN IMMEDIATE")
             try:
+                self._db.execute("BEGIN IMMEDIATE")
                 yield self._db
-            except BaseException:
-                self._db.execute("ROLLBACK")
-                raise
-            self._db.execute("COMMIT")
+                self._db.execute("COMMIT")
+            except sqlite3.OperationalError as error:  # a full disk, or one who holds it for longer than we wait
+                raise IoFailed(f"{self.path} can't be written: {error}", op="ledger") from error
+            finally:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
 
 
-_PLAN = "INSERT OR IGNORE INTO attempt (id, mission, replicate, parent, not_before, lane) VALUES (?, ?, ?, ?, ?, ?)"
+_PLAN = (
+    "INSERT OR IGNORE INTO attempt (id, mission, replicate, parent, not_before, lane, planned_at)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?)"
+)
 
 
 def _held(changed: sqlite3.Cursor, attempt: Attempt) -> None:
@@ -326,8 +357,8 @@ def _held(changed: sqlite3.Cursor, attempt: Attempt) -> None:
         )
 
 
-def _row(attempt: Planned) -> tuple[str, str, int, str | None, float, str]:
-    return attempt.id, attempt.mission, attempt.replicate, attempt.parent, attempt.not_before, attempt.lane
+def _row(attempt: Planned, now: float) -> tuple[str, str, int, str | None, float, str, float]:
+    return attempt.id, attempt.mission, attempt.replicate, attempt.parent, attempt.not_before, attempt.lane, now
 
 
 def _attempt(row: sqlite3.Row) -> Attempt:

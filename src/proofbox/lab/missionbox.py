@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from proofbox.core.clock import Clock
 from proofbox.errors import SetupFailed
-from proofbox.lab.reading import Suite
 from proofbox.lab.spec import Mission
+from proofbox.lab.surroundings import Surroundings
 from proofbox.lab.verifier import argv_of
 from proofbox.sandbox.contract import Mount
 from proofbox.sandbox.inside import PolicyOptions
@@ -17,15 +16,15 @@ from proofbox.workspace.capabilities.compiling import compile_rules
 from proofbox.workspace.capabilities.grants import PRESETS
 
 SETUP_TIMEOUT = 600.0
+SHOWN = 2000
 
 
 class MissionBoxes:
-    def __init__(self, mission: Mission, suite: Suite, workspace: Path, provider: str | None, clock: Clock) -> None:
+    def __init__(self, mission: Mission, around: Surroundings, workspace: Path) -> None:
         self._mission = mission
-        self._suite = suite
+        self._around = around
         self._workspace = workspace
-        self._clock = clock
-        self.provider = provider or mission.provider
+        self.provider = around.provider or mission.provider
 
     def policy(self, files: Path | None = None) -> PolicyOptions:
         """Of a box over the workspace, or over other files in its stead."""
@@ -42,7 +41,7 @@ class MissionBoxes:
 
     def grants(self) -> Capabilities | None:
         said = self._mission.capabilities
-        return None if said is None else Capabilities.load(said if said in PRESETS else self._suite.at(said))
+        return None if said is None else Capabilities.load(said if said in PRESETS else self._around.suite.at(said))
 
     def agent_policy(self, workspace: Path) -> PolicyOptions:
         """Of the agent's own box: capabilities are compiled into it, for the files as they are before it starts."""
@@ -58,13 +57,13 @@ class MissionBoxes:
     def set_up(self) -> None:
         """Run the mission's own setup in the workspace, or raise SetupFailed."""
         with (
-            Sandboxes(self._workspace, clock=self._clock) as boxes,
+            Sandboxes(self._workspace, clock=self._around.clock) as boxes,
             boxes.start_session(provider=self.provider, **self.policy()) as session,
         ):
             for command in self._mission.setup:
                 result = session.exec(argv_of(command), timeout=SETUP_TIMEOUT)
                 if result.exit_code != 0:
-                    shown = result.stderr_bytes[-2000:].decode("utf-8", "replace")
+                    shown = self._around.redactor.preview_end(result.stderr_bytes, SHOWN)[0]
                     raise SetupFailed(
                         f"a setup command of {self._mission.id} exited {result.exit_code}",
                         op="attempt",

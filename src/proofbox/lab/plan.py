@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,13 +10,13 @@ from typing import Any
 
 import msgspec
 
-from proofbox.agents.environment import is_blocked
 from proofbox.agents.registry import installed
 from proofbox.agents.settings import RuntimeSettings
 from proofbox.agents.strategies import Chain, parse_chain
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.core.ids import IdSource
 from proofbox.core.redaction import Redactor
+from proofbox.errors import SuiteInvalid
 from proofbox.lab.ledger import Ledger, Planned
 from proofbox.lab.reading import Suite, parse_suite
 from proofbox.lab.sharing import SharedSession
@@ -27,8 +28,6 @@ PLAN = "plan"
 WORK = ".work"
 TEMPLATES = "templates"
 LEDGER_SUFFIX = ".ledger"
-SHORTEST_SECRET = 8
-"""A shorter value of a variable with a secret's name is more likely a word that texts are full of."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,7 +134,36 @@ def credential_of(plan: Plan) -> str | None:
 
 
 def redactor_of(plan: Plan, env: Mapping[str, str]) -> Redactor:
-    """Knows the exact secrets that this process could leak: the keys its settings name, and what no box may have."""
-    named = {said.get("api_key_env") for said in (*plan.runtimes.values(), plan.flags)}
-    values = {value for name, value in env.items() if name in named or is_blocked(name)}
-    return Redactor([value for value in values if len(value) >= SHORTEST_SECRET])
+    """Knows the exact secrets that this process could leak: the keys its settings name, and what is called a secret."""
+    return Redactor.from_environment(env, _key_names(plan))
+
+
+def refuse_secrets(plan: Plan, env: Mapping[str, str]) -> None:
+    """What a suite says is in the evidence of its run, so that it must not hold a secret that this process knows."""
+    suite = plan.suite()
+    texts = [plan.suite_source.encode(), plan.chain.encode(), msgspec.json.encode(suite.missions)]
+    for mission in suite.missions:
+        with contextlib.suppress(OSError):  # the attempt will say so
+            texts.append(suite.at(mission.prompt_file).read_bytes() if mission.prompt_file is not None else b"")
+    if not any(map(redactor_of(plan, env).contains_secret, texts)):
+        return
+    keys = _key_names(plan)
+    found = [
+        name
+        for name in sorted(env)
+        if any(map(Redactor.from_environment({name: env[name]}, keys).contains_secret, texts))
+    ]
+    raise SuiteInvalid(
+        f"the suite holds the value of {', '.join(found)}, and evidence must hold no secret",
+        op="suite",
+        fix_hints=[
+            "take it out of the suite and its prompts",
+            f"if it is no secret: unset {' '.join(found)}",
+        ],
+        details={"variables": found},
+    )
+
+
+def _key_names(plan: Plan) -> list[str]:
+    said = [each.get("api_key_env") for each in (*plan.runtimes.values(), plan.flags)]
+    return [name for name in said if isinstance(name, str)]

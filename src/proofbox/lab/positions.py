@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import re
 import tomllib
-from typing import NamedTuple
+from bisect import bisect_right
+from typing import Any, NamedTuple
+
+from proofbox.core.toml import TomlRefused, parse_toml
 
 Path = tuple[str | int, ...]
 
@@ -23,6 +26,15 @@ class Position(NamedTuple):
     column: int
 
 
+def read_toml(text: str) -> tuple[dict[str, Any], dict[Path, Position]]:
+    """What it says, and where. Raises `tomllib.TOMLDecodeError`."""
+    values = parse_toml(text)
+    try:
+        return values, key_positions(text)
+    except RecursionError:
+        raise TomlRefused("nested too deeply") from None
+
+
 def key_positions(text: str) -> dict[Path, Position]:
     """The place of every key and every element of an array, by its path in the parsed document."""
     return _Reader(text).read()
@@ -33,6 +45,7 @@ class _Reader:
         self._text = text
         self._at = 0
         self._found: dict[Path, Position] = {}
+        self._lines = [0, *(newline.end() for newline in re.finditer("\n", text))]
         self._tables: dict[Path, int] = {}
         """How many elements each array of tables has so far."""
 
@@ -125,6 +138,5 @@ class _Reader:
         self._at += 1
 
     def _note(self, path: Path, offset: int) -> None:
-        line = self._text.count("\n", 0, offset) + 1
-        column = offset - (self._text.rfind("\n", 0, offset) + 1) + 1
-        self._found.setdefault(path, Position(line, column))
+        line = bisect_right(self._lines, offset)
+        self._found.setdefault(path, Position(line, offset - self._lines[line - 1] + 1))

@@ -22,7 +22,7 @@ from proofbox.core.ids import is_id
 from proofbox.core.locks import locked
 from proofbox.core.removal import remove_tree
 from proofbox.core.text import path_fields
-from proofbox.evidence.listing import RunSummary, describe
+from proofbox.evidence.listing import ListedRun, describe
 from proofbox.evidence.paths import INDEX, list_runs
 from proofbox.lab import artifacts
 from proofbox.lab.plan import WORK, conductor_lock, ledger_path
@@ -67,7 +67,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Run(NamedTuple):
     path: Path
-    about: RunSummary
+    about: ListedRun
     size: int
 
 
@@ -84,8 +84,13 @@ def collect(items: Sequence[Item]) -> tuple[int, tuple[Item, ...]]:
         found = _collect(item) if item.free else item
         done.append(found)
         if found.free:
-            freed += item.bytes - min(item.bytes, size_of(item.place, item.bytes) if found.left else 0)
+            freed += item.bytes - (_still_there(item) if found.left else 0)
     return freed, tuple(done)
+
+
+def _still_there(item: Item) -> int:
+    """How much of it, once some of it could not be removed."""
+    return min(item.bytes, size_of(item.place, item.bytes)) if item.place.is_dir() else item.bytes
 
 
 def _collect(item: Item) -> Item:
@@ -169,7 +174,7 @@ def _stores_of(run: Path) -> set[str]:
     return {store for store in found if is_id(store, "store")}
 
 
-def _age(run: RunSummary, now: datetime) -> float:
+def _age(run: ListedRun, now: datetime) -> float:
     return (now - parse_isoformat(run.started_at)).total_seconds() if run.started_at else 0.0
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -24,10 +25,11 @@ from proofbox.evidence.paths import INDEX
 from proofbox.evidence.schedule import PATH as SCHEDULE
 from proofbox.evidence.schedule import ScheduleLog
 from proofbox.evidence.writer import BundleWriter
-from proofbox.lab import artifacts
-from proofbox.lab.crew import Crew, OnEvent
+from proofbox.lab.closing import as_committed, close_torn
+from proofbox.lab.crew import Crew, OnEvent, Telling
 from proofbox.lab.documents import ChainDecided, RunEnvironment, SuiteNamed
-from proofbox.lab.ledger import Attempt, Ended, Ledger, Planned
+from proofbox.lab.ledger import Attempt, Ledger, Planned
+from proofbox.lab.limiter import ClosedGate, Limiter
 from proofbox.lab.pinning import PINNED, pin
 from proofbox.lab.plan import (
     PLAN,
@@ -36,9 +38,11 @@ from proofbox.lab.plan import (
     Plan,
     attempts_of,
     conductor_lock,
+    credential_of,
     ledger_path,
     read_plan,
     redactor_of,
+    refuse_secrets,
 )
 from proofbox.lab.reading import Suite
 from proofbox.lab.spec import SCHEMA as SUITE_SCHEMA
@@ -49,6 +53,8 @@ from proofbox.lab.template import GIVEN, Source, fill, forget_templates
 CONDUCTOR = "conductor"
 MOST_LOST = 3
 """How often an attempt is tried again because its worker died: one that kills its worker must not go on for ever."""
+MOST_IN_VAIN = 4
+"""How many workers may die one after another without any attempt's being begun or ended."""
 TAKEN_OVER = 60.0
 _EXPECTED = ("environment.json", SCHEDULE, SUMMARY)
 
@@ -56,6 +62,7 @@ _EXPECTED = ("environment.json", SCHEDULE, SUMMARY)
 def create_run(plan: Plan, out: Path, *, clock: Clock | None = None) -> Path:
     """Plan it: after this it can be resumed from any process. The path of its ledger."""
     suite = plan.suite()
+    refuse_secrets(plan, os.environ)
     out.mkdir(parents=True, exist_ok=True)
     with locked(conductor_lock(out, plan.run_id)):  # until there is a ledger, its files look like a dead run's
         return _create_run(plan, suite, out, clock)
@@ -98,13 +105,16 @@ class Conductor:
     def __init__(self, out: Path, run_id: str, *, on_event: OnEvent | None = None, clock: Clock | None = None) -> None:
         self._out = out
         self._run_id = run_id
-        self._tell: OnEvent = on_event or (lambda _: None)
+        self._tell = Telling(on_event)
         self._clock: Clock = clock or SystemClock()
         self._ids = IdSource(self._clock)
         self._ledger = Ledger(ledger_path(out, run_id), clock=self._clock)
         self._plan = read_plan(self._ledger)
         self._crew = Crew(out, run_id, self._ids, self._tell)
         self._epoch = 0
+        credential = credential_of(self._plan)
+        self._gate = None if credential is None else Limiter(credential, self._plan.concurrency, clock=self._clock)
+        self._told: ClosedGate | None = None
 
     def conduct(self) -> Path:
         """Run what is missing, then commit. The path of the run's bundle. Interrupted, it can be resumed."""
@@ -113,6 +123,7 @@ class Conductor:
             if (run_dir / INDEX).exists():
                 self._tidy_up()  # killed between the commit and this
                 return run_dir
+            refuse_secrets(self._plan, os.environ)
             self._epoch = self._ledger.begin_epoch()
             redactor = redactor_of(self._plan, os.environ)
             expected = (_source_name(self._plan), *_EXPECTED)
@@ -122,7 +133,7 @@ class Conductor:
             if run_dir.exists():
                 for name in expected:  # written last, from the ledger: killed among them, they are written anew
                     (run_dir / name).unlink(missing_ok=True)
-                bundle = bundle.taking_over()
+                bundle = bundle.taking_over(released=True)  # whoever conducts it is alone
             # Not a `with`: left by an exception or an interrupt, the run is to stay in progress, and be resumed.
             bundle.__enter__()
             try:
@@ -162,14 +173,31 @@ class Conductor:
     def _work(self) -> None:
         wanted = 1 if self._plan.isolation == "shared" else min(os.cpu_count() or 1, self._plan.concurrency)
         slots = -(-self._plan.concurrency // wanted)
+        in_vain = 0
         while True:
             counts = self._ledger.counts()
             if not counts["planned"] and not counts["claimed"]:
                 return self._crew.let_go()
+            self._tell_of_gate()
+            self._tell.check()
             self._crew.hire(wanted, slots, self._epoch)
-            self._crew.wait()
+            died = self._crew.wait()
             self._close_torn(alive=self._crew)
             self._plan_retries()
+            in_vain = in_vain + died if self._ledger.counts() == counts else 0
+            if in_vain > MOST_IN_VAIN:
+                raise WorkerLost("its workers die before they have done anything; what they said is above", op="suite")
+
+    def _tell_of_gate(self) -> None:
+        """Say for what the run waits, once: a gate may be closed for days, and by another run."""
+        closed = None if self._gate is None else self._gate.closed()
+        if closed is None or closed == self._told:
+            return
+        waiting = next((each for each in self._ledger.attempts() if each.state == "planned"), None)
+        if waiting is not None:
+            self._told = closed
+            about = {"attempt_id": waiting.id, "mission_id": waiting.mission}
+            self._tell({"event": "waiting", **about, "message": str(closed)})
 
     # Torn attempts and retries
 
@@ -179,32 +207,12 @@ class Conductor:
             self._crew.kill(attempt.worker or "")  # alive, and silent for longer than its lease
             mine = self._ledger.take_over(attempt, f"{CONDUCTOR}-{self._epoch}", TAKEN_OVER)
             path = self._out / self._run_id / attempt.path
-            ended = _from_bundle(path) if (path / INDEX).exists() else self._commit_torn(attempt)
+            redactor = redactor_of(self._plan, os.environ)
+            ended = close_torn(self._out / self._run_id, self._run_id, attempt, redactor, self._clock)
             self._ledger.end(mine, ended)
             remove_tree(self._out / WORK / self._run_id / "attempts" / path.name)
             told = {"claimed": ended.claimed, "verified": ended.verified, "infra": ended.infra, "reason": ended.reason}
             self._tell({"event": "ended", "attempt_id": attempt.id, "mission_id": attempt.mission, **told})
-
-    def _commit_torn(self, attempt: Attempt) -> Ended:
-        lost = WorkerLost("the process that ran it died", op="attempt")
-        writer = BundleWriter.nested_in(
-            self._out / self._run_id,
-            attempt.path,
-            run_id=f"{self._run_id}.{attempt.id}",
-            redactor=redactor_of(self._plan, os.environ),
-            clock=self._clock,
-        ).taking_over()
-        with writer as bundle:
-            artifacts.write_torn(bundle, attempt, self._run_id, lost)
-        return Ended(
-            claimed="none",
-            verified="none",
-            infra=lost.code,
-            reason="worker_lost",
-            strategy="",
-            index_sha256=artifacts.index_sha256(writer.path),
-            retry_after=0.0,
-        )
 
     def _plan_retries(self) -> None:
         """A new attempt for each infra failure that is worth one, naming it as its parent."""
@@ -235,7 +243,7 @@ class Conductor:
     # The end
 
     def _write(self, bundle: BundleWriter) -> None:
-        attempts = self._ledger.attempts()
+        attempts = as_committed(self._out / self._run_id, self._ledger.attempts())
         suite = self._plan.suite()
         bundle.write_bytes(_source_name(self._plan), self._plan.suite_source.encode(), schema_version=SUITE_SCHEMA)
         bundle.write_json(
@@ -255,16 +263,21 @@ class Conductor:
         )
         schedule = ScheduleLog(bundle.open_log(SCHEDULE), self._clock)
         for attempt in attempts:
-            schedule.planned(attempt.id, attempt.path, parent=attempt.parent)
+            schedule.planned(attempt.id, attempt.path, parent=attempt.parent, at=_moment(attempt.planned_at))
         for attempt in attempts:
-            schedule.started(attempt.id)
-            if attempt.result is not None:
-                schedule.finished(attempt.id, attempt.result.index_sha256)
+            schedule.started(attempt.id, at=_moment(attempt.claimed_at))
+            if attempt.result is not None and attempt.result.index_sha256:
+                schedule.finished(attempt.id, attempt.result.index_sha256, at=_moment(attempt.ended_at))
         schedule.close()
         summary = summarize(self._run_id, suite, attempts)
         bundle.write_json(SUMMARY, msgspec.to_builtins(summary))
+        bundle.withhold_secrets()
         if summary.status != "ok":
             bundle.mark_partial("some attempts failed for reasons of the machinery")
+
+
+def _moment(seconds: float | None) -> datetime | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
 
 
 def _source_name(plan: Plan) -> str:
@@ -287,17 +300,3 @@ def _lineage(attempt: Attempt, by_id: dict[str, Attempt]) -> list[Attempt]:
     while line[0].parent is not None:
         line.insert(0, by_id[line[0].parent])
     return line
-
-
-def _from_bundle(path: Path) -> Ended:
-    """What an attempt's committed bundle says: its worker died after the commit and before it could tell."""
-    report = msgspec.json.decode((path / artifacts.REPORT).read_bytes())
-    return Ended(
-        claimed=report["claimed"],
-        verified=report["verified"],
-        infra=report["infra"],
-        reason=report["reason"],
-        strategy=report["strategy"] or "",
-        index_sha256=artifacts.index_sha256(path),
-        retry_after=report["retry_after"],
-    )

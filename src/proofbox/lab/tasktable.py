@@ -9,9 +9,8 @@ from typing import Any
 
 import msgspec
 
-from proofbox.core.toml import parse_toml
-from proofbox.lab.positions import Path, Position, key_positions
-from proofbox.lab.reading import Problem, invalid, toml_problem
+from proofbox.lab.positions import read_toml
+from proofbox.lab.problems import Problems, invalid, toml_problem
 
 LONGEST = 7 * 86_400.0
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT])(?:i?B)?\s*", re.IGNORECASE)
@@ -56,29 +55,27 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
 def read(text: str, note: Note) -> Table:
     """Raises `SuiteInvalid` where it is no TOML, or a field that counts has a value that means nothing."""
     try:
-        values = parse_toml(text)
+        values, positions = read_toml(text)
     except tomllib.TOMLDecodeError as error:
-        raise invalid("task.toml", [toml_problem(error)]) from None
-    reader = _Reader(values, key_positions(text), note)
-    table = reader.table()
-    if reader.problems:
-        raise invalid("task.toml", reader.problems)
+        raise invalid("task.toml", [toml_problem(error, text)]) from None
+    problems = Problems(positions)
+    table = _Reader(values, problems, note).table()
+    if problems.found:
+        raise invalid("task.toml", problems.found)
     return table
 
 
 class _Reader:
-    def __init__(self, values: Mapping[str, Any], positions: Mapping[Path, Position], note: Note) -> None:
+    def __init__(self, values: Mapping[str, Any], problems: Problems, note: Note) -> None:
         self._values = values
-        self._positions = positions
+        self._problems = problems
         self._note = note
         self._lacking: list[str] = []
-        self.problems: list[Problem] = []
 
     def table(self) -> Table:
-        for name in set(self._values) - {
-            *("version", "schema_version", "task", "metadata", "agent", "verifier", "environment", "solution")
-        }:
-            self._unknown((name,))
+        for name in self._values:
+            if name not in _TABLES:
+                self._unknown((name,))
         if self._values.get("steps"):
             self._wrong(("steps",), "several steps are not run here")
         tags = [*self._strings("metadata", "tags"), *self._strings("task", "keywords")]
@@ -164,14 +161,14 @@ class _Reader:
     def _get(self, section: str, name: str, kind: Any) -> Any:
         value = self._section(section).get(name)
         if value is not None and (not isinstance(value, kind) or (kind is not bool and isinstance(value, bool))):
-            self._wrong((section, name), f"{str(value)[:60]!r} is of the wrong kind")
+            self._wrong((section, name), f"{_words(value)} is of the wrong kind")
             return None
         return value
 
     def _positive(self, section: str, name: str, least: float = 1e-9) -> Any:
         value = self._get(section, name, int | float)
         if value is not None and not least <= value < 1e12:
-            self._wrong((section, name), f"{value} is out of range")
+            self._wrong((section, name), f"{_words(value)} is out of range")
             return None
         return value
 
@@ -181,7 +178,11 @@ class _Reader:
         found = _SIZE.fullmatch(value or "")
         if value is not None and found is None:
             self._wrong(("environment", name), f"{value[:40]!r} is no size such as 512M or 2G")
-        return float(found[1]) * _MB[found[2].upper()] if found else None
+        size = float(found[1]) * _MB[found[2].upper()] if found else None
+        if size is not None and not size < 1e12:
+            self._wrong(("environment", name), f"{_words(value)} is out of range")
+            return None
+        return size
 
     def _strings(self, section: str, name: str) -> list[str]:
         return [each for each in self._get(section, name, list) or () if isinstance(each, str)]
@@ -190,12 +191,19 @@ class _Reader:
         self._note(f"task.toml: {'.'.join(path)[:120]} means nothing here")
 
     def _wrong(self, path: tuple[str, ...], message: str) -> None:
-        line, column = self._positions.get(path, (0, 0))
-        problem = Problem(f"task.toml: {'.'.join(path)}: {message}", line, column)
-        if problem not in self.problems:
-            self.problems.append(problem)
+        self._problems.say(path, f"task.toml: {'.'.join(path)}: {message}")
 
 
+def _words(value: object) -> str:
+    """For a complaint."""
+    if isinstance(value, int) and value.bit_length() > 200:
+        return "an integer of many digits"  # some thousands of them Python does not write at all
+    if isinstance(value, dict | list):
+        return "a table" if isinstance(value, dict) else "a list"
+    return repr(str(value)[:60])
+
+
+_TABLES = ("version", "schema_version", "task", "metadata", "agent", "verifier", "environment", "solution")
 _NETWORK = ("network_mode", "allowed_hosts")
 _KNOWN: dict[str, tuple[str, ...]] = {
     "agent": ("timeout_sec", "user", *_NETWORK),

@@ -13,7 +13,10 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from proofbox.core.digest import sha256_file
+from proofbox.core.text import printable
 from proofbox.errors import SuiteInvalid
+from proofbox.lab import textfiles
+from proofbox.lab.problems import Problem, invalid
 
 MOST_ENTRIES = 100_000
 MOST_BYTES = 8 << 30
@@ -33,13 +36,13 @@ def tree_sha256(root: Path, parts: Collection[str] | None = None) -> str:
             raise _refused(root, f"it has more than {MOST_ENTRIES} files")
         if stat.S_ISLNK(info.st_mode):
             content = os.fsencode(os.readlink(path))
-            if not path.resolve().is_relative_to(root.resolve()):
+            if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root)):
                 raise _refused(root, f"{path.relative_to(root)} is a link that leads out of it")
         elif stat.S_ISREG(info.st_mode):
             size += info.st_size
             if size > MOST_BYTES:
                 raise _refused(root, f"its files are larger than {MOST_BYTES >> 30} GiB")
-            content = sha256_file(path)[0].encode()
+            content = _digest(root, path)
         elif stat.S_ISDIR(info.st_mode):
             content = b""
         else:
@@ -52,16 +55,16 @@ def tree_sha256(root: Path, parts: Collection[str] | None = None) -> str:
 def read_text(root: Path, name: str) -> str:
     """A file of a directory that `tree_sha256` has accepted."""
     try:
-        with (root / name).open("rb") as file:
-            data = file.read(LARGEST_TEXT + 1)
-    except OSError as error:
-        raise _refused(root, f"{name} can't be read: {error.strerror}") from None
-    if len(data) > LARGEST_TEXT:
-        raise _refused(root, f"{name} is larger than {LARGEST_TEXT >> 20} MiB")
+        return textfiles.read_text(root / name, LARGEST_TEXT)
+    except textfiles.Unreadable as why:
+        raise _refused(root, f"{name} {why}", why.line) from None
+
+
+def _digest(root: Path, path: Path) -> bytes:
     try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise _refused(root, f"{name} is not UTF-8: byte {error.start}") from None
+        return sha256_file(path)[0].encode()
+    except OSError as error:
+        raise _refused(root, f"{path.relative_to(root)} can't be read: {error.strerror}") from None
 
 
 def _entries(root: Path, parts: Collection[str] | None) -> Iterator[tuple[Path, os.stat_result]]:
@@ -76,14 +79,14 @@ def _entries(root: Path, parts: Collection[str] | None) -> Iterator[tuple[Path, 
         if folder == root and parts is not None:
             found = [entry for entry in found if entry.name in parts]
         for entry in found:
-            yield Path(entry.path), entry.stat(follow_symlinks=False)
+            try:
+                info = entry.stat(follow_symlinks=False)
+            except OSError as error:
+                raise _refused(root, f"{Path(entry.path).relative_to(root)}: {error.strerror}") from None
+            yield Path(entry.path), info
         waiting += [Path(entry.path) for entry in reversed(found) if entry.is_dir(follow_symlinks=False)]
 
 
-def _refused(root: Path, what: str) -> SuiteInvalid:
-    return SuiteInvalid(
-        f"{root}: {what}",
-        op="suite",
-        fix_hints=["let the task hold its own files, and nothing else"],
-        details={"problems": [{"message": what}]},
-    )
+def _refused(root: Path, what: str, line: int = 0) -> SuiteInvalid:
+    problem = Problem(printable(what)[:1000], line, min(line, 1), "let the task hold its own files, and nothing else")
+    return invalid(str(root), [problem])

@@ -43,6 +43,7 @@ class Templates:
         self._owner = owner
         self._clock = clock
         self._lock = threading.Lock()
+        self._made: Counter[str] = Counter()
         self._forks: Counter[str] = Counter()
         self._current: dict[str, tuple[Path, str]] = {}
 
@@ -54,12 +55,14 @@ class Templates:
 
     def _template(self, mission: str) -> tuple[Path, str]:
         with self._lock:
-            number, used = divmod(self._forks[mission], FORKS_OF_A_STORE)
-            self._forks[mission] += 1
-            if not used:
+            if mission not in self._current or self._forks[mission] >= FORKS_OF_A_STORE:
+                self._current.pop(mission, None)
                 given = self._place / mission / GIVEN
-                template = self._place / mission / f"{self._owner}.{number}"
+                template = self._place / mission / f"{self._owner}.{self._made[mission]}"
+                self._made[mission] += 1  # also where it fails: what is left of one is in nobody's way
                 self._current[mission] = template, make_template(given, template)
+                self._forks[mission] = 0
+            self._forks[mission] += 1
             return self._current[mission]
 
 

@@ -83,7 +83,7 @@ class Trace:
 
     async def __call__(self, event: Event) -> None:
         if not isinstance(event, Delta):
-            self._events.append(_bounded(event))
+            self._events.append(self._bounded(event))
         match event:
             case TurnStarted():
                 self.turns += 1
@@ -140,7 +140,7 @@ class Trace:
 
     def _tool_call(self, event: ToolCall) -> None:
         self.calls.append(msgspec.structs.replace(event, output=""))  # a long attempt's outputs are in its bundle
-        output = self._redactor.redact(event.output).encode("utf-8", "replace")
+        output = self._redactor.redact(event.output, cut=True).encode("utf-8", "replace")
         self.output_bytes += len(output)
         shown, cut = preview(output, PREVIEW)
         entry = ToolCallEntry(
@@ -150,8 +150,8 @@ class Trace:
             turn=event.turn,
             call=event.item,
             tool=event.tool,
-            command=preview(event.command, PREVIEW)[0],
-            cwd=preview(event.cwd, PREVIEW)[0],
+            command=self._redactor.preview(event.command, PREVIEW)[0],
+            cwd=self._redactor.preview(event.cwd, PREVIEW)[0],
             status=event.status,
             exit_code=event.exit_code,
             duration_ms=event.duration_ms,
@@ -166,7 +166,7 @@ class Trace:
         self._same = self._same + 1 if same == self._previous else 1
         self._previous = same
         self.longest_repeat = max(self.longest_repeat, self._same)
-        self._on_activity(preview(event.command or event.tool, 80)[0])
+        self._on_activity(self._redactor.preview(event.command or event.tool, 80)[0])
         self._check("tool_calls", len(self.calls), self._budget.tool_calls)
 
     def _keep_step(self, entry: Mapping[str, Any]) -> None:
@@ -180,19 +180,18 @@ class Trace:
             self._bundle.write_bytes(f"outputs/{digest}.txt", output)
         return digest
 
+    def _bounded(self, event: Event) -> Mapping[str, Any]:
+        entry: dict[str, Any] = msgspec.to_builtins(event)
+        entry["number"] = entry.pop("seq")  # a chain numbers its lines itself, and not every event is one
+        for name, value in entry.items():
+            if isinstance(value, str):
+                entry[name] = self._redactor.preview(value, PREVIEW)[0]
+        return entry
+
     def _check(self, name: str, used: int, allowed: int | None) -> None:
         if allowed is not None and used > allowed and self._on_budget is not None:
             report, self._on_budget = self._on_budget, None
             report(f"{name}: {used} of {allowed}")
-
-
-def _bounded(event: Event) -> Mapping[str, Any]:
-    entry: dict[str, Any] = msgspec.to_builtins(event)
-    entry["number"] = entry.pop("seq")  # a chain numbers its lines itself, and not every event is one
-    for name, value in entry.items():
-        if isinstance(value, str):
-            entry[name] = preview(value, PREVIEW)[0]
-    return entry
 
 
 def _failed(call: ToolCall) -> bool:

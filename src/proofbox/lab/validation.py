@@ -12,11 +12,19 @@ from typing import Any
 
 import msgspec
 
-from proofbox.errors import ProofboxError
+from proofbox.errors import BundleError, ProofboxError
 from proofbox.evidence import outcome
+from proofbox.evidence.paths import INDEX
 from proofbox.evidence.reader import Bundle
+from proofbox.evidence.schedule import PATH as SCHEDULE
+from proofbox.evidence.schedule import read_schedule
+from proofbox.evidence.shape import ShapeError
 from proofbox.lab import artifacts
+from proofbox.lab.documents import SUMMARY_SCHEMA
+from proofbox.lab.summary import SUMMARY
 from proofbox.lab.trace import CALLS, EVENTS, STEPS
+
+_Found = tuple[str, str, str]
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -38,29 +46,56 @@ def validate(bundle: Bundle, *, strict: bool) -> list[Finding]:
     for path, attempt in attempts_in(bundle).items():
         for code, name, detail in _attempt(attempt, strict):
             found.append(Finding(code, f"{path}/{name}" if path else name, detail))
+    summary = bundle.artifacts.get(SUMMARY)
+    if summary is not None and summary.schema_version == SUMMARY_SCHEMA:
+        found += [Finding(*each) for each in _told(_counted(bundle), SUMMARY)]
     return found
 
 
-def _attempt(bundle: Bundle, strict: bool) -> Iterator[tuple[str, str, str]]:
+def _attempt(bundle: Bundle, strict: bool) -> Iterator[_Found]:
     missing = [name for name in artifacts.EXPECTED if name not in bundle.artifacts]
-    excused = _infra(bundle) and not strict
-    if not excused:
+    infra = _infra(bundle)
+    if bundle.index.status == "failed" and (strict or not infra):
+        yield "attempt_failed", INDEX, "an exception ended it: what its documents say of it counts for nothing"
+    if strict or not infra:
         yield from (("artifact_missing", name, "a whole attempt has it") for name in missing)
-    if artifacts.REPORT not in bundle.artifacts:
-        return
+    if artifacts.REPORT in bundle.artifacts:
+        yield from _told(_story(bundle), artifacts.REPORT)
+
+
+def _told(story: Iterator[_Found], path: str) -> Iterator[_Found]:
+    """What a story finds; that it can't be read is a finding as well."""
     try:
-        yield from _story(bundle)
-    except (KeyError, TypeError, AttributeError, ProofboxError) as error:
-        yield "artifact_malformed", artifacts.REPORT, f"{type(error).__name__}: {error}"[:300]
+        yield from story
+    except (KeyError, TypeError, AttributeError, ShapeError, ProofboxError) as error:
+        yield "artifact_malformed", path, f"{type(error).__name__}: {error}"[:300]
 
 
 def _infra(bundle: Bundle) -> bool:
-    if outcome.PATH not in bundle.artifacts:
-        return True
-    return bool(outcome.parse_outcome(bundle.read_json(outcome.PATH)).infra.result != "ok")
+    """Whether the machinery failed it, by its own word."""
+    try:
+        return outcome.parse_outcome(bundle.read_json(outcome.PATH)).infra.result != "ok"
+    except (BundleError, ShapeError):
+        return artifacts.REPORT not in bundle.artifacts
 
 
-def _story(bundle: Bundle) -> Iterator[tuple[str, str, str]]:
+def _counted(run: Bundle) -> Iterator[_Found]:
+    """Of each replicate the last try is its result, and one whose bundle failed or was torn has not passed."""
+    planned = read_schedule(run.read_log(SCHEDULE))
+    parents = {each.parent for each in planned.values()}
+    last = [run.nested.get(each.path) for each in planned.values() if each.attempt not in parents]
+    passed = sum(inner is not None and _passed(inner) for inner in last)
+    yield from _same(SUMMARY, "passed", run.read_json(SUMMARY)["totals"]["passed"], passed)
+
+
+def _passed(bundle: Bundle) -> bool:
+    if bundle.index.status == "failed" or artifacts.TORN in bundle.artifacts or outcome.PATH not in bundle.artifacts:
+        return False
+    found = outcome.parse_outcome(bundle.read_json(outcome.PATH))
+    return (found.verified.result, found.infra.result) == ("passed", "ok")
+
+
+def _story(bundle: Bundle) -> Iterator[_Found]:
     report = bundle.read_json(artifacts.REPORT, schema="proofbox.attempt_report/1")
     attempt = bundle.read_json(artifacts.ATTEMPT, schema="proofbox.attempt/1")
     yield from _same(artifacts.REPORT, "attempt_id", report["attempt_id"], attempt["attempt_id"])
@@ -77,7 +112,7 @@ def _story(bundle: Bundle) -> Iterator[tuple[str, str, str]]:
         yield from _trace(bundle, report, attempt["attempt_id"])
 
 
-def _trace(bundle: Bundle, report: dict[str, Any], id: str) -> Iterator[tuple[str, str, str]]:
+def _trace(bundle: Bundle, report: dict[str, Any], id: str) -> Iterator[_Found]:
     calls = list(bundle.read_log(CALLS))
     yield from _same(CALLS, "tool_calls", len(calls), report["tool_calls"])
     if any(call["attempt"] != id for call in calls):
@@ -94,13 +129,13 @@ def _trace(bundle: Bundle, report: dict[str, Any], id: str) -> Iterator[tuple[st
     yield from _steps([entry["step"] for entry in bundle.read_log(STEPS) if "step" in entry], len(calls))
 
 
-def _gaps(numbers: Sequence[int]) -> Iterator[tuple[str, str, str]]:
+def _gaps(numbers: Sequence[int]) -> Iterator[_Found]:
     """Deltas are numbered and not kept, so numbers may be left out; they may not repeat or go back."""
     if any(later <= earlier for earlier, later in pairwise(numbers)):
         yield "events_out_of_order", EVENTS, "an event's number is not after the one before"
 
 
-def _turns(events: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str, str]]:
+def _turns(events: Sequence[dict[str, Any]]) -> Iterator[_Found]:
     started = [event["turn"] for event in events if event["event"] == "turn_started"]
     ended = [event["turn"] for event in events if event["event"] == "turn_ended"]
     for turn in dict.fromkeys(ended):
@@ -111,13 +146,13 @@ def _turns(events: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str, str]]:
             yield "turn_without_end", EVENTS, turn
 
 
-def _steps(steps: Sequence[dict[str, Any]], calls: int) -> Iterator[tuple[str, str, str]]:
+def _steps(steps: Sequence[dict[str, Any]], calls: int) -> Iterator[_Found]:
     for earlier, later in pairwise(steps):
         if later["snapshot_before"] != earlier["snapshot_after"]:
             yield "steps_disconnected", STEPS, f"step {later['n']} does not begin where step {earlier['n']} ended"
     yield from _same(STEPS, "steps of tool calls", sum(step["kind"] == "tool_call" for step in steps), calls)
 
 
-def _same(path: str, what: str, one: Any, other: Any) -> Iterator[tuple[str, str, str]]:
+def _same(path: str, what: str, one: Any, other: Any) -> Iterator[_Found]:
     if one != other:
         yield "contradiction", path, f"{what}: {str(one)[:100]} here, {str(other)[:100]} elsewhere"

@@ -22,8 +22,9 @@ import msgspec
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.core.digest import sha256_hex
 from proofbox.core.overlaying import Overlaid
-from proofbox.core.text import preview
+from proofbox.core.redaction import Redactor
 from proofbox.errors import SuiteInvalid
+from proofbox.evidence.paths import shown
 from proofbox.lab.reward import Reward, read_reward
 from proofbox.lab.spec import Command, Verify
 from proofbox.lab.tasktree import tree_sha256
@@ -112,7 +113,7 @@ def lay_out(
     workspace.compare(given, final, undo)
     if files is not None:
         overlaid.lay(files)
-    return tuple(dict.fromkeys(put_back)), tuple(dict.fromkeys(left_out))
+    return tuple(dict.fromkeys(map(shown, put_back))), tuple(dict.fromkeys(map(shown, left_out)))
 
 
 def lay_beside(verify: Verify, at: Callable[[str], Path], dest: Path) -> dict[str, Path]:
@@ -136,6 +137,7 @@ def lay_beside(verify: Verify, at: Callable[[str], Path], dest: Path) -> dict[st
 def check(
     boxes: Sandboxes,
     verify: Verify,
+    redactor: Redactor,
     *,
     provider: str | None,
     policy: PolicyOptions,
@@ -144,7 +146,7 @@ def check(
 ) -> Checked:
     """Run the commands over the project of `boxes`, in one fresh box, up to the first that does not pass.
 
-    `beside` are the copies that `lay_beside` made.
+    `beside` are the copies that `lay_beside` made. What is kept of the commands' output is redacted.
 
     Raises `SandboxError` where the box fails: then nothing is known, which is not the same as failed.
     """
@@ -163,7 +165,7 @@ def check(
         for each in verify.commands:
             command = each if isinstance(each, Command) else Command(run=each)
             left = verify.timeout - (clock.monotonic() - began)
-            runs.append(_run(session, command, verify, max(left, 0.001)))
+            runs.append(_run(session, command, verify, redactor, max(left, 0.001)))
             if not runs[-1].passed:
                 break
         info = session.info
@@ -179,7 +181,7 @@ def check(
     )
 
 
-def _run(session: Session, command: Command, verify: Verify, timeout: float) -> CommandRun:
+def _run(session: Session, command: Command, verify: Verify, redactor: Redactor, timeout: float) -> CommandRun:
     argv = argv_of(command.run)
     result = session.exec(argv, timeout=timeout, env=verify.env)
     why = _why_not(command, result, by_reward=verify.reward is not None)
@@ -190,8 +192,8 @@ def _run(session: Session, command: Command, verify: Verify, timeout: float) -> 
         timed_out=result.timed_out,
         duration_ms=result.duration_ms,
         why=why,
-        stdout=preview(result.stdout_bytes, PREVIEW)[0],
-        stderr=preview(result.stderr_bytes, PREVIEW)[0],
+        stdout=redactor.preview(result.stdout_bytes, PREVIEW)[0],
+        stderr=redactor.preview(result.stderr_bytes, PREVIEW)[0],
         stdout_sha256=sha256_hex(result.stdout_bytes),
         stderr_sha256=sha256_hex(result.stderr_bytes),
     )

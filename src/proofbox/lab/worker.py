@@ -6,6 +6,7 @@ watches; nothing rests on it.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -15,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-from anyio.to_thread import run_sync
+from anyio.to_thread import current_default_thread_limiter, run_sync
 
 from proofbox.core.clock import Clock, SystemClock
-from proofbox.errors import LeaseLost, RateLimited, UsageLimited
+from proofbox.errors import IoFailed, LeaseLost, RateLimited, UsageLimited
 from proofbox.evidence.identity import process_identity
 from proofbox.lab import pressure
 from proofbox.lab.attempt import run_attempt
+from proofbox.lab.failures import typed
 from proofbox.lab.ledger import Attempt, Ended, Ledger
 from proofbox.lab.limiter import Limiter
 from proofbox.lab.plan import credential_of, ledger_path, read_plan, surroundings
@@ -31,6 +33,8 @@ from proofbox.lab.surroundings import Surroundings, Watch
 LEASE = 60.0
 BEAT = 1.0
 ASK_AGAIN = 0.05
+THREADS = 4
+"""Most that one attempt blocks at a time: a command, a snapshot, a look at its disk, a request."""
 _PDEATHSIG = 1
 
 
@@ -54,15 +58,24 @@ class Worker:
         self._clock = clock
         self._process = process_identity()
         self._running: dict[str, Watch] = {}
+        self._given_up: list[Attempt] = []
         self._entered = 0
+        self._asking = anyio.CapacityLimiter(4)
+        self._beating = anyio.CapacityLimiter(1)
         self._freed = anyio.Event()
 
     async def work(self) -> None:
         """Until nothing is planned, and nothing is under way that may have to be tried again."""
+        # As many threads as all attempts at once can use, and others for what keeps them: none waits for another's.
+        threads = current_default_thread_limiter()
+        threads.total_tokens = max(threads.total_tokens, THREADS * self._slots)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._beat)
             while True:
-                wait = await run_sync(self._next)
+                try:
+                    wait = await run_sync(self._next, limiter=self._asking)
+                except IoFailed:  # what is under way goes on
+                    wait = BEAT
                 if wait is None:
                     break
                 if isinstance(wait, float):
@@ -94,25 +107,32 @@ class Worker:
         closed = self._limiter.enter(place, self._process) if self._limiter is not None else None
         if closed is not None:
             return min(closed, BEAT)
-        attempt = self._ledger.claim(self._name, self._epoch, LEASE)
-        if attempt is None:  # another worker was faster
-            self._leave(place)
-            return ASK_AGAIN
-        return attempt, place
+        attempt = None
+        try:
+            attempt = self._ledger.claim(self._name, self._epoch, LEASE)
+        finally:
+            if attempt is None:
+                self._leave(place)
+        return ASK_AGAIN if attempt is None else (attempt, place)  # another worker was faster
 
     def _leave(self, place: str) -> None:
         if self._limiter is not None:
-            self._limiter.leave(place)
+            with contextlib.suppress(OSError):  # then the place is free when this process ends
+                self._limiter.leave(place)
 
     async def _run(self, attempt: Attempt, watch: Watch, place: str) -> None:
         began = self._clock.now().timestamp()
         try:
             ended = await run_attempt(attempt, self._around, watch)
-            await run_sync(self._ledger.end, attempt, ended)
-            await run_sync(self._learn, ended, began)
+            await run_sync(self._ledger.end, attempt, ended, limiter=self._asking)
+            with contextlib.suppress(OSError):  # what the gate does not hear now, it hears from the next
+                await run_sync(self._learn, ended, began, limiter=self._asking)
             self._say(attempt, "ended", **_told(ended))
         except LeaseLost as error:
             self._say(attempt, "lost", message=error.message)
+        except Exception as error:  # there is no bundle, or the ledger would not hear: the others go on
+            self._given_up.append(attempt)
+            self._say(attempt, "lost", message=self._around.redactor.redact(typed(error).message))
         finally:
             del self._running[attempt.id]
             self._leave(place)
@@ -133,7 +153,8 @@ class Worker:
     def _watch(self, attempt: Attempt) -> Watch:
         def on_state(state: State) -> None:
             if state != "ended":  # that is said when the ledger has it
-                self._ledger.enter_phase(attempt, state)
+                with contextlib.suppress(IoFailed):  # it is for whoever watches
+                    self._ledger.enter_phase(attempt, state)
                 self._say(attempt, state)
 
         return Watch(
@@ -144,15 +165,24 @@ class Worker:
 
     async def _beat(self) -> None:
         while True:
-            for id in await run_sync(self._ledger.heartbeat, self._name, LEASE):
-                if id in self._running:
-                    self._running[id].stop("interrupted", "on request")
+            with contextlib.suppress(IoFailed):  # a lease lasts for many beats
+                for id in await run_sync(self._renew, limiter=self._beating):
+                    if id in self._running:
+                        self._running[id].stop("interrupted", "on request")
             await anyio.sleep(BEAT)
+
+    def _renew(self) -> list[str]:
+        """Keep the attempts under way, but for those given up; the ids of those to be interrupted."""
+        while self._given_up:
+            self._ledger.give_up(self._given_up[0])
+            del self._given_up[0]
+        return self._ledger.heartbeat(self._name, LEASE)
 
     def _say(self, attempt: Attempt, event: str, **more: Any) -> None:
         line = {"event": event, "attempt_id": attempt.id, "mission_id": attempt.mission, **more}
-        sys.stdout.write(json.dumps(line) + "\n")
-        sys.stdout.flush()
+        with contextlib.suppress(BrokenPipeError):  # nothing rests on its being heard
+            sys.stdout.write(json.dumps(line) + "\n")
+            sys.stdout.flush()
 
 
 def _told(ended: Ended) -> dict[str, Any]:
@@ -169,7 +199,7 @@ def main(argv: list[str]) -> None:
     ledger = Ledger(ledger_path(Path(out), run_id), clock=clock)
     plan = read_plan(ledger)
     credential = credential_of(plan)
-    limiter = None if credential is None else Limiter(credential, plan.concurrency, clock=clock)
+    limiter = None if credential is None else Limiter(credential, plan.concurrency, caller=plan.run_id, clock=clock)
     around = surroundings(plan, Path(out), name, clock=clock)
     worker = Worker(name, int(epoch), int(slots), ledger, around, limiter, clock)
     anyio.run(worker.work)

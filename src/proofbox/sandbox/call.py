@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from proofbox.core.text import gap
 from proofbox.errors import (
     CommandNotExecutable,
     CommandNotFound,
@@ -69,8 +70,8 @@ class Gathered:
 
     def close(self, total: int) -> bytes:
         self.omitted += total - self._end
-        gap = [b"\n[proofbox: %d bytes left out]\n" % self.omitted] if self.omitted else []
-        return b"".join([*self._head, *gap, *self._tail])
+        middle = [gap(self.omitted).encode()] if self.omitted else []
+        return b"".join([*self._head, *middle, *self._tail])
 
 
 class Call:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from proofbox.core.locks import locked
 from proofbox.workspace.tree import Directory
 
 _VERSION = b"proofbox-scan-2\n"
@@ -44,10 +45,11 @@ def save(path: Path, directory: Directory, position: tuple[int, int, int]) -> No
     add(directory, 0, "")
     body = msgspec.msgpack.encode(_Cache(position, rows))
     temporary = path.with_name(path.name + ".new")
-    with temporary.open("wb") as file:
-        file.write(_VERSION + hashlib.sha256(body).digest())
-        file.write(body)
-    temporary.replace(path)
+    with locked(path.with_name(path.name + ".lock")):  # several processes may have the workspace open, and close it
+        with temporary.open("wb") as file:
+            file.write(_VERSION + hashlib.sha256(body).digest())
+            file.write(body)
+        temporary.replace(path)
 
 
 def load(path: Path) -> tuple[Directory, tuple[int, int, int]]:

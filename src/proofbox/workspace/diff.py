@@ -15,7 +15,7 @@ from proofbox.core.text import path_fields
 from proofbox.workspace.model import Change, Kind
 from proofbox.workspace.store import Store
 from proofbox.workspace.stored import differing_rows
-from proofbox.workspace.tree import EMPTY_FILE, EMPTY_TREE, Entry, Row
+from proofbox.workspace.tree import EMPTY_FILE, EMPTY_TREE, Entry
 
 
 class Difference(NamedTuple):
@@ -31,7 +31,7 @@ def differences(store: Store, old: bytes, new: bytes, folder: str = "") -> Itera
     before, after = differing_rows(store, old, new)
     for raw in sorted(before.keys() | after.keys()):
         name = os.fsdecode(raw)
-        was, now = _entry(before.get(raw)), _entry(after.get(raw))
+        was, now = (Entry.of_row(side[raw]) if raw in side else None for side in (before, after))
         path = f"{folder}/{name}" if folder else name
         was_dir, now_dir = (entry is not None and stat.S_ISDIR(entry.mode) for entry in (was, now))
         if was_dir and now_dir:
@@ -48,12 +48,8 @@ def differences(store: Store, old: bytes, new: bytes, folder: str = "") -> Itera
                 yield Difference(path, None, now)
                 if now_dir:
                     yield from differences(store, EMPTY_TREE, now.digest, path)
-        else:
+        elif was != now:
             yield Difference(path, was, now)
-
-
-def _entry(row: Row | None) -> Entry | None:
-    return Entry(int(row[1], 8), row[2]) if row else None
 
 
 def changes(store: Store, old: bytes, new: bytes) -> list[Change]:

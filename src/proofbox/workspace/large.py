@@ -63,6 +63,14 @@ class LargeObjects:
         return gone
 
 
+def chunks_of(fd: int, most: int) -> Iterator[bytes]:
+    """The content of a file, which may grow meanwhile; never more than `most` bytes and a chunk of it."""
+    position = 0
+    while position <= most and (chunk := os.pread(fd, _CHUNK, position)):
+        position += len(chunk)
+        yield chunk
+
+
 def write_sparse(out: int, chunks: Iterable[bytes]) -> int:
     """Write to a new file, with holes for what is zero. Its length."""
     for chunk in chunks:

@@ -2,6 +2,7 @@
 
     lower/<tree id>/       the files of a snapshot
     lower/<tree id>.lock   held shared by whoever uses them, alone by whoever makes or removes them
+    lower/.proofbox-tmp-<tree id>/   where they are made
 
 They are copies: the few that were used last are kept, and a collection takes all that nobody uses.
 """
@@ -11,7 +12,6 @@ from __future__ import annotations
 import fcntl
 import itertools
 import os
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,16 +60,21 @@ class LowerTrees:
         return self._make(tree)
 
     def evict(self, keep: int) -> None:
-        """Remove all but the `keep` last used, if nobody uses them."""
+        """Remove all but the `keep` last used, if nobody uses them, and what was killed while it was made."""
         for path in list(self._made())[keep:]:
-            try:
-                lock = _locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue
-            try:
-                remove_tree(path)
-            finally:
-                os.close(lock)
+            self._remove_unused(path, path)
+        for path in self._directory.glob(TEMPORARY_PREFIX + "*"):
+            self._remove_unused(path, path.with_name(path.name.removeprefix(TEMPORARY_PREFIX)))
+
+    def _remove_unused(self, path: Path, meant: Path) -> None:
+        try:
+            lock = _locked(meant, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        try:
+            remove_tree(path)
+        finally:
+            os.close(lock)
 
     def _made(self) -> Iterator[Path]:
         """The last used first."""
@@ -90,7 +95,8 @@ class LowerTrees:
         lock = _locked(path, fcntl.LOCK_EX)
         try:
             if not path.is_dir():
-                making = self._directory / (TEMPORARY_PREFIX + secrets.token_hex(8))
+                making = self._directory / (TEMPORARY_PREFIX + tree.hex())
+                remove_tree(making)
                 making.mkdir(mode=0o755)
                 try:
                     write_new(self._store, str(making), tree)

@@ -117,6 +117,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """The patterns of what is not part of the workspace."""
     refs: dict[str, str]
     """Names of snapshots, and the ids they stand for."""
+    unfinished: str = ""
+    """Why an interrupted rollback is still not finished."""
 
 
 class RollbackResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,7 +131,7 @@ class RollbackResult(msgspec.Struct, frozen=True, kw_only=True):
     irreversible_effects: tuple[str, ...]
     warning: str
     left: tuple[Left, ...]
-    """What is not part of any snapshot and stood in the way: it is still there."""
+    """What is not as the snapshot has it: in no snapshot and in the way, or not ours to change."""
 
 
 class Verification(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ Below the user's state directory, out of reach of what runs in a workspace:
     workspaces/<id>/refs.json                           names for snapshots
     workspaces/<id>/rollback.json                       a rollback that is under way
     workspaces/<id>/cache                               what scans know of the files; may be lost at any time
+    workspaces/<id>/cache.lock                          held while that is written
     workspaces/<id>/lock                                held while a snapshot or rollback is under way
     workspaces/stores/<id>/                             content and events, shared between forks
 
@@ -118,6 +119,7 @@ def register(registration: Registration, *, replace: bool = False) -> None:
     try:
         create_only(place, registration.id.encode() + b"\n", mode=0o600)
     except FileExistsError:
+        remove_tree(home)
         raise WorkspaceExists(f"{os.fsdecode(path)} is a workspace already", op="workspace init") from None
 
 

@@ -3,8 +3,8 @@
 A file appears by a rename from a finished temporary in the workspace's root, so whoever looks finds the old file or the
 new one. Directories are opened one from the other and never through a symbolic link. What no snapshot holds (ignored
 names, FIFOs, sockets, devices, unreadable files) is left where it is, with the directories that hold it, unless the
-tree has something else under the very name of a file like that. Hard links are cut: each name becomes its own file.
-Runs of zeros in large files become holes.
+tree has something else under the very name of a file like that. What may not be changed is left, too, and the rest is
+put back. Hard links are cut: each name becomes its own file. Runs of zeros in large files become holes.
 """
 
 from __future__ import annotations
@@ -15,20 +15,27 @@ import fcntl
 import os
 import stat
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from proofbox.core.removal import remove_tree
 from proofbox.workspace.large import write_sparse
 from proofbox.workspace.opening import opened
 from proofbox.workspace.store import Store
 from proofbox.workspace.stored import entries_of
-from proofbox.workspace.tree import UNSETTLED, Directory, Entry, Known
+from proofbox.workspace.tree import UNSETTLED, Directory, Entry, Known, times_of
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _THREADS = 2
 _FICLONE = 0x40049409
 _FEW = 16
+_FULL = (errno.ENOTEMPTY, errno.EEXIST)
+_REFUSED = (errno.EACCES, errno.EPERM, errno.EBUSY, errno.ETXTBSY, errno.ENAMETOOLONG)
+"""Of one path, which the others do not suffer from."""
+SWAPPED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, *_FULL)
+"""Something else changed the files meanwhile: to be looked at again."""
 
 
 class Restorer:
@@ -54,11 +61,8 @@ class Restorer:
                 _sync_file_system(self._root_fd)
 
     def remove_temporary(self) -> None:
-        """Of a restore that was killed."""
-        try:
-            os.unlink(os.path.join(self._root, self._temporary))
-        except FileNotFoundError:
-            pass
+        """Of a restore that was killed, or whatever somebody put there."""
+        remove_tree(os.path.join(self._root, self._temporary))
 
     def _directory(self, fd: int, current: Directory, tree: bytes, path: str) -> None:
         target = entries_of(self._store, tree)
@@ -68,15 +72,18 @@ class Restorer:
         for name in [*current.files, *current.dirs]:
             entry = target.get(name)
             if entry is None or (entry.kind == "directory") != (name in current.dirs):
-                self._remove(fd, current, name, _join(path, name))
+                with self._noting(_join(path, name)):
+                    self._remove(fd, current, name, _join(path, name))
         for name, entry in target.items():
             if entry.kind == "directory":
-                self._subdirectory(fd, current, name, entry, _join(path, name))
+                with self._noting(_join(path, name)):
+                    self._subdirectory(fd, current, name, entry, _join(path, name))
                 continue
             known = current.files.get(name)
             if known is None or known.digest != entry.digest or known.mode != entry.mode:
-                self._file(fd, name, entry, _join(path, name))
-                current.files[name] = Known(entry.mode, entry.digest, 0, 0, UNSETTLED, 0)
+                with self._noting(_join(path, name)):
+                    self._file(fd, name, entry)
+                    current.files[name] = Known(entry.mode, entry.digest, 0, 0, UNSETTLED, 0)
         if self._written <= _FEW:
             os.fsync(fd)
 
@@ -85,7 +92,7 @@ class Restorer:
         if child is not None and child.tree_id == entry.digest and child.mode == entry.mode:
             return
         if child is None:
-            child = current.dirs[name] = Directory(mode=entry.mode)
+            child = Directory(mode=entry.mode)
             try:
                 os.mkdir(name, 0o700, dir_fd=fd)
             except FileExistsError:
@@ -93,24 +100,29 @@ class Restorer:
                     os.unlink(name, dir_fd=fd)
                     os.mkdir(name, 0o700, dir_fd=fd)
         with opened(name, fd) as below:
+            current.dirs[name] = child
             if child.tree_id != entry.digest:
                 self._directory(below, child, entry.digest, path)
             if stat.S_IMODE(os.fstat(below).st_mode) != stat.S_IMODE(entry.mode):
                 os.fchmod(below, stat.S_IMODE(entry.mode))
             child.mode = entry.mode
 
-    def _file(self, fd: int, name: str, entry: Entry, path: str) -> None:
+    def _file(self, fd: int, name: str, entry: Entry) -> None:
         self._written += 1
         # In the root, where a dead process's leftover is found; across a mount point nothing can be moved.
         place = self._root_fd if self._same_device(fd) else fd
-        write_file(self._store, place, self._temporary, entry, sync=self._written <= _FEW)
+        try:
+            write_file(self._store, place, self._temporary, entry, sync=self._written <= _FEW)
+        except OSError:
+            _unlink(self._temporary, place)
+            raise
         try:
             os.rename(self._temporary, name, src_dir_fd=place, dst_dir_fd=fd)
         except OSError as error:
-            os.unlink(self._temporary, dir_fd=place)
-            if error.errno not in (errno.EISDIR, errno.ENOTEMPTY, errno.EEXIST):
+            _unlink(self._temporary, place)
+            if error.errno not in (errno.EISDIR, *_FULL):
                 raise
-            self.left[path] = "a directory with something that no snapshot holds is in its place"
+            raise _Left("a directory with something that no snapshot holds is in its place") from None
 
     def _same_device(self, fd: int) -> bool:
         device = os.fstat(fd).st_dev
@@ -119,24 +131,44 @@ class Restorer:
 
     def _remove(self, fd: int, current: Directory, name: str, path: str) -> None:
         if path in self._keep:
-            self.left[path] = "it was not read when the snapshot was taken"
-            return
-        child = current.dirs.pop(name, None)
+            raise _Left("it was not read when the snapshot was taken")
+        child = current.dirs.get(name)
         if child is None:
-            del current.files[name]
             _unlink(name, fd)
+            del current.files[name]
             return
+        child.distrust()
+        child.ctime_ns = UNSETTLED
         with opened(name, fd) as below:
             _make_writable(below)
             for each in [*child.files, *child.dirs]:
-                self._remove(below, child, each, _join(path, each))
+                with self._noting(_join(path, each)):
+                    self._remove(below, child, each, _join(path, each))
         try:
             os.rmdir(name, dir_fd=fd)
         except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY):
+            if error.errno == errno.EBUSY:
+                raise _Left("something is mounted there") from None
+            if error.errno not in _FULL:
                 raise
-            mounted = error.errno == errno.EBUSY
-            self.left[path] = "something is mounted there" if mounted else "it holds something that no snapshot holds"
+            raise _Left("it holds something that is left") from None
+        del current.dirs[name]
+
+    @contextmanager
+    def _noting(self, path: str) -> Iterator[None]:
+        """Around what is done for one path: where that may not be, it is left as it is."""
+        try:
+            yield
+        except _Left as reason:
+            self.left[path] = str(reason)
+        except OSError as error:
+            if error.errno not in _REFUSED:
+                raise
+            self.left[path] = error.strerror or str(error)
+
+
+class _Left(Exception):
+    """A path is not as the tree has it, for this reason."""
 
 
 def write_file(store: Store, fd: int, name: str, entry: Entry, *, sync: bool = False) -> os.stat_result:
@@ -186,8 +218,7 @@ def write_new(store: Store, root: str, tree: bytes) -> Directory:
             for name, entry in entries.items():
                 if not stat.S_ISDIR(entry.mode):
                     info = write_file(store, fd, name, entry)
-                    times = (info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino)
-                    directory.files[name] = Known(entry.mode, entry.digest, *times)
+                    directory.files[name] = Known(entry.mode, entry.digest, *times_of(info))
         directory.pack()
         entries.clear()
 
@@ -221,7 +252,8 @@ def _sync_file_system(fd: int) -> None:
 def _make_writable(fd: int) -> None:
     mode = stat.S_IMODE(os.fstat(fd).st_mode)
     if mode & 0o300 != 0o300:
-        os.fchmod(fd, mode | 0o300)
+        with suppress(PermissionError):  # of somebody else: what is to be changed in it says whether it may be
+            os.fchmod(fd, mode | 0o300)
 
 
 def _unlink(name: str, fd: int) -> None:

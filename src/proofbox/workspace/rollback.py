@@ -1,25 +1,28 @@
 """Making the files what a snapshot says, so that whoever dies on the way, it is finished.
 
 A journal beside the store says what is under way, on the disk before the first file is touched; it is removed when the
-files are what it says and the history has it. Who opens the workspace and finds one carries it out.
+files are what it says and the history has it. Who opens the workspace and finds one carries it out. Where that fails
+(a full disk, say), the journal stays: the next open tries again, and another rollback takes its place.
 """
 
 from __future__ import annotations
 
+import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, Protocol
 
 from proofbox.core.atomic import TEMPORARY_PREFIX
-from proofbox.errors import WorkspaceChanging
+from proofbox.errors import RollbackUnfinished, WorkspaceChanging
 from proofbox.workspace import registry
 from proofbox.workspace.diff import differences
 from proofbox.workspace.history import History
 from proofbox.workspace.looking import Look
 from proofbox.workspace.model import Context, Method, Snapshot, exact
 from proofbox.workspace.registry import Rollback
-from proofbox.workspace.restore import Restorer
+from proofbox.workspace.restore import SWAPPED, Restorer
 from proofbox.workspace.store import Store
 
 _TRIES = 3
@@ -48,7 +51,7 @@ class Rollbacks:
         return self._journal.exists()
 
     def carry_out(self, target: Snapshot) -> tuple[bytes, Mapping[str, str]]:
-        """The tree that was left, and the paths that are still there though no snapshot holds them, with the reason."""
+        """The tree that was left, and the paths that are not as the target has them, with the reason."""
         method = self._look.refresh()
         head = self._history.head()
         before = self._look.tree_id
@@ -57,18 +60,35 @@ class Rollbacks:
         journal = Rollback(target.id, before.hex(), TEMPORARY_PREFIX + secrets.token_hex(8))
         # On the disk before the first file is touched: what is left behind, and that we are about to leave it.
         self._store.make_durable()
+        replaced = registry.read(self._journal, Rollback)
         registry.write(self._journal, journal)
-        return before, self._restore(journal)
+        with self._under_way(journal):
+            if replaced is not None:
+                Restorer(str(self._path), self._store, replaced.temporary).remove_temporary()
+            return before, self._restore(journal)
 
     def finish(self) -> None:
         journal = registry.read(self._journal, Rollback)
         if journal is None:
             return  # whoever carried it out has finished
-        Restorer(str(self._path), self._store, journal.temporary).remove_temporary()
-        method = self._look.refresh()
-        if self._look.tree_id.hex() not in (journal.before, journal.target):
-            self._record("snapshot", f"found after an interrupted rollback to {journal.target[:12]}", method)
-        self._restore(journal)
+        with self._under_way(journal):
+            Restorer(str(self._path), self._store, journal.temporary).remove_temporary()
+            method = self._look.refresh()
+            if self._look.tree_id.hex() not in (journal.before, journal.target):
+                self._record("snapshot", f"found after an interrupted rollback to {journal.target[:12]}", method)
+            self._restore(journal)
+
+    @contextmanager
+    def _under_way(self, journal: Rollback) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            place = f" ({os.fsdecode(error.filename)})" if isinstance(error.filename, str | bytes) else ""
+            raise RollbackUnfinished(
+                f"the rollback to {journal.target[:12]} is not finished: {error.strerror}{place}",
+                op="workspace rollback",
+                details={"path": str(self._path), "target": journal.target},
+            ) from error
 
     def _restore(self, journal: Rollback) -> Mapping[str, str]:
         """Make the files the journal's target, record that, and be done with the journal."""
@@ -80,8 +100,9 @@ class Rollbacks:
             assert self._look.directory is not None  # noqa: S101 (refreshed by the caller)
             try:
                 restorer.restore(self._look.directory, tree)
-            except (FileNotFoundError, NotADirectoryError, FileExistsError):
-                pass  # swapped under our hands; look again
+            except OSError as error:
+                if error.errno not in SWAPPED:
+                    raise
             method = self._look.refresh()
             if self._only_left(tree, restorer.left):
                 break

@@ -22,37 +22,49 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from proofbox.workspace import pack
 from proofbox.workspace.ignore import Ignore
-from proofbox.workspace.large import LARGE
+from proofbox.workspace.large import LARGE, chunks_of
 from proofbox.workspace.opening import OPEN_DIRECTORY, opened
 from proofbox.workspace.store import Store
 from proofbox.workspace.suspects import suspects
-from proofbox.workspace.tree import PAGED, UNSETTLED, Directory, Known
+from proofbox.workspace.tree import PAGED, UNSETTLED, Directory, Known, int64, kept_mode, times_of
 
 DEEPEST = 200
-LONGEST = 3840
-"""A file in such a directory has a path that can still be given to the kernel in one piece, 4096 bytes."""
+LONGEST = 3839
+"""A file in such a directory has a path that the kernel still takes in one piece: 4096 bytes with its end."""
 LARGEST = 16 << 30
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 _TRIES = 3
 _TELL_EVERY = 500
-_CHUNK = 1 << 20
 _OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _SECOND = 1_000_000_000
 _CLOCK_REALTIME_COARSE = 5  # what Linux stamps files with; Python has no name for it
 
 
+def beyond(path: str) -> str:
+    """Why a directory of that path is not looked into; empty: it is."""
+    if path.count("/") >= DEEPEST:
+        return f"deeper than {DEEPEST} levels"
+    # A character is at most four bytes: most paths need not be encoded to be measured.
+    if len(path) > LONGEST // 4 and len(os.fsencode(path)) > LONGEST:
+        return f"its path is longer than {LONGEST} bytes"
+    return ""
+
+
 class Watcher(Protocol):
-    """Told of every directory just before it is listed, and of every one that is gone."""
+    """Told of every directory just before it is listed, of every one that is gone, and when one can't be watched."""
 
     def watch(self, path: str, fd: int) -> None: ...
 
     def watches(self, path: str) -> bool: ...
 
     def forget(self, path: str) -> None: ...
+
+    def lose(self) -> None: ...
 
 
 class Scanner:
@@ -62,19 +74,30 @@ class Scanner:
         self._ignore = ignore
         self._watcher = watcher
         self._began = 0
-        self.skipped: dict[str, str] = {}
+        self._skipped: dict[str, dict[str, str]] = {}
         self.unstable: dict[str, str] = {}
         self.on_progress: Callable[[int], None] | None = None
         self._read = 0
         self._went: dict[int, Directory] = {}
         self._came: list[tuple[str, str]] | None = None
+        self._relies = False
+        """Whether all that changed was reported: in a scan nothing is taken on anybody's word."""
         self.changed = 0
         """How many paths the last look found to differ: as many as `diff.differences` of the tree before and after."""
 
+    @property
+    def skipped(self) -> dict[str, str]:
+        """The paths that are left out, with the reason."""
+        return {
+            f"{folder}/{name}" if folder else name: reason
+            for folder, names in self._skipped.items()
+            for name, reason in names.items()
+        }
+
     def all(self, directory: Directory, *, thorough: bool = False) -> None:
         """Look at everything. `thorough` lists directories even when their times say that no name has changed."""
-        self._begin()
-        self.skipped.clear()
+        self._begin(relies=False)
+        self._skipped.clear()
         with opened(self._root, None) as root:
             if self._watcher:
                 self._watch_known(root, directory)
@@ -86,13 +109,14 @@ class Scanner:
 
     def some(self, directory: Directory, dirty: Mapping[str, set[str] | None]) -> None:
         """Look at these names of these directories, and at everything below those that are directories."""
-        self._begin()
+        self._begin(relies=True)
         with opened(self._root, None) as root:
             self._look_again(root, directory, dirty)
         self._name_trees(directory)
 
-    def _begin(self) -> None:
+    def _begin(self, *, relies: bool) -> None:
         self._began = _file_clock()
+        self._relies = relies
         self.unstable.clear()
         self.changed = self._read = 0
 
@@ -103,8 +127,9 @@ class Scanner:
             try:
                 with opened(path or ".", root) as fd:
                     self._watcher.watch(path, fd)
-            except OSError:
-                pass  # gone, or not ours to read: the scan finds out
+            except OSError as error:
+                if error.errno not in (*_GONE, errno.EACCES):  # which the scan finds out
+                    self._watcher.lose()
 
     def _look_again(self, root: int, directory: Directory, dirty: Mapping[str, set[str] | None]) -> None:
         # Directories that came are looked at after those that went: one may be the other, moved.
@@ -128,24 +153,30 @@ class Scanner:
                 line.append(child)
                 try:
                     below = os.open(part, OPEN_DIRECTORY, dir_fd=fd)
-                except OSError:
-                    return
+                except OSError as error:
+                    parts = parts[: len(line) - 1]
+                    self._not_opened(line[-2], "/".join(parts[:-1]), part, error)
+                    break
                 os.close(fd)
                 fd = below
-            info = os.fstat(fd)
-            mode = stat.S_IFDIR | stat.S_IMODE(info.st_mode)
-            if parts and line[-1].mode != mode:
-                line[-1].mode = mode
-                self._touch(line[-2], parts[-1])
-            if names is None:
-                names = self._listed_anew(fd, line[-1], path, info)
-            for name in names:
-                self._entry(fd, line[-1], path, name, len(line))
+            else:
+                self._names_of(fd, line, parts, path, names)
         finally:
             os.close(fd)
         for parent, part, child in zip(line[-2::-1], reversed(parts), line[:0:-1], strict=True):
             if not child.tree_id:
                 parent.touch(part)
+
+    def _names_of(self, fd: int, line: list[Directory], parts: list[str], path: str, names: set[str] | None) -> None:
+        info = os.fstat(fd)
+        mode = stat.S_IFDIR | stat.S_IMODE(info.st_mode)
+        if parts and line[-1].mode != mode:
+            line[-1].mode = mode
+            self._touch(line[-2], parts[-1])
+        if names is None:
+            names = self._listed_anew(fd, line[-1], path, info)
+        for name in names:
+            self._entry(fd, line[-1], path, name)
 
     def _listed_anew(self, fd: int, directory: Directory, path: str, info: os.stat_result) -> set[str]:
         """Names that came, and files that have changed. Those that went are gone from `directory`."""
@@ -159,26 +190,26 @@ class Scanner:
             except OSError:
                 look.add(name)
                 continue
-            if (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino) != known[2:]:
+            if times_of(found) != known[2:]:
                 look.add(name)
         directory.ctime_ns, directory.ino = self._settled(info.st_ctime_ns), info.st_ino
         return look
 
-    def _directory(self, fd: int, directory: Directory, path: str, depth: int) -> None:
+    def _directory(self, fd: int, directory: Directory, path: str) -> None:
         """Look at everything in and below a directory."""
         if self._watcher:
             self._watcher.watch(path, fd)
         look = self._listed_anew(fd, directory, path, os.fstat(fd))
         for name in look:
-            self._entry(fd, directory, path, name, depth + 1)
+            self._entry(fd, directory, path, name)
         for name, child in list(directory.dirs.items()):
             if name not in look:
-                self._descend(fd, directory, path, name, child, depth + 1)
+                self._descend(fd, directory, path, name, child)
 
-    def _entry(self, fd: int, parent: Directory, folder: str, name: str, depth: int) -> None:
+    def _entry(self, fd: int, parent: Directory, folder: str, name: str) -> None:
         """Look at one name, whatever it was before."""
         path = f"{folder}/{name}" if folder else name
-        self.skipped.pop(path, None)
+        self._skipped.get(folder, {}).pop(name, None)
         try:
             info = os.stat(name, dir_fd=fd, follow_symlinks=False)
         except FileNotFoundError:
@@ -195,8 +226,8 @@ class Scanner:
                 self._came.append((folder, name))
                 return None
             # The same directory as before, and watched: what changed in it was reported by its own name.
-            reported = child is not None and child.ino == info.st_ino and self._watched(path)
-            return self._descend(fd, parent, folder, name, child, depth, whole=not reported)
+            reported = self._relies and child is not None and child.ino == info.st_ino and self._watched(path)
+            return self._descend(fd, parent, folder, name, child, whole=not reported)
         if name in parent.dirs:
             self._remove(parent, folder, name)
         if stat.S_ISREG(info.st_mode) and info.st_size > LARGEST:
@@ -224,21 +255,11 @@ class Scanner:
         self.changed += 1
 
     def _descend(
-        self,
-        fd: int,
-        parent: Directory,
-        folder: str,
-        name: str,
-        child: Directory | None,
-        depth: int,
-        *,
-        whole: bool = True,
+        self, fd: int, parent: Directory, folder: str, name: str, child: Directory | None, *, whole: bool = True
     ) -> None:
         path = f"{folder}/{name}" if folder else name
-        if depth > DEEPEST:
-            return self._skip(parent, folder, name, f"deeper than {DEEPEST} levels")
-        if len(path) > LONGEST // 4 and len(os.fsencode(path)) > LONGEST:
-            return self._skip(parent, folder, name, f"its path is longer than {LONGEST} bytes")
+        if too_far := beyond(path):
+            return self._skip(parent, folder, name, too_far)
         try:
             with opened(name, fd) as below:
                 info = os.fstat(below)
@@ -248,22 +269,27 @@ class Scanner:
                     child = parent.dirs[name] = self._went.pop(info.st_ino, Directory())
                     self._touch(parent, name)
                     before, child.mode = self.changed, mode
-                    self._directory(below, child, path, depth)
+                    self._directory(below, child, path)
                     self.changed = before + _paths_below(child)
                     return None
                 if child.mode != mode:
                     child.mode = mode
                     self._touch(parent, name)
                 if whole:
-                    self._directory(below, child, path, depth)
+                    self._directory(below, child, path)
         except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-                parent.ctime_ns = UNSETTLED
-                return self._remove(parent, folder, name)
-            return self._skip(parent, folder, name, error.strerror or "unreadable")
+            return self._not_opened(parent, folder, name, error)
         if not child.tree_id:
             parent.touch(name)
         return None
+
+    def _not_opened(self, parent: Directory, folder: str, name: str, error: OSError) -> None:
+        """A directory that is gone, or swapped for something else; or one that is there, and can't be looked at."""
+        if error.errno in _GONE:
+            parent.ctime_ns = UNSETTLED
+            self._remove(parent, folder, name)
+        else:
+            self._skip(parent, folder, name, error.strerror or "unreadable")
 
     def _link(self, fd: int, name: str, info: os.stat_result) -> Known:
         digest = self._store.put(pack.BLOB, os.fsencode(os.readlink(name, dir_fd=fd)))
@@ -279,6 +305,8 @@ class Scanner:
             if not stat.S_ISREG(info.st_mode):
                 raise OSError(errno.EINVAL, "swapped for something else while it was looked at")
             for _ in range(_TRIES):
+                if info.st_size > LARGEST:  # by now
+                    raise OSError(errno.EFBIG, f"larger than {LARGEST} bytes")
                 digest, size = self._content(fd, info.st_size)
                 before, info = info, os.fstat(fd)
                 if size == info.st_size and before.st_mtime_ns == info.st_mtime_ns:
@@ -293,29 +321,29 @@ class Scanner:
             data = os.pread(fd, size + 1, 0)
             return self._store.put(pack.BLOB, data), len(data)
         found, position = hashlib.sha256(), 0
-        for chunk in _chunks(fd):
+        for chunk in chunks_of(fd, LARGEST):
             found.update(chunk)
             position += len(chunk)
         if found.digest() not in self._store:
-            return self._store.put_stream(_chunks(fd)), position
+            return self._store.put_stream(chunks_of(fd, LARGEST)), position
         return found.digest(), position
 
     def _known(self, mode: int, digest: bytes, info: os.stat_result) -> Known:
-        return Known(mode, digest, info.st_size, info.st_mtime_ns, self._settled(info.st_ctime_ns), info.st_ino)
+        known = Known(kept_mode(mode), digest, *times_of(info))
+        return known._replace(ctime_ns=self._settled(info.st_ctime_ns))
 
     def _settled(self, ctime_ns: int) -> int:
         """The ctime if any later change must differ from it, else UNSETTLED."""
         # A file system that counts whole seconds can't tell what happened within the last one or two.
         latest = self._began - (2 * _SECOND if ctime_ns % _SECOND == 0 else 0)
-        return ctime_ns if ctime_ns < latest else UNSETTLED
+        return int64(ctime_ns) if ctime_ns < latest else UNSETTLED
 
     def _skip(self, parent: Directory, folder: str, name: str, reason: str) -> None:
         self._remove(parent, folder, name)
-        self.skipped[f"{folder}/{name}" if folder else name] = reason
+        self._skipped.setdefault(folder, {})[name] = reason
         parent.ctime_ns = UNSETTLED  # so that it is listed, and this is named, the next time too
 
     def _remove(self, parent: Directory, folder: str, name: str) -> None:
-        path = f"{folder}/{name}" if folder else name
         if parent.files.pop(name, None) is not None:
             self._touch(parent, name)
         child = parent.dirs.pop(name, None)
@@ -323,15 +351,10 @@ class Scanner:
             self._touch(parent, name)
             self.changed += _paths_below(child)
             self._went[child.ino] = child
-            self._forget(child, path)
-        for below in [each for each in self.skipped if each.startswith(path + "/")]:
-            del self.skipped[below]
-
-    def _forget(self, directory: Directory, path: str) -> None:
-        if self._watcher:
-            self._watcher.forget(path)
-            for name, child in directory.dirs.items():
-                self._forget(child, f"{path}/{name}")
+            for below, _ in child.walk(f"{folder}/{name}" if folder else name):
+                self._skipped.pop(below, None)
+                if self._watcher:
+                    self._watcher.forget(below)
 
     def _name_trees(self, directory: Directory) -> None:
         if not directory.tree_id:
@@ -359,13 +382,6 @@ def distrust_missing(directory: Directory, store: Store) -> bool:
 
 def _paths_below(directory: Directory) -> int:
     return sum(each.weight + len(each.dirs) for _, each in directory.walk())
-
-
-def _chunks(fd: int) -> Iterator[bytes]:
-    position = 0
-    while chunk := os.pread(fd, _CHUNK, position):
-        position += len(chunk)
-        yield chunk
 
 
 def _file_clock() -> int:

@@ -164,8 +164,9 @@ class Store:
     def keep_only(self, live: set[bytes], events: Iterable[bytes]) -> tuple[int, int]:
         """Write a new generation with these objects and events alone. How many objects and bytes are gone."""
         old = self._files
-        for path in Generation(self.directory, old.number + 1).paths:
-            path.unlink(missing_ok=True)  # of a collection that was killed
+        for path in _generations(self.directory):
+            if path not in old.paths:
+                path.unlink()  # of a collection that was killed, before it or after
         fresh = Generation(self.directory, old.number + 1)
         batch: list[Record] = []
         size = 0
@@ -216,3 +217,8 @@ class Store:
         if text != b"%d\n" % number or (not (self.directory / f"pack-{number}").exists() and number != 1):
             raise WorkspaceCorrupt(f"the store's generation {number} is not there", op="store")
         return number
+
+
+def _generations(directory: Path) -> Iterator[Path]:
+    for pattern in ("pack-*", "index-*", "lookup.*"):
+        yield from directory.glob(pattern)

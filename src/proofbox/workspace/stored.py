@@ -20,7 +20,7 @@ def entries_and_pages(store: Store, tree: bytes) -> tuple[dict[str, Entry], list
     if rows and rows[0][1] == PAGE_MODE:
         pages = [digest for _, _, digest in rows]
         rows = [row for page in pages for row in _page(store, page)]
-    return {os.fsdecode(name): Entry(int(mode, 8), digest) for name, mode, digest in rows}, pages
+    return {os.fsdecode(row[0]): Entry.of_row(row) for row in rows}, pages
 
 
 def differing_rows(store: Store, old: bytes, new: bytes) -> tuple[dict[bytes, Row], dict[bytes, Row]]:

@@ -21,7 +21,7 @@ from typing import IO
 from proofbox.errors import ProviderUnavailable
 from proofbox.sandbox.binaries import program
 from proofbox.workspace.opening import OPEN_DIRECTORY
-from proofbox.workspace.tree import Directory
+from proofbox.workspace.tree import Directory, int64, times_of
 
 Suspects = dict[str, set[str] | None]
 """Names by directory; None where the directory has to be listed anew."""
@@ -82,7 +82,7 @@ def _look(root: int, jobs: Sequence[_Job]) -> Iterator[_Suspect]:
             yield _gone(path)
             continue
         info = os.fstat(fd)
-        changed = (info.st_ctime_ns, info.st_ino) != (directory.ctime_ns, directory.ino)
+        changed = (int64(info.st_ctime_ns), info.st_ino) != (directory.ctime_ns, directory.ino)
         if changed or (path and stat.S_IFDIR | stat.S_IMODE(info.st_mode) != directory.mode):
             yield path, None
             continue
@@ -93,7 +93,7 @@ def _look(root: int, jobs: Sequence[_Job]) -> Iterator[_Suspect]:
             except OSError:
                 look.add(name)
                 continue
-            if (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino) != record[2:]:
+            if times_of(found) != record[2:]:
                 look.add(name)
         if look:
             yield path, look

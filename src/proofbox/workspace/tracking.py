@@ -62,6 +62,10 @@ class Tracker:
             del self._paths[watch]
             self._libc.inotify_rm_watch(self._fd, watch)
 
+    def lose(self) -> None:
+        """Something is not watched that should be: only scans can tell from now on."""
+        self.lost = True
+
     def drain(self) -> dict[str, set[str]] | None:
         """What has changed since the last call: names by directory. None if only a scan can tell."""
         dirty: dict[str, set[str]] = {}

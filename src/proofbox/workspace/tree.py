@@ -6,7 +6,9 @@ A tree is the sorted list of a directory's entries, each written as
 
 and its id is the SHA-256 of that. The digest of an entry is the tree id of a directory, the SHA-256 of a file's bytes
 (so `sha256sum` agrees), or that of a symbolic link's target. Names are bytes, in byte order. The mode holds the type
-and all twelve permission bits, but for a symbolic link, whose bits mean nothing. An empty directory is the empty tree.
+and the permission bits. A symbolic link's mean nothing and are left out, and so are a file's set-user-id and
+set-group-id: written again they would name whoever writes it, and not whoever set them. An empty directory is the empty
+tree.
 
 A directory of more than PAGED entries is cut in pages, so that one change in it costs a page and not all of it. A page
 has the entries whose names have the same CRC-32 modulo PAGES, written as above. The tree is then the list of the pages
@@ -38,6 +40,8 @@ UNSETTLED = -1
 _RECORD = struct.Struct("<I32sQqqQ")
 _ROW = re.compile(rb"([1-7][0-7]{0,6}) ([^\0/]+)\0([\0-\xff]{32})")
 
+_INT64 = 1 << 63
+
 Record = tuple[int, bytes, int, int, int, int]
 """The members of a `Known`, as a plain tuple."""
 Row = tuple[bytes, bytes, bytes]
@@ -53,6 +57,21 @@ class Known(NamedTuple):
     mtime_ns: int
     ctime_ns: int
     ino: int
+
+
+def int64(time_ns: int) -> int:
+    """A time as it is kept and compared: of those beyond the year 2262, which files may have, the lower 64 bits."""
+    return time_ns if -_INT64 <= time_ns < _INT64 else (time_ns + _INT64) % (2 * _INT64) - _INT64
+
+
+def times_of(info: os.stat_result) -> tuple[int, int, int, int]:
+    """What is compared with the last members of a `Known`."""
+    return info.st_size, int64(info.st_mtime_ns), int64(info.st_ctime_ns), info.st_ino
+
+
+def kept_mode(mode: int) -> int:
+    """The type and the permission bits that a tree holds."""
+    return mode & ~(stat.S_ISUID | stat.S_ISGID) if stat.S_ISREG(mode) else mode
 
 
 class Directory:
@@ -167,6 +186,11 @@ class Entry(NamedTuple):
 
     mode: int
     digest: bytes
+
+    @classmethod
+    def of_row(cls, row: Row) -> Entry:
+        # Of one that was stored with all bits, too.
+        return cls(kept_mode(int(row[1], 8)), row[2])
 
     @property
     def kind(self) -> str:

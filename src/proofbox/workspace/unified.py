@@ -48,7 +48,9 @@ def unified(store: Store, old: bytes, new: bytes) -> list[Line]:
 
 def _of_change(store: Store, change: Change, before: dict[str, Entry], after: dict[str, Entry]) -> Iterator[Line]:
     path, old_path = change.path, change.old_path or change.path
-    was, now = before.get(change.exact_old_path), after.get(change.exact_path)
+    # A file that became a directory is two changes of one path.
+    was = before.get(change.exact_old_path) if change.kind != "added" else None
+    now = after.get(change.exact_path) if change.kind != "deleted" else None
     yield Line("file", _shown(f"diff {old_path} {path}" if old_path != path else f"diff {path}"))
     if change.kind == "renamed":
         yield Line("note", _shown(f"renamed from {old_path} to {path}"))

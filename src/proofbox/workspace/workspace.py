@@ -26,8 +26,16 @@ import msgspec
 from proofbox.core.clock import Clock, SystemClock, isoformat
 from proofbox.core.ids import IdSource
 from proofbox.core.locks import locked
+from proofbox.core.removal import remove_tree
 from proofbox.core.text import path_fields
-from proofbox.errors import UsageError, WorkspacePathRefused
+from proofbox.errors import (
+    RollbackUnfinished,
+    SnapshotUnknown,
+    UsageError,
+    WorkspaceChanging,
+    WorkspaceExists,
+    WorkspacePathRefused,
+)
 from proofbox.workspace import effects, registry, upkeep
 from proofbox.workspace.diff import changes, differences
 from proofbox.workspace.forking import make_fork
@@ -81,10 +89,12 @@ class Workspace:
         ignore = Ignore(registration.ignore)
         self._look = Look(self.path, self._store, ignore, self._home / CACHE, track=track, on_progress=on_progress)
         self._rollbacks = Rollbacks(self.path, self._home, self._store, self._history, self._look, self._record)
+        self.unfinished = ""
+        """Why an interrupted rollback is still not finished. The files are as far as it got; a rollback to any snapshot
+        takes its place, else the next open tries again."""
         try:
             if self._rollbacks.interrupted:
-                with self._working():
-                    self._rollbacks.finish()
+                self._finish_rollback()
             if track:
                 with self._working():
                     self._look.refresh()
@@ -108,7 +118,11 @@ class Workspace:
         created_at = isoformat((clock or SystemClock()).now())
         new = Registration(ids.new_id("ws"), ids.new_id("store"), os.fsencode(real).hex(), tuple(ignore), created_at)
         Store.create(registry.store_path(new.store)).close()
-        registry.register(new)
+        try:
+            registry.register(new)
+        except WorkspaceExists:
+            remove_tree(registry.store_path(new.store))
+            raise
         return cls(new, track=track, clock=clock)
 
     @classmethod
@@ -120,7 +134,9 @@ class Workspace:
         clock: Clock | None = None,
         on_progress: Callable[[int], None] | None = None,
     ) -> Workspace:
-        """Open a workspace, and finish a rollback that was interrupted. Without `track` every look is a scan.
+        """Open a workspace, and finish a rollback that was interrupted; `unfinished` says why it could not be.
+
+        Without `track` every look is a scan.
 
         `on_progress` is told now and then how many files a look has read so far.
         """
@@ -139,6 +155,11 @@ class Workspace:
             self._look.save()
         finally:
             self._release()
+
+    def require_finished(self) -> None:
+        """For whoever is to work in the files: raises RollbackUnfinished where a rollback would take them back."""
+        if self.unfinished:
+            raise RollbackUnfinished(self.unfinished, op="workspace", details={"path": str(self.path)})
 
     def forget(self) -> None:
         """Close it, and make its directory an ordinary one again. What it recorded stays in the store, for its forks
@@ -183,6 +204,7 @@ class Workspace:
                 skipped=_left(self._look.skipped),
                 ignored=self._registration.ignore,
                 refs=self.refs(),
+                unfinished=self.unfinished,
             )
 
     def diff(self, a: str | None = None, b: str | None = None) -> list[Change]:
@@ -234,18 +256,20 @@ class Workspace:
     def rollback(self, name: str) -> RollbackResult:
         """Make the files what they were. The state that is left is recorded first, if it is not yet.
 
-        Killed in between, it is finished at the next open. Raises WorkspaceChanging when something else keeps writing.
+        Killed in between, it is finished at the next open. Raises WorkspaceChanging when something else keeps writing,
+        and RollbackUnfinished when the disk is full, say. What may not be changed is left, and named.
         """
         with self._working():
             target = self._resolve(name)
             before, left = self._rollbacks.carry_out(target)
+            self.unfinished = ""
             restored = tuple(changes(self._store, before, bytes.fromhex(target.id)))
         return RollbackResult(
             id=target.id,
             before=before.hex(),
             restored=restored,
             irreversible_effects=effects.irreversible(self._home, target),
-            warning=f"{len(left)} paths that no snapshot holds are still there" if left else "",
+            warning=f"{len(left)} paths are not as the snapshot has them" if left else "",
             left=_left(left),
         )
 
@@ -315,6 +339,13 @@ class Workspace:
             return upkeep.collect(self._store, self._history, set(self.refs().values()), keep)
 
     # Inside
+
+    def _finish_rollback(self) -> None:
+        try:
+            with self._working():
+                self._rollbacks.finish()
+        except (RollbackUnfinished, WorkspaceChanging, SnapshotUnknown) as error:
+            self.unfinished = error.message
 
     @contextmanager
     def _working(self) -> Iterator[None]:

@@ -44,7 +44,8 @@ def answer(method: str, params: Any, rules: Sequence[ApprovalRule], paths: Seque
         chosen, rule = _decide(subject, rules)
         return Answer(subject=_shown(subject), answer=chosen, rule=rule, reply=_decision(method, chosen))
     if method in ("item/fileChange/requestApproval", "applyPatchApproval"):
-        asked = list(paths) or list(params.get("fileChanges") or ())
+        changes = params.get("fileChanges")
+        asked = list(paths) or (list(changes) if isinstance(changes, dict) else [])
         # Every path must be let through: the first rule that would stop one of them decides.
         decisions = [_decide(path, rules) for path in asked] or [_decide("", rules)]
         chosen, rule = next((each for each in decisions if each[0] != "accept"), decisions[0])

@@ -7,12 +7,12 @@ raises, texts are bounded, and what has no translation is kept as `Unrecognized`
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from proofbox.agents.codex import items, members
-from proofbox.agents.codex.failures import classify
+from proofbox.agents.codex import items, members, opened
+from proofbox.agents.codex.failures import classify, essence
 from proofbox.agents.codex.items import PAYLOAD, Open, of
 from proofbox.agents.codex.members import NOTE, Said
 from proofbox.agents.events import (
@@ -34,6 +34,7 @@ from proofbox.agents.events import (
 from proofbox.core.text import preview
 
 PIECE = 256 << 10
+REMEMBERED = 20_000
 
 _DELTAS: dict[str, Literal["message", "reasoning", "output"]] = {
     "item/agentMessage/delta": "message",
@@ -60,6 +61,8 @@ _NOTICES = frozenset(
         *("modelProvider/authRecoveryStarted", "modelProvider/authRecoveryCompleted"),
     }
 )
+K = TypeVar("K")
+V = TypeVar("V")
 _QUIET_ITEMS = ("hookPrompt", "subAgentActivity", "enteredReviewMode", "exitedReviewMode", "contextCompaction", "plan")
 
 
@@ -74,39 +77,34 @@ class TurnOver(msgspec.Struct, frozen=True, kw_only=True):
 
 class Decoder:
     def __init__(self) -> None:
-        self._open: dict[tuple[str, str], Open] = {}
-        self._done: dict[str, set[str]] = {}
-        self._ended: set[str] = set()
+        self._open = opened.OpenItems()
+        self._done: dict[tuple[str, str], None] = {}
+        self._ended: dict[str, None] = {}
         self._errors: dict[str, Said] = {}
 
     def decode(self, method: str, params: Any) -> list[Event | TurnOver]:
         said: Said = params if isinstance(params, dict) else {}
         try:
             found = list(self._decode(method, said))
-        except (ValueError, TypeError, RecursionError):  # a shape that nobody thought of
+        except Exception:  # a shape that nobody thought of
             found = []
         return found or [_unrecognized(method, params)]
 
     def paths(self, thread: str, item: str) -> list[str]:
         """Of a change of files under way: what an approval is asked for."""
-        opened = self._open.get((thread, item))
-        return items.paths_of(opened.item) if opened is not None else []
+        found = self._open.get((thread, item))
+        return items.paths_of(found.item) if found is not None else []
 
     def running(self, turn: str) -> list[str]:
         """The tools of a turn that have begun and not ended."""
-        return [
-            id
-            for (_, id), each in self._open.items()
-            if each.turn == turn and members.text(each.item, "type") in items.TOOLS
-        ]
+        return [id for (_, id), each in self._open.of_turn(turn) if members.text(each.item, "type") in items.TOOLS]
 
     def abandon(self, turn: str | None = None) -> list[Event]:
         """Nobody will ever say how these ended: what is open of a turn, or all of it."""
         left: list[Event] = []
-        for key, each in list(self._open.items()):
-            if turn is None or each.turn == turn:
-                del self._open[key]
-                left += self._abandoned(key[1], each)
+        for key, each in self._open.of_turn(turn):
+            self._open.pop(key)
+            left += self._abandoned(key[1], each)
         return left
 
     def _abandoned(self, id: str, each: Open) -> list[Event]:
@@ -123,12 +121,12 @@ class Decoder:
         return [of(Notice, each, kind="item_abandoned", message=f"{kind} {id} began and did not end")]
 
     def _decode(self, method: str, said: Said) -> Iterator[Event | TurnOver]:
-        thread = members.text(said, "threadId") or members.text(members.inner(said, "thread"), "id")
-        turn = members.text(said, "turnId") or members.text(members.inner(said, "turn"), "id")
+        thread = members.id(said, "threadId") or members.id(members.inner(said, "thread"))
+        turn = members.id(said, "turnId") or members.id(members.inner(said, "turn"))
         place = Open(thread, turn, {})
         if method in _DELTAS:
             text = preview(members.text(said, "delta"), PIECE)[0]
-            yield of(Delta, place, item=members.text(said, "itemId"), kind=_DELTAS[method], text=text)
+            yield of(Delta, place, item=members.id(said, "itemId"), kind=_DELTAS[method], text=text)
         elif method == "item/started":
             yield from self._item_started(place, members.inner(said, "item"))
         elif method == "item/completed":
@@ -153,21 +151,23 @@ class Decoder:
             yield of(Notice, place, kind=method, message=members.note(said))
 
     def _item_started(self, place: Open, item: Said) -> Iterator[Event]:
-        id, kind = members.text(item, "id"), members.text(item, "type")
+        id, kind = members.id(item), members.id(item, "type")
         if id and kind and kind != "userMessage":
-            self._open[place.thread, id] = Open(place.thread, place.turn, item)
+            for (_, gone), each in self._open.add(place, id, item):
+                message = f"so much is open that {gone[:80]} is no longer waited for"
+                yield of(Integrity, each, code="TOO_MUCH_OPEN", message=message)
+                yield from self._abandoned(gone, each)
         if kind:
             yield of(ItemStarted, place, item=id, kind=kind)
 
     def _item_completed(self, place: Open, item: Said) -> Iterator[Event]:
-        id, kind = members.text(item, "id"), members.text(item, "type")
-        self._open.pop((place.thread, id), None)
-        done = self._done.setdefault(place.turn, set())
-        if id in done:
+        id, kind = members.id(item), members.id(item, "type")
+        self._open.pop((place.thread, id))
+        if (place.turn, id) in self._done:
             message = f"{kind[:40]} {id[:80]} ended twice"
             yield of(Integrity, place, code="ITEM_ENDED_TWICE", message=message)
             return
-        done.add(id)
+        _remember(self._done, (place.turn, id), None)
         translate = items.TRANSLATIONS.get(kind)
         if kind == "userMessage":
             yield of(Notice, place, kind="user_message", message=members.note({"content": item.get("content")}))
@@ -178,21 +178,21 @@ class Decoder:
 
     def _turn_completed(self, place: Open, turn: Said) -> Iterator[Event | TurnOver]:
         status = members.text(turn, "status")
-        for key, each in list(self._open.items()):
-            if each.turn == place.turn and members.text(each.item, "type") not in items.TOOLS:
-                del self._open[key]
+        for key, each in self._open.of_turn(place.turn):
+            if members.text(each.item, "type") not in items.TOOLS:
+                self._open.pop(key)
                 yield from self._abandoned(key[1], each)
         if status not in ("completed", "failed", "interrupted"):
             message = f"a turn ended as {status[:80]!r}, which is no way to end"
             yield of(Integrity, place, code="TURN_STATUS_UNKNOWN", message=message)
         error = turn.get("error")
         kept = self._errors.pop(place.turn, None)
-        self._ended.add(place.turn)
+        _remember(self._ended, place.turn, None)
         yield TurnOver(
             thread=place.thread,
             turn=place.turn,
             status=status if status in ("completed", "interrupted") else "failed",  # type: ignore[arg-type]
-            error=error if isinstance(error, dict) else kept,
+            error=essence(error) if isinstance(error, dict) else kept,
         )
 
     def _error(self, place: Open, said: Said) -> Iterator[Event]:
@@ -203,7 +203,7 @@ class Decoder:
             message = f"{failure.message}: {preview(more, NOTE)[0]}" if more else failure.message
             yield of(Retrying, place, code=failure.code, message=message)
         else:
-            self._errors[place.turn] = error
+            _remember(self._errors, place.turn, essence(error))
             yield of(Notice, place, kind="error", message=f"{failure.code}: {failure.message}")
 
 
@@ -217,8 +217,21 @@ def last_usage(params: Any) -> TokenUsage:
 
 
 def _unrecognized(method: str, params: Any) -> Unrecognized:
-    text, cut = preview(msgspec.json.encode(params), PAYLOAD)
-    thread = members.text(params, "threadId")
+    whole = members.encoded(params)
+    text, cut = preview(whole, PAYLOAD)
     return Unrecognized(
-        session="", thread=thread, turn=members.text(params, "turnId"), method=method[:200], payload=text, truncated=cut
+        session="",
+        thread=members.id(params, "threadId"),
+        turn=members.id(params, "turnId"),
+        method=method[:200],
+        payload=text,
+        truncated=cut or whole == members.UNSHOWN,
     )
+
+
+def _remember(kept: dict[K, V], key: K, value: V) -> None:
+    """The latest of them: what a program says must not fill our memory."""
+    kept.pop(key, None)
+    kept[key] = value
+    if len(kept) > REMEMBERED:
+        del kept[next(iter(kept))]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from proofbox.agents.codex import members
 from proofbox.agents.traffic import Exchange
 from proofbox.core.text import preview, printable
 from proofbox.errors import (
@@ -45,6 +46,7 @@ _BY_NAME: dict[str, type[AgentError]] = {
     "responseStreamDisconnected": StreamDisconnected,
     "responseTooManyFailedAttempts": ModelFailed,
 }
+SAID = 1000
 _TRANSIENT = ("internalServerError",)
 _BY_CODE: dict[str, type[AgentError]] = {
     "context_length_exceeded": ContextExceeded,
@@ -69,11 +71,21 @@ _HINTS: dict[type[AgentError], tuple[str, ...]] = {
 }
 
 
+def essence(error: Mapping[str, Any]) -> dict[str, Any]:
+    """What `classify` reads of an error, and no more of it than is told."""
+    info = error.get("codexErrorInfo")
+    shown = members.encoded(info)
+    if len(shown) > members.NOTE or shown == members.UNSHOWN:
+        name, status = _named(info)
+        info = {preview(name, members.ID)[0]: {"httpStatusCode": status}}
+    return {"message": members.cut(error, "message", SAID), "codexErrorInfo": info}
+
+
 def classify(error: Mapping[str, Any], seen: Exchange | None = None) -> AgentError:
     """The typed failure for an `error` of Codex's. `seen` is the turn's last exchange that failed, if any did."""
     info = error.get("codexErrorInfo")
     name, status = _named(info)
-    said = printable(preview(str(error.get("message") or ""), 1000)[0])
+    said = printable(members.cut(error, "message", SAID))
     kind = _by_status(status) or _BY_NAME.get(name)
     if kind is None:
         kind = _by_exchange(seen) or _by_prose(said) or ModelFailed

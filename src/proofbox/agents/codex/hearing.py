@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from proofbox.agents.codex import members
 from proofbox.agents.codex.approvals import answer
 from proofbox.agents.codex.decoder import Decoder, TurnOver, last_usage
 from proofbox.agents.codex.failures import classify
@@ -15,9 +16,12 @@ from proofbox.agents.feed import Feed, Turn
 from proofbox.agents.jsonl import Garbage, Id
 from proofbox.agents.traffic import Exchange
 from proofbox.core.clock import Clock
+from proofbox.core.text import printable
 from proofbox.errors import AgentError, TurnInterrupted
 
 TOLD_GARBAGE = 16
+MOST_UNASKED = 100
+"""Turns that Codex may begin by itself: each is kept until the session ends."""
 
 
 class Hearing:
@@ -36,6 +40,8 @@ class Hearing:
         self.verdicts: dict[str, AgentError] = {}
         """Turns that are being ended early, and why."""
         self.garbage = 0
+        self._failures = 0
+        self._unasked = 0
         self._approvals = approvals
         self._clock = clock
         self._on_change = on_change
@@ -59,7 +65,7 @@ class Hearing:
                 await self._turn_over(event)
                 continue
             if isinstance(event, TurnStarted) and turn and not self.feed.knows(turn):
-                self.begin(turn, thread)  # one that we did not ask for, or no longer waited for
+                await self._begin_unasked(turn, thread)
             elif isinstance(event, Usage):
                 active = self.feed.active_turn(thread)
                 if active is not None and active.id == turn:
@@ -73,7 +79,7 @@ class Hearing:
         """Answer a request of Codex's, by the rules."""
         del id
         said = params if isinstance(params, dict) else {}
-        thread, turn, item = (str(said.get(name) or "") for name in ("threadId", "turnId", "itemId"))
+        thread, turn, item = (members.id(said, name) for name in ("threadId", "turnId", "itemId"))
         self._sign(thread)
         given = answer(method, params, self._approvals, self.decoder.paths(thread, item))
         await self.feed.tell(
@@ -95,11 +101,21 @@ class Hearing:
         del count  # of one life; ours is of all
         self.garbage += 1
         number = self.garbage
-        if number <= TOLD_GARBAGE or number & (number - 1) == 0:
+        if _is_told(number):
             await self._doubt(
                 "GARBAGE_ON_STREAM",
                 f"codex wrote something that is no message ({garbage.reason})",
                 details={"number": number, "size": garbage.size, "beginning": garbage.beginning},
+            )
+
+    async def not_understood(self, method: str, error: Exception) -> None:
+        """A message of a shape that nobody thought of. Told as garbage is."""
+        self._failures += 1
+        if _is_told(self._failures):
+            await self._doubt(
+                "MESSAGE_NOT_UNDERSTOOD",
+                f"codex sent a {printable(method[:100])} that could not be dealt with ({type(error).__name__})",
+                details={"number": self._failures},
             )
 
     async def saw(self, exchange: Exchange) -> None:
@@ -121,6 +137,9 @@ class Hearing:
             await self.feed.tell(
                 RateWindows(session=session, thread=thread, turn=turn, windows=exchange.windows, source="gateway")
             )
+
+    async def gateway_trouble(self, code: str, message: str) -> None:
+        await self._doubt(code, message)
 
     async def end_all(self, status: TurnStatus, error: AgentError) -> None:
         """The program is gone: nothing more will be said of what is under way."""
@@ -164,8 +183,23 @@ class Hearing:
     async def _doubt(self, code: str, message: str, **members: Any) -> None:
         await self.feed.tell(Integrity(session=self.feed.session, code=code, message=message, **members))
 
+    async def _begin_unasked(self, turn: str, thread: str) -> None:
+        """One that we did not ask for, or no longer waited for."""
+        self._unasked += 1
+        if self._unasked <= MOST_UNASKED:
+            self.begin(turn, thread)
+        elif _is_told(self._unasked - MOST_UNASKED):
+            message = "codex begins more turns by itself than are followed"
+            await self._doubt("TOO_MANY_TURNS", message, details={"number": self._unasked})
+
     def _sign(self, thread: str) -> None:
-        self._signs[thread] = self._clock.monotonic()
+        if thread in self.threads:
+            self._signs[thread] = self._clock.monotonic()
+
+
+def _is_told(number: int) -> bool:
+    """Of what may come without end: the first ones, and after that each that doubles their number."""
+    return number <= TOLD_GARBAGE or number & (number - 1) == 0
 
 
 def _status_of(verdict: AgentError) -> TurnStatus:

@@ -10,6 +10,7 @@ from proofbox.agents.events import TokenUsage
 from proofbox.agents.traffic import added
 
 NOTHING = TokenUsage()
+MOST_THREADS = 10_000
 
 
 class _Account(msgspec.Struct):
@@ -65,4 +66,6 @@ class UsageLedger:
             account.compared, account.settled, account.latest = NOTHING, None, None
 
     def _account(self, thread: str) -> _Account:
+        if thread not in self._accounts and len(self._accounts) >= MOST_THREADS:
+            return _Account()  # of a program that makes threads up
         return self._accounts.setdefault(thread, _Account())

@@ -11,6 +11,9 @@ from proofbox.agents.events import RateWindow, TokenUsage
 from proofbox.core.text import preview
 
 NOTE = 2000
+ID = 200
+"""Ids are remembered, so that a program can't make them as long as it likes."""
+UNSHOWN = b'"(not shown: nested too deeply)"'
 
 Said = dict[str, Any]
 
@@ -18,6 +21,14 @@ Said = dict[str, Any]
 def text(said: Any, name: str) -> str:
     value = said.get(name) if isinstance(said, dict) else None
     return value if isinstance(value, str) else ""
+
+
+def cut(said: Any, name: str, limit: int) -> str:
+    return preview(text(said, name), limit)[0]
+
+
+def id(said: Any, name: str = "id") -> str:
+    return cut(said, name, ID)
 
 
 def inner(said: Said, name: str) -> Said:
@@ -63,4 +74,12 @@ def note(said: Said) -> str:
 
 
 def as_json(value: Any, limit: int) -> str:
-    return preview(value if isinstance(value, str) else msgspec.json.encode(value), limit)[0]
+    return preview(value if isinstance(value, str) else encoded(value), limit)[0]
+
+
+def encoded(value: Any) -> bytes:
+    """What could be read can't always be written: reading may nest deeper."""
+    try:
+        return msgspec.json.encode(value)
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        return UNSHOWN

@@ -11,7 +11,7 @@ import anyio
 import msgspec
 
 from proofbox.agents.codex.binary import check_version
-from proofbox.agents.rpc import OnGarbage, OnNotification, OnRequest, Peer
+from proofbox.agents.rpc import OnFailure, OnGarbage, OnNotification, OnRequest, Peer
 from proofbox.core.text import printable
 from proofbox.errors import AgentError, ProofboxError, RuntimeCrashed, RuntimeStartFailed, TransportBroken
 from proofbox.sandbox.aprocess import AsyncProcess, open_process
@@ -62,6 +62,7 @@ class Handlers(msgspec.Struct, frozen=True, kw_only=True):
     on_notification: OnNotification
     on_request: OnRequest
     on_garbage: OnGarbage
+    on_failure: OnFailure
 
 
 class Program:
@@ -185,6 +186,7 @@ async def running(boxes: AsyncSandboxes, launch: Launch, handlers: Handlers) -> 
             on_notification=handlers.on_notification,
             on_request=handlers.on_request,
             on_garbage=handlers.on_garbage,
+            on_failure=handlers.on_failure,
             seconds=launch.seconds,
         )
         program = Program(box, process, peer, stderr)

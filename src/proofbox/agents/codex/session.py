@@ -16,6 +16,7 @@ from anyio.to_thread import run_sync
 
 from proofbox.agents.background import Background
 from proofbox.agents.boxfacts import box_facts
+from proofbox.agents.codex import members
 from proofbox.agents.codex.binary import Binary
 from proofbox.agents.codex.hearing import Hearing
 from proofbox.agents.codex.launch import prepare, way_to_model
@@ -76,7 +77,12 @@ class CodexSession:
         self._home = options.home or options.scratch / f"{self.id}-home"
         self.feed = Feed(self.id, self._clock)
         self._hearing = Hearing(self.feed, options.approvals, self._clock, self._heard)
-        self._gateway = ModelGateway(endpoint, on_exchange=self._hearing.saw, clock=self._clock)
+        self._gateway = ModelGateway(
+            endpoint,
+            on_exchange=self._hearing.saw,
+            on_trouble=self._hearing.gateway_trouble,
+            clock=self._clock,
+        )
         self._background = Background()
         self._program: Program | None = None
         self._opened = False
@@ -227,7 +233,12 @@ class CodexSession:
 
     async def _one_life(self, boxes: AsyncSandboxes, launch: Launch) -> None:
         hear = self._hearing
-        handlers = Handlers(on_notification=hear.notified, on_request=hear.asked, on_garbage=hear.told_garbage)
+        handlers = Handlers(
+            on_notification=hear.notified,
+            on_request=hear.asked,
+            on_garbage=hear.told_garbage,
+            on_failure=hear.not_understood,
+        )
         async with running(boxes, launch, handlers) as program:
             self._hearing.life += 1
             self.version = program.version
@@ -435,4 +446,6 @@ def _member(result: Any, outer: str, inner: str, *, method: str) -> str:
     text = value.get(inner) if isinstance(value, dict) else None
     if not isinstance(text, str) or not text:
         raise RuntimeProtocolError(f"{method} was answered without {outer}.{inner}", op=method)
+    if members.id(value, inner) != text:
+        raise RuntimeProtocolError(f"{method} was answered with an id of {len(text)} characters", op=method)
     return text

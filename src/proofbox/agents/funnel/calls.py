@@ -12,7 +12,7 @@ from proofbox.agents.contract import ApprovalRule
 from proofbox.agents.events import Decision, Delta, Event, ItemStarted, ToolCall, ToolStatus
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
-from proofbox.core.text import preview
+from proofbox.core.text import gap, preview
 from proofbox.sandbox.contract import Output
 
 OUTPUT_LIMIT = 1 << 20
@@ -55,8 +55,7 @@ class Kept:
         self._more += len(data) - len(kept)
 
     def text(self) -> str:
-        gap = f"\n[proofbox: {self._more} bytes left out]\n" if self._more else ""
-        return self._data.decode("utf-8", "replace") + gap
+        return self._data.decode("utf-8", "replace") + (gap(self._more) if self._more else "")
 
 
 class Scribe:

@@ -40,7 +40,7 @@ class Carriage(Protocol):
         """From the command to the program that asked."""
 
     async def close(self) -> None:
-        """The command has ended, or is about to be ended."""
+        """The command has ended, or is about to be ended. Not cancelled from outside, so that it must end by itself."""
 
 
 class Bytes:

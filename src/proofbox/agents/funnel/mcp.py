@@ -10,9 +10,11 @@ import contextlib
 import json
 from typing import Any
 
+import anyio
+
 from proofbox.agents.funnel.calls import Call, Scribe
 from proofbox.agents.funnel.command import GONE
-from proofbox.agents.funnel.wire import Peer
+from proofbox.agents.funnel.wire import LAST_WORD, Peer
 from proofbox.agents.lines import Lines
 from proofbox.core.text import preview
 from proofbox.sandbox.aprocess import AsyncProcess
@@ -50,8 +52,9 @@ class ToolRelay:
         return None
 
     async def close(self) -> None:
-        for line, cut in self._answered.end():
-            await self._to_client(line, cut)
+        with anyio.move_on_after(LAST_WORD):  # nothing else ends this wait: a client may never read
+            for line, cut in self._answered.end():
+                await self._to_client(line, cut)
         while self._pending:
             _, call = self._pending.popitem()
             await call.end("abandoned")

@@ -16,8 +16,9 @@ import anyio
 import anyio.abc
 import msgspec
 
+from proofbox.agents.accepting import accept_all
 from proofbox.agents.contract import ApprovalRule
-from proofbox.agents.events import Event, Notice
+from proofbox.agents.events import Event, Integrity, Notice
 from proofbox.agents.feed import Turn
 from proofbox.agents.funnel import HELPER, SOCKET_PLACE
 from proofbox.agents.funnel.calls import Allowance, Scribe
@@ -35,7 +36,6 @@ from proofbox.sandbox.unixpath import SOCKET, listen_at
 
 DECLINED = 126
 TURN_VARIABLE = "PROOFBOX_TURN"
-_GO_ON = 0.1
 
 TellOf = Callable[[Turn, Event], Awaitable[None]]
 
@@ -47,6 +47,8 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     calls: int = 10_000
     output: int = 256 << 20
     """Of all calls together; of later ones only the beginning is kept."""
+    end_seconds: float = 60.0
+    """For a call to end once its turn does: more than all its own waits together, of which each has an end."""
 
 
 class _Hosted:
@@ -79,6 +81,7 @@ class Funnel:
         self._clock = clock
         self._bounds = bounds or Bounds()
         self._turns: dict[str, _Hosted] = {}
+        self._ending: dict[str, _Hosted] = {}
         self._allowance = Allowance(self._bounds.calls, self._bounds.output)
         directory.mkdir(mode=0o700)
         self._socket = listen_at(directory)
@@ -110,35 +113,52 @@ class Funnel:
 
         self._turns[turn.id] = _Hosted(turn, Scribe(tell, self._rules, self._allowance, self._ids, self._clock))
 
-    async def end_turn(self, turn: Turn) -> None:
-        """End its calls, and wait until each has been told. May be repeated."""
+    def stop_turn(self, turn: Turn) -> None:
+        """Take no more calls for it, and end those under way, without waiting for that. May be repeated."""
         hosted = self._turns.pop(turn.id, None)
+        if hosted is not None:
+            self._ending[turn.id] = hosted
+            for scope in list(hosted.under_way):
+                scope.cancel()
+
+    async def end_turn(self, turn: Turn) -> None:
+        """End its calls, and wait until each has been told. Whoever repeats it waits as well."""
+        self.stop_turn(turn)
+        hosted = self._ending.get(turn.id)
         if hosted is None:
             return
-        with anyio.CancelScope(shield=True):
-            for scope, done in list(hosted.under_way.items()):
-                scope.cancel()
-                await done.wait()
+        with anyio.CancelScope(shield=True), contextlib.suppress(ProofboxError):
+            # A listener that failed is no reason to raise here: the turn's end says so.
+            ended = await self._all_ended(hosted)
+            if self._ending.pop(turn.id, None) is None:
+                return
+            if not ended:
+                message = "a call through the funnel may run on until the session ends"
+                await self._tell_of(turn, Integrity(session="", code="COMMAND_NOT_ENDED", message=message))
             if hosted.refused:
                 message = f"{hosted.refused} requests to the funnel were none, or too many"
-                with contextlib.suppress(ProofboxError):  # a listener that failed: the turn's end says so
-                    await self._tell_of(turn, Notice(session="", kind="funnel_refused", message=message))
+                await self._tell_of(turn, Notice(session="", kind="funnel_refused", message=message))
+
+    async def _all_ended(self, hosted: _Hosted) -> bool:
+        """Counted anew with each that ends, since what listens to their ends may be slow."""
+        for done in list(hosted.under_way.values()):
+            with anyio.move_on_after(self._bounds.end_seconds):
+                await done.wait()
+            if not done.is_set():
+                return False
+        return True
 
     async def serve(self, box: AsyncSession) -> None:
         """Until it is cancelled. Whatever comes, this does not raise."""
-        room = anyio.Semaphore(self._bounds.connections)
+
+        async def host(stream: anyio.abc.SocketStream) -> None:
+            with contextlib.suppress(*GONE):
+                async with stream:
+                    await self._answer(box, Peer(stream))
+
         try:
-            listener = await anyio.abc.SocketListener.from_socket(self._socket)
-            async with listener, anyio.create_task_group() as tasks:
-                while True:
-                    await room.acquire()
-                    try:
-                        stream = await listener.accept()
-                    except OSError:  # the box's connections have used up our descriptors: some will end
-                        room.release()
-                        await anyio.sleep(_GO_ON)
-                        continue
-                    tasks.start_soon(self._host, box, stream, room)
+            async with await anyio.abc.SocketListener.from_socket(self._socket) as listener:
+                await accept_all(listener, host, most=self._bounds.connections)
         finally:
             self.close()
 
@@ -148,15 +168,6 @@ class Funnel:
         self._path.unlink(missing_ok=True)
         with contextlib.suppress(FileNotFoundError):
             self._directory.rmdir()
-
-    async def _host(self, box: AsyncSession, stream: anyio.abc.SocketStream, room: anyio.Semaphore) -> None:
-        try:
-            async with stream:
-                await self._answer(box, Peer(stream))
-        except GONE:
-            pass
-        finally:
-            room.release()
 
     async def _answer(self, box: AsyncSession, peer: Peer) -> None:
         try:

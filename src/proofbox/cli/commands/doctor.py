@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import shlex
 import tempfile
 import time
 from pathlib import Path
@@ -22,6 +23,7 @@ from proofbox.core.clock import SystemClock, isoformat
 from proofbox.core.dirs import state_dir
 from proofbox.core.text import printable
 from proofbox.errors import ChecksFailed, ProviderUnavailable, SandboxError
+from proofbox.lab.limiter import ClosedGate, closed_gates
 from proofbox.lab.retention import Rules, survey
 from proofbox.sandbox.config import Settings, load
 from proofbox.sandbox.conformance import CHECKS, Report, Result, run_conformance
@@ -63,6 +65,8 @@ class DoctorDocument(Document, frozen=True, kw_only=True):
     """By name: all of them, or the one that was asked for."""
     runtimes: tuple[RuntimeFacts, ...]
     """The agent runtimes, and whether each could be used with the settings here."""
+    closed: tuple[ClosedGate, ...]
+    """The models' credentials that a limit keeps every run from using now."""
     could_free: int
     """Bytes that `proofbox gc` would free here: what killed runs left, and caches of old versions."""
     error: ErrorBody | None = None
@@ -106,6 +110,7 @@ def doctor(
         quick=quick,
         providers=reports,
         runtimes=runtimes(Path()),
+        closed=closed_gates(SystemClock().now()),
         could_free=sum(item.bytes for item in survey(Path("out"), Rules(), SystemClock().now()) if item.free),
         error=ErrorBody.of(error) if error else None,
     )
@@ -169,7 +174,16 @@ def _text(document: DoctorDocument) -> str:
         rows.append((name, "yes", found.works.isolation.value, *counts, latency, report.enforcement.kill_tree))
         notes += [f"{name}: FAILED {result.check}: {result.detail}" for result in failed]
         notes += [f"{name}: {what} is not enforced: {why}" for what, why in report.enforcement.gaps.items()]
-    return columns(rows) + "\n\n" + printable("\n".join(notes)) + "\n\n" + _runtimes(document.runtimes) + _gc(document)
+    return columns(rows) + "\n\n" + printable("\n".join(notes)) + "\n\n" + _rest(document)
+
+
+def _rest(document: DoctorDocument) -> str:
+    return _runtimes(document.runtimes) + _closed(document.closed) + _gc(document)
+
+
+def _closed(gates: tuple[ClosedGate, ...]) -> str:
+    hint = "fix: wait, or if that is wrong: rm"
+    return "".join(printable(f"\n\n{gate}\n  {hint} {shlex.quote(gate.file)}") for gate in gates)
 
 
 def _gc(document: DoctorDocument) -> str:

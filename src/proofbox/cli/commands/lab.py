@@ -37,7 +37,7 @@ class ReportDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.report/1"
     run_id: str
     reports: tuple[dict[str, Any], ...]
-    """The `proofbox.attempt_report/1` of each attempt that has one."""
+    """The `proofbox.attempt_report/1` of each attempt that has one, and whose bundle did not fail."""
     findings: tuple[Finding, ...]
     error: ErrorBody | None = None
 
@@ -84,7 +84,9 @@ def report(path: BundlePath = Path("out"), *, strict: Strict = False, json: flag
     bundle = load_bundle(path)
     attempts = attempts_in(bundle)
     reports = tuple(
-        inner.read_json(artifacts.REPORT) for inner in attempts.values() if artifacts.REPORT in inner.artifacts
+        inner.read_json(artifacts.REPORT)
+        for inner in attempts.values()
+        if artifacts.REPORT in inner.artifacts and inner.index.status != "failed"
     )
     found = tuple(validate_bundle(bundle, strict=True)) if strict else ()
     document = ReportDocument(

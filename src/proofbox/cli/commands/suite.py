@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,15 +20,19 @@ from proofbox.cli.commands import flags
 from proofbox.cli.live import Progress
 from proofbox.cli.output import Document, ErrorBody, Streamed, columns, show, write_json
 from proofbox.cli.progress import watched
+from proofbox.cli.schemas import json_schema
 from proofbox.core.ids import IdSource
 from proofbox.core.text import printable
 from proofbox.core.words import counted
 from proofbox.errors import SuiteInvalid, SuiteNotPassed, UsageError
 from proofbox.lab import harbor, reading
+from proofbox.lab.closing import as_committed
 from proofbox.lab.documents import Totals
 from proofbox.lab.ledger import Attempt, Ledger
 from proofbox.lab.plan import Plan, ledger_path, read_plan
+from proofbox.lab.problems import Problem
 from proofbox.lab.run import Conductor, create_run, find_run
+from proofbox.lab.spec import Document as SuiteFile
 from proofbox.lab.summary import final_attempts, totals
 from proofbox.sandbox.config import load
 
@@ -52,7 +57,7 @@ class LintDocument(Document, frozen=True, kw_only=True):
     missions: int
     sha256: str | None
     """Of what the suite says, not of how it is spelled; null: it can't be run."""
-    problems: tuple[reading.Problem, ...]
+    problems: tuple[Problem, ...]
     notes: Mapping[str, tuple[str, ...]] = {}
     """Of each mission that was written for another system what of it is left out or done differently here."""
     error: ErrorBody | None = None
@@ -113,7 +118,8 @@ class EventDocument(Streamed, frozen=True, kw_only=True):
     schema: str = "proofbox.suite_event/1"
     run_id: str
     event: str
-    """A state of an attempt (preparing, running, stopping, verifying, committing, ended), activity, tokens, or lost."""
+    """A state of an attempt (preparing, running, stopping, verifying, committing, ended), activity, tokens, lost, or
+    waiting: a limit keeps it from being started."""
     attempt_id: str
     mission_id: str
     activity: str | UnsetType = UNSET
@@ -127,7 +133,7 @@ class EventDocument(Streamed, frozen=True, kw_only=True):
     reason: str | UnsetType = UNSET
     strategy: str | UnsetType = UNSET
     message: str | UnsetType = UNSET
-    """Of `lost`: why the attempt was given to another worker."""
+    """Of `lost`: why its worker could not end the attempt. Of `waiting`: for which limit, and until when."""
 
 
 def lint(spec: SpecPath, *, host_root: HostRoot = False, json: flags.Json = False) -> int:
@@ -136,12 +142,12 @@ def lint(spec: SpecPath, *, host_root: HostRoot = False, json: flags.Json = Fals
     For example:
       proofbox suite lint suite.toml
     """
-    problems: tuple[reading.Problem, ...] = ()
+    problems: tuple[Problem, ...] = ()
     suite, error = None, None
     try:
         suite = _read(spec, host_root=host_root)
     except SuiteInvalid as invalid:
-        problems = msgspec.convert(invalid.details.get("problems", []), tuple[reading.Problem, ...])
+        problems = msgspec.convert(invalid.details.get("problems", []), tuple[Problem, ...])
         error = ErrorBody.of(invalid)
     document = LintDocument(
         ok=suite is not None,
@@ -170,7 +176,8 @@ def schema(*, json: flags.Json = False) -> int:
     For example:
       proofbox suite schema > suite.schema.json
     """
-    found = reading.json_schema()
+    dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "proofbox suite"}
+    found = {**dialect, **json_schema(SuiteFile)}
     show(
         SchemaDocument(json_schema=found),
         lambda: msgspec.json.format(msgspec.json.encode(found)).decode(),
@@ -305,13 +312,16 @@ def _conduct(out: Path, run_id: str, *, json: bool, jsonl: bool) -> int:
             if jsonl:
                 write_json(EventDocument(run_id=run_id, **event))
             progress.hear(event)
+            if event["event"] == "waiting" and not jsonl and not progress.shown:
+                print(printable(f"waiting: {event['message']}"), file=sys.stderr)
 
         conductor = Conductor(out, run_id, on_event=hear)
         try:
             conductor.conduct()
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, OSError):  # whoever read the events has left (| head), or they can't be written
             progress.close()
-            print(f"interrupted; go on with: proofbox suite resume {out / run_id}", file=sys.stderr)
+            with contextlib.suppress(OSError):
+                print(f"interrupted; go on with: proofbox suite resume {out / run_id}", file=sys.stderr)
             raise
         finally:
             conductor.close()
@@ -320,7 +330,7 @@ def _conduct(out: Path, run_id: str, *, json: bool, jsonl: bool) -> int:
 
 def _show(out: Path, run_id: str, *, json: bool) -> int:
     with Ledger(ledger_path(out, run_id)) as ledger:
-        attempts = ledger.attempts()
+        attempts = as_committed(out / run_id, ledger.attempts())
         suite = read_plan(ledger).suite()
         committed = ledger.about("committed") == "yes"
     final = final_attempts(attempts)

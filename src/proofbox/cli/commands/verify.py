@@ -12,7 +12,7 @@ from proofbox.cli.commands import flags
 from proofbox.cli.output import Document, ErrorBody, show
 from proofbox.core.text import printable
 from proofbox.evidence.check import Finding
-from proofbox.evidence.verify import Verification
+from proofbox.evidence.verification import Verification
 from proofbox.evidence.verify import verify as verify_path
 
 
@@ -48,6 +48,10 @@ class VerificationDocument(Document, frozen=True, kw_only=True):
     bundle: str | None
     packet: str | None
     promotable: bool | None
+    policy: str | None
+    """What the packet's policy is called."""
+    own_policy: bool | None
+    """Whether it is someone's own, and none of those that come with proofbox; null: no packet has a policy."""
     signed_by: str | None
     """The id of the key that was given and did sign; null: it did not, or none was given."""
     checked: CheckedCounts

@@ -153,7 +153,8 @@ def status(directory: Directory = Path(), /, *, json: flags.Json = False) -> int
     """
     with _opened(directory, json=json) as workspace:
         found = workspace.status()
-    lines = [f"since {found.head[:12]}:" if found.head else "no snapshot yet"]
+    lines = [printable(found.unfinished)] if found.unfinished else []
+    lines.append(f"since {found.head[:12]}:" if found.head else "no snapshot yet")
     lines += [_changes(found.changes) or "nothing changed", *_left("in no snapshot", found.skipped)]
     show(StatusDocument(status=found), lambda: "\n".join(lines), as_json=json)
     return 0

@@ -21,12 +21,12 @@ from proofbox.delivery.backend.openapi import openapi_document
 from proofbox.delivery.backend.repositories import Repositories
 from proofbox.delivery.backend.rules import Refusal
 from proofbox.delivery.settings import ApiKey
+from proofbox.delivery.transport import KEY_HEADER
 from proofbox.delivery.wire import AppSpec, InitialExport, ManifestRequest, PullRequest
 from proofbox.errors import RepositoryFailed
 
 log = logging.getLogger("proofbox.backend")
 
-KEY_HEADER = "x-internal-api-key"
 MAX_BODY = 256 << 20
 MAX_SMALL_BODY = 1 << 20
 _MAX_ID = 128

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from proofbox.delivery.transport import KEY_HEADER
 from proofbox.delivery.wire import (
     AppSpec,
     ExportAnswer,
@@ -93,7 +94,7 @@ def openapi_document() -> dict[str, Any]:
         },
         "components": {
             "schemas": {**components, "Error": _ERROR},
-            "securitySchemes": {"key": {"type": "apiKey", "in": "header", "name": "X-Internal-Api-Key"}},
+            "securitySchemes": {"key": {"type": "apiKey", "in": "header", "name": KEY_HEADER}},
         },
     }
 

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from proofbox.core.atomic import sync_directory, write_document
 from proofbox.core.digest import sha256_hex
+from proofbox.core.removal import remove_tree
 from proofbox.errors import BundleCorrupt, BundleExists, BundleLocked, BundleNotFound, StoreConflict
 from proofbox.evidence.check import check_bundle
 from proofbox.evidence.index import Index, parse_index
 from proofbox.evidence.lock import RunLock
-from proofbox.evidence.paths import INDEX, LATEST, RUN_ID, enclosing, read_bounded, resolve, shown
+from proofbox.evidence.paths import INDEX, LATEST, MAX_INDEX_BYTES, RUN_ID, enclosing, read_bounded, resolve, shown
 from proofbox.evidence.pool import in_threads
 from proofbox.evidence.reader import Bundle, as_bundle, load_bundle, refusal
 from proofbox.evidence.shape import ShapeError
@@ -51,7 +51,7 @@ def push_bundle(path: _Path, store: Store) -> str:
         _put(store, f"{bundle.run_id}/{work[0]}", work[1]())
 
     in_threads(upload, _contents(bundle, ""))
-    index = read_bounded(os.path.join(bundle.path, INDEX), 1 << 30)
+    index = read_bounded(os.path.join(bundle.path, INDEX), MAX_INDEX_BYTES)
     if sha256_hex(index) != bundle.index_sha256:
         raise BundleCorrupt("the index changed while the bundle was pushed", op="bundle push")
     _put(store, f"{bundle.run_id}/{INDEX}", index)
@@ -106,6 +106,12 @@ def _download(store: Store, run_id: str, place: str, prefix: str, index_bytes: b
         index: Index = parse_index(index_bytes)
     except ShapeError as error:
         raise BundleCorrupt(f"{prefix}{INDEX} in the store is no index: {error}", op="bundle pull") from error
+    if not prefix and index.run_id != run_id:
+        raise BundleCorrupt(
+            f"what the store calls {run_id} is the run {index.run_id}",
+            op="bundle pull",
+            fix_hints=["look at who wrote to the store: a push gives a run no other name than its own"],
+        )
 
     def fetch(path: str) -> bytes | None:
         artifact = index.artifacts[path]
@@ -178,12 +184,12 @@ def _unfinished(place: str) -> Iterator[str]:
         except BlockingIOError:
             raise BundleLocked(f"{shown(place)}: another process is pulling this run", op="bundle pull") from None
         for name in os.listdir(place):
-            left = os.path.join(place, name)
-            shutil.rmtree(left) if os.path.isdir(left) and not os.path.islink(left) else os.unlink(left)
+            for left in remove_tree(name, dir_fd=fd):
+                raise OSError(left.errno, left.reason, os.path.join(place, name))
         try:
             yield place
         finally:
-            shutil.rmtree(place, ignore_errors=True)  # where the pull succeeded, it has another name by now
+            remove_tree(place)  # where the pull succeeded, it has another name by now
     finally:
         os.close(fd)
 

@@ -142,7 +142,9 @@ class Context:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         problems += [f"left behind: {path}" for path in settled(left_groups)]
-        problems += [f"could not be removed: {self.scratch / path}: {why}" for path, why in remove_tree(self.scratch)]
+        problems += [
+            f"could not be removed: {self.scratch / left.path}: {left.reason}" for left in remove_tree(self.scratch)
+        ]
         return problems
 
 

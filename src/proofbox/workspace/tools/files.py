@@ -33,6 +33,8 @@ from proofbox.workspace.tools.patch import FilePatch, apply_hunks, parse, refusa
 from proofbox.workspace.tools.searching import TreeSource
 from proofbox.workspace.tools.tree import Item, Tree, below
 
+FARTHEST = 1 << 30
+"""So many bytes are passed over at most for a line to begin with: a file may be a hole without end."""
 _PIECE = 1 << 16
 
 
@@ -133,6 +135,9 @@ class FileTools:
     def apply_patch(self, patch: str) -> PatchApplied:
         with self._changing:
             planned = [self._planned(each) for each in parse(patch)]
+            places = [place for step in planned for place in step.places]
+            if len(set(places)) != len(places):  # by two spellings, or by a link: each was planned without the other
+                raise refusal("it names a file twice")
             self._carry_out(planned)
         return PatchApplied(files=tuple(step.told for step in planned))
 
@@ -149,21 +154,23 @@ class FileTools:
         """What a file of the patch will be, with every check made: nothing is changed yet."""
         before: bytes | None = None
         was_executable = False
+        places = set()
         if each.old is not None:
-            before, was_executable, _ = self._whole(each.old)
+            before, was_executable, real = self._whole(each.old)
+            places.add(real)
         after: bytes | None = _encoded(apply_hunks(before or b"", each))
         if each.new is None:
             if after:
                 raise refusal(f"{printable(str(each.old)[:200])} would not be empty, and is to be deleted")
             after = None
         if each.new is not None:
-            self._tree.check("write", each.new)
+            places.add(self._tree.check("write", each.new))
             if each.new != each.old and self._exists(each.new):
                 raise refusal(f"{printable(each.new[:200])} is there already")
         if each.old is not None and each.old != each.new:
             self._tree.check("delete", each.old)
         executable = was_executable if each.executable is None else each.executable
-        return _Step(each.old, each.new, before, was_executable, after, executable)
+        return _Step(each.old, each.new, before, was_executable, after, executable, frozenset(places))
 
     def _exists(self, path: str) -> bool:
         try:
@@ -201,6 +208,8 @@ class _Step(NamedTuple):
     was_executable: bool
     after: bytes | None
     executable: bool
+    places: frozenset[str]
+    """The real paths of its names."""
 
     @property
     def told(self) -> PatchedFile:
@@ -214,11 +223,19 @@ class _Step(NamedTuple):
 
 def _lines(stream: BinaryIO, first: int, most: int | None, room: int) -> tuple[bytes, bool]:
     """Lines from `first` on, as many as fit; whether anything comes after them."""
+    passed = 0
     for _ in range(first - 1):
-        while (piece := stream.readline(_PIECE)) and not piece.endswith(b"\n"):
-            pass
-        if not piece:
-            return b"", False
+        piece = b""
+        while not piece.endswith(b"\n"):
+            if passed > FARTHEST:
+                raise FileTooLarge(
+                    f"line {first} is not within the first {FARTHEST} bytes",
+                    op="read_file",
+                    details={"limit": FARTHEST},
+                )
+            if not (piece := stream.readline(_PIECE)):
+                return b"", False
+            passed += len(piece)
     found: list[bytes] = []
     while most is None or len(found) < most:
         line = stream.readline(room + 1)

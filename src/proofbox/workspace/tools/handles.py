@@ -31,6 +31,7 @@ _DIRECTORY = HANDLE | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_LINKS = 40
+_MAX_HELD = 256
 
 
 class Place(NamedTuple):
@@ -196,6 +197,8 @@ class DirectoryTree:
                 continue
             if not any(each not in ("", ".") for each in pending):
                 return Place(here, (name,), "/".join([*walked, name]), info)
+            if len(held) == _MAX_HELD:
+                raise refusal(path, f"is deeper than {_MAX_HELD} directories")
             held.append(os.open(name, _DIRECTORY, dir_fd=here))
             walked.append(name)
         if held:  # the last step was back to it
@@ -253,8 +256,8 @@ def _close(held: list[int]) -> None:
 @contextmanager
 def _made(place: Place) -> Iterator[int]:
     """A handle on the directory that the last name goes into, made with its parents if need be."""
-    with contextlib.ExitStack() as stack:
-        folder = place.folder
+    folder = place.folder
+    try:
         for name in place.names[:-1]:
             made = True
             try:
@@ -262,11 +265,17 @@ def _made(place: Place) -> Iterator[int]:
             except FileExistsError:
                 made = False
             below = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
-            stack.callback(os.close, below)
-            if made and os.geteuid() == 0:
-                _give(below, folder)
-            folder = below
+            above, folder = folder, below
+            try:
+                if made and os.geteuid() == 0:
+                    _give(below, above)
+            finally:
+                if above != place.folder:
+                    os.close(above)
         yield folder
+    finally:
+        if folder != place.folder:
+            os.close(folder)
 
 
 def _give(made: int, folder: int) -> None:

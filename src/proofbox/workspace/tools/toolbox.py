@@ -50,6 +50,7 @@ def open_toolbox(
     granted = capabilities if isinstance(capabilities, Capabilities) else Capabilities.load(capabilities)
     with ExitStack() as stack:
         workspace = stack.enter_context(Workspace.open(directory, track=track))
+        workspace.require_finished()
         ignore = Ignore(workspace.ignored)
         history = SnapshotOnWrite(workspace)
         recording = Recording(workspace.effects, history.head)

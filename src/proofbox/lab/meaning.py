@@ -1,0 +1,155 @@
+"""What the types of a suite can't say: names that are taken, files that aren't there, patterns that are none."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path as FilePath
+from typing import Any
+
+from proofbox.core.canonical import MAX_DEPTH, MAX_INTEGER
+from proofbox.errors import ProofboxError
+from proofbox.lab.positions import Path
+from proofbox.lab.problems import Problems, shown
+from proofbox.lab.spec import Command, Document, Mission
+from proofbox.lab.textfiles import Unreadable, kind_of, read_text
+from proofbox.workspace.capabilities.grants import PRESETS
+from proofbox.workspace.capabilities.grants import load as load_grants
+
+LARGEST_PROMPT = 1 << 20
+DEEPEST = MAX_DEPTH // 2  # the records that repeat a part of a suite have it deeper, and a limit of their own
+LONGEST_NAME = 255
+MOST_GROUPS = 100
+"""Of one pattern: Python's compiler goes as deep into itself as they are nested."""
+_FREE = ("prompt", "script", "expect", "title")
+"""Where a text is a text. All others become paths, words of commands and values of variables, which have no NUL."""
+
+
+def check_values(values: dict[str, Any], problems: Problems) -> None:
+    """What no record could hold, wherever it stands, and whatever the types say."""
+    waiting: list[tuple[Path, Any]] = [((), values)]
+    while waiting and not problems.enough:
+        path, value = waiting.pop()
+        if isinstance(value, dict | list):
+            if len(path) >= DEEPEST:
+                problems.say(path, f"nested deeper than {DEEPEST} levels")
+                continue
+            inner = value.items() if isinstance(value, dict) else enumerate(value)
+            waiting += [((*path, name), each) for name, each in inner]
+            if any(isinstance(name, str) and "\0" in name for name in value) and not _is_free(path):
+                problems.say(path, f"{shown(path) or 'the suite'} has a name with a NUL")
+        elif isinstance(value, float) and not math.isfinite(value):
+            problems.say(path, f"{shown(path)}: {value} is no number that can be used", "write a finite one")
+        elif isinstance(value, int) and abs(value) > MAX_INTEGER:
+            problems.say(path, f"{shown(path)}: the integer is outside ±(2**53-1)", "write it as a text")
+        elif isinstance(value, datetime.date | datetime.time):
+            problems.say(path, f"{shown(path)}: a date or a time is none of the values here", "write it as a text")
+        elif isinstance(value, str) and "\0" in value and not _is_free(path):
+            problems.say(path, f"{shown(path)} holds a NUL")
+
+
+def _is_free(path: Path) -> bool:
+    return any(part in _FREE for part in path)
+
+
+def check_meaning(document: Document, base: FilePath | None, problems: Problems) -> None:
+    """`base` is where paths start; None: what they name was found before."""
+    seen: set[str] = set()
+    for number, mission in enumerate(document.mission):
+        at: Path = ("mission", number)
+        if problems.enough:
+            return
+        if mission.id in seen:
+            problems.say((*at, "id"), f"there are two missions {mission.id!r}", "give each its own id")
+        seen.add(mission.id)
+        if (mission.prompt is None) == (mission.prompt_file is None):
+            problems.say(
+                at, f"mission {mission.id!r} needs one of prompt and prompt_file", "say what the agent is to do"
+            )
+        if base is not None:
+            _check_files(mission, base, problems, at)
+        if mission.capabilities is not None:
+            _check_capabilities(document, mission, base, problems, (*at, "capabilities"))
+        for place in mission.files:
+            names = place.split("/")
+            if place.startswith("/") or ".." in names or "\0" in place:
+                problems.say(
+                    (*at, "files", place), f"{place[:200]!r} is no place in the workspace", "write it from its root"
+                )
+        for field, places in (("files", mission.files), ("mounts", mission.verify.mounts)):
+            for place in places:
+                if any(len(name.encode()) > LONGEST_NAME for name in place.split("/")) or len(place) > 1024:
+                    problems.say((*at, *(("verify",) * (field == "mounts")), field, place), "the place is too long")
+        for path, pattern in _patterns(mission, at):
+            _check_pattern(path, pattern, problems)
+
+
+def _check_files(mission: Mission, base: FilePath, problems: Problems, at: Path) -> None:
+    """That what the mission names is there, and of the kind that it must be."""
+    verify = mission.verify
+    for path, value, kinds in (
+        (("prompt_file",), mission.prompt_file, ("file",)),
+        (("workspace",), mission.workspace, ("file", "directory")),
+        (("solution",), mission.solution, ("file", "directory")),
+        (("verify", "files"), verify.files, ("directory",)),
+        *((("files", place), each, ("file", "directory")) for place, each in mission.files.items()),
+        *((("verify", "mounts", place), each, ("file", "directory")) for place, each in verify.mounts.items()),
+    ):
+        if value is None:
+            continue
+        wrong = ""
+        try:
+            kind = kind_of(base / value)
+            if kind not in kinds:
+                wrong = f"is a {kind}, and must be a {kinds[0]}"
+            elif path == ("prompt_file",) and not read_text(base / value, LARGEST_PROMPT):
+                wrong = "is empty"
+        except Unreadable as why:
+            wrong = str(why)
+        if wrong:
+            problems.say((*at, *path), f"{value[:200]!r} {wrong}", f"paths start at {base}")
+
+
+def _check_capabilities(
+    document: Document, mission: Mission, base: FilePath | None, problems: Problems, at: Path
+) -> None:
+    """They say what the network is, so nothing else may; and they bind one workspace, so a box must have one."""
+    if mission.network is not None:
+        problems.say(at, "capabilities say what can be reached, and so does network", "leave one of them out")
+    if document.suite.isolation == "shared":
+        problems.say(at, "a process that attempts share can't be held to one's capabilities", 'isolation = "process"')
+    if base is None or mission.capabilities is None:
+        return
+    named = mission.capabilities
+    try:
+        if named not in PRESETS:
+            kind_of(base / named)  # a pipe would be waited for
+        load_grants(named if named in PRESETS else base / named)
+    except Unreadable as why:
+        problems.say(at, f"{named[:200]!r} is neither a preset nor a file: it {why}", f"presets: {', '.join(PRESETS)}")
+    except ProofboxError as error:
+        problems.say(at, f"{named[:200]!r}: {error.message}", f"presets: {', '.join(PRESETS)}")
+
+
+def _patterns(mission: Mission, at: Path) -> Iterator[tuple[Path, str]]:
+    if mission.expect.result is not None:
+        yield (*at, "expect", "result"), mission.expect.result
+    for field in ("commands", "no_commands"):
+        for number, each in enumerate(getattr(mission.expect, field)):
+            yield (*at, "expect", field, number), each
+    for number, command in enumerate(mission.verify.commands):
+        if isinstance(command, Command) and command.stdout is not None:
+            yield (*at, "verify", "commands", number, "stdout"), command.stdout
+
+
+def _check_pattern(path: Path, pattern: str, problems: Problems) -> None:
+    why = f"it has more than {MOST_GROUPS} groups" if pattern.count("(") > MOST_GROUPS else ""
+    try:
+        if not why:
+            re.compile(pattern)
+    except (re.error, ValueError, OverflowError, RecursionError) as error:
+        why = str(error)
+    if why:
+        problems.say(path, f"{shown(path)} is no regular expression that can be used: {why}")

@@ -1,0 +1,165 @@
+"""Codex as a program that means it ill: no shape of what it says raises, and nothing that it says piles up here."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from proofbox.agents.codex import decoder as decoding
+from proofbox.agents.codex import opened
+from proofbox.agents.codex.approvals import answer
+from proofbox.agents.codex.decoder import Decoder, TurnOver
+from proofbox.agents.codex.failures import classify
+from proofbox.agents.codex.hearing import MOST_UNASKED, TOLD_GARBAGE, Hearing
+from proofbox.agents.codex.items import Open
+from proofbox.agents.contract import ApprovalRule
+from proofbox.agents.events import Event, Integrity, ToolCall
+from proofbox.agents.feed import Feed
+from proofbox.agents.rpc import Refusal
+from proofbox.core.clock import SystemClock
+
+RULES = (ApprovalRule(answer="decline", command="*rm -rf*"), ApprovalRule(answer="accept", command="src/*"))
+VALUES: st.SearchStrategy[Any] = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+
+
+def deepest() -> Any:
+    """As deep as it can be read here: deeper inside of our own calls it can't be written."""
+    for depth in range(12_000, 0, -1):
+        with contextlib.suppress(RecursionError):
+            return msgspec.json.decode(b'{"x":' * depth + b"1" + b"}" * depth)
+    raise AssertionError("nothing can be read")
+
+
+@pytest.mark.parametrize("method", ["new", "item/started", "item/completed", "turn/completed", "error", "warning"])
+def test_what_is_nested_deeply_is_told_and_raises_nothing(method: str) -> None:
+    deep = deepest()
+    turn = {"id": "u", "status": "failed", "error": {"codexErrorInfo": {"other": deep}, "message": deep}}
+    for params in (deep, {"item": deep}, {"turn": turn, "error": deep}):
+        found = Decoder().decode(method, params)
+        assert found
+        for event in found:
+            assert len(msgspec.json.encode(event)) < 100_000
+            if isinstance(event, TurnOver):
+                assert len(msgspec.json.encode(classify(event.error or {}).details)) < 3000
+
+
+def test_what_is_remembered_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opened, "MOST", 5)
+    monkeypatch.setattr(opened, "MOST_BYTES", 50_000)
+    monkeypatch.setattr(decoding, "REMEMBERED", 5)
+    decoder = Decoder()
+
+    def start(number: int, **more: Any) -> list[Event | TurnOver]:
+        item = {"type": "commandExecution", "id": f"{number}-" + "i" * 10**5, "command": "x", "extra": "e" * 10**5}
+        return decoder.decode("item/started", {"threadId": "t" * 10**5, "turnId": "u", "item": {**item, **more}})
+
+    for number in range(5):
+        [begun] = start(number)
+        assert len(begun.thread) == 200
+    assert len(decoder.running("u")) == 5
+    [doubt, left, _] = start(5)
+    assert isinstance(doubt, Integrity)
+    assert isinstance(left, ToolCall)
+    assert (doubt.code, left.status, left.item[:2], left.command) == ("TOO_MUCH_OPEN", "abandoned", "0-", "x")
+    start(6, command="y" * 10**6)
+    assert decoder.running("u") == [], "larger than everything may be together"
+    for number in range(20):
+        decoder.decode("item/completed", {"turnId": "u", "item": {"type": "sleep", "id": str(number)}})
+        decoder.decode("turn/completed", {"turn": {"id": f"{number}", "status": "completed"}})
+        decoder.decode("error", {"turnId": f"{number}", "error": {"message": "m" * 10**6}})
+    assert len(msgspec.json.encode([*decoder._done, *decoder._ended])) < 200
+    assert len(decoder._errors) == 5
+    assert max(len(error["message"]) for error in decoder._errors.values()) == 1000
+    [twice] = decoder.decode("item/completed", {"turnId": "u", "item": {"type": "sleep", "id": "19"}})
+    assert isinstance(twice, Integrity)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from("tu"), st.integers(0, 300), st.booleans()), max_size=30)
+)
+def test_the_size_of_what_is_open_is_what_it_is(steps: list[tuple[str, str, int, bool]]) -> None:
+    kept = opened.OpenItems()
+    model: dict[tuple[str, str], str] = {}
+    for id, thread, size, begins in steps:
+        if begins:
+            gone = list(kept.add(Open(thread, f"turn of {thread}", {}), id, {"type": "sleep", "command": "x" * size}))
+            assert not gone
+            model[thread, id] = "x" * size
+        else:
+            found = kept.pop((thread, id))
+            assert (found.item["command"] if found is not None else None) == model.pop((thread, id), None)
+    assert kept._size == sum(len(command) + len("sleep") for command in model.values())
+    assert {key for key, _ in kept.of_turn(None)} == set(model)
+    assert {key for key, _ in kept.of_turn("turn of t")} == {key for key in model if key[0] == "t"}
+
+
+class Sessionless:
+    """A hearing, and what it told."""
+
+    def __init__(self) -> None:
+        self.told: list[Event] = []
+        clock = SystemClock()
+        feed = Feed("s", clock)
+        feed.add_listener(self._hear)
+        self.hearing = Hearing(feed, RULES, clock, lambda: None)
+
+    async def _hear(self, event: Event) -> None:
+        self.told.append(event)
+
+
+ODD: st.SearchStrategy[Any] = st.recursive(
+    VALUES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["a", "message"]), inner)
+)
+
+
+@given(
+    st.sampled_from(
+        [
+            *("item/commandExecution/requestApproval", "execCommandApproval", "item/fileChange/requestApproval"),
+            *("applyPatchApproval", "item/permissions/requestApproval", "item/tool/requestUserInput", "no/such"),
+            *("mcpServer/elicitation/request", "item/tool/call"),
+        ]
+    ),
+    ODD
+    | st.dictionaries(
+        st.sampled_from(["command", "fileChanges", "permissions", "questions", "tool", "threadId", "turnId"]), ODD
+    ),
+)
+@example("applyPatchApproval", {"fileChanges": 5})
+@example("applyPatchApproval", {"fileChanges": [1]})
+@example("item/fileChange/requestApproval", {"fileChanges": "x"})
+def test_no_shape_of_a_question_raises(method: str, params: Any) -> None:
+    try:
+        given_ = answer(method, params, RULES)
+        given_.give()
+    except Refusal:
+        return
+    assert given_.answer in ("accept", "decline")
+
+
+def test_made_up_threads_and_turns_do_not_pile_up() -> None:
+    async def main() -> None:
+        lab = Sessionless()
+        hearing = lab.hearing
+        hearing.begin("ours", "known")
+        for number in range(MOST_UNASKED + 50):
+            place = {"threadId": f"t{number}" + "x" * 10**4, "turnId": f"u{number}"}
+            await hearing.notified("warning", place)
+            await hearing.notified("turn/started", place)
+        assert len(hearing.threads) == len(hearing._signs) == 1 + MOST_UNASKED
+        assert len(hearing.feed.turns_under_way()) == 1 + MOST_UNASKED
+        assert all(len(thread) <= 200 for thread in hearing.threads)
+        codes = [event.code for event in lab.told if isinstance(event, Integrity)]
+        assert codes == ["TOO_MANY_TURNS"] * (TOLD_GARBAGE + 1), "the first of them, and at each doubling"
+        for number in range(40):
+            await hearing.not_understood(f"m{number}", ValueError())
+        codes = [event.code for event in lab.told if isinstance(event, Integrity)][len(codes) :]
+        assert codes == ["MESSAGE_NOT_UNDERSTOOD"] * (TOLD_GARBAGE + 1)
+
+    anyio.run(main)

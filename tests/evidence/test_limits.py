@@ -1,0 +1,185 @@
+"""What a bundle holds may be of any size: what is read whole of it is bounded, and what is over that is said."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proofbox import BundleWriter, emit_promotion, load_bundle, verify
+from proofbox.core import canonical
+from proofbox.core.canonical import CanonicalError, canonical_bytes, parse_strict
+from proofbox.errors import BundlePathRefused, BundleTooLarge
+from proofbox.evidence import index as indexes
+from proofbox.evidence import outcome, policies
+from proofbox.evidence.index import Artifact, index_of, parse_index
+from proofbox.evidence.outcome import Outcome, Verdict
+from proofbox.evidence.paths import MAX_INDEX_BYTES, MAX_JSON_BYTES
+from proofbox.evidence.policy import MAX_RULES, check_policy
+from proofbox.evidence.shape import ShapeError
+
+IN_A_GIGABYTE = """
+import json, resource, sys
+from proofbox.evidence.promotion import emit_promotion
+from proofbox.evidence.verify import verify
+resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+found = [finding.code for finding in verify(sys.argv[1]).findings]
+try:
+    reasons = emit_promotion(sys.argv[1]).reasons
+except Exception as error:
+    reasons = [type(error).__name__]
+print(json.dumps({"found": found, "reasons": list(reasons)}))
+"""
+
+
+def in_a_gigabyte(bundle: Path) -> dict[str, list[str]]:
+    done = subprocess.run([sys.executable, "-c", IN_A_GIGABYTE, bundle], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    answer: dict[str, list[str]] = json.loads(done.stdout)
+    return answer
+
+
+def sparse(path: Path, size: int) -> Path:
+    with open(path, "wb") as stream:
+        os.truncate(stream.fileno(), size)
+    return path
+
+
+def test_documents_of_any_size_are_covered_and_not_read_whole(tmp_path: Path) -> None:
+    huge = sparse(tmp_path / "huge", MAX_JSON_BYTES + 1)
+    with BundleWriter(tmp_path / "out") as bundle:
+        for path in ("outcome.json", "tree_manifest.json"):
+            os.link(huge, bundle.path / path)
+    said = in_a_gigabyte(bundle.path)
+    assert said == {"found": [], "reasons": ["outcome_not_verified", "infra_failed", "tree_unknown"]}
+    packet = json.loads(Path(f"{bundle.path}.promotion.json").read_bytes())
+    observed = packet["promotability"]["gating_inputs"]["tree_unknown"]["observed"]
+    assert f"{MAX_JSON_BYTES + 1} bytes; at most" in observed
+    with pytest.raises(BundleTooLarge):
+        load_bundle(bundle.path).read_json("outcome.json")
+
+
+NESTED = b"[" * 60 + b"]" * 60 + b","
+
+
+@pytest.mark.parametrize(
+    ("place", "shape"),
+    [
+        *(("artifact_index.json", shape) for shape in (b"[],", b'{"":0},', b"9999,", NESTED)),
+        *((place, NESTED) for place in ("run_status.json", "outcome.json", "log.jsonl")),
+    ],
+)
+def test_small_bytes_that_are_large_values_are_refused(tmp_path: Path, place: str, shape: bytes) -> None:
+    size = 3 << 24 if place == "artifact_index.json" else (1 << 24) - 300
+    bomb = b'{"a":[' + shape * (size // len(shape)) + b"0]}"
+    with BundleWriter(tmp_path / "out") as bundle:
+        bundle.write_bytes("present.json", b"{}")
+        if place == "log.jsonl":
+            bundle.open_log(place).append({"n": 1})
+        elif place == "outcome.json":
+            bundle.write_json(place, Outcome().as_json())
+    (bundle.path / place).write_bytes(bomb + b"\n")
+    assert in_a_gigabyte(bundle.path)["found"]
+
+
+def test_an_index_over_the_limit_is_a_finding_of_its_own(tmp_path: Path) -> None:
+    with BundleWriter(tmp_path / "out") as bundle:
+        bundle.write_bytes("a", b"a")
+    sparse(bundle.path / "artifact_index.json", MAX_INDEX_BYTES + 1)
+    assert "too_large" in [finding.code for finding in verify(bundle.path).findings]
+
+
+def test_an_index_of_very_many_files_is_read() -> None:
+    entries = [Artifact(f"attempts/a-{n:06}/trace/events-{n:040}.jsonl", n, "0" * 64) for n in range(100_000)]
+    data = indexes.bounded_bytes(index_of("r", "0" * 64, "ok", entries, ()))
+    assert len(data) < MAX_INDEX_BYTES // 3
+    assert len(parse_index(data).artifacts) == 100_000
+
+
+@pytest.mark.parametrize("limit", ["bytes", "values"])
+def test_an_index_that_nobody_would_read_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    if limit == "bytes":
+        monkeypatch.setattr(indexes, "MAX_INDEX_BYTES", 1000)
+    with pytest.raises(BundleTooLarge, match="too many files"), BundleWriter(tmp_path / "out") as bundle:
+        for n in range(20):
+            bundle.write_bytes(str(n), b"")
+        if limit == "values":
+            monkeypatch.setattr(canonical, "MAX_VALUES", 80)
+    monkeypatch.undo()
+    assert json.loads((bundle.path / "run_status.json").read_bytes())["state"] == "in_progress"
+
+
+def test_writer_and_reader_agree_on_how_many_values_there_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(canonical, "MAX_VALUES", 10)
+    assert parse_strict(canonical_bytes([0] * 10)) == [0] * 10
+    for refused in (lambda: canonical_bytes([0] * 11), lambda: parse_strict(b"[" + b"0," * 10 + b"0]")):
+        with pytest.raises(CanonicalError, match="more than 10 values"):
+            refused()
+
+
+def test_the_largest_outcome_fits() -> None:
+    worst = Verdict("passed", "\x01" * 1000, "\x01" * 1000, "\x01" * (1 << 16))
+    largest = Outcome(worst, worst, Verdict("ok", worst.by, worst.how, worst.detail))
+    assert len(canonical_bytes(largest.as_json())) <= outcome.MAX_BYTES
+
+
+def test_the_rules_of_a_policy_are_counted() -> None:
+    more = [{"reason": f"r{n}", "check": "not_dry"} for n in range(MAX_RULES)]
+    with pytest.raises(ShapeError, match=f"more than {MAX_RULES}"):
+        check_policy({**policies.ATTEMPT, "rules": [*policies.ATTEMPT["rules"], *more]})
+
+
+def test_present_means_listed_and_whole(tmp_path: Path) -> None:
+    rules = [{"reason": "broken", "check": "integrity"}]
+    rules += [{"reason": path, "check": "present", "artifact": path} for path in ("a", "b", "c", "in/d")]
+    mine = {**policies.ATTEMPT, "name": "mine", "acceptable": [], "rules": rules}
+    (tmp_path / "policy.json").write_text(json.dumps(mine))
+    with BundleWriter(tmp_path / "out") as bundle:
+        bundle.write_bytes("a", b"a")
+        bundle.write_bytes("b", b"b")
+        with bundle.nested("in") as inner:
+            inner.write_bytes("d", b"d")
+    assert emit_promotion(bundle.path, policy=str(tmp_path / "policy.json")).reasons == ("c",)
+    (bundle.path / "b").write_bytes(b"B")
+    (inner.path / "d").unlink()
+    done = emit_promotion(bundle.path, policy=str(tmp_path / "policy.json"), output=tmp_path / "p")
+    assert done.reasons == ("broken", "b", "c", "in/d")
+
+
+def test_a_directory_deeper_than_any_path_is_a_finding(deep_path: Path) -> None:
+    with BundleWriter(deep_path / "out") as bundle:
+        bundle.write_bytes("a", b"a")
+    inside = os.open(bundle.path, os.O_RDONLY)
+    for _ in range(40):
+        os.mkdir("d" * 200, dir_fd=inside)
+        below = os.open("d" * 200, os.O_RDONLY, dir_fd=inside)
+        os.close(inside)
+        inside = below
+    os.close(inside)
+    result = verify(bundle.path)
+    assert [(finding.code, finding.path.count("/")) for finding in result.findings] == [("unreadable", 5)]
+    with pytest.raises(BundlePathRefused, match="too long a path"), BundleWriter(deep_path / "out") as other:
+        os.rename(bundle.path / ("d" * 200), other.path / "d")
+
+
+def test_a_directory_that_is_closed_to_the_reader_is_a_finding(tmp_path: Path) -> None:
+    with BundleWriter(tmp_path / "out") as bundle:
+        bundle.write_bytes("closed/a", b"a")
+    real = os.scandir
+
+    def closed(path: Any) -> Any:
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied")
+        return real(path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "scandir", closed)
+        found = {finding.code for finding in verify(bundle.path).findings}
+    assert found == {"unreadable", "missing"}

@@ -1,0 +1,260 @@
+"""Whatever goes wrong in an attempt ends that attempt, with a code: not its worker, not its siblings, not its run."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from suites import HEAD, attempts, command, conduct, document, mission, patch_workers, plan, say, write
+
+from proofbox.core.canonical import CanonicalError, canonical_bytes, parse_strict
+from proofbox.core.clock import SystemClock
+from proofbox.errors import AgentError, RuntimeCrashed, UsageLimited
+from proofbox.evidence.promotion import emit_promotion
+from proofbox.evidence.reader import load_bundle
+from proofbox.evidence.verify import verify
+from proofbox.lab.artifacts import sayable
+from proofbox.lab.failures import retry_after, typed
+from proofbox.lab.ledger import Ledger
+from proofbox.lab.plan import Plan, ledger_path
+from proofbox.lab.reading import pinned_name
+from proofbox.lab.template import GIVEN, Templates, forget_templates
+from proofbox.lab.validation import validate
+
+ANSWER = {"commands": ["grep -qx 42 answer.txt"]}
+DOES_IT = (write("answer.txt", "42\n"), say("done"))
+GOOD = ("success", "passed", None, "completed")
+LOST = ("none", "none", "ATTEMPT_WORKER_LOST", "worker_lost")
+boxed = pytest.mark.needs("bubblewrap")
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that whatever kills it kills all that is under way."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+
+
+def results(made: Plan, out: Path) -> dict[str, tuple[str, str, str | None, str]]:
+    found = {id: each.result for id, each in attempts(made, out).items()}
+    return {id: (it.claimed, it.verified, it.infra, it.reason) for id, it in found.items() if it is not None}
+
+
+def until(made: Plan, out: Path, ended: str, then: str) -> Callable[[dict[str, Any]], None]:
+    """When one attempt has ended, another, which would go on for ever, is interrupted."""
+
+    def hear(event: dict[str, Any]) -> None:
+        if event["event"] == "ended" and event["attempt_id"] == ended:
+            with Ledger(ledger_path(out, made.run_id)) as ledger:
+                ledger.interrupt(then)
+
+    return hear
+
+
+def not_utf8(path: Path) -> None:
+    path.write_bytes(b"do \xff it")
+
+
+def directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def gone(path: Path) -> None:
+    path.unlink()
+
+
+@boxed
+@pytest.mark.usefixtures("one_worker")
+@pytest.mark.parametrize(
+    ("damage", "code", "tries"),
+    [(not_utf8, "PROOFBOX_INTERNAL", 1), (directory, "PROOFBOX_IO", 2), (gone, "PROOFBOX_IO", 2)],
+)
+def test_an_unexpected_error_ends_one_attempt_and_its_siblings_go_on(
+    out: Path, tmp_path: Path, damage: Callable[[Path], None], code: str, tries: int
+) -> None:
+    (tmp_path / "prompt.txt").write_text("do it")
+    broken = mission("broken", *DOES_IT, prompt_file="prompt.txt").replace('prompt = "do it"\n', "")
+    waits = mission("waits", command("sleep 600"), verify=ANSWER)
+    made = plan(HEAD + waits + broken + mission("good", *DOES_IT, verify=ANSWER), out, tmp_path, retries=1)
+    damage(out / ".work" / made.run_id / "pinned" / pinned_name("prompt.txt"))
+    last = "broken.1" if tries == 1 else "broken.1.r1"
+    run = conduct(made, out, until(made, out, last, "waits.1"))
+    failed = ("none", "none", code, "infra_failed")
+    assert results(made, out) == {
+        "waits.1": ("none", "failed", None, "interrupted"),
+        "good.1": GOOD,
+        "broken.1": failed,
+        **({last: failed} if tries > 1 else {}),
+    }
+    found = attempts(made, out)
+    assert found[last].parent == (None if tries == 1 else "broken.1")
+    error = document(out, made, found["broken.1"], "attempt.json")["error"]
+    assert error["code"] == code
+    assert error["raised_at"].endswith(tuple("0123456789"))
+    assert document(out, made, found["broken.1"], "outcome.json")["infra"]["result"] == "failed"
+    assert verify(run).ok
+    assert validate(load_bundle(run / found["broken.1"].path), strict=False) == []
+    assert load_bundle(run).index.status == "partial"
+
+
+STRANGE = "$(printf '\\377')"
+DEEP = "n=$(printf 'x%.0s' $(seq 200)); for i in $(seq 90); do mkdir $n && cd $n || exit 1; done; echo > f"
+WORDS = {"says": '{"status": "success", "s": "\\ud800"}', "says-much": '{"a":' * 5000 + "1" + "}" * 5000}
+
+
+@boxed
+@pytest.mark.usefixtures("one_worker")
+def test_nothing_that_an_agent_leaves_or_says_ends_more_than_its_attempt(out: Path, tmp_path: Path) -> None:
+    hooks = command(f"mkdir {STRANGE}; echo > {STRANGE}/conftest.py; mkfifo p{STRANGE}")
+    source = HEAD + "".join(
+        [
+            mission("plants", hooks, *DOES_IT, verify=ANSWER),
+            mission("leaves", command(f"echo > {STRANGE}"), *DOES_IT, verify={**ANSWER, "take": ["answer.txt"]}),
+            mission("goes-deep", command(DEEP), *DOES_IT, verify=ANSWER),
+            *(mission(id, *DOES_IT[:1], say(words), verify=ANSWER) for id, words in WORDS.items()),
+            mission("plain", *DOES_IT, verify=ANSWER),
+        ]
+    )
+    made = plan(source, out, tmp_path, retries=0)
+    run = conduct(made, out)
+    found = results(made, out)
+    assert sorted(found) == sorted(f"{id}.1" for id in ("plants", "leaves", "goes-deep", *WORDS, "plain"))
+    assert {id for id, it in found.items() if it[1] == "passed"} >= set(found) - {"goes-deep.1"}
+    report = document(out, made, attempts(made, out)["plants.1"], "attempt.report.json")
+    assert report["put_back"] == ["\\xff/conftest.py"]
+    assert verify(run).ok
+    assert validate(load_bundle(run), strict=False) == []
+
+
+CAN_NOT_WRITE = """
+from proofbox.lab import artifacts
+write_all = artifacts.write_all
+def fails(bundle, story, redactor):
+    write_all(bundle, story, redactor)
+    if story.attempt.parent is None:
+        raise OSError(28, "No space left on device")
+artifacts.write_all = fails
+"""
+
+
+@boxed
+@pytest.mark.usefixtures("one_worker")
+def test_documents_that_can_not_be_written_fail_the_bundle_and_the_attempt_is_tried_again(
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patch_workers(monkeypatch, CAN_NOT_WRITE)
+    made = plan(HEAD + mission("answer", *DOES_IT, verify=ANSWER), out, tmp_path)
+    run = conduct(made, out)
+    assert results(made, out) == {"answer.1": ("success", "none", "PROOFBOX_IO", "infra_failed"), "answer.1.r1": GOOD}
+    failed = load_bundle(run).nested[attempts(made, out)["answer.1"].path]
+    assert failed.index.status == "failed"
+    assert failed.status.failure is not None
+    assert "No space left" in failed.status.failure["message"]
+    assert not emit_promotion(run).promotable
+    assert verify(run).ok
+
+
+CAN_NOT_COMMIT = """
+from proofbox.evidence.writer import BundleWriter
+commit = BundleWriter._commit
+def fails(writer, error):
+    if writer.path.name == "answer.1.e1":
+        raise OSError(28, "No space left on device")
+    commit(writer, error)
+BundleWriter._commit = fails
+"""
+
+
+@boxed
+@pytest.mark.usefixtures("one_worker")
+def test_a_worker_that_can_not_commit_an_attempt_gives_it_up_and_keeps_the_others(
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patch_workers(monkeypatch, CAN_NOT_COMMIT)
+    waits = mission("waits", command("sleep 600"), verify=ANSWER)
+    made = plan(HEAD + waits + mission("answer", *DOES_IT, verify=ANSWER), out, tmp_path)
+    run = conduct(made, out, until(made, out, "answer.1.r1", "waits.1"))
+    assert results(made, out) == {
+        "waits.1": ("none", "failed", None, "interrupted"),
+        "answer.1": LOST,
+        "answer.1.r1": GOOD,
+    }
+    given_up = attempts(made, out)["answer.1"]
+    assert "could not commit" in document(out, made, given_up, "attempt.torn.json")["error"]["message"]
+    assert document(out, made, given_up, "unfinished/attempt.report.json")["verified"] == "passed"
+    assert verify(run).ok
+    assert validate(load_bundle(run / given_up.path), strict=False) == []
+
+
+@boxed
+@pytest.mark.parametrize("left", ["", "/.proofbox-tmp-left", "/a-file"])
+def test_a_place_that_is_taken_ends_the_attempt_and_not_the_run(
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: str
+) -> None:
+    """As by a worker that was killed before it had a status to its name, or by somebody else's files."""
+    place = f"'/'.join(sys.argv[1:3]) + '/attempts/answer.1.e1{left}'"
+    patch_workers(monkeypatch, f"os.makedirs(os.path.dirname({place}), exist_ok=True)\nopen({place}, 'a').close()")
+    made = plan(HEAD + mission("answer", *DOES_IT, verify=ANSWER), out, tmp_path)
+    run = conduct(made, out)
+    assert results(made, out) == {"answer.1": LOST, "answer.1.r1": GOOD}
+    assert load_bundle(run).index.status == "partial"
+
+
+def test_a_template_that_could_not_be_made_is_made_for_the_next(tmp_path: Path) -> None:
+    templates = Templates(tmp_path / "templates", "w", SystemClock())
+    for _ in range(2):
+        with pytest.raises(FileNotFoundError):
+            templates.fork("m", tmp_path / "never")
+    given = tmp_path / "templates/m" / GIVEN
+    given.mkdir(parents=True)
+    (given / "file").write_text("here")
+    for number in range(2):
+        templates.fork("m", tmp_path / f"fork-{number}").forget()
+        assert (tmp_path / f"fork-{number}/file").read_text() == "here"
+    forget_templates(tmp_path / "templates")
+
+
+def group(*errors: Exception) -> ExceptionGroup[Exception]:
+    return ExceptionGroup("several", [ExceptionGroup("inner", list(errors))])
+
+
+def test_every_error_comes_to_one_with_a_code() -> None:
+    ours = RuntimeCrashed("it is gone", op="turn")
+    assert typed(ours) is ours
+    assert typed(group(ValueError("x"), ours)) is ours, "a task group hides it"
+    assert typed(group(KeyError("x"))).code == "PROOFBOX_INTERNAL"
+    full = typed(OSError(errno.ENOSPC, "No space left on device"))
+    assert (full.code, full.retryable) == ("PROOFBOX_IO", True)
+    internal = typed(ZeroDivisionError("division by zero"))
+    assert (internal.code, internal.retryable) == ("PROOFBOX_INTERNAL", False)
+    assert "ZeroDivisionError" in internal.message
+
+
+def test_only_what_may_go_better_is_tried_again() -> None:
+    clock = SystemClock()
+    assert retry_after(None, clock) is None
+    assert retry_after(AgentError("no", op="turn"), clock) is None
+    assert retry_after(RuntimeCrashed("gone", op="turn"), clock) == 1.0
+    later = clock.now().timestamp() + 100
+    assert 90 < (retry_after(UsageLimited("no", op="turn", details={"resets_at": later}), clock) or 0) <= 100
+
+
+@given(st.recursive(st.text(st.characters(categories=None)), lambda it: st.lists(it) | st.dictionaries(st.text(), it)))
+def test_whatever_is_said_can_be_written_down(said: Any) -> None:
+    written = sayable(said)
+    parse_strict(canonical_bytes(written))
+    try:
+        assert written == said or not canonical_bytes(said)
+    except CanonicalError:
+        assert "\N{REPLACEMENT CHARACTER}" in str(written)

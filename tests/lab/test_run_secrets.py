@@ -1,0 +1,165 @@
+"""What is called a secret is in no evidence; what is none disturbs nothing; and neither ends a worker or a run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from suites import HEAD, attempts, command, conduct, document, mission, plan, say, write
+
+from proofbox.core.redaction import Redactor
+from proofbox.errors import BundleSecretFound, SuiteInvalid
+from proofbox.evidence.reader import load_bundle
+from proofbox.evidence.verify import verify
+from proofbox.evidence.writer import BundleWriter
+from proofbox.lab.ledger import Ledger
+from proofbox.lab.plan import Plan, ledger_path, redactor_of
+
+TOKEN = "tok-4f9a1c7b2d"
+ANSWER = {"commands": ["grep -qx 42 answer.txt"]}
+DOES_IT = (write("answer.txt", "42\n"), say("done"))
+GOOD = ("passed", None)
+boxed = pytest.mark.needs("bubblewrap")
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+def results(made: Plan, out: Path) -> dict[str, tuple[str, str | None]]:
+    found = {id: each.result for id, each in attempts(made, out).items()}
+    return {id: (it.verified, it.infra) for id, it in found.items() if it is not None}
+
+
+def assert_nowhere(secret: str, place: Path) -> None:
+    for path in place.rglob("*"):
+        assert secret not in path.name
+        assert not path.is_file() or secret.encode() not in path.read_bytes(), path
+
+
+@boxed
+def test_what_clouds_and_forges_set_is_no_secret_by_its_prefix(
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    monkeypatch.setenv("GITHUB_REPOSITORY", "someone/something")
+    monkeypatch.setenv("RUNNER_NAME", "answer.txt")
+    about = mission("region", write("us-east-1.txt", "someone/something"), *DOES_IT, verify=ANSWER)
+    made = plan(HEAD + about.replace("do it", "deploy someone/something to us-east-1"), out, tmp_path)
+    run = conduct(made, out)
+    assert results(made, out) == {"region.1": GOOD}
+    assert load_bundle(run).index.status == "ok"
+
+
+def test_the_redactor_of_a_run_knows_secrets_by_name_and_the_keys_that_are_named() -> None:
+    made = Plan(
+        run_id="r",
+        suite_name="s",
+        suite_source="",
+        base="",
+        chain="scripted",
+        chain_origin="flag",
+        concurrency=1,
+        flags={"api_key_env": "MINE"},
+    )
+    env = {"MINE": "value-of-mine", "DB_PASSWORD": "value-of-password", "GITHUB_ACTOR": "value-of-actor"}
+    redactor = redactor_of(made, env)
+    known = [name for name, value in env.items() if redactor.contains_secret(value.encode())]
+    assert known == ["MINE", "DB_PASSWORD"]
+
+
+@boxed
+def test_a_secret_in_a_file_s_name_ends_the_attempt_and_nothing_else(
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DEPLOY_TOKEN", TOKEN)
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)  # one worker for both
+    leaks = mission("leaks", command(f"a={TOKEN[:6]}; touch ${{a}}{TOKEN[6:]}"), *DOES_IT, verify=ANSWER)
+    made = plan(HEAD + leaks + mission("good", *DOES_IT, verify=ANSWER), out, tmp_path, retries=3)
+    run = conduct(made, out)
+    assert results(made, out) == {"leaks.1": ("none", "BUNDLE_SECRET_FOUND"), "good.1": GOOD}
+    attempt = attempts(made, out)["leaks.1"]
+    error = document(out, made, attempt, "attempt.json")["error"]
+    assert error["paths"] == ["tree_manifest.json"]
+    assert any("unset" in hint for hint in error["fix_hints"])
+    found = load_bundle(run)
+    assert found.nested[attempt.path].index.missing == ("tree_manifest.json",)
+    assert found.index.status == "partial"
+    assert verify(run).ok
+    assert_nowhere(TOKEN, run)
+
+
+@boxed
+@pytest.mark.parametrize("place", ["prompt", "file", "script"])
+def test_a_suite_that_holds_a_secret_is_refused_before_anything_is_written(
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    source = HEAD + mission("leaks", *DOES_IT, *([say(TOKEN)] if place == "script" else []), verify=ANSWER)
+    if place == "prompt":
+        source = source.replace("do it", f"use {TOKEN}")
+    if place == "file":
+        (tmp_path / "prompt.txt").write_text(f"use {TOKEN}")
+        source = source.replace('prompt = "do it"', 'prompt_file = "prompt.txt"')
+    monkeypatch.setenv("DEPLOY_TOKEN", TOKEN)
+    with pytest.raises(SuiteInvalid, match="value of DEPLOY_TOKEN") as caught:
+        plan(source, out, tmp_path)
+    assert TOKEN not in str(caught.value.as_dict())
+    assert "unset DEPLOY_TOKEN" in caught.value.fix_hints[1]
+    assert not out.exists()
+    # Planned without it, the run is refused with it, and can be gone on with after that.
+    monkeypatch.delenv("DEPLOY_TOKEN")
+    made = plan(source, out, tmp_path)
+    monkeypatch.setenv("DEPLOY_TOKEN", TOKEN)
+    with pytest.raises(SuiteInvalid, match="value of DEPLOY_TOKEN"):
+        conduct(made, out)
+    monkeypatch.delenv("DEPLOY_TOKEN")
+    conduct(made, out)
+    assert results(made, out) == {"leaks.1": GOOD}
+
+
+@boxed
+def test_a_torn_attempt_with_a_secret_in_it_is_closed_and_the_run_goes_on(
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its worker died, and so did the conductor that began to say so."""
+    made = plan(HEAD + mission("answer", *DOES_IT, verify=ANSWER), out, tmp_path)
+    with Ledger(ledger_path(out, made.run_id)) as ledger:
+        attempt = ledger.claim("gone", ledger.begin_epoch(), 60.0)
+    assert attempt is not None
+    BundleWriter(out, run_id=made.run_id).__enter__()
+    torn = BundleWriter.nested_in(out / made.run_id, attempt.path, run_id=f"{made.run_id}.{attempt.id}")
+    torn.__enter__()
+    torn.write_bytes("prompt.txt", f"use {TOKEN}".encode())
+    torn.write_json("attempt.torn.json", {"schema_version": "proofbox.torn_attempt/1"})
+    for status in out.rglob("run_status.json"):
+        status.write_bytes(status.read_bytes().replace(b'"pid":%d' % os.getpid(), b'"pid":1'))
+    monkeypatch.setenv("DEPLOY_TOKEN", TOKEN)
+    run = conduct(made, out)
+    assert results(made, out) == {"answer.1": ("none", "ATTEMPT_WORKER_LOST"), "answer.1.r1": GOOD}
+    assert verify(run).ok
+    assert_nowhere(TOKEN, run)
+
+
+def test_what_holds_a_secret_can_be_withheld_and_the_rest_is_committed(tmp_path: Path) -> None:
+    redactor = Redactor([TOKEN])
+    with BundleWriter(tmp_path, run_id="r", expected=["a", "b"], redactor=redactor) as bundle:
+        bundle.write_bytes("a", TOKEN.encode())
+        bundle.write_bytes("b", b"clean")
+        assert bundle.withhold_secrets() == ("a",)
+        (bundle.path / "deep").mkdir()
+        (bundle.path / "deep/foreign").write_text(TOKEN)
+        bundle.write_bytes("outputs/late", TOKEN.encode())
+    found = load_bundle(tmp_path)
+    assert (found.index.status, found.index.missing) == ("partial", ("a",))
+    assert sorted(found.artifacts) == ["b", "run_status.json"]
+    assert len(found.status.partial_reasons) == 3
+    assert_nowhere(TOKEN, tmp_path)
+
+
+def test_without_that_a_secret_still_keeps_a_bundle_from_being_committed(tmp_path: Path) -> None:
+    bundle = BundleWriter(tmp_path, run_id="r", redactor=Redactor([TOKEN])).__enter__()
+    bundle.write_bytes("a", TOKEN.encode())
+    with pytest.raises(BundleSecretFound):
+        bundle.__exit__(None, None, None)
