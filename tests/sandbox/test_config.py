@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ from proofbox import Sandboxes
 from proofbox.core.dirs import config_dir, state_dir
 from proofbox.errors import PolicyRefused, ProofboxError, UsageError
 from proofbox.sandbox import config
+from proofbox.sandbox.catalogue import Image
 from proofbox.sandbox.config import Settings
+from proofbox.sandbox.images import check_lock
 
 
 @pytest.fixture
@@ -61,6 +64,52 @@ def test_what_widens_a_box_needs_the_user_s_word(project: Path, text: str) -> No
     say(project, text + "\n# and one byte more\n")
     with pytest.raises(PolicyRefused):
         config.load(project)
+
+
+@pytest.mark.parametrize(
+    ("users", "laxer", "as_strict"),
+    [
+        ('access = "ro"', 'access = "rw"', 'access = "overlay"'),
+        ('access = "overlay"', 'access = "rw"', 'access = "ro"'),
+        ("memory = 512", "memory = 513", "memory = 512"),
+        ("pids = 100", "pids = 4000", "pids = 50"),
+        ("cpus = 1", "cpus = 1.5", "cpus = 0.5"),
+        ("disk = 100", "disk = 101", "disk = 99"),
+        ('runtime = "runsc"', 'runtime = "runc"', 'runtime = "runsc"'),
+        ('image = "debian"', 'image = "evil"', 'image = "debian"'),
+        ('provider = "docker"', 'provider = "bubblewrap"', 'provider = "docker"'),
+        ('provider = "docker"', 'provider = "off"', ""),
+        ('network = "allow:example.org"', 'network = "full"', 'network = "allow:example.org"'),
+    ],
+)
+def test_what_is_laxer_than_the_user_s_own_settings_needs_the_user_s_word(
+    project: Path, users: str, laxer: str, as_strict: str
+) -> None:
+    (config_dir() / "config.toml").write_text(users)
+    say(project, as_strict)
+    config.load(project)
+    say(project, laxer)
+    with pytest.raises(PolicyRefused) as raised:
+        config.load(project)
+    assert raised.value.details["asks_for"]
+    config.trust(project)
+    config.load(project)
+
+
+@pytest.mark.parametrize("name", ["config.toml", "images.lock", "prepare.sh"])
+def test_a_pipe_where_a_file_should_be_is_refused_and_not_waited_for(project: Path, name: str) -> None:
+    if name == "prepare.sh":
+        say(project, 'provision = ".proofbox/prepare.sh"')
+    os.mkfifo(project / ".proofbox" / name)
+    image = Image(name="x", arch="x86_64", url="https://example.org/x", sha256="0" * 64)
+
+    def look() -> None:
+        if name == "images.lock":
+            check_lock(project, image)
+        config.load(project)
+
+    with pytest.raises(UsageError, match="no regular file"):
+        look()
 
 
 def test_trust_is_for_one_project(project: Path, tmp_path: Path) -> None:

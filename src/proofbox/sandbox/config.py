@@ -3,8 +3,9 @@
 A flag wins over both, the project over the user.
 
 A project can be written by the very commands it is the project of. What only narrows a box is taken from its file as
-it is; what widens one (no sandbox at all, the network, mounts, variables) counts only in a version that the user has
-trusted by `proofbox init`, and otherwise stops the start: to ignore it silently would be as wrong as to obey it.
+it is; what widens one (no sandbox at all, the network, mounts, variables, and whatever is laxer than the user's own
+settings) counts only in a version that the user has trusted by `proofbox init`, and otherwise stops the start: to
+ignore it silently would be as wrong as to obey it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from proofbox.core.atomic import write_document
 from proofbox.core.dirs import config_dir, state_dir
 from proofbox.core.documents import stored
 from proofbox.core.nearest import nearest
+from proofbox.core.plainfile import read_plain
 from proofbox.core.toml import parse_toml
 from proofbox.errors import PolicyRefused, RequestInvalid, UsageError
 from proofbox.sandbox.allowlist import parse_network
@@ -60,15 +62,28 @@ class Settings(msgspec.Struct, frozen=True):
         runtimes = {id: other.runtimes.get(id, {}) | self.runtimes.get(id, {}) for id in other.runtimes | self.runtimes}
         return msgspec.structs.replace(other, **own | {"runtimes": runtimes})
 
-    def widening(self) -> list[str]:
-        """What in here gives a box more than it would have by default."""
+    def widening(self, users: Settings) -> list[str]:
+        """What in here gives a box more than it would have by the user's own settings, or else by default."""
         found = [name for name in ("mounts", "env", "provision") if getattr(self, name)]
         # They name programs to start and endpoints to send a key to.
         found += [f"[runtimes.{id}]" for id, said in self.runtimes.items() if said]
-        if self.provider == "off":
-            found.append('provider = "off"')
-        if self.network not in (None, "none"):
+        if _differs(self.provider, users.provider or ("auto" if self.provider == "off" else None)):
+            found.append(f"provider = {_toml(self.provider)}")
+        if self.network not in (None, "none", users.network):
             found.append(f"network = {self.network!r}")
+        # Whether another is as strict nobody can say.
+        found += [
+            f"{name} = {_toml(getattr(self, name))}"
+            for name in ("image", "runtime")
+            if _differs(getattr(self, name), getattr(users, name))
+        ]
+        # An overlay leaves the project alone, as `ro` does.
+        if self.access == "rw" and users.access not in (None, "rw"):
+            found.append('access = "rw"')
+        for name in ("cpus", "memory", "pids", "disk"):
+            own, limit = getattr(self, name), getattr(users, name)
+            if own is not None and limit is not None and own > limit:
+                found.append(f"{name} = {own}")
         return found
 
 
@@ -86,22 +101,14 @@ def load(project: Path) -> Settings:
     path = project / PROJECT_FILE
     data = _read(path)
     own = _parse(data, path) if data is not None else Settings()
-    widening = own.widening()
+    users = _users()
+    widening = own.widening(users)
     if data is not None and widening and not is_trusted(project, data, own):
         raise PolicyRefused(
             f"{path} asks for {', '.join(widening)}, and you have not agreed to this version of it",
             op="config",
             fix_hints=[f"read it, and then: proofbox init --trust --project {project}"],
             details={"path": str(path), "asks_for": widening},
-        )
-    user = config_dir() / "config.toml"
-    user_data = _read(user)
-    if user_data is None:
-        return own
-    users = _parse(user_data, user)
-    if users.provision is not None:
-        raise UsageError(
-            f"{user}: provision is for a project's own {PROJECT_FILE}", op="config", fix_hints=["move it there"]
         )
     return own.over(users)
 
@@ -161,6 +168,21 @@ def render(settings: Settings) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _users() -> Settings:
+    path = config_dir() / "config.toml"
+    data = _read(path)
+    users = _parse(data, path) if data is not None else Settings()
+    if users.provision is not None:
+        raise UsageError(
+            f"{path}: provision is for a project's own {PROJECT_FILE}", op="config", fix_hints=["move it there"]
+        )
+    return users
+
+
+def _differs(own: str | None, users: str | None) -> bool:
+    return None not in (own, users) and own != users
+
+
 def _toml(value: Any) -> str:
     """A JSON value is a TOML value, but for objects (and null, which no setting is)."""
     if isinstance(value, dict):
@@ -185,8 +207,7 @@ def _fingerprint(data: bytes, script: bytes | None) -> str:
 
 def _read(path: Path) -> bytes | None:
     try:
-        with path.open("rb") as file:
-            data = file.read(SIZE_LIMIT + 1)
+        data = read_plain(path, SIZE_LIMIT + 1)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -17,6 +17,7 @@ from proofbox.core.atomic import write_document
 from proofbox.core.digest import sha256_file
 from proofbox.core.dirs import cache_dir
 from proofbox.core.documents import stored
+from proofbox.core.plainfile import read_plain
 from proofbox.errors import ImageCorrupt, ImageLocked, ImageUnavailable, UsageError
 from proofbox.sandbox.catalogue import Image, all_images, architecture, find_image, resolve_default_image
 from proofbox.sandbox.download import OnProgress, download
@@ -138,7 +139,7 @@ def _lock(project: Path, image: Image) -> None:
     images = sorted([*others, Locked(image.name, image.arch, image.url, image.sha256)], key=lambda i: (i.name, i.arch))
     path = project / LOCK_FILE
     data = msgspec.json.format(msgspec.json.encode(_Lock(tuple(images))), indent=2) + b"\n"
-    if not path.exists() or path.read_bytes() != data:
+    if not path.exists() or read_plain(path, LOCK_LIMIT) != data:
         path.parent.mkdir(mode=0o755, exist_ok=True)
         write_document(path, data)
 
@@ -146,8 +147,7 @@ def _lock(project: Path, image: Image) -> None:
 def _locked(project: Path) -> tuple[Locked, ...]:
     path = project / LOCK_FILE
     try:
-        with path.open("rb") as file:
-            found = msgspec.json.decode(file.read(LOCK_LIMIT), type=_Lock)
+        found = msgspec.json.decode(read_plain(path, LOCK_LIMIT), type=_Lock)
     except FileNotFoundError:
         return ()
     except (OSError, msgspec.MsgspecError, RecursionError) as error:
