@@ -46,6 +46,7 @@ def test_what_clouds_and_forges_set_is_no_secret_by_its_prefix(
     monkeypatch.setenv("AWS_REGION", "us-east-1")
     monkeypatch.setenv("GITHUB_REPOSITORY", "someone/something")
     monkeypatch.setenv("RUNNER_NAME", "answer.txt")
+    monkeypatch.setenv("SIGNING_KEY", "release")  # a word, which environment.json holds too
     about = mission("region", write("us-east-1.txt", "someone/something"), *DOES_IT, verify=ANSWER)
     made = plan(HEAD + about.replace("do it", "deploy someone/something to us-east-1"), out, tmp_path)
     run = conduct(made, out)

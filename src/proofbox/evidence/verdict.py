@@ -66,7 +66,7 @@ def differences(packet: Packet, checked: BundleCheck) -> Iterator[Finding]:
         yield Finding("packet_mismatch", INDEX, "the bundle's index is not the one that the packet pins")
     for name in ("status", "repairs"):
         if not _same(stated["bundle"][name], due["bundle"][name]):
-            yield Finding("packet_mismatch", "", f"the packet states another {name} than the bundle has")
+            yield Finding("packet_mismatch", "", f"the packet states {name} other than the bundle has")
     for name, what in _STATED.items():
         if not _same(stated[name], due[name]):
             yield Finding("packet_mismatch", "", f"the packet states another {what}")

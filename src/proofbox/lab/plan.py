@@ -29,6 +29,8 @@ WORK = ".work"
 TEMPLATES = "templates"
 LEDGER_SUFFIX = ".ledger"
 
+SHORTEST_SECRET = 8
+
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Of secrets it holds the names alone."""
@@ -135,7 +137,10 @@ def credential_of(plan: Plan) -> str | None:
 
 def redactor_of(plan: Plan, env: Mapping[str, str]) -> Redactor:
     """Knows the exact secrets that this process could leak: the keys its settings name, and what is called a secret."""
-    return Redactor.from_environment(env, _key_names(plan))
+    keys = _key_names(plan)
+    # A shorter one is a word, as of `SIGNING_KEY=release`: evidence is full of words, and would be withheld.
+    long = {name: value for name, value in env.items() if name in keys or len(value) >= SHORTEST_SECRET}
+    return Redactor.from_environment(long, keys)
 
 
 def refuse_secrets(plan: Plan, env: Mapping[str, str]) -> None:
@@ -147,12 +152,7 @@ def refuse_secrets(plan: Plan, env: Mapping[str, str]) -> None:
             texts.append(suite.at(mission.prompt_file).read_bytes() if mission.prompt_file is not None else b"")
     if not any(map(redactor_of(plan, env).contains_secret, texts)):
         return
-    keys = _key_names(plan)
-    found = [
-        name
-        for name in sorted(env)
-        if any(map(Redactor.from_environment({name: env[name]}, keys).contains_secret, texts))
-    ]
+    found = [name for name in sorted(env) if any(map(redactor_of(plan, {name: env[name]}).contains_secret, texts))]
     raise SuiteInvalid(
         f"the suite holds the value of {', '.join(found)}, and evidence must hold no secret",
         op="suite",

@@ -210,11 +210,12 @@ def stopped_while_it_starts(context: Context) -> None:
     except SandboxLost:
         expect(context.enforcement.kill_tree == "fail-closed", "the agent was stopped with a command that it starts")
     took = time.monotonic() - began
-    expect(took < 10.5, f"five timeouts of 0.5 s were held to only after {took:.1f} s")
+    # Each may take as long as the agent waits for what SIGKILL does not end at once, in a kernel that is kept busy.
+    expect(took < 60, f"five timeouts of 0.5 s were held to only after {took:.1f} s")
     began = time.monotonic()
     session.stop()
     took = time.monotonic() - began
-    expect(took < 5, f"the session was stopped only after {took:.1f} s")
+    expect(took < 20, f"the session was stopped only after {took:.1f} s")
 
 
 @check(PROCESSES)
