@@ -348,6 +348,8 @@ def test_on_loopback_only_who_knows_the_address_gets_through() -> None:
         ("https://user:pw@example.org/v1", None),
         ("https://example.org/v1?x=1", None),
         ("http://example.org/v1", KEY),
+        ("http://127.example.org/v1", KEY),
+        ("http://localhost.example.org/v1", KEY),
         ("https://example.org:0/v1", None),
         ("https://example.org:port/v1", None),
     ],

@@ -29,6 +29,7 @@ from proofbox.agents.accepting import accept_all
 from proofbox.agents.http import Budget, Request, Responder, connection_handler, is_plain
 from proofbox.agents.traffic import Exchange, StreamReader, read_body, read_headers
 from proofbox.core.clock import Clock, SystemClock
+from proofbox.core.loopback import is_loopback
 from proofbox.core.redaction import Redactor
 from proofbox.core.redaction_stream import StreamRedactor
 from proofbox.errors import AuthFailed, UsageError
@@ -75,7 +76,7 @@ class Endpoint:
             raise UsageError(
                 "base_url holds user information", op="gateway", fix_hints=["put the key in a variable: api_key_env"]
             )
-        local = parts.hostname == "localhost" or parts.hostname.startswith("127.") or parts.hostname == "::1"
+        local = is_loopback(parts.hostname)
         if key is not None and parts.scheme == "http" and not local:
             raise UsageError(
                 f"the key would travel to {parts.hostname} unencrypted", op="gateway", fix_hints=["use https"]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 import os
 import re
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from proofbox.core.loopback import is_loopback
 from proofbox.core.redaction import Redactor
 from proofbox.errors import SettingsInvalid
 
@@ -214,16 +214,6 @@ def checked_url(url: str, *, allow_http: bool = False) -> str:
             "use https, or allow it knowingly: --allow-http",
         )
     return url.rstrip("/")
-
-
-def is_loopback(host: str) -> bool:
-    """This machine by its name or address. Other names are not looked up: what they mean may change."""
-    if host.rstrip(".").lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _refusal(reason: str, *hints: str) -> SettingsInvalid:

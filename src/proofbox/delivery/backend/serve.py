@@ -13,10 +13,11 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
+from proofbox.core.loopback import is_loopback
 from proofbox.delivery.backend.api import MAX_BODY, Api, http_error
 from proofbox.delivery.backend.pages import Pages
 from proofbox.delivery.backend.repositories import Repositories
-from proofbox.delivery.settings import ApiKey, is_loopback
+from proofbox.delivery.settings import ApiKey
 from proofbox.errors import SettingsInvalid, UsageError
 
 
