@@ -54,12 +54,18 @@ def suspects(root: int, directory: Directory, *, thorough: bool) -> Suspects:
 
 
 def _together(found: Iterable[_Suspect]) -> Suspects:
-    """A directory may be named several times, once for each that is gone from it. To be listed anew covers all."""
+    """A directory may be named several times, once for each that is gone from it, or could not be opened."""
     together: Suspects = {}
+    below: list[str] = []
     for path, names in found:
         before = together.setdefault(path, names)
-        together[path] = None if before is None or names is None else before | names
-    return together
+        if before is not None and names is not None:
+            together[path] = before | names
+            continue
+        # To be listed anew covers names that came and went, and not a directory that is there and can't be opened.
+        together[path] = None
+        below += [f"{path}/{name}" if path else name for name in before or names or ()]
+    return {**dict.fromkeys(below), **together}
 
 
 def _each(root: int, jobs: Sequence[_Job]) -> Iterator[tuple[str, Directory, int | None]]:
