@@ -368,37 +368,20 @@ failed:;
 }
 
 /* From its change of uid until it execs, a child can be stopped by other commands. So nobody waits for it: that it execs is
- * seen by the end of its reports, which its parent hears among everything else. Where no other command runs there is
- * nobody to stop it; then it borrows our memory and stack, as by vfork, which is faster. With clone3 it is born inside its
- * cgroup, which costs nothing, where moving it there afterwards costs a third of a millisecond. */
-static __attribute__((noinline)) pid_t spawn_child(struct spawn *s, int cgroup, bool alone, int *report_fd) {
-    struct clone_args a = {.flags = CLONE_INTO_CGROUP | (alone ? CLONE_VM | CLONE_VFORK : 0), .exit_signal = SIGCHLD};
-    a.cgroup = (uint64_t)cgroup;
+ * seen by the end of its reports, which its parent hears among everything else. With clone3 it is born inside its cgroup,
+ * which costs nothing, where moving it there afterwards costs a third of a millisecond. */
+static pid_t spawn_child(struct spawn *s, int cgroup, int *report_fd) {
+    struct clone_args a = {.flags = CLONE_INTO_CGROUP, .exit_signal = SIGCHLD, .cgroup = (uint64_t)cgroup};
     int reports[2];
     s->stage = AT_FORK;
     if (pipe2(reports, O_CLOEXEC)) return s->error = errno, -1;
-    long pid;
-    if (cgroup < 0) {
-        pid = fork();
-        if (pid < 0) s->error = errno;
-    } else { /* not by libc's syscall(): with our stack borrowed, it would return into a frame that is gone */
-#if defined(__x86_64__)
-        __asm__ volatile("syscall" : "=a"(pid) : "a"(SYS_clone3), "D"(&a), "S"(sizeof a) : "rcx", "r11", "memory");
-#elif defined(__aarch64__)
-        register long x8 __asm__("x8") = SYS_clone3, x0 __asm__("x0") = (long)&a, x1 __asm__("x1") = sizeof a;
-        __asm__ volatile("svc 0" : "+r"(x0) : "r"(x8), "r"(x1) : "memory");
-        pid = x0;
-#else
-#error "boxagent knows x86_64 and aarch64"
-#endif
-        if (pid < 0) s->error = (int)-pid;
-    }
+    pid_t pid = cgroup < 0 ? fork() : (pid_t)syscall(SYS_clone3, &a, sizeof a);
     if (pid == 0) child(s, reports[1]);
-    if (alone) guard_own_entry(); /* the child has changed what we shared */
+    if (pid < 0) s->error = errno;
     close(reports[1]);
     if (pid < 0) close(reports[0]);
     else *report_fd = reports[0], fcntl(reports[0], F_SETFL, O_NONBLOCK);
-    return pid < 0 ? -1 : (pid_t)pid;
+    return pid;
 }
 
 /* ---- the minder: subreaper to one command, where there is no cgroup ---------------------------------------------- */
@@ -515,7 +498,7 @@ static _Noreturn void minder(struct spawn *s, int status_fd, pid_t agent) {
     prctl(PR_SET_PDEATHSIG, SIGUSR1, 0, 0, 0); /* the agent is gone: sweep, then go too */
     if (getppid() != agent) _exit(125);        /* it went before it could be noticed */
     int heard = -1, signals = signalfd(-1, &mine, SFD_NONBLOCK | SFD_CLOEXEC);
-    pid_t pid = signals < 0 ? -1 : spawn_child(s, -1, false, &heard);
+    pid_t pid = signals < 0 ? -1 : spawn_child(s, -1, &heard);
     if (pid < 0) {
         struct report r = {.kind = REPORT_FAILED, .stage = AT_FORK, .error = signals < 0 ? errno : s->error};
         _exit(write(status_fd, &r, sizeof r) != sizeof r);
@@ -874,7 +857,7 @@ static void start(struct peer *p, uint32_t id, struct cursor *q) {
         s.error = errno;
     } else {
         c->started = now_us();
-        if (c->slot) c->pid = spawn_child(&s, c->slot->dir, !commands, &c->report_fd);
+        if (c->slot) c->pid = spawn_child(&s, c->slot->dir, &c->report_fd);
         else if (start_minded(c, &s)) c->pid = 0;
     }
     if (s.pty) shut(&s.in);
@@ -1395,8 +1378,7 @@ static void serve(void) {
             for (int i = 0; i < 2; i++)
                 set[n++] = (struct pollfd){ready && !(c->out[i].dry && !c->told) ? c->out[i].fd : -1, POLLIN, 0};
             set[n++] = (struct pollfd){held(&c->input) ? c->stdin_fd : -1, POLLOUT, 0};
-            /* Without a minder its end is heard anyway, with that of the child: to wake up for its start is for who asked. */
-            set[n++] = (struct pollfd){c->slot && !c->want_started && !c->pending ? -1 : c->report_fd, POLLIN, 0};
+            set[n++] = (struct pollfd){c->report_fd, POLLIN, 0};
         }
         size_t first_relay = n;
         n += watch_relays(set + n);
