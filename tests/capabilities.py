@@ -55,9 +55,8 @@ def probe_root() -> str:
 
 
 def probe_limits() -> str:
-    return (
-        "" if cgroups.tree().can_limit("memory") else f"no control group of ours limits memory: {cgroups.tree().reason}"
-    )
+    here = cgroups.tree()
+    return "" if here.can_limit("memory") else f"no control group of ours limits memory: {here.reason}"
 
 
 class OrdinaryUser(NamedTuple):
@@ -67,6 +66,15 @@ class OrdinaryUser(NamedTuple):
     python: str
     env: Mapping[str, str]
     identity: Mapping[str, Any]
+
+    def run_code(self, code: str, *words: str) -> str:
+        """What a program in Python prints, run as that user; it has to succeed."""
+        argv = [self.python, "-c", code, *words]
+        done: subprocess.CompletedProcess[str] = subprocess.run(
+            argv, env=dict(self.env), cwd="/", capture_output=True, text=True, check=False, **self.identity
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
 
 @cache

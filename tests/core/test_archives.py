@@ -305,11 +305,9 @@ def test_a_directory_that_can_not_be_read_is_not_left_out(ordinary_user: Ordinar
         closed.mkdir()
         (closed / "test.sh").write_text("exit 1\n")
         closed.chmod(0)
-        argv = [ordinary_user.python, "-c", program, scratch]
-        identity = ordinary_user.identity
-        done = subprocess.run(argv, capture_output=True, text=True, cwd="/", env=dict(ordinary_user.env), **identity)
+        said = ordinary_user.run_code(program, scratch)
         closed.chmod(0o700)
-    assert done.stdout == f"refused {closed}\n"
+    assert said == f"refused {closed}\n"
 
 
 def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:

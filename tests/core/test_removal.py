@@ -125,17 +125,8 @@ AS_SOMEONE = """if True:
 
 @pytest.mark.needs("unprivileged-user")
 def test_what_is_closed_to_its_owner_goes_too_and_what_can_not_go_is_said(ordinary_user: OrdinaryUser) -> None:
-    done = subprocess.run(
-        [ordinary_user.python, "-c", AS_SOMEONE],
-        env=dict(ordinary_user.env),
-        cwd="/",
-        capture_output=True,
-        text=True,
-        check=False,
-        **ordinary_user.identity,
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [[], [], [["", "Permission denied", errno.EACCES]], True, [], False]
+    said = json.loads(ordinary_user.run_code(AS_SOMEONE))
+    assert said == [[], [], [["", "Permission denied", errno.EACCES]], True, [], False]
 
 
 MOUNTED = """if True:

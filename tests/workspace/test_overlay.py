@@ -268,17 +268,7 @@ AS_SOMEONE = """if True:
 
 @pytest.mark.needs("unprivileged-user")
 def test_what_an_ordinary_users_box_has_made_anew_hides_what_was_there(ordinary_user: OrdinaryUser) -> None:
-    done = subprocess.run(
-        [ordinary_user.python, "-c", AS_SOMEONE],
-        env=dict(ordinary_user.env),
-        cwd="/",
-        capture_output=True,
-        text=True,
-        check=False,
-        **ordinary_user.identity,
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [
+    assert json.loads(ordinary_user.run_code(AS_SOMEONE)) == [
         ["gone/below", "deleted"],
         ["gone/below/file", "deleted"],
         ["gone/new", "added"],

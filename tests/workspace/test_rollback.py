@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -69,18 +68,8 @@ REFUSED = """if True:
 
 @pytest.mark.needs("unprivileged-user")
 def test_a_directory_that_can_not_be_opened_is_left_and_named(ordinary_user: OrdinaryUser) -> None:
-    done = subprocess.run(
-        [ordinary_user.python, "-c", REFUSED],
-        env=dict(ordinary_user.env),
-        cwd="/",
-        capture_output=True,
-        text=True,
-        check=False,
-        **ordinary_user.identity,
-    )
-    assert done.returncode == 0, done.stderr
     expected = [[["closed", "Permission denied"]], "one", True, ["", [], "one", []]]
-    assert json.loads(done.stdout) == {"True": expected, "False": expected}
+    assert json.loads(ordinary_user.run_code(REFUSED)) == {"True": expected, "False": expected}
 
 
 @pytest.mark.parametrize("track", [True, False])

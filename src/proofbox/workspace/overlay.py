@@ -32,7 +32,7 @@ from proofbox.workspace.large import chunks_of
 from proofbox.workspace.lower import LowerTree, LowerTrees
 from proofbox.workspace.model import Change
 from proofbox.workspace.opening import opened
-from proofbox.workspace.restore import write_file
+from proofbox.workspace.restore import unlink_if_there, write_file
 from proofbox.workspace.scan import LARGEST, beyond
 from proofbox.workspace.store import Store
 from proofbox.workspace.stored import entries_of
@@ -114,13 +114,9 @@ def _write_over(store: Store, top: int, tree: bytes, found: Iterable[Difference]
             return
         parent, _, name = folder.rpartition("/")
         make(parent)
-        _unlink(folder, top)  # the whiteout of a file that was there
+        unlink_if_there(folder, top)  # the whiteout of a file that was there
         os.mkdir(folder, dir_fd=top)
         made[folder] = read(made[parent].digest)[name]
-
-    def clear(path: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path, dir_fd=top)
 
     gone = "/"
     for path, old, new in found:
@@ -136,16 +132,11 @@ def _write_over(store: Store, top: int, tree: bytes, found: Iterable[Difference]
                 os.mknod(name, stat.S_IFCHR | 0o600, os.makedev(0, 0), dir_fd=fd)  # a whiteout
                 gone = path + "/" if old is not None and old.kind == "directory" else "/"
             else:
-                _unlink(name, fd)  # the whiteout of a directory that was there
+                unlink_if_there(name, fd)  # the whiteout of a directory that was there
                 write_file(store, fd, name, new)
     del made[""]
     for path in sorted(made, reverse=True):
         os.chmod(path, stat.S_IMODE(made[path].mode), dir_fd=top)
-
-
-def _unlink(name: str, fd: int) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(name, dir_fd=fd)
 
 
 def _differences(store: Store, upper: int, tree: bytes, folder: str) -> Iterator[Difference]:

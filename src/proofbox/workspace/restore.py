@@ -114,12 +114,12 @@ class Restorer:
         try:
             write_file(self._store, place, self._temporary, entry, sync=self._written <= _FEW)
         except OSError:
-            _unlink(self._temporary, place)
+            unlink_if_there(self._temporary, place)
             raise
         try:
             os.rename(self._temporary, name, src_dir_fd=place, dst_dir_fd=fd)
         except OSError as error:
-            _unlink(self._temporary, place)
+            unlink_if_there(self._temporary, place)
             if error.errno not in (errno.EISDIR, *_FULL):
                 raise
             raise _Left("a directory with something that no snapshot holds is in its place") from None
@@ -134,7 +134,7 @@ class Restorer:
             raise _Left("it was not read when the snapshot was taken")
         child = current.dirs.get(name)
         if child is None:
-            _unlink(name, fd)
+            unlink_if_there(name, fd)
             del current.files[name]
             return
         child.distrust()
@@ -256,7 +256,7 @@ def _make_writable(fd: int) -> None:
             os.fchmod(fd, mode | 0o300)
 
 
-def _unlink(name: str, fd: int) -> None:
+def unlink_if_there(name: str, fd: int) -> None:
     try:
         os.unlink(name, dir_fd=fd)
     except FileNotFoundError:
