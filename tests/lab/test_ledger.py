@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, precondition, rule
@@ -291,3 +292,27 @@ def test_what_its_worker_gives_up_is_torn_though_the_worker_lives(tmp_path: Path
         ledger.end(second, ended())
         ledger.give_up(second)
         assert ledger.attempt(second.id).state == "ended"
+
+
+def test_what_asks_for_another_try_does_so_until_there_is_one(tmp_path: Path) -> None:
+    with make(tmp_path / "ledger", 3) as ledger:
+        epoch = ledger.begin_epoch()
+        for again in (None, 0.0, 5.0):
+            attempt = ledger.claim("w", epoch, LEASE)
+            assert attempt is not None
+            ledger.end(attempt, msgspec.structs.replace(ended(), retry_after=again))
+        assert [each.id for each in ledger.to_retry()] == ["att-1", "att-2"]
+        ledger.plan(Planned("att-1.r1", "m", 1, parent="att-1"))
+        assert [each.id for each in ledger.to_retry()] == ["att-2"]
+
+
+def test_retries_are_looked_for_among_those_that_ask_alone(tmp_path: Path) -> None:
+    """Each end of an attempt is followed by that look: over all attempts it would cost a long run more and more."""
+    with make(tmp_path / "ledger") as ledger, sqlite3.connect(ledger.path) as db:
+        traced: list[str] = []
+        ledger._db.set_trace_callback(traced.append)
+        ledger.to_retry()
+        steps = [row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {traced[0]}")]
+    db.close()
+    assert "attempt_again" in steps[0]
+    assert "attempt_parent" in steps[-1]

@@ -51,6 +51,8 @@ CREATE TABLE attempt (
     result    TEXT
 ) STRICT;
 CREATE INDEX attempt_state ON attempt (state, not_before, number);
+CREATE INDEX attempt_parent ON attempt (parent) WHERE parent IS NOT NULL;
+CREATE INDEX attempt_again ON attempt (number) WHERE json_extract(result, '$.retry_after') IS NOT NULL;
 """
 declare(
     SCHEMA,
@@ -204,6 +206,15 @@ class Ledger:
             hints = ["list them: proofbox attempt list RUN"]
             raise AttemptUnknown(f"{what} {id[:80]!r}", op="attempt", fix_hints=hints)
         return _attempt(rows[0])
+
+    def to_retry(self) -> list[Attempt]:
+        """Those whose result asks for another try, and that none names as its parent yet."""
+        asks = (
+            "SELECT * FROM attempt AS ended WHERE json_extract(result, '$.retry_after') IS NOT NULL"
+            " AND NOT EXISTS (SELECT 1 FROM attempt WHERE parent = ended.id) ORDER BY number"
+        )
+        with self._mutex:
+            return [_attempt(row) for row in self._db.execute(asks)]
 
     def counts(self) -> dict[Standing, int]:
         with self._mutex:

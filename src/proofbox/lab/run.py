@@ -216,20 +216,21 @@ class Conductor:
 
     def _plan_retries(self) -> None:
         """A new attempt for each infra failure that is worth one, naming it as its parent."""
-        attempts = self._ledger.attempts()
-        parents = {attempt.parent for attempt in attempts}
-        by_id = {attempt.id: attempt for attempt in attempts}
-        for attempt in attempts:
-            result = attempt.result
-            if result is None or result.retry_after is None or attempt.id in parents:
-                continue
-            line = _lineage(attempt, by_id)
-            if not self._worth_it(line):
+        for attempt in self._ledger.to_retry():
+            line = self._lineage(attempt)
+            if attempt.result is None or attempt.result.retry_after is None or not self._worth_it(line):
                 continue
             root = line[0].id
-            due = self._clock.now().timestamp() + result.retry_after
+            due = self._clock.now().timestamp() + attempt.result.retry_after
             again = f"{root}.r{len(line)}"
             self._ledger.plan(Planned(again, attempt.mission, attempt.replicate, attempt.id, due, attempt.lane))
+
+    def _lineage(self, attempt: Attempt) -> list[Attempt]:
+        """The attempts at the same thing, the first one first, up to this."""
+        line = [attempt]
+        while line[0].parent is not None:
+            line.insert(0, self._ledger.attempt(line[0].parent))
+        return line
 
     def _worth_it(self, line: list[Attempt]) -> bool:
         codes = [each.result.infra for each in line if each.result is not None]
@@ -292,11 +293,3 @@ def _source(suite: Suite, mission: Mission) -> Source:
         workspace=None if mission.workspace is None else suite.base / mission.workspace,
         files=tuple((place, suite.base / path) for place, path in mission.files.items()),
     )
-
-
-def _lineage(attempt: Attempt, by_id: dict[str, Attempt]) -> list[Attempt]:
-    """The attempts at the same thing, the first one first, up to this."""
-    line = [attempt]
-    while line[0].parent is not None:
-        line.insert(0, by_id[line[0].parent])
-    return line
