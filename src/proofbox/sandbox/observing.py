@@ -4,6 +4,7 @@ was short of anything. Groups are there for what is limited; what nobody limits,
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 
 import msgspec
@@ -41,7 +42,11 @@ def observed(session_id: str) -> Observed:
 
 
 def _group(parent: Path | None, session_id: str) -> Path | None:
-    return next(iter(parent.glob(f"{session_id}.*")), None) if parent is not None else None
+    names: list[str] = []
+    if parent is not None:
+        with contextlib.suppress(OSError):
+            names = os.listdir(parent)
+    return next((Path(f"{parent}/{name}") for name in names if name.startswith(f"{session_id}.")), None)
 
 
 def _counts_memory(group: Path) -> bool:

@@ -149,7 +149,7 @@ class _Ids(msgspec.Struct, frozen=True):
         st = project.stat()
         if st.st_uid != 0:
             return cls(root=True, agent=AGENT_ID, command=(st.st_uid, st.st_gid))
-        if _can_idmap(str(project), st.st_dev):
+        if _can_idmap(str(project)):
             return cls(root=True, agent=AGENT_ID, command=(COMMAND_ID, COMMAND_ID))
         return cls(root=True)
 
@@ -256,13 +256,30 @@ def _sealed_userns() -> tuple[str, ...]:
     return ("--disable-userns",) if b"--disable-userns" in answer.stdout + answer.stderr else ()
 
 
-@functools.cache
-def _can_idmap(project: str, device: int) -> bool:  # noqa: ARG001 (asked once per device)
-    """Whether the file system under the project takes an idmapped mount: by doing it, in a mount namespace of its
-    own."""
-    ids = ["0", "0", str(COMMAND_ID), str(COMMAND_ID)]
-    command = [str(program("boxlaunch")), "--idmap", project, *ids, "--", str(program("boxlaunch")), "--version"]
-    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+def _can_idmap(project: str) -> bool:
+    """Whether the mount that the project is on takes an idmapped one: by doing it, in a mount namespace of its own.
+
+    Asked once a mount, since each attempt of a run has a project of its own.
+    """
+    mount = _mount_of(project)
+    if mount not in _idmappable:
+        ids = ["0", "0", str(COMMAND_ID), str(COMMAND_ID)]
+        command = [str(program("boxlaunch")), "--idmap", project, *ids, "--", str(program("boxlaunch")), "--version"]
+        _idmappable[mount] = subprocess.run(command, capture_output=True, check=False).returncode == 0
+    return _idmappable[mount]
+
+
+_idmappable: dict[tuple[int, str], bool] = {}
+
+
+def _mount_of(path: str) -> tuple[int, str]:
+    """The device and the mount: one device may be mounted in several ways, and a mount's number be used again."""
+    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        said = Path(f"/proc/self/fdinfo/{fd}").read_text()
+        return os.fstat(fd).st_dev, next(line for line in said.splitlines() if line.startswith("mnt_id:"))
+    finally:
+        os.close(fd)
 
 
 def _has_overlay() -> bool:

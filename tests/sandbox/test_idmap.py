@@ -1,0 +1,36 @@
+"""Whether a project's mount can be shown under other ids is found out once for each mount, and not for each box."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proofbox import Sandboxes
+from proofbox.sandbox.providers import bubblewrap
+
+
+@pytest.mark.needs("bubblewrap", "root")
+def test_a_mount_is_asked_once_and_another_one_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    plain = subprocess.run
+
+    def run(argv: list[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
+        if "--idmap" in argv:
+            asked.append(argv[argv.index("--idmap") + 1])
+        return plain(argv, **options)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(bubblewrap, "_idmappable", {})
+    for number in range(3):
+        project = tmp_path / str(number)
+        project.mkdir()
+        with Sandboxes(project) as boxes:
+            assert boxes.exec(["touch", "made"], provider="bubblewrap").exit_code == 0
+        assert (project / "made").stat().st_uid == 0
+    assert asked == [str(tmp_path / "0")]
+    bubblewrap._can_idmap("/proc")  # which takes none
+    assert asked == [str(tmp_path / "0"), "/proc"]
+    assert list(bubblewrap._idmappable.values()) == [True, False]
