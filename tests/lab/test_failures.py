@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,9 @@ from proofbox.lab.failures import retry_after, typed
 from proofbox.lab.ledger import Ledger
 from proofbox.lab.plan import Plan, ledger_path
 from proofbox.lab.reading import pinned_name
-from proofbox.lab.template import GIVEN, Templates, forget_templates
+from proofbox.lab.template import FORKS_OF_A_STORE, GIVEN, Templates, forget_templates
 from proofbox.lab.validation import validate
+from proofbox.workspace.workspace import Workspace
 
 ANSWER = {"commands": ["grep -qx 42 answer.txt"]}
 DOES_IT = (write("answer.txt", "42\n"), say("done"))
@@ -222,6 +224,38 @@ def test_a_template_that_could_not_be_made_is_made_for_the_next(tmp_path: Path) 
     for number in range(2):
         templates.fork("m", tmp_path / f"fork-{number}").forget()
         assert (tmp_path / f"fork-{number}/file").read_text() == "here"
+    forget_templates(tmp_path / "templates")
+
+
+def test_templates_are_kept_open_one_for_each_who_forks_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Workspace] = []
+    closed: list[Workspace] = []
+    plain_open, plain_close = Workspace.open, Workspace.close
+
+    def counted_open(*args: Any, **options: Any) -> Workspace:
+        opened.append(plain_open(*args, **options))
+        return opened[-1]
+
+    def counted_close(workspace: Workspace) -> None:
+        closed.append(workspace)
+        plain_close(workspace)
+
+    monkeypatch.setattr(Workspace, "open", counted_open)
+    monkeypatch.setattr(Workspace, "close", counted_close)
+    (tmp_path / "templates/m" / GIVEN).mkdir(parents=True)
+    templates = Templates(tmp_path / "templates", "w", SystemClock())
+    before = set(os.listdir("/proc/self/fd"))
+    with ThreadPoolExecutor(4) as threads:
+        forks = threads.map(lambda number: templates.fork("m", tmp_path / f"fork-{number}"), range(FORKS_OF_A_STORE))
+        for fork in forks:
+            fork.forget()
+    assert 1 <= len(opened) <= 4, "as many as forked at once, and no more"
+    assert not set(opened) & set(closed)
+    templates.fork("m", tmp_path / "fork-of-the-next").forget()  # and of its store
+    assert set(opened[:-1]) <= set(closed)
+    assert len(set(os.listdir("/proc/self/fd")) - before) <= 2, "the next template's own"
     forget_templates(tmp_path / "templates")
 
 

@@ -12,6 +12,7 @@ import pytest
 from proofbox import Workspace
 from proofbox.core.dirs import state_dir
 from proofbox.errors import WorkspaceCorrupt, WorkspaceExists, WorkspaceUnknown
+from proofbox.workspace import cache, registry
 
 Content = dict[str, tuple[int, bytes]]
 
@@ -82,6 +83,18 @@ def test_a_fork_is_a_workspace_of_its_own(project: Path, tmp_path: Path) -> None
             assert fork.snapshot("there").parent == first.id
         assert len(ws.history()) == 1
         assert (project / "a").read_text() == "one"
+
+
+@pytest.mark.parametrize("looked", [True, False])
+def test_what_a_fork_wrote_is_known_to_the_next_process(project: Path, tmp_path: Path, looked: bool) -> None:
+    with Workspace.init(project) as ws:
+        first = ws.snapshot("first")
+        with ws.fork(first.id, tmp_path / "fork", track=False) as fork:
+            if looked:
+                assert fork.status().changes == ()
+        known, position = cache.load(registry.home_of(fork.id) / registry.CACHE)
+        assert known.tree_id.hex() == first.id
+        assert ws._store.still_has(position)
 
 
 def test_collection_keeps_what_is_kept(project: Path) -> None:

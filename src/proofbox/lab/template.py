@@ -6,6 +6,7 @@ import contextlib
 import os
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -46,24 +47,49 @@ class Templates:
         self._made: Counter[str] = Counter()
         self._forks: Counter[str] = Counter()
         self._current: dict[str, tuple[Path, str]] = {}
+        self._idle: dict[Path, list[Workspace]] = {}
+        """Open ones that nobody uses at the moment: opening one costs as much as forking it."""
 
     def fork(self, mission: str, dest: Path) -> Workspace:
         """A new workspace with the mission's files, its changes tracked."""
         template, snapshot = self._template(mission)
-        with Workspace.open(template, track=False, clock=self._clock) as origin:
+        with self._opened(template) as origin:
             return origin.fork(snapshot, dest, track=True)
+
+    @contextlib.contextmanager
+    def _opened(self, template: Path) -> Iterator[Workspace]:
+        """For one thread at a time."""
+        with self._lock:
+            idle = self._idle.get(template)
+            origin = idle.pop() if idle else None
+        origin = origin or Workspace.open(template, track=False, clock=self._clock)
+        try:
+            yield origin
+        finally:
+            with self._lock:
+                kept = self._idle.get(template)
+                if kept is not None:
+                    kept.append(origin)
+            if kept is None:
+                origin.close()
 
     def _template(self, mission: str) -> tuple[Path, str]:
         with self._lock:
             if mission not in self._current or self._forks[mission] >= FORKS_OF_A_STORE:
-                self._current.pop(mission, None)
+                self._retire(mission)
                 given = self._place / mission / GIVEN
                 template = self._place / mission / f"{self._owner}.{self._made[mission]}"
                 self._made[mission] += 1  # also where it fails: what is left of one is in nobody's way
                 self._current[mission] = template, make_template(given, template)
+                self._idle[template] = []
                 self._forks[mission] = 0
             self._forks[mission] += 1
             return self._current[mission]
+
+    def _retire(self, mission: str) -> None:
+        template, _ = self._current.pop(mission, (None, ""))
+        for origin in self._idle.pop(template, []) if template is not None else ():
+            origin.close()
 
 
 def make_template(source: Path, dest: Path) -> str:

@@ -12,7 +12,8 @@ from proofbox.core.clock import Clock, isoformat
 from proofbox.core.ids import IdSource
 from proofbox.core.removal import remove_tree
 from proofbox.errors import WorkspaceExists, WorkspacePathRefused
-from proofbox.workspace import cache, registry
+from proofbox.workspace import registry
+from proofbox.workspace.looking import Known
 from proofbox.workspace.model import Snapshot
 from proofbox.workspace.registry import Registration
 from proofbox.workspace.restore import write_new
@@ -22,7 +23,7 @@ from proofbox.workspace.store import Store
 
 def make_fork(
     store: Store, origin: Registration, source: Snapshot, dest: str | os.PathLike[str], clock: Clock
-) -> Registration:
+) -> tuple[Registration, Known]:
     """Write the files of `source`, begin a history with it, and register that. The store is in use."""
     path = os.path.realpath(os.fspath(dest))
     existed = os.path.lexists(path)
@@ -57,5 +58,4 @@ def make_fork(
         raise
     # Last: killed before this, there is an ordinary directory, and never a workspace without one.
     registry.register(new, replace=not existed)
-    cache.save(registry.home_of(new.id) / registry.CACHE, directory, store.position)
-    return new
+    return new, (directory, store.position)

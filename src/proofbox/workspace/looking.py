@@ -1,7 +1,7 @@
 """What is known of a workspace's files, and how it is brought up to date: by the kernel's word, or by a scan.
 
-The first look begins with what the last process knew (`cache.py`). While the tracker has seen everything since, a look
-reads the names it gives; otherwise, and for a sealed one, it is a scan.
+The first look begins with what the last process knew (`cache.py`), or with what a fork has just written. While the
+tracker has seen everything since, a look reads the names it gives; otherwise, and for a sealed one, it is a scan.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from proofbox.workspace.store import Store
 from proofbox.workspace.tracking import Tracker
 from proofbox.workspace.tree import Directory
 
+Known = tuple[Directory, tuple[int, int, int]]
+"""What is known of the files, and the store's position then."""
+
 
 class Look:
     def __init__(
@@ -27,10 +30,12 @@ class Look:
         cached: Path,
         *,
         track: bool,
+        known: Known | None = None,
         on_progress: Callable[[int], None] | None = None,
     ) -> None:
         self._store = store
         self._cached = cached
+        self._known = known
         self._tracker = Tracker() if track else None
         self._scanner = Scanner(str(path), store, ignore, self._tracker)
         self._scanner.on_progress = on_progress
@@ -65,7 +70,8 @@ class Look:
         """Bring what is known of the files up to date, and say how."""
         dirty: dict[str, set[str]] | None = None
         if self.directory is None:
-            self.directory, position = cache.load(self._cached)
+            self.directory, position = self._known or cache.load(self._cached)
+            self._known = None  # of the beginning alone
             if not self._store.still_has(position):
                 distrust_missing(self.directory, self._store)
             if self._tracker:
@@ -88,6 +94,8 @@ class Look:
         """Keep what is known for the next process."""
         if self.directory is not None:
             cache.save(self._cached, self.directory, self._store.position)
+        elif self._known is not None:
+            cache.save(self._cached, *self._known)
 
     def forget(self) -> None:
         self.directory = None

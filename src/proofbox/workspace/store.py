@@ -12,6 +12,7 @@ synced state or a later one. Sealed snapshots, named references and closing sync
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +30,9 @@ class Store:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        # Each is needed several times a snapshot, and making a path costs more than opening it.
+        self._append_lock, self._use_lock = directory / "append.lock", directory / "use.lock"
+        self._pointer = directory / "current"
         self._pending: dict[bytes, Record] = {}
         self._pending_size = 0
         self._large = LargeObjects(directory)
@@ -99,7 +103,7 @@ class Store:
     @contextmanager
     def use(self) -> Iterator[None]:
         """Around everything from the first object that is put to the event that needs it, and around restoring."""
-        with locked(self.directory / "use.lock", shared=True):
+        with locked(self._use_lock, shared=True):
             with self._appending():
                 pass
             yield
@@ -158,7 +162,7 @@ class Store:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """While nobody is between an object and its event: for `keep_only`."""
-        with locked(self.directory / "use.lock"), self._appending():
+        with locked(self._use_lock), self._appending():
             yield
 
     def keep_only(self, live: set[bytes], events: Iterable[bytes]) -> tuple[int, int]:
@@ -200,7 +204,7 @@ class Store:
 
     @contextmanager
     def _appending(self) -> Iterator[None]:
-        with locked(self.directory / "append.lock"):
+        with locked(self._append_lock):
             number = self._current()
             if number != self._files.number:
                 self._files.close()
@@ -210,11 +214,11 @@ class Store:
 
     def _current(self) -> int:
         try:
-            text = (self.directory / "current").read_bytes()
+            text = self._pointer.read_bytes()
             number = int(text)
         except (OSError, ValueError) as error:
             raise WorkspaceCorrupt("the store doesn't say which of its files is current", op="store") from error
-        if text != b"%d\n" % number or (not (self.directory / f"pack-{number}").exists() and number != 1):
+        if text != b"%d\n" % number or (number != 1 and not os.path.exists(f"{self.directory}/pack-{number}")):
             raise WorkspaceCorrupt(f"the store's generation {number} is not there", op="store")
         return number
 

@@ -41,7 +41,7 @@ from proofbox.workspace.diff import changes, differences
 from proofbox.workspace.forking import make_fork
 from proofbox.workspace.history import History
 from proofbox.workspace.ignore import Ignore
-from proofbox.workspace.looking import Look
+from proofbox.workspace.looking import Known, Look
 from proofbox.workspace.model import (
     Change,
     Collected,
@@ -78,6 +78,7 @@ class Workspace:
         track: bool,
         clock: Clock | None = None,
         on_progress: Callable[[int], None] | None = None,
+        known: Known | None = None,
     ) -> None:
         self.id = registration.id
         self.path = Path(registration.path)
@@ -87,7 +88,9 @@ class Workspace:
         self._store = Store(registry.store_path(registration.store))
         self._history = History(self._store, self.id)
         ignore = Ignore(registration.ignore)
-        self._look = Look(self.path, self._store, ignore, self._home / CACHE, track=track, on_progress=on_progress)
+        self._look = Look(
+            self.path, self._store, ignore, self._home / CACHE, track=track, known=known, on_progress=on_progress
+        )
         self._rollbacks = Rollbacks(self.path, self._home, self._store, self._history, self._look, self._record)
         self.unfinished = ""
         """Why an interrupted rollback is still not finished. The files are as far as it got; a rollback to any snapshot
@@ -279,8 +282,9 @@ class Workspace:
         Its history begins there, and its content is shared with this one's. The directory appears whole or not at all.
         """
         with self._store.use():
-            new = make_fork(self._store, self._registration, self._resolve(name), dest, self._clock)
-        return Workspace(new, track=self._look.tracks if track is None else track, clock=self._clock)
+            new, known = make_fork(self._store, self._registration, self._resolve(name), dest, self._clock)
+        tracked = self._look.tracks if track is None else track
+        return Workspace(new, track=tracked, clock=self._clock, known=known)
 
     def export(self, name: str, dest: str | os.PathLike[str]) -> None:
         """The files of a snapshot in an ordinary directory without history, which is made, or empty."""
