@@ -192,6 +192,20 @@ def test_json_values_and_names() -> None:
     }
 
 
+@given(st.lists(st.dictionaries(st.text(max_size=80) | st.sampled_from(["password", SECRET, "name"]), st.text())))
+def test_names_that_were_seen_before_change_nothing(values: list[dict[str, str]]) -> None:
+    used = Redactor([SECRET])
+    for each in values * 2:
+        assert used.redact_json(each) == Redactor([SECRET]).redact_json(each)
+
+
+def test_no_more_names_are_kept_than_documents_have() -> None:
+    redactor = Redactor([SECRET])
+    redactor.redact_json({f"name-{number}": number for number in range(5000)} | {"x" * 1000: 1})
+    assert len(redactor._plain) <= 1024
+    assert max(map(len, redactor._plain)) <= 64
+
+
 def test_names_that_become_one_stay_two() -> None:
     value = {"abcdefgh": 1, "abcdefghijkl": 2, "[redacted]": 3}
     assert sorted(KNOWN.redact_json(value).values()) == [1, 2, 3]

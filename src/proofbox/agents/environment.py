@@ -11,6 +11,7 @@ The evidence has names, and no values.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -67,6 +68,7 @@ class AgentEnvironment:
         return f"<AgentEnvironment {', '.join(sorted(self.values)) or 'empty'}>"
 
 
+@functools.lru_cache(maxsize=1024)  # the same names, for each session of a process
 def is_secret(name: str) -> bool:
     """Whether what a variable of that name holds is a secret, by the name itself."""
     upper = name.upper()
@@ -94,7 +96,7 @@ def decide_environment(
 
     Raises `EnvPolicyRefused` for what must not go in; nothing is left out silently that was asked for.
     """
-    source = os.environ if source is None else source
+    source = dict(os.environ) if source is None else source
     granted = frozenset(grants)
     model = frozenset(model_keys)
     for name in granted:

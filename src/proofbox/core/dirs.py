@@ -39,10 +39,14 @@ def _own_directory(env: Mapping[str, str] | None, variable: str, default: str) -
     # The XDG rules say to ignore a relative value: it would mean another directory in each working directory.
     parent = Path(base) if os.path.isabs(base) else _home(env) / default
     path = parent / _NAME
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path.mkdir(mode=0o700, exist_ok=True)
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            fd = os.open(path, flags)
+        except FileNotFoundError:
+            parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.mkdir(mode=0o700, exist_ok=True)
+            fd = os.open(path, flags)
     except OSError as error:
         if path.is_symlink():
             raise _refusal(path, "is a symbolic link", f"remove {path}, or point {variable} elsewhere") from error

@@ -28,6 +28,7 @@ _TAIL = 1 << 14
 # path, say) is no secret.
 _SHORTEST_CUT = 200
 _MOST_GAPS = 20  # we make one; an agent can print as many as it likes
+_LONGEST_NAME, _MOST_NAMES = 64, 1024  # of members' names that are kept: an agent can make up others
 
 _Compiled = tuple[tuple[str, ...], re.Pattern[str], str]
 
@@ -78,7 +79,7 @@ class _Layers:
                 while at >= 0:
                     found.append((at, at + len(form)))
                     at = text.find(form, at + 1)
-        return _merged(found)
+        return _merged(found) if found else found
 
     def beginning(self, text: str) -> str:
         """Redacted, of a text that goes on: without what may belong to a secret that does not end in it."""
@@ -154,6 +155,8 @@ class Redactor:
         compiled = [_compile(pattern) for pattern in patterns]
         self._raw = _Layers([form.decode("latin-1") for form in ordered], compiled)
         self._text = _Layers([form.decode("utf-8", "surrogateescape") for form in ordered], compiled)
+        self._plain: set[str] = set()
+        """Members' names that are no secret and mean none: documents have the same ones over and over."""
 
     @classmethod
     def from_environment(
@@ -224,12 +227,18 @@ class Redactor:
             return [self._redact_json(item, depth - 1) for item in value]
         result: dict[Any, Any] = {}
         for name, item in value.items():
+            if name in self._plain:
+                result[name] = self._redact_json(item, depth - 1)
+                continue
             clean = name
             if isinstance(name, str):
                 clean = self.redact(name)
+                secret = SECRET_MEMBER.search(name) is not None
                 if clean != name:
                     clean = _unused(clean, value, result)
-                if isinstance(item, str) and len(item) >= MIN_SECRET and SECRET_MEMBER.search(name):
+                elif not secret and len(name) <= _LONGEST_NAME and len(self._plain) < _MOST_NAMES:
+                    self._plain.add(name)
+                if secret and isinstance(item, str) and len(item) >= MIN_SECRET:
                     result[clean] = "[redacted:assignment]"
                     continue
             result[clean] = self._redact_json(item, depth - 1)

@@ -117,12 +117,20 @@ def write_all(bundle: BundleWriter, story: Story, redactor: Redactor) -> None:
 
 
 def sayable(value: Any) -> Any:
-    """The value without halves of characters, which no document can hold: names of files and agents' words may."""
+    """The JSON value without halves of characters, which no document can hold: names of files and agents' words may."""
+    try:
+        msgspec.json.encode(value)  # as fast as a look at it can be
+    except (UnicodeEncodeError, OverflowError):  # of a number that is too large, whoever writes it will say so
+        return _without_halves(value)
+    return value
+
+
+def _without_halves(value: Any) -> Any:
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     if isinstance(value, dict):
-        return {sayable(name): sayable(each) for name, each in value.items()}
-    return [sayable(each) for each in value] if isinstance(value, list | tuple) else value
+        return {_without_halves(name): _without_halves(each) for name, each in value.items()}
+    return [_without_halves(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def write_torn(bundle: BundleWriter, attempt: Attempt, run_id: str, lost: ProofboxError) -> None:

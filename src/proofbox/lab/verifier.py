@@ -119,7 +119,8 @@ def lay_out(
 def lay_beside(verify: Verify, at: Callable[[str], Path], dest: Path) -> dict[str, Path]:
     """Copies of what the verifier's box has besides the workspace, made below `dest`: place → directory or file."""
     beside = {place: dest / str(number) for number, place in enumerate(verify.mounts)}
-    dest.mkdir()
+    if verify.mounts or verify.reward is not None:
+        dest.mkdir()
     for place, path in verify.mounts.items():
         Overlaid(dest).put(beside[place].name, at(path))
         if place in verify.sha256 and tree_sha256(beside[place]) != verify.sha256[place]:
