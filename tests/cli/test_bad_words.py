@@ -63,3 +63,12 @@ def test_no_words_end_in_a_stack_trace(command: Command, words: list[str], place
     if code == 0:  # help and the version are for people, whatever else was said
         found = [each for each in found if "JSON" not in each]
     assert not found, described(line, found, said, told)
+
+
+def test_one_word_too_many_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["attempt", "explain", "out", "answer.1", "\x1b[31m" + "x" * 500]) == 2
+    said = capsys.readouterr().err
+    assert "too many arguments: nothing takes 'answer.1', '\\x1b[31m" in said
+    assert "see: proofbox attempt explain --help" in said
+    assert "\x1b" not in said
+    assert len(said) < 500

@@ -102,6 +102,9 @@ def _meant(words: Sequence[str]) -> Command | None:
 
 
 def _plain(error: cyclopts.CycloptsError) -> str:
+    if isinstance(error, cyclopts.UnusedCliTokensError):
+        unused = ", ".join(repr(each[:80]) for each in error.unused_tokens or ())
+        return f"too many arguments: nothing takes {unused[:200]}"
     return " ".join(str(error).split())
 
 
