@@ -22,6 +22,8 @@ from proofbox.workspace.workspace import Workspace
 GIVEN = "given"
 """The mission's files as they were when the run was planned."""
 FORKS_OF_A_STORE = 25
+MOST_IDLE = 8
+"""Templates that a worker keeps open though nobody forks them: each holds two descriptors."""
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,8 +49,8 @@ class Templates:
         self._made: Counter[str] = Counter()
         self._forks: Counter[str] = Counter()
         self._current: dict[str, tuple[Path, str]] = {}
-        self._idle: dict[Path, list[Workspace]] = {}
-        """Open ones that nobody uses at the moment: opening one costs as much as forking it."""
+        self._idle: list[tuple[Path, Workspace]] = []
+        """Open ones that nobody uses at the moment, the last used one last: opening costs as much as forking."""
 
     def fork(self, mission: str, dest: Path) -> Workspace:
         """A new workspace with the mission's files, its changes tracked."""
@@ -60,36 +62,31 @@ class Templates:
     def _opened(self, template: Path) -> Iterator[Workspace]:
         """For one thread at a time."""
         with self._lock:
-            idle = self._idle.get(template)
-            origin = idle.pop() if idle else None
-        origin = origin or Workspace.open(template, track=False, clock=self._clock)
-        try:
+            idle = next((each for each in reversed(self._idle) if each[0] == template), None)
+            if idle is not None:
+                self._idle.remove(idle)
+        with contextlib.ExitStack() as closing:
+            origin = idle[1] if idle else Workspace.open(template, track=False, clock=self._clock)
+            closing.enter_context(origin)
             yield origin
-        finally:
-            with self._lock:
-                kept = self._idle.get(template)
-                if kept is not None:
-                    kept.append(origin)
-            if kept is None:
-                origin.close()
+            closing.pop_all()
+        with self._lock:
+            self._idle.append((template, origin))
+            oldest = self._idle.pop(0) if len(self._idle) > MOST_IDLE else None
+        if oldest is not None:
+            oldest[1].close()
 
     def _template(self, mission: str) -> tuple[Path, str]:
         with self._lock:
             if mission not in self._current or self._forks[mission] >= FORKS_OF_A_STORE:
-                self._retire(mission)
+                self._current.pop(mission, None)
                 given = self._place / mission / GIVEN
                 template = self._place / mission / f"{self._owner}.{self._made[mission]}"
                 self._made[mission] += 1  # also where it fails: what is left of one is in nobody's way
                 self._current[mission] = template, make_template(given, template)
-                self._idle[template] = []
                 self._forks[mission] = 0
             self._forks[mission] += 1
             return self._current[mission]
-
-    def _retire(self, mission: str) -> None:
-        template, _ = self._current.pop(mission, (None, ""))
-        for origin in self._idle.pop(template, []) if template is not None else ():
-            origin.close()
 
 
 def make_template(source: Path, dest: Path) -> str:
