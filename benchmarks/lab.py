@@ -2,7 +2,8 @@
 
     scripts/bench lab [--attempts N] [--many N] [--provider P] [--check]
 
-- attempts a second on all cores, a tool call and a verifier in each, and the memory of the processes that run them;
+- attempts a second on all cores, a tool call and a verifier in each;
+- the memory of the processes that run them, and of the one that conducts them, at the end of the longest run;
 - the cost of one attempt in a run of few and in a run of many: it must be the same.
 
 With --check the run fails when a figure is past its threshold. `--many 10000` is the full count, and takes minutes.
@@ -51,12 +52,14 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="proofbox-bench-") as place:
         os.environ["XDG_STATE_HOME"] = place
         few, _ = run(Path(place) / "few", 100, options.provider)
-        timed, memory = run(Path(place) / "timed", options.attempts, options.provider)
-        many, _ = run(Path(place) / "many", options.many, options.provider)
+        timed, _ = run(Path(place) / "timed", options.attempts, options.provider)
+        many, memory = run(Path(place) / "many", options.many, options.provider)
     rate = options.attempts / timed
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     held = [
         told(f"{options.attempts} attempts", f"{rate:.1f} a second", f"at least {LEAST_RATE:g}", rate >= LEAST_RATE),
         told("memory of a worker", f"{memory} MB", f"under {MOST_MEMORY_MB}", memory < MOST_MEMORY_MB),
+        told("and of the conductor", f"{own} MB", f"under {MOST_MEMORY_MB}", own < MOST_MEMORY_MB),
     ]
     ratio = (many / options.many) / (few / 100)
     each = (
