@@ -339,7 +339,7 @@ static void set_caps(uint32_t caps) {
     if (syscall(SYS_capset, &header, data)) die("capabilities");
 }
 
-static _Noreturn __attribute__((noinline)) void child(struct spawn *s, int report_fd) {
+static _Noreturn void child(struct spawn *s, int report_fd) {
     s->stage = AT_SETUP;
     setsid();
     if (s->pty && ioctl(s->in, TIOCSCTTY, 0)) goto failed;
@@ -361,10 +361,9 @@ static _Noreturn __attribute__((noinline)) void child(struct spawn *s, int repor
     sigprocmask(SIG_SETMASK, &none, NULL);
     s->stage = AT_EXEC;
     search_and_exec(s);
-failed:
-    s->error = errno; /* for who shares our memory; the others get a report */
-    struct report r = {.kind = REPORT_FAILED, .stage = s->stage, .error = s->error};
-    while (report_fd >= 0 && write(report_fd, &r, sizeof r) < 0 && errno == EINTR) {}
+failed:;
+    struct report r = {.kind = REPORT_FAILED, .stage = s->stage, .error = errno};
+    while (write(report_fd, &r, sizeof r) < 0 && errno == EINTR) {}
     _exit(127);
 }
 
@@ -383,29 +382,6 @@ static pid_t spawn_child(struct spawn *s, int cgroup, int *report_fd) {
     if (pid < 0) close(reports[0]);
     else *report_fd = reports[0], fcntl(reports[0], F_SETFL, O_NONBLOCK);
     return pid;
-}
-
-/* The same where nothing else lives in the box, so that nobody can stop the child: as by vfork it borrows our memory and
- * stack until it execs, which takes half the time, and `s` says what came of it. By hand, since libc's syscall() would
- * return into a frame that the child has used meanwhile. */
-static __attribute__((noinline)) pid_t spawn_alone(struct spawn *s, int cgroup) {
-    struct clone_args a = {.flags = CLONE_VM | CLONE_VFORK | CLONE_INTO_CGROUP, .exit_signal = SIGCHLD};
-    a.cgroup = (uint64_t)cgroup;
-    s->stage = AT_FORK;
-    long pid;
-#if defined(__x86_64__)
-    __asm__ volatile("syscall" : "=a"(pid) : "a"(SYS_clone3), "D"(&a), "S"(sizeof a) : "rcx", "r11", "memory");
-#elif defined(__aarch64__)
-    register long x8 __asm__("x8") = SYS_clone3, x0 __asm__("x0") = (long)&a, x1 __asm__("x1") = sizeof a;
-    __asm__ volatile("svc 0" : "+r"(x0) : "r"(x8), "r"(x1) : "memory");
-    pid = x0;
-#else
-#error "boxagent knows x86_64 and aarch64"
-#endif
-    if (pid == 0) child(s, -1);
-    if (pid < 0) s->error = (int)-pid;
-    guard_own_entry(); /* the child's change of uid has changed what we shared */
-    return (pid_t)pid;
 }
 
 /* ---- the minder: subreaper to one command, where there is no cgroup ---------------------------------------------- */
@@ -588,14 +564,6 @@ static struct slot *get_slot(void) {
     return slots = s;
 }
 
-/* Whether no command lives, nor anything that one has left: each is in a slot, and can't leave it. */
-static bool nobody_lives(void) {
-    int most = 8; /* with more to look at, looking costs what it saves */
-    for (struct slot *s = slots; s; s = s->next)
-        if (!most-- || !slot_empty(s)) return false;
-    return true;
-}
-
 static void kill_slot(struct slot *s) {
     if (write(s->kill, "1", 1) != 1 && errno != ENODEV) die("cgroup.kill");
     s->spent = true;
@@ -711,8 +679,6 @@ static void feed(struct command *c) {
     }
     if (c->stdin_eof && !held(&c->input) && c->stdin_fd >= 0 && c->stdin_fd != c->pty) shut(&c->stdin_fd);
 }
-
-static bool starting(const struct command *c) { return c->slot ? c->report_fd >= 0 : c->pid == 0; }
 
 static void tell_started(struct command *c) {
     if (!c->want_started || !c->peer) return;
@@ -891,8 +857,7 @@ static void start(struct peer *p, uint32_t id, struct cursor *q) {
         s.error = errno;
     } else {
         c->started = now_us();
-        if (c->slot && nobody_lives()) c->pid = spawn_alone(&s, c->slot->dir);
-        else if (c->slot) c->pid = spawn_child(&s, c->slot->dir, &c->report_fd);
+        if (c->slot) c->pid = spawn_child(&s, c->slot->dir, &c->report_fd);
         else if (start_minded(c, &s)) c->pid = 0;
     }
     if (s.pty) shut(&s.in);
@@ -908,7 +873,6 @@ static void start(struct peer *p, uint32_t id, struct cursor *q) {
     if (timeout) c->deadline = c->started + (uint64_t)timeout * 1000u;
     c->grace = (uint64_t)grace * 1000u;
     c->want_started = flags & WANT_STARTED;
-    if (c->slot && !starting(c)) tell_started(c);
     c->next = commands;
     commands = c;
 done:
@@ -916,6 +880,8 @@ done:
     free_strings(s.argv);
     free_strings(s.envp);
 }
+
+static bool starting(const struct command *c) { return c->slot ? c->report_fd >= 0 : c->pid == 0; }
 
 static void send_signal(struct command *c, int sig) {
     if (starting(c)) c->pending |= 1ull << (sig - 1); /* it has no process group yet */
