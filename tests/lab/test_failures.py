@@ -16,6 +16,7 @@ from suites import HEAD, attempts, command, conduct, document, mission, patch_wo
 
 from proofbox.core.canonical import CanonicalError, canonical_bytes, parse_strict
 from proofbox.core.clock import SystemClock
+from proofbox.core.removal import remove_tree
 from proofbox.errors import AgentError, RuntimeCrashed, UsageLimited
 from proofbox.evidence.promotion import emit_promotion
 from proofbox.evidence.reader import load_bundle
@@ -27,6 +28,7 @@ from proofbox.lab.plan import Plan, ledger_path
 from proofbox.lab.reading import pinned_name
 from proofbox.lab.template import FORKS_OF_A_STORE, GIVEN, MOST_IDLE, Templates, forget_templates
 from proofbox.lab.validation import validate
+from proofbox.workspace import registry
 from proofbox.workspace.workspace import Workspace
 
 ANSWER = {"commands": ["grep -qx 42 answer.txt"]}
@@ -258,6 +260,19 @@ def test_templates_are_kept_open_one_for_each_who_forks_at_once(
         templates.fork(f"m{number}", tmp_path / f"fork-of-m{number}").forget()
     assert set(opened) & set(closed) == set(opened[:-MOST_IDLE]), "the last used ones stay open, and no others"
     forget_templates(tmp_path / "templates")
+
+
+def test_a_template_that_breaks_while_it_is_idle_harms_no_other_mission(tmp_path: Path) -> None:
+    templates = Templates(tmp_path / "templates", "w", SystemClock())
+    for number in range(MOST_IDLE + 2):
+        (tmp_path / f"templates/m{number}" / GIVEN).mkdir(parents=True)
+        fork = templates.fork(f"m{number}", tmp_path / f"fork-{number}")
+        if number == 0:
+            remove_tree(registry.store_path(fork.store_id))
+            registry.forget(fork._registration)
+        else:
+            fork.forget()
+    assert not list((tmp_path / "fork-1").iterdir())
 
 
 def group(*errors: Exception) -> ExceptionGroup[Exception]:

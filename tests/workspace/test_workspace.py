@@ -97,6 +97,16 @@ def test_what_a_fork_wrote_is_known_to_the_next_process(project: Path, tmp_path:
         assert ws._store.still_has(position)
 
 
+@pytest.mark.parametrize("looked", [True, False])
+def test_one_that_another_has_forgotten_can_be_closed(project: Path, tmp_path: Path, looked: bool) -> None:
+    with Workspace.init(project) as ws:
+        with ws.fork(ws.snapshot("first").id, tmp_path / "fork", track=False) as fork:
+            if looked:
+                assert fork.status().changes == ()
+            Workspace.open(tmp_path / "fork", track=False).forget()
+        assert not registry.home_of(fork.id).exists()
+
+
 def test_collection_keeps_what_is_kept(project: Path) -> None:
     with Workspace.init(project) as ws:
         first = ws.snapshot("first")

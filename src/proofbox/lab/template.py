@@ -74,7 +74,8 @@ class Templates:
             self._idle.append((template, origin))
             oldest = self._idle.pop(0) if len(self._idle) > MOST_IDLE else None
         if oldest is not None:
-            oldest[1].close()
+            with contextlib.suppress(OSError, WorkspaceError):  # another mission's: this one's fork is made
+                oldest[1].close()
 
     def _template(self, mission: str) -> tuple[Path, str]:
         with self._lock:

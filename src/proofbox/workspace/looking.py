@@ -6,6 +6,7 @@ tracker has seen everything since, a look reads the names it gives; otherwise, a
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -91,11 +92,11 @@ class Look:
         return "tracked"
 
     def save(self) -> None:
-        """Keep what is known for the next process."""
-        if self.directory is not None:
-            cache.save(self._cached, self.directory, self._store.position)
-        elif self._known is not None:
-            cache.save(self._cached, *self._known)
+        """Keep what is known for the next process, unless the workspace was forgotten meanwhile."""
+        known = self._known if self.directory is None else (self.directory, self._store.position)
+        if known is not None:
+            with contextlib.suppress(FileNotFoundError):
+                cache.save(self._cached, *known)
 
     def forget(self) -> None:
         self.directory = None

@@ -1378,7 +1378,8 @@ static void serve(void) {
             for (int i = 0; i < 2; i++)
                 set[n++] = (struct pollfd){ready && !(c->out[i].dry && !c->told) ? c->out[i].fd : -1, POLLIN, 0};
             set[n++] = (struct pollfd){held(&c->input) ? c->stdin_fd : -1, POLLOUT, 0};
-            set[n++] = (struct pollfd){c->report_fd, POLLIN, 0};
+            /* Without a minder its end is heard anyway, with that of the child: to wake up for its start is for who asked. */
+            set[n++] = (struct pollfd){c->slot && !c->want_started && !c->pending ? -1 : c->report_fd, POLLIN, 0};
         }
         size_t first_relay = n;
         n += watch_relays(set + n);

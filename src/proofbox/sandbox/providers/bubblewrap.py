@@ -23,6 +23,7 @@ from proofbox.sandbox.binaries import program
 from proofbox.sandbox.contract import Box, BoxSpec, Enforcement, Isolation, Policy
 from proofbox.sandbox.environment import BOX_HOME, boxed
 from proofbox.sandbox.localbox import Plumbing, launch
+from proofbox.sandbox.mounts import mount_of, mounts_below
 from proofbox.sandbox.providers.covering import covers
 from proofbox.sandbox.providers.hostroot import ROOT, directory, host_parts
 from proofbox.sandbox.providers.own import frozen_within, hidden_within
@@ -257,29 +258,27 @@ def _sealed_userns() -> tuple[str, ...]:
 
 
 def _can_idmap(project: str) -> bool:
-    """Whether the mount that the project is on takes an idmapped one: by doing it, in a mount namespace of its own.
+    """Whether the project takes an idmapped mount, with all that is mounted in it: by doing it, in a mount namespace of
+    its own.
 
-    Asked once a mount, since each attempt of a run has a project of its own.
+    Asked once a mount, since each attempt of a run has a project of its own; but what has mounts in it answers for
+    itself alone.
     """
-    mount = _mount_of(project)
+    if mounts_below(project):
+        return _try_idmap(project)
+    mount = mount_of(project)
     if mount not in _idmappable:
-        ids = ["0", "0", str(COMMAND_ID), str(COMMAND_ID)]
-        command = [str(program("boxlaunch")), "--idmap", project, *ids, "--", str(program("boxlaunch")), "--version"]
-        _idmappable[mount] = subprocess.run(command, capture_output=True, check=False).returncode == 0
+        _idmappable[mount] = _try_idmap(project)
     return _idmappable[mount]
 
 
 _idmappable: dict[tuple[int, str], bool] = {}
 
 
-def _mount_of(path: str) -> tuple[int, str]:
-    """The device and the mount: one device may be mounted in several ways, and a mount's number be used again."""
-    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    try:
-        said = Path(f"/proc/self/fdinfo/{fd}").read_text()
-        return os.fstat(fd).st_dev, next(line for line in said.splitlines() if line.startswith("mnt_id:"))
-    finally:
-        os.close(fd)
+def _try_idmap(project: str) -> bool:
+    ids = ["0", "0", str(COMMAND_ID), str(COMMAND_ID)]
+    command = [str(program("boxlaunch")), "--idmap", project, *ids, "--", str(program("boxlaunch")), "--version"]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def _has_overlay() -> bool:
