@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from badfiles import PLACES, lines_for_pipes, lines_for_place
 from badlines import ANSWERED, REFUSED, USAGE, Line
 from badworld import described, made_world, problems
 from capabilities import OrdinaryUser
@@ -203,6 +204,28 @@ def test_files_without_an_end(world: Path) -> None:
     ]
     little = 'ulimit -v 4000000; exec "$@"'  # in kB: what reads on would end for want of memory, as a defect of ours
     answers(world, [Try((*each.split(), "--json"), REFUSED, script=little) for each in words])
+
+
+def test_pipes_that_nobody_writes_to(world: Path) -> None:
+    """Whoever works on a project can put one where a file is read: it is refused, and not waited for."""
+    answers(world, [Try(line.words, line.codes) for line in lines_for_pipes(world)])
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_pipes_where_a_file_always_is(name: str, world: Path) -> None:
+    run = (world / "out/LATEST").read_text().strip()
+    place = world / name.replace("RUN", f"out/{run}")
+    aside = world / "aside"
+    place.parent.mkdir(exist_ok=True)
+    if place.exists():
+        place.rename(aside)
+    os.mkfifo(place)
+    try:
+        answers(world, [Try(line.words, line.codes) for line in lines_for_place(name)])
+    finally:
+        place.unlink()
+        if aside.exists():
+            aside.rename(place)
 
 
 @pytest.mark.needs("unprivileged-user")
