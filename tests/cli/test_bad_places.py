@@ -177,9 +177,35 @@ def test_words_that_are_no_utf8(world: Path) -> None:
         ("key", "show", bad, "--json"),
         ("workspace", "status", bad, "--json"),
         ("gc", bad, b"--older-than=" + bad, "--json"),
+        ("suite", "run", bad + b".toml", "--json"),
     ]
     answers(world, [Try(each, REFUSED) for each in words])
     answers(world, [Try(("exec", "--provider", "off", "--json", "--", bad), frozenset({127}))])
+
+
+def test_places_to_write_to_that_are_no_utf8(world: Path) -> None:
+    """Each works, or is refused before anything is made."""
+    bad = b"made-\xff"
+    refused: list[tuple[str | bytes, ...]] = [
+        ("suite", "run", "suite.toml", "--out", bad, "--strategies", "scripted", "--json"),
+        ("suite", "run", "suite.toml", "--out", bad + b"/below", "--strategies", "scripted", "--json"),
+        ("demo", "--keep", bad, "--json"),
+    ]
+    answers(world, [Try(each, USAGE) for each in refused])
+    in_it = 'mkdir "$(printf "in-\\377")" && cp suite.toml in-* && cd in-* && exec "$@"'
+    answers(world, [Try(("suite", "run", "suite.toml", "--strategies", "scripted", "--json"), USAGE, script=in_it)])
+    (inner,) = world.glob("in-*")
+    assert [path.name for path in inner.iterdir()] == ["suite.toml"]
+    assert not list(world.glob("made-*"))
+    works: list[tuple[str | bytes, ...]] = [
+        ("runtime", "try", "--prompt", "go", "--workspace", "folder", "--strategies", "scripted", "--out", bad + b"r"),
+        ("workspace", "fork", "project", "HEAD", bad + b"f"),
+        ("promotion", "emit", "out", "--output", bad + b"p"),
+        ("bundle", "push", "out", bad + b"s"),
+        ("bundle", "pull", "store", bad + b"b"),
+        ("key", "new", bad + b"k"),
+    ]
+    answers(world, [Try((*each, "--json"), frozenset({0})) for each in works])
 
 
 def test_files_that_may_not_grow(world: Path) -> None:

@@ -19,6 +19,7 @@ from proofbox.core.clock import Clock, SystemClock
 from proofbox.core.ids import IdSource
 from proofbox.core.locks import locked
 from proofbox.core.removal import remove_tree
+from proofbox.core.text import require_utf8
 from proofbox.errors import RunBusy, RunUnknown, UsageLimited, WorkerLost
 from proofbox.evidence.identity import world
 from proofbox.evidence.paths import INDEX
@@ -61,6 +62,9 @@ _EXPECTED = ("environment.json", SCHEDULE, SUMMARY)
 
 def create_run(plan: Plan, out: Path, *, clock: Clock | None = None) -> Path:
     """Plan it: after this it can be resumed from any process. The path of its ledger."""
+    require_utf8(out.absolute(), "the output directory", "suite")
+    require_utf8(plan.base, "the suite's directory", "suite")
+    require_utf8(plan.suite_name, "the suite's file", "suite")
     suite = plan.suite()
     refuse_secrets(plan, os.environ)
     out.mkdir(parents=True, exist_ok=True)
