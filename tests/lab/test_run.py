@@ -17,12 +17,13 @@ from typing import Any
 import pytest
 from suites import HEAD, attempts, command, conduct, document, lines, mission, plan, say, write
 
+from proofbox.core.clock import ManualClock
 from proofbox.errors import RunBusy, RunUnknown, SuiteInvalid
 from proofbox.evidence.promotion import emit_promotion
 from proofbox.evidence.reader import load_bundle
 from proofbox.evidence.verify import verify
 from proofbox.lab.artifacts import EXPECTED
-from proofbox.lab.ledger import Ledger
+from proofbox.lab.ledger import Ended, Ledger
 from proofbox.lab.plan import Plan, ledger_path
 from proofbox.lab.run import Conductor, find_run
 
@@ -157,6 +158,38 @@ def test_a_mission_that_failed_is_not_tried_again(out: Path, tmp_path: Path) -> 
     made = plan(HEAD + mission("fails", say("done"), verify=ANSWER), out, tmp_path, retries=5)
     conduct(made, out)
     assert list(attempts(made, out)) == ["fails.1"]
+
+
+def test_a_reset_that_is_always_past_is_waited_for_ever_longer(
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = plan(HEAD + mission("asks", say("done")), out, tmp_path)
+    clock = ManualClock()
+    waits: list[float] = []
+    used_up = Ended(
+        claimed="none",
+        verified="none",
+        infra="RUNTIME_USAGE_LIMIT",
+        reason="infra_failed",
+        strategy="process",
+        index_sha256="",
+        retry_after=1.0,
+    )
+
+    def work(self: Conductor) -> None:
+        for _ in range(5):
+            attempt = self._ledger.claim("worker", self._epoch, 60.0)
+            assert attempt is not None
+            self._ledger.end(attempt, used_up)
+            self._plan_retries()
+            waits.append((self._ledger.next_time() or 0.0) - clock.now().timestamp())
+            clock.advance(waits[-1])
+
+    monkeypatch.setattr(Conductor, "_work", work)
+    conductor = Conductor(out, made.run_id, clock=clock)
+    conductor.conduct()
+    conductor.close()
+    assert waits == [1, 2, 4, 8, 16]
 
 
 CONDUCT = """

@@ -29,6 +29,7 @@ from proofbox.evidence.writer import BundleWriter
 from proofbox.lab.closing import as_committed, close_torn
 from proofbox.lab.crew import Crew, OnEvent, Telling
 from proofbox.lab.documents import ChainDecided, RunEnvironment, SuiteNamed
+from proofbox.lab.failures import pause
 from proofbox.lab.ledger import Attempt, Ledger, Planned
 from proofbox.lab.limiter import ClosedGate, Limiter
 from proofbox.lab.pinning import PINNED, pin
@@ -225,7 +226,7 @@ class Conductor:
             if attempt.result is None or attempt.result.retry_after is None or not self._worth_it(line):
                 continue
             root = line[0].id
-            due = self._clock.now().timestamp() + attempt.result.retry_after
+            due = self._clock.now().timestamp() + pause([each.result for each in line])
             again = f"{root}.r{len(line)}"
             self._ledger.plan(Planned(again, attempt.mission, attempt.replicate, attempt.id, due, attempt.lane))
 
