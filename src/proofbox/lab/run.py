@@ -55,6 +55,9 @@ from proofbox.lab.template import GIVEN, Source, fill, forget_templates
 CONDUCTOR = "conductor"
 MOST_LOST = 3
 """How often an attempt is tried again because its worker died: one that kills its worker must not go on for ever."""
+MOST_STOPPED = 50
+"""How often because the run was stopped meanwhile. A machine may be shut down every day for weeks; but an attempt that
+ends its conductor as well must not go on for ever, where something resumes the run each time."""
 MOST_IN_VAIN = 4
 """How many workers may die one after another without any attempt's being begun or ended."""
 TAKEN_OVER = 60.0
@@ -142,12 +145,12 @@ class Conductor:
             # Not a `with`: left by an exception or an interrupt, the run is to stay in progress, and be resumed.
             bundle.__enter__()
             try:
-                self._close_torn(alive=())
+                self._close_torn(alive=(), stopped=True)
                 self._plan_retries()
                 self._work()
             finally:
                 self._crew.end()
-                self._close_torn(alive=())
+                self._close_torn(alive=(), stopped=True)
             self._write(bundle)
             bundle.__exit__(None, None, None)
             self._tidy_up()
@@ -206,15 +209,18 @@ class Conductor:
 
     # Torn attempts and retries
 
-    def _close_torn(self, alive: Iterable[str]) -> None:
-        """End what nobody works on any more, with what it had. A bundle that was committed counts as it is."""
+    def _close_torn(self, alive: Iterable[str], *, stopped: bool = False) -> None:
+        """End what nobody works on any more, with what it had. A bundle that was committed counts as it is.
+
+        `stopped`: its worker died with a conductor of the run, this one or one before.
+        """
         for attempt in self._ledger.torn(alive):
             self._crew.kill(attempt.worker or "")  # alive, and silent for longer than its lease
             mine = self._ledger.take_over(attempt, f"{CONDUCTOR}-{self._epoch}", TAKEN_OVER)
             path = self._out / self._run_id / attempt.path
             redactor = redactor_of(self._plan, os.environ)
             ended = close_torn(self._out / self._run_id, self._run_id, attempt, redactor, self._clock)
-            self._ledger.end(mine, ended)
+            self._ledger.end(mine, msgspec.structs.replace(ended, stopped=stopped and ended.infra == WorkerLost.code))
             remove_tree(self._out / WORK / self._run_id / "attempts" / path.name)
             told = {"claimed": ended.claimed, "verified": ended.verified, "infra": ended.infra, "reason": ended.reason}
             self._tell({"event": "ended", "attempt_id": attempt.id, "mission_id": attempt.mission, **told})
@@ -240,7 +246,8 @@ class Conductor:
     def _worth_it(self, line: list[Attempt]) -> bool:
         codes = [each.result.infra for each in line if each.result is not None]
         if codes[-1] == WorkerLost.code:
-            return codes.count(WorkerLost.code) <= MOST_LOST
+            stopped = sum(each.result.stopped for each in line if each.result is not None)
+            return codes.count(WorkerLost.code) - stopped <= MOST_LOST and stopped <= MOST_STOPPED
         if codes[-1] == UsageLimited.code:  # nothing was tried: it waits for its reset
             return True
         others = [code for code in codes if code not in (WorkerLost.code, UsageLimited.code)]
