@@ -149,6 +149,8 @@ PRESETS: dict[str, Grants] = {
     ),
 }
 
+DEFAULT_CAPABILITIES = "sandbox"
+
 
 def preset(name: str) -> Grants:
     found = PRESETS.get(name)
