@@ -499,6 +499,10 @@ def test_what_can_t_be_forked_is_refused(project: Path, tmp_path: Path) -> None:
     (out / "steps.jsonl").write_bytes(steps.replace(b'"exit_code":null', b'"exit_code":1234'))
     with pytest.raises(CorruptError):
         fork(out, 1, wanted)
+    (out / "trial.json").unlink()
+    os.mkfifo(out / "trial.json")
+    with pytest.raises(CorruptError, match="no regular file"):
+        fork(out, 1, wanted)
     assert not (tmp_path / "fork").exists()
 
 

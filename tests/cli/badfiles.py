@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import random
 import zipfile
 from collections.abc import Iterator
@@ -124,6 +125,16 @@ def lines_for_reader(reader: str, place: Path) -> Iterator[Line]:
         (file,) = (word for word in words if word.startswith(name))
         (place / file).write_bytes(content)
         yield Line(f"{why} for {reader}", (*words, "--json"), READERS[reader])
+
+
+def lines_for_pipes(place: Path) -> Iterator[Line]:
+    """Each reader is given a pipe that nobody writes to."""
+    for reader in READERS:
+        words = [word.replace("X", "pipe", 1) if word.startswith("X") else word for word in reader.split()]
+        (file,) = (word for word in words if word.startswith("pipe"))
+        if not (place / file).exists():
+            os.mkfifo(place / file)
+        yield Line(f"a pipe for {reader}", (*words, "--json"), REFUSED)
 
 
 def lines_for_place(name: str) -> Iterator[Line]:

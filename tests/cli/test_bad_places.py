@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from badfiles import PLACES, lines_for_pipes, lines_for_place
 from badlines import ANSWERED, REFUSED, USAGE, Line
 from badworld import described, made_world, problems
 from capabilities import OrdinaryUser
@@ -176,9 +177,35 @@ def test_words_that_are_no_utf8(world: Path) -> None:
         ("key", "show", bad, "--json"),
         ("workspace", "status", bad, "--json"),
         ("gc", bad, b"--older-than=" + bad, "--json"),
+        ("suite", "run", bad + b".toml", "--json"),
     ]
     answers(world, [Try(each, REFUSED) for each in words])
     answers(world, [Try(("exec", "--provider", "off", "--json", "--", bad), frozenset({127}))])
+
+
+def test_places_to_write_to_that_are_no_utf8(world: Path) -> None:
+    """Each works, or is refused before anything is made."""
+    bad = b"made-\xff"
+    refused: list[tuple[str | bytes, ...]] = [
+        ("suite", "run", "suite.toml", "--out", bad, "--strategies", "scripted", "--json"),
+        ("suite", "run", "suite.toml", "--out", bad + b"/below", "--strategies", "scripted", "--json"),
+        ("demo", "--keep", bad, "--json"),
+    ]
+    answers(world, [Try(each, USAGE) for each in refused])
+    in_it = 'mkdir "$(printf "in-\\377")" && cp suite.toml in-* && cd in-* && exec "$@"'
+    answers(world, [Try(("suite", "run", "suite.toml", "--strategies", "scripted", "--json"), USAGE, script=in_it)])
+    (inner,) = world.glob("in-*")
+    assert [path.name for path in inner.iterdir()] == ["suite.toml"]
+    assert not list(world.glob("made-*"))
+    works: list[tuple[str | bytes, ...]] = [
+        ("runtime", "try", "--prompt", "go", "--workspace", "folder", "--strategies", "scripted", "--out", bad + b"r"),
+        ("workspace", "fork", "project", "HEAD", bad + b"f"),
+        ("promotion", "emit", "out", "--output", bad + b"p"),
+        ("bundle", "push", "out", bad + b"s"),
+        ("bundle", "pull", "store", bad + b"b"),
+        ("key", "new", bad + b"k"),
+    ]
+    answers(world, [Try((*each, "--json"), frozenset({0})) for each in works])
 
 
 def test_files_that_may_not_grow(world: Path) -> None:
@@ -203,6 +230,28 @@ def test_files_without_an_end(world: Path) -> None:
     ]
     little = 'ulimit -v 4000000; exec "$@"'  # in kB: what reads on would end for want of memory, as a defect of ours
     answers(world, [Try((*each.split(), "--json"), REFUSED, script=little) for each in words])
+
+
+def test_pipes_that_nobody_writes_to(world: Path) -> None:
+    """Whoever works on a project can put one where a file is read: it is refused, and not waited for."""
+    answers(world, [Try(line.words, line.codes) for line in lines_for_pipes(world)])
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_pipes_where_a_file_always_is(name: str, world: Path) -> None:
+    run = (world / "out/LATEST").read_text().strip()
+    place = world / name.replace("RUN", f"out/{run}")
+    aside = world / "aside"
+    place.parent.mkdir(exist_ok=True)
+    if place.exists():
+        place.rename(aside)
+    os.mkfifo(place)
+    try:
+        answers(world, [Try(line.words, line.codes) for line in lines_for_place(name)])
+    finally:
+        place.unlink()
+        if aside.exists():
+            aside.rename(place)
 
 
 @pytest.mark.needs("unprivileged-user")

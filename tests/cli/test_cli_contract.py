@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import proofbox
-from proofbox.cli import COMMANDS, GROUPS, main
+from proofbox.cli import COMMANDS, GROUPS, Command, main
 from proofbox.cli.commands.contract import make_contract
 from proofbox.errors import error_classes
 
@@ -23,6 +23,18 @@ SNAPSHOT = Path(__file__).parent / "contract.json"
 HEAVY = (
     *("anyio", "asyncio", "cryptography", "cyclopts", "dataclasses", "httpx2", "inspect", "json", "msgspec", "rich"),
     *("re", "socket", "stamina", "starlette", "subprocess", "typing", "uvicorn"),
+)
+# And by the help of one command, none of these, beyond what it takes to parse a command line.
+TO_RUN = (
+    *("anyio", "asyncio", "concurrent.futures", "cryptography", "http.client", "httpx2", "importlib.metadata", "ssl"),
+    *("stamina", "starlette", "urllib.request", "uvicorn"),
+    *("proofbox.agents.registry", "proofbox.delivery.client", "proofbox.lab.run", "proofbox.sandbox.providers"),
+    *("proofbox.workspace.workspace",),
+)
+# Their documents are made of types that stand beside the code which makes them, and are needed for the contract.
+MADE_OF_HEAVY_TYPES = (
+    *("contract", "doctor", "gc", "report", "validate"),
+    *("runtime list", "runtime check", "runtime try", "runtime fork"),
 )
 
 
@@ -79,6 +91,23 @@ def test_help_loads_nothing_heavy(words: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0
     assert done.stdout
+    assert done.stderr.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "command", [each for each in COMMANDS if each.path not in MADE_OF_HEAVY_TYPES], ids=lambda command: command.path
+)
+def test_help_of_a_command_loads_nothing_that_only_running_it_takes(command: Command) -> None:
+    """In a process of its own: what one command loads, the next would have."""
+    script = (
+        "import sys; from proofbox.cli import main; main([*sys.argv[1:], '--help']);"
+        f"print(sorted(set({TO_RUN!r}) & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, *command.path.split()], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0
+    assert "For example:" in done.stdout
     assert done.stderr.strip() == "[]"
 
 

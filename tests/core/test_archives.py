@@ -189,6 +189,17 @@ def test_a_directory_keeps_its_modes(tmp_path: Path) -> None:
         (each / "closed").chmod(0o755)
 
 
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    into = tmp_path / "into"
+    into.mkdir()
+    with pytest.raises(OSError, match="no regular file"):
+        unpack(tmp_path / "pipe", into)
+    with pytest.raises(OSError, match="no regular file"):
+        Overlaid(into).put("a", tmp_path / "pipe")
+    assert not list(into.iterdir())
+
+
 def test_a_tar_that_ends_with_a_zip_is_a_tar(tmp_path: Path) -> None:
     unpacked(tar(Member("main.py", data=b"1"), Member("dist/pkg.whl", data=zipped(Member("inner.txt")))), tmp_path)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["dist", "main.py"]

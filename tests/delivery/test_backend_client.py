@@ -7,6 +7,7 @@ import io
 import ipaddress
 import json
 import logging
+import os
 import ssl
 import time
 import traceback
@@ -28,7 +29,7 @@ from proofbox.core.clock import ManualClock
 from proofbox.delivery.aclient import AsyncBackendClient
 from proofbox.delivery.calls import api_path, seconds_to_wait
 from proofbox.delivery.client import BackendClient
-from proofbox.delivery.settings import ApiKey, BackendSettings, Retries, Timeouts
+from proofbox.delivery.settings import ApiKey, BackendSettings, Retries, Timeouts, key_from_environment
 from proofbox.delivery.wire import InitialExport, RepoManifest
 from proofbox.errors import (
     BackendConflict,
@@ -442,6 +443,21 @@ def test_a_file_that_names_the_default_address_decides_nothing(tmp_path: Path) -
     (tmp_path / ".env").write_text("MOZAIKS_BACKEND_URL=http://localhost:3000/\n")
     found = BackendSettings.from_environment({"INTERNAL_API_KEY": KEY}, project=tmp_path)
     assert found.url == "http://localhost:3000"
+
+
+@pytest.mark.parametrize("kind", ["pipe", "directory", "device"])
+def test_what_is_no_file_in_the_place_of_dotenv_is_refused_and_not_waited_for(tmp_path: Path, kind: str) -> None:
+    place = tmp_path / ".env"
+    if kind == "pipe":
+        os.mkfifo(place)
+    elif kind == "directory":
+        place.mkdir()
+    else:
+        place.symlink_to("/dev/zero")
+    for ask in (BackendSettings.from_environment, key_from_environment):
+        with pytest.raises(SettingsInvalid, match="no regular file") as caught:
+            ask({"INTERNAL_API_KEY": KEY}, project=tmp_path)
+        assert any("remove it" in hint for hint in caught.value.fix_hints)
 
 
 def test_an_id_is_one_part_of_a_path() -> None:

@@ -17,7 +17,7 @@ from proofbox.lab.crew import Telling
 from proofbox.lab.ledger import Ledger
 from proofbox.lab.plan import ledger_path
 from proofbox.lab.run import Conductor, find_run
-from proofbox.lab.summary import final_attempts
+from proofbox.lab.totals import final_attempts
 
 pytestmark = pytest.mark.needs("bubblewrap")
 

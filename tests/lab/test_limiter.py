@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from proofbox.core.clock import ManualClock, parse_isoformat
 from proofbox.errors import UsageLimited
 from proofbox.evidence.identity import process_identity
-from proofbox.lab.failures import retry_after
-from proofbox.lab.limiter import LONGEST, Limiter, closed_gates
+from proofbox.lab.failures import pause, retry_after
+from proofbox.lab.ledger import Ended
+from proofbox.lab.limiter import LONGEST, LONGEST_PAST, Limiter, closed_gates
 
 ME = process_identity()
 
@@ -90,6 +91,60 @@ def test_a_usage_limit_closes_the_gate_until_its_reset(tmp_path: Path, clock: Ma
     assert limiter.enter("a", ME) == 3600
     clock.advance(3600)
     assert limiter.enter("a", ME) is None
+
+
+def test_a_reset_that_is_always_past_is_asked_about_ever_less_often(tmp_path: Path, clock: ManualClock) -> None:
+    limiter = gate(tmp_path, clock)
+
+    def waits(count: int) -> list[float]:
+        """Each time the gate opens, one is let in, and told of a reset that was a minute ago."""
+        found = []
+        for _ in range(count):
+            assert limiter.enter("a", ME) is None
+            limiter.usage_limited(clock.now().timestamp() - 60)
+            limiter.leave("a")
+            wait = limiter.enter("a", ME)
+            assert wait is not None
+            found.append(wait)
+            clock.advance(wait)
+        return found
+
+    assert waits(12) == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, LONGEST_PAST, LONGEST_PAST]
+    assert "no reset to come" in limiter.state().why
+    limiter.went_well()
+    assert waits(3) == [1, 2, 4], "it went well in between"
+    now = clock.now().timestamp()
+    assert limiter.usage_limited(now + 30) == now + 30, "a reset to come is believed"
+    clock.advance(30)
+    assert waits(2) == [1, 2]
+
+
+def test_all_that_were_under_way_count_as_one_reset_that_is_past(tmp_path: Path, clock: ManualClock) -> None:
+    limiter = gate(tmp_path, clock)
+    now = clock.now().timestamp()
+    assert [limiter.usage_limited(now - 60) for _ in range(4)] == [now + 1] * 4
+    clock.advance(1)
+    assert limiter.usage_limited(now - 60) == now + 3
+
+
+def test_an_attempt_without_a_gate_waits_ever_longer_too() -> None:
+    def met(wait: float | None, infra: str = UsageLimited.code) -> Ended:
+        return Ended(
+            claimed="none",
+            verified="none",
+            infra=infra,
+            reason="usage_limited",
+            strategy="process",
+            index_sha256="",
+            retry_after=wait,
+        )
+
+    past = met(1.0)
+    assert [pause([past] * count) for count in (1, 2, 3, 10, 11, 99)] == [1, 2, 4, 512, LONGEST_PAST, LONGEST_PAST]
+    assert pause([past, past, met(600.0)]) == 600
+    assert pause([past, met(600.0), past]) == 1
+    assert pause([past, past, met(1.0, "ATTEMPT_WORKER_LOST")]) == 1
+    assert pause([past, past, met(None, "ATTEMPT_WORKER_LOST")]) == 0
 
 
 @pytest.mark.parametrize("said", [9e11, 1e12 - 1, float("inf")])

@@ -15,14 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from suites import HEAD, attempts, command, conduct, document, lines, mission, plan, say, write
+from suites import HEAD, attempts, command, conduct, document, lines, mission, patch_workers, plan, say, write
 
+from proofbox.core.clock import ManualClock
 from proofbox.errors import RunBusy, RunUnknown, SuiteInvalid
 from proofbox.evidence.promotion import emit_promotion
 from proofbox.evidence.reader import load_bundle
 from proofbox.evidence.verify import verify
+from proofbox.lab import run as run_module
 from proofbox.lab.artifacts import EXPECTED
-from proofbox.lab.ledger import Ledger
+from proofbox.lab.ledger import Ended, Ledger
 from proofbox.lab.plan import Plan, ledger_path
 from proofbox.lab.run import Conductor, find_run
 
@@ -157,6 +159,91 @@ def test_a_mission_that_failed_is_not_tried_again(out: Path, tmp_path: Path) -> 
     made = plan(HEAD + mission("fails", say("done"), verify=ANSWER), out, tmp_path, retries=5)
     conduct(made, out)
     assert list(attempts(made, out)) == ["fails.1"]
+
+
+def test_a_reset_that_is_always_past_is_waited_for_ever_longer(
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = plan(HEAD + mission("asks", say("done")), out, tmp_path)
+    clock = ManualClock()
+    waits: list[float] = []
+    used_up = Ended(
+        claimed="none",
+        verified="none",
+        infra="RUNTIME_USAGE_LIMIT",
+        reason="infra_failed",
+        strategy="process",
+        index_sha256="",
+        retry_after=1.0,
+    )
+
+    def work(self: Conductor) -> None:
+        for _ in range(5):
+            attempt = self._ledger.claim("worker", self._epoch, 60.0)
+            assert attempt is not None
+            self._ledger.end(attempt, used_up)
+            self._plan_retries()
+            waits.append((self._ledger.next_time() or 0.0) - clock.now().timestamp())
+            clock.advance(waits[-1])
+
+    monkeypatch.setattr(Conductor, "_work", work)
+    conductor = Conductor(out, made.run_id, clock=clock)
+    conductor.conduct()
+    conductor.close()
+    assert waits == [1, 2, 4, 8, 16]
+
+
+def stop_often(made: Plan, out: Path, times: int, how: str) -> None:
+    """Stop the run as often, each time while its attempt is under way."""
+
+    def stop(self: Conductor) -> None:
+        self._ledger.claim("worker", self._epoch, 60.0)
+        if how == "killed":  # then it closes nothing at its end
+            patch.setattr(self, "_close_torn", lambda **_: None)
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Conductor, "_work", stop)
+        for _ in range(times):
+            with pytest.raises(KeyboardInterrupt):
+                conduct(made, out)
+
+
+@pytest.mark.parametrize("how", ["interrupted", "killed"])
+def test_a_run_that_is_stopped_ten_times_is_still_completed(out: Path, tmp_path: Path, how: str) -> None:
+    made = plan(HEAD + mission("answer", *DOES_IT, verify=ANSWER), out, tmp_path)
+    stop_often(made, out, 10, how)
+    run = conduct(made, out)
+    assert results(made, out) == {
+        **{
+            f"answer.1{f'.r{n}' if n else ''}": ("none", "none", "ATTEMPT_WORKER_LOST", "worker_lost")
+            for n in range(10)
+        },
+        "answer.1.r10": ("success", "passed", None, "completed"),
+    }
+    assert verify(run).ok
+
+
+@pytest.mark.parametrize("how", ["interrupted", "killed"])
+def test_an_attempt_that_always_ends_its_conductor_is_given_up(
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(run_module, "MOST_STOPPED", 5)
+    made = plan(HEAD + mission("answer", *DOES_IT, verify=ANSWER), out, tmp_path)
+    stop_often(made, out, 8, how)
+    conduct(made, out)
+    assert [each[2] for each in results(made, out).values()] == ["ATTEMPT_WORKER_LOST"] * 6
+
+
+def test_a_stop_does_not_excuse_an_attempt_that_kills_its_worker(
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = plan(HEAD + mission("kills", *DOES_IT, verify=ANSWER), out, tmp_path)
+    stop_often(made, out, 2, "killed")
+    patch_workers(monkeypatch, "worker.run_attempt = lambda *_: os.kill(os.getpid(), 9)")
+    conduct(made, out)
+    found = [each.result.stopped for each in attempts(made, out).values() if each.result is not None]
+    assert found == [True, True, False, False, False, False]
 
 
 CONDUCT = """

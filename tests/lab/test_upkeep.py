@@ -133,6 +133,16 @@ def test_what_is_old_goes_and_what_is_needed_stays(tmp_path: Path) -> None:
     assert attempt.result.verified == "passed"
 
 
+def test_a_pipe_in_the_place_of_an_artifact_is_not_waited_for(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    old, _ = (conduct(plan(SUITE, out, tmp_path), out) for _ in range(2))
+    (place,) = old.glob("attempts/*/final_snapshot.json")
+    place.unlink()
+    os.mkfifo(place)
+    collect(survey(out, Rules(older_than=5 * 86400.0), SystemClock().now() + timedelta(days=10)))
+    assert not old.exists()
+
+
 def test_what_a_killed_conductor_left_is_freed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     left = out / ".work" / "run-gone" / "attempts"

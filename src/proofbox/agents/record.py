@@ -21,6 +21,7 @@ import msgspec
 
 from proofbox.core.atomic import write_document
 from proofbox.core.chain import ChainWriter, verify_chain
+from proofbox.core.plainfile import read_plain
 from proofbox.core.redaction import Redactor
 from proofbox.core.removal import remove_tree
 from proofbox.core.text import preview
@@ -29,6 +30,7 @@ from proofbox.workspace.scan import beyond
 
 TEXT_LIMIT = 64 << 10
 LARGEST_CHAIN = 1 << 30
+LARGEST_DOCUMENT = 1 << 26
 LOOK_EVERY = 256
 _MAX_INTEGER = 2**53 - 1
 _MAX_DEPTH = 64
@@ -89,7 +91,7 @@ def load_document(directory: Path, kind: type[T], schema: str) -> T:
     """The trial.json of a record. Raises `NotFoundError`, or `CorruptError` for one that can't be read."""
     path = directory / "trial.json"
     try:
-        data = msgspec.json.decode(path.read_bytes())
+        data = msgspec.json.decode(read_plain(path, LARGEST_DOCUMENT))
     except (FileNotFoundError, NotADirectoryError):
         raise NotFoundError(
             f"{directory} is no record of a trial that has ended", op="record", fix_hints=["name the --out of a trial"]

@@ -35,6 +35,7 @@ from typing import Any
 import msgspec
 
 from proofbox.agents.events import TokenUsage
+from proofbox.core.plainfile import read_plain
 from proofbox.core.toml import parse_toml
 from proofbox.errors import (
     AgentError,
@@ -157,8 +158,7 @@ def _check(step: Step, where: str) -> None:
 
 def _load(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as file:
-            data = file.read(SIZE_LIMIT + 1)
+        data = read_plain(path, SIZE_LIMIT + 1)
         if len(data) > SIZE_LIMIT:
             raise _wrong(str(path), f"it is larger than {SIZE_LIMIT >> 20} MiB")
         return parse_toml(data.decode())

@@ -21,8 +21,10 @@ from proofbox.cli.glossary import NOUNS
 from proofbox.cli.output import Document
 from proofbox.core.documents import STORED
 
-LOADED_LATE = ("proofbox.agents.threads", "proofbox.evidence.witnesses", "proofbox.lab.limiter")
-"""What declares documents and is loaded by no command, only where an agent runs or a bundle is written."""
+LOADED_LATE = (
+    *("proofbox.agents.threads", "proofbox.delivery.record", "proofbox.evidence.witnesses", "proofbox.lab.limiter"),
+)
+"""What declares documents and is loaded with no command, only where an agent runs, or a bundle is written or sent."""
 
 
 class StoredFacts(msgspec.Struct, frozen=True):

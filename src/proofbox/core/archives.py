@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from proofbox.core.overlaying import PIECE, Overlaid
+from proofbox.core.plainfile import open_plain
 from proofbox.core.tarstream import TarReader, TornArchive
 
 _UNIX = 3
@@ -61,7 +62,7 @@ MOST = Limits(files=1_000_000, size=64 << 30)
 
 def unpack(source: Path, dest: Path, limits: Limits = MOST) -> None:
     """Lay what a tar (plain, gz, bz2, xz) or a zip archive holds over the directory `dest`."""
-    with source.open("rb") as archive:
+    with open_plain(source) as archive:
         # By its head: a tar that ends with a wheel or a jar has the end of a zip.
         zipped = archive.read(4) in (b"PK\3\4", b"PK\5\6")
         archive.seek(0)

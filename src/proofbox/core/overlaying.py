@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from proofbox.core.plainfile import open_plain
 from proofbox.core.removal import remove_tree
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -99,7 +100,7 @@ class Overlaid:
             os.fchmod(fd, mode)
 
     def _copy(self, path: str, source: Path) -> None:
-        with source.open("rb") as original:
+        with open_plain(source) as original:
             mode = stat.S_IMODE(os.fstat(original.fileno()).st_mode)
             self.write(path, iter(lambda: original.read(PIECE), b""), mode)
 

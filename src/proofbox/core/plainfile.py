@@ -6,14 +6,21 @@ import errno
 import os
 import stat
 from pathlib import Path
+from typing import BinaryIO
 
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
-def read_plain(path: Path, limit: int) -> bytes:
-    """Up to `limit` bytes of a regular file. Anything else (a pipe, a device, a directory) is an `OSError`."""
+def open_plain(path: Path) -> BinaryIO:
+    """A regular file, to read from. Anything else (a pipe, a device, a directory) is an `OSError`."""
     descriptor = os.open(path, _FLAGS)
-    with open(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return open(descriptor, "rb")
+
+
+def read_plain(path: Path, limit: int) -> bytes:
+    """Up to `limit` bytes of a regular file."""
+    with open_plain(path) as file:
         return file.read(limit)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import codecs
+import os
 import re
 import unicodedata
 
@@ -95,3 +96,14 @@ def path_fields(path: bytes | str) -> dict[str, str]:
         return {"path": raw.decode("utf-8")}
     except UnicodeDecodeError:
         return {"path": raw.decode("utf-8", "backslashreplace"), "path_b64": base64.b64encode(raw).decode("ascii")}
+
+
+def require_utf8(path: str | os.PathLike[str], what: str, op: str) -> None:
+    """Refuse a path that no JSON document can name by itself, before anything is made there."""
+    fields = path_fields(os.fspath(path))
+    if "path_b64" in fields:
+        raise UsageError(
+            f"the name of {what} is not UTF-8: {fields['path']}",
+            op=op,
+            fix_hints=["name or move it so that every directory on the way to it has a name in UTF-8"],
+        )

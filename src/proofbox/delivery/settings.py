@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from proofbox.core.loopback import is_loopback
+from proofbox.core.plainfile import read_plain
 from proofbox.core.redaction import Redactor
 from proofbox.errors import SettingsInvalid
 
@@ -179,11 +180,17 @@ def _dotenv(project: Path | None) -> dict[str, str]:
     """The two variables, if the project's file has them. No expansion: a value is what is written there."""
     if project is None:
         return {}
+    path = project / ".env"
     try:
-        with (project / ".env").open("rb") as stream:
-            text = stream.read(_DOTENV_LIMIT).decode("utf-8", "replace")
-    except OSError:
+        text = read_plain(path, _DOTENV_LIMIT).decode("utf-8", "replace")
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
         return {}
+    except OSError as error:
+        raise SettingsInvalid(
+            f"{path} can't be read: {error.strerror}",
+            op="deliver settings",
+            fix_hints=["remove it, or make it a file", "see who put it there: proofbox reads a project's .env"],
+        ) from None
     found = {}
     for line in text.splitlines():
         match = _LINE.fullmatch(line)

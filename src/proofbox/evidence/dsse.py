@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import base64
 import binascii
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from proofbox.core.canonical import CanonicalError, canonical_bytes, parse_strict
 from proofbox.evidence import shape
-from proofbox.evidence.keys import PrivateKey, PublicKey
 from proofbox.evidence.shape import ShapeError
+
+if TYPE_CHECKING:  # to read an envelope takes no cryptography
+    from proofbox.evidence.keys import PrivateKey, PublicKey
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"

@@ -7,7 +7,6 @@ import os
 import platform
 import sys
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +70,8 @@ def is_alive(identity: dict[str, Any]) -> bool | None:
 @cache
 def world() -> dict[str, Any]:
     """Host and tool: what a result may depend on, and what did the recording."""
+    from importlib import metadata  # with its parser of mail headers: for who writes a bundle
+
     try:
         version = metadata.version("proofbox")
     except metadata.PackageNotFoundError:

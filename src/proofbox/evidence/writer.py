@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -24,51 +23,26 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
-from proofbox.core.atomic import TEMPORARY_PREFIX, sweep_temporaries, sync_directory, write_document
+from proofbox.core.atomic import write_document
 from proofbox.core.canonical import CanonicalError, canonical_bytes
-from proofbox.core.chain import FORMAT as CHAIN_FORMAT
 from proofbox.core.chain import ChainWriter
 from proofbox.core.clock import Clock, SystemClock, isoformat
 from proofbox.core.digest import sha256_hex
 from proofbox.core.ids import IdSource
 from proofbox.core.redaction import Redactor
 from proofbox.core.text import preview
-from proofbox.errors import (
-    BundleCorrupt,
-    BundleExists,
-    BundleInProgress,
-    BundlePathRefused,
-    BundleSecretFound,
-    UsageError,
-)
-from proofbox.evidence.content import pieces_of, read_again, sync_all, write_new
+from proofbox.errors import BundleExists, BundleSecretFound, UsageError
+from proofbox.evidence.content import pieces_of, sync_all, write_new
+from proofbox.evidence.covering import cover, measured
+from proofbox.evidence.creation import checked_run_id, create_nested, create_run
 from proofbox.evidence.identity import is_alive, process_identity, world, world_id
-from proofbox.evidence.index import SCHEMA as INDEX_SCHEMA
-from proofbox.evidence.index import Anchor, Artifact, bounded_bytes, index_of, schema_of, stated_schema
+from proofbox.evidence.index import Anchor, Artifact, bounded_bytes, index_of, stated_schema
 from proofbox.evidence.lock import Mode, RunLock, holding
 from proofbox.evidence.log import SYNC_EVERY, BundleLog
-from proofbox.evidence.paths import (
-    INDEX,
-    IRREGULAR,
-    LATEST,
-    MAX_STATUS_BYTES,
-    RUN_ID,
-    STATUS,
-    above,
-    check_artifact_path,
-    is_artifact_path,
-    is_temporary,
-    read_bounded,
-    shown,
-    tidy,
-)
-from proofbox.evidence.pool import in_threads
-from proofbox.evidence.shape import ShapeError
+from proofbox.evidence.paths import INDEX, LATEST, STATUS, check_artifact_path
 from proofbox.evidence.status import SCHEMA as STATUS_SCHEMA
-from proofbox.evidence.status import RunStatus, parse_status
-
-UNFINISHED = "unfinished"
-"""Where a bundle that was taken over has what its first writer did not live to stand by."""
+from proofbox.evidence.status import RunStatus
+from proofbox.evidence.takeover import continued, last_status, left_behind, require_left, require_ours, set_aside
 
 _Path = str | os.PathLike[str]
 _IDS = IdSource()
@@ -100,7 +74,7 @@ class BundleWriter:
         self._setup(expected, dry, redactor, clock, ids)
         self._out: str | None = os.fspath(out)
         self._lock_options: dict[str, Any] = {"mode": lock, "timeout": lock_timeout, "clock": self._clock}
-        self.run_id = self._new_id("run") if run_id is None else _checked_run_id(run_id)
+        self.run_id = self._new_id("run") if run_id is None else checked_run_id(run_id)
         self.path = Path(self._out) / self.run_id
 
     @classmethod
@@ -122,7 +96,7 @@ class BundleWriter:
         nested = cls.__new__(cls)
         nested._setup(expected, False, redactor, clock, ids)
         nested._out = None
-        nested.run_id = nested._new_id("bundle") if run_id is None else _checked_run_id(run_id)
+        nested.run_id = nested._new_id("bundle") if run_id is None else checked_run_id(run_id)
         nested.path = Path(directory) / check_artifact_path(path, "bundle nested")
         return nested
 
@@ -190,85 +164,27 @@ class BundleWriter:
         with self._locked("create"):
             if self._takes_over and self._inherit():
                 pass
-            elif os.path.lexists(self.path):
-                raise self._taken()
             elif self._out is None:
-                self._create_nested()
+                create_nested(self.path, self._status)
             else:
-                self._create_run(self._out)
+                create_run(self._out, self._status)
         self._state = "open"
         return self
 
     def _inherit(self) -> bool:
         """Make a dead writer's bundle ours. False: it died before there was anything."""
-        try:
-            before = parse_status(read_bounded(self.path / STATUS, MAX_STATUS_BYTES))
-        except FileNotFoundError:
-            self._clear_unborn()
+        before = last_status(self.path, self.run_id)
+        if before is None:
             return False
-        except (OSError, ShapeError) as error:
-            raise BundleCorrupt(f"{self.run_id} has no status to go on from: {error}", op="bundle open") from error
-        if (self.path / INDEX).exists() or not (self._released or is_alive(before.writer) is False):
-            raise BundleInProgress(
-                f"{before.run_id} is committed, or its writer still lives",
-                op="bundle open",
-                fix_hints=["wait until its writer has died: it can be taken over then"],
-            )
-        self.run_id = before.run_id
-        self._expected = tuple(dict.fromkeys((*before.expected, *self._expected)))
-        self._dry = self._dry or before.dry  # a rehearsal does not become the real thing by a second writer
-        self._status = replace(self._status, run_id=before.run_id, started_at=before.started_at)
-        self._status = replace(self._status, expected=self._expected, dry=self._dry)
-        for path in self._aside:
-            if os.path.lexists(self.path / path):
-                os.replace(self.path / path, self._target(f"{UNFINISHED}/{path}"))
-        own, interrupted = tidy(self.path).split()
-        torn = {os.path.dirname(index) for index in interrupted}  # nested bundles, each to be taken over by itself
-        for path in own - {STATUS}:
-            if torn.isdisjoint(above(path)):
-                self._artifacts[path] = self._measure(path)
-        self._partial = list(before.partial_reasons)
-        self._status = replace(self._status, partial_reasons=before.partial_reasons)
+        require_left(self.path, before, abandoned=self._released or is_alive(before.writer) is False)
+        self._status = continued(before, self._status)
+        self.run_id, self._dry, self._expected = self._status.run_id, self._status.dry, self._status.expected
+        self._partial = list(self._status.partial_reasons)
+        set_aside(self.path, self._aside)
+        for path in left_behind(self.path):
+            self._artifacts[path] = self._measure(path)
         write_document(self.path / STATUS, self._status.to_bytes())
         return True
-
-    def _clear_unborn(self) -> None:
-        """Who dies before there is a status leaves an empty directory, or a document on its way to its name."""
-        try:
-            tidy(self.path)
-            os.rmdir(self.path)
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            raise BundleCorrupt(f"{self.run_id} has files and no status: {error}", op="bundle open") from error
-
-    def _create_run(self, out: str) -> None:
-        """Under a name that no reader looks at, until there is a status to read."""
-        sweep_temporaries(out)
-        for name in os.listdir(out):
-            if name.startswith(TEMPORARY_PREFIX):  # a directory: its maker died, since we hold the lock
-                shutil.rmtree(os.path.join(out, name))
-        unborn = os.path.join(out, f"{TEMPORARY_PREFIX}{self.run_id}")
-        os.mkdir(unborn)
-        write_document(os.path.join(unborn, STATUS), self._status.to_bytes())
-        os.rename(unborn, self.path)
-        sync_directory(out)
-
-    def _create_nested(self) -> None:
-        """In place: as long as the bundle around it is in progress, so is everything in it."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            self.path.mkdir()
-        except FileExistsError:
-            raise self._taken() from None
-        write_document(self.path / STATUS, self._status.to_bytes(), sync=False)  # the commit writes and syncs it anew
-
-    def _taken(self) -> BundleExists:
-        return BundleExists(
-            f"{shown(os.fspath(self.path))} is already there",
-            op="bundle open",
-            fix_hints=["leave run_id out: a new one is made for each run"],
-        )
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         try:
@@ -289,7 +205,7 @@ class BundleWriter:
         self._require_open("bundle mark_partial")
         said = preview(self._clean(reason), 1000)[0]
         with self._mutex, self._locked("mark"):
-            self._require_ours("bundle mark_partial")
+            require_ours(self.path, self._status, "bundle mark_partial")
             self._partial.append(said)
             self._status = replace(self._status, partial_reasons=tuple(self._partial))
             write_document(self.path / STATUS, self._status.to_bytes())
@@ -394,25 +310,6 @@ class BundleWriter:
                 fix_hints=["write inside the `with` block of the BundleWriter"],
             )
 
-    def _require_ours(self, op: str) -> None:
-        """A writer may be taken for dead and live on. What was committed, or taken over, is not its own any more."""
-        if os.path.lexists(self.path / INDEX):
-            raise BundleExists(
-                f"{self.run_id} is committed already",
-                op=op,
-                fix_hints=["look at what another writer has committed: an index is never written over"],
-            )
-        try:
-            stated = parse_status(read_bounded(self.path / STATUS, MAX_STATUS_BYTES))
-        except (OSError, ShapeError):
-            return  # it is about to be written anew
-        if stated.writer != self._status.writer:
-            raise BundleExists(
-                f"{self.run_id} was taken over by another writer: process {stated.writer['pid']}",
-                op=op,
-                fix_hints=["leave the bundle to it"],
-            )
-
     # The commit
 
     def _commit(self, error: BaseException | None) -> None:
@@ -436,7 +333,7 @@ class BundleWriter:
         missing = sorted(set(self._expected).difference(present) | set(interrupted))
         sync_all(self.path, present)  # before anything says that they are there
         with self._locked("commit"):
-            self._require_ours("bundle commit")
+            require_ours(self.path, self._status, "bundle commit")
             self._status = replace(
                 self._status,
                 state="complete" if error is None else "failed",
@@ -455,43 +352,14 @@ class BundleWriter:
                 write_document(os.path.join(self._out, LATEST), f"{self.run_id}\n".encode())
 
     def _collect(self) -> tuple[list[Artifact], list[str]]:
-        """An entry for every file below the bundle, and the indexes that nested bundles should have and don't."""
-        found = tidy(self.path)
-        if found.irregular:
-            first = min(found.irregular)
-            raise BundlePathRefused(
-                f"{shown(first)} is {IRREGULAR[found.irregular[first]]}, which a bundle can't hold",
-                op="bundle commit",
-                fix_hints=["write regular files into a bundle"],
-            )
-        own, interrupted = found.split()
-        own.discard(STATUS)
-        known = {path: artifact for path, artifact in self._artifacts.items() if artifact is not None}
-        wrong = [f"{path} was written, and is gone" for path in known if path not in found.files]
-        wrong += [f"a file's name can't be an artifact's: {shown(path)}" for path in own if not is_artifact_path(path)]
-        wrong += [f"{shown(path)} is being written by another process" for path in own if is_temporary(path)]
-        if wrong:
-            raise BundlePathRefused(
-                wrong[0],
-                op="bundle commit",
-                fix_hints=["let nothing else change the directory of a bundle in progress"],
-            )
-        measured = in_threads(self._measure, sorted(own.difference(known)))
-        return [known[path] for path in sorted(own.intersection(known))] + measured, interrupted
+        known = [artifact for artifact in self._artifacts.values() if artifact is not None]
+        return cover(self.path, known, self._measure)
 
     def _measure(self, path: str) -> Artifact:
-        """The entry of a file that did not come through `_store`: a log, a nested index, one from another program."""
-        is_json = path.endswith(".json")
-        meter, kept = read_again(self.path / path, self._redactor, keep=MAX_STATUS_BYTES if is_json else 0)
-        if meter.secret:
+        artifact, secret = measured(self.path, path, self._redactor, self._anchors.get(path))
+        if secret:
             self._secrets.add(path)
-        chain = self._anchors.get(path)
-        schema = CHAIN_FORMAT if chain else None
-        if path.endswith("/" + INDEX):
-            schema = INDEX_SCHEMA
-        elif is_json and len(kept) == meter.size:
-            schema = schema_of(kept)
-        return Artifact(path, meter.size, meter.sha256, schema, chain)
+        return artifact
 
     def _failure(self, error: BaseException) -> dict[str, str]:
         message = preview(self._clean(str(error)), 4000)[0]
@@ -508,13 +376,3 @@ class BundleWriter:
             return
         with RunLock(self._out, purpose=f"{purpose} {self.run_id}", **self._lock_options):
             yield
-
-
-def _checked_run_id(run_id: str) -> str:
-    if type(run_id) is not str or not RUN_ID.fullmatch(run_id) or run_id == LATEST:
-        raise BundlePathRefused(
-            f"not a run id: {str(run_id)[:200]!r}",
-            op="bundle open",
-            fix_hints=["use letters, digits, dots, hyphens and underscores, at most 128, or leave it out"],
-        )
-    return run_id

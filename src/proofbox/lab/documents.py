@@ -19,6 +19,7 @@ from proofbox.lab.claims import Claim
 from proofbox.lab.expectations import Unmet
 from proofbox.lab.spec import Isolation, Limits, Origin
 from proofbox.lab.states import StateEntered
+from proofbox.lab.totals import Totals
 from proofbox.lab.verifier import Checked
 from proofbox.workspace.model import Left, Method
 
@@ -306,19 +307,6 @@ class RunEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     epochs: int
     inputs: dict[str, str]
     """Of what the suite names, the digest as of when the run was planned."""
-
-
-class Totals(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of every attempt, and of the results: one for each replicate."""
-
-    attempts: int
-    results: int
-    passed: int
-    failed: int
-    unverified: int
-    claimed_success: int
-    infra: dict[str, int]
-    not_run: int
 
 
 class MissionSummary(msgspec.Struct, frozen=True, kw_only=True):

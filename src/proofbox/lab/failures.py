@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from proofbox.core.clock import Clock
-from proofbox.errors import InternalError, IoFailed, ProofboxError
-from proofbox.lab.limiter import LONGEST
-
-RETRY_SOON = 1.0
+from proofbox.errors import InternalError, IoFailed, ProofboxError, UsageLimited
+from proofbox.lab.ledger import Ended
+from proofbox.lab.limiter import LONGEST, SOON, growing
 
 
 def typed(error: Exception) -> ProofboxError:
@@ -30,10 +29,25 @@ def retry_after(infra: ProofboxError | None, clock: Clock) -> float | None:
     if infra is None or not infra.retryable:
         return None
     if "resets_at" in infra.details:
-        said = max(RETRY_SOON, float(infra.details["resets_at"]) - clock.now().timestamp())
+        said = max(SOON, float(infra.details["resets_at"]) - clock.now().timestamp())
     else:
-        said = max(0.0, float(infra.details.get("retry_after") or RETRY_SOON))
+        said = max(0.0, float(infra.details.get("retry_after") or SOON))
     return min(said, LONGEST)
+
+
+def pause(results: Sequence[Ended | None]) -> float:
+    """In how many seconds to try again, after these tries at one thing; it grows while no reset to come is named.
+
+    The gate of a credential does the same for all of its attempts. An agent with an account of its own has no gate.
+    """
+    past = 0
+    for each in reversed(results):
+        if each is None or each.infra != UsageLimited.code or (each.retry_after or 0.0) > SOON:
+            break
+        past += 1
+    last = results[-1]
+    said = 0.0 if last is None or last.retry_after is None else last.retry_after
+    return growing(past - 1) if past else said
 
 
 def _single(error: BaseException) -> Iterator[BaseException]:

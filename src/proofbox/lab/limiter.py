@@ -2,7 +2,8 @@
 
 The number grows slowly while things go well and is halved by a rate limit, as in TCP's congestion control. A usage
 limit or a retry-after closes the gate until a known time, but never for longer than `LONGEST`: the time is a model's
-word. Nobody waits inside: `enter` says yes, or when to ask again, so that waiting holds neither a worker nor a box.
+word. A model that names no time to come, again and again, is asked ever less often (`growing`). Nobody waits inside:
+`enter` says yes, or when to ask again, so that waiting holds neither a worker nor a box.
 
 The state is a small file per credential, changed under a lock. Who died while inside is noticed by its pid and start
 time, and its place is given away.
@@ -33,8 +34,17 @@ LEAST = 1.0
 ASK_AGAIN = 0.25
 PAUSE_UNKNOWN = 60.0
 """Seconds a usage limit closes the gate for, where no reset time is known."""
+SOON = 1.0
+"""Seconds to wait for a reset that is past already, or was not named: clocks differ, and the next try may go well."""
+LONGEST_PAST = 900.0
+"""Seconds that this grows to at most: often enough to notice that the limit is over."""
 LONGEST = 8 * 86400.0
 """Seconds that a gate is closed for at most. Limits are by the week at the longest, and a day covers a wrong clock."""
+
+
+def growing(before: int) -> float:
+    """The pause after a usage limit without a reset to come, where the `before` limits before it had none either."""
+    return min(LONGEST_PAST, SOON * 2.0 ** min(before, 32))
 
 
 class Inside(msgspec.Struct, frozen=True):
@@ -61,6 +71,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """What the gate was last closed for: rate limit or usage limit, and that it was cut short; empty: it never was."""
     halved_at: float = 0.0
     """Seconds since the epoch; 0: never."""
+    past: int = 0
+    """How many usage limits in a row named no reset to come. Each makes the next pause longer."""
     inside: tuple[Inside, ...] = ()
     """Who is in."""
 
@@ -153,7 +165,7 @@ class Limiter:
         """One more fits for every full window that went well. More than a caller has under way it can't find out."""
         with self._changing() as change:
             window = change.state.window
-            change.to(window=max(window, min(float(self._most), window + 1 / window)))
+            change.to(window=max(window, min(float(self._most), window + 1 / window)), past=0)
 
     def rate_limited(self, began: float, retry_after: float | None = None) -> None:
         """Halve, once for all that were under way when it was halved: `began` is when this attempt started."""
@@ -167,9 +179,18 @@ class Limiter:
 
     def usage_limited(self, resets_at: float | None) -> float:
         """Closed until the reset; the time, in seconds since the epoch."""
-        until = resets_at if resets_at is not None else self._now() + PAUSE_UNKNOWN
+        now = self._now()
         with self._changing() as change:
-            return self._close(change, until, "usage limit")
+            state = change.state
+            if resets_at is None:
+                return self._close(change, now + PAUSE_UNKNOWN, "usage limit")
+            if resets_at > now + SOON:
+                change.to(past=0)
+                return self._close(change, resets_at, "usage limit")
+            if state.closed_until > now:  # another that was under way has said so already: once for all of them
+                return state.closed_until
+            change.to(past=state.past + 1)
+            return self._close(change, now + growing(state.past), "usage limit (no reset to come was named)")
 
     def closed(self) -> ClosedGate | None:
         """Until when and why, if it is. Takes no lock: for who only tells of it."""

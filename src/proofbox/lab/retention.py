@@ -23,7 +23,7 @@ from proofbox.core.locks import locked
 from proofbox.core.removal import remove_tree
 from proofbox.core.text import path_fields
 from proofbox.evidence.listing import ListedRun, describe
-from proofbox.evidence.paths import INDEX, list_runs
+from proofbox.evidence.paths import INDEX, MAX_STATUS_BYTES, list_runs, read_bounded
 from proofbox.lab import artifacts
 from proofbox.lab.plan import WORK, conductor_lock, ledger_path
 from proofbox.lab.pressure import size_of
@@ -170,7 +170,7 @@ def _stores_of(run: Path) -> set[str]:
     found = set()
     for path in run.glob(f"attempts/*/{artifacts.FINAL_SNAPSHOT}"):
         with contextlib.suppress(OSError, CanonicalError, KeyError, TypeError):
-            found.add(str(parse_strict(path.read_bytes())["store"]))
+            found.add(str(parse_strict(read_bounded(path, MAX_STATUS_BYTES))["store"]))
     return {store for store in found if is_id(store, "store")}
 
 

@@ -19,6 +19,7 @@ from proofbox.core.clock import Clock, SystemClock
 from proofbox.core.ids import IdSource
 from proofbox.core.locks import locked
 from proofbox.core.removal import remove_tree
+from proofbox.core.text import require_utf8
 from proofbox.errors import RunBusy, RunUnknown, UsageLimited, WorkerLost
 from proofbox.evidence.identity import world
 from proofbox.evidence.paths import INDEX
@@ -28,6 +29,7 @@ from proofbox.evidence.writer import BundleWriter
 from proofbox.lab.closing import as_committed, close_torn
 from proofbox.lab.crew import Crew, OnEvent, Telling
 from proofbox.lab.documents import ChainDecided, RunEnvironment, SuiteNamed
+from proofbox.lab.failures import pause
 from proofbox.lab.ledger import Attempt, Ledger, Planned
 from proofbox.lab.limiter import ClosedGate, Limiter
 from proofbox.lab.pinning import PINNED, pin
@@ -53,6 +55,9 @@ from proofbox.lab.template import GIVEN, Source, fill, forget_templates
 CONDUCTOR = "conductor"
 MOST_LOST = 3
 """How often an attempt is tried again because its worker died: one that kills its worker must not go on for ever."""
+MOST_STOPPED = 50
+"""How often because the run was stopped meanwhile. A machine may be shut down every day for weeks; but an attempt that
+ends its conductor as well must not go on for ever, where something resumes the run each time."""
 MOST_IN_VAIN = 4
 """How many workers may die one after another without any attempt's being begun or ended."""
 TAKEN_OVER = 60.0
@@ -61,6 +66,9 @@ _EXPECTED = ("environment.json", SCHEDULE, SUMMARY)
 
 def create_run(plan: Plan, out: Path, *, clock: Clock | None = None) -> Path:
     """Plan it: after this it can be resumed from any process. The path of its ledger."""
+    require_utf8(out.absolute(), "the output directory", "suite")
+    require_utf8(plan.base, "the suite's directory", "suite")
+    require_utf8(plan.suite_name, "the suite's file", "suite")
     suite = plan.suite()
     refuse_secrets(plan, os.environ)
     out.mkdir(parents=True, exist_ok=True)
@@ -137,12 +145,12 @@ class Conductor:
             # Not a `with`: left by an exception or an interrupt, the run is to stay in progress, and be resumed.
             bundle.__enter__()
             try:
-                self._close_torn(alive=())
+                self._close_torn(alive=(), stopped=True)
                 self._plan_retries()
                 self._work()
             finally:
                 self._crew.end()
-                self._close_torn(alive=())
+                self._close_torn(alive=(), stopped=True)
             self._write(bundle)
             bundle.__exit__(None, None, None)
             self._tidy_up()
@@ -201,15 +209,18 @@ class Conductor:
 
     # Torn attempts and retries
 
-    def _close_torn(self, alive: Iterable[str]) -> None:
-        """End what nobody works on any more, with what it had. A bundle that was committed counts as it is."""
+    def _close_torn(self, alive: Iterable[str], *, stopped: bool = False) -> None:
+        """End what nobody works on any more, with what it had. A bundle that was committed counts as it is.
+
+        `stopped`: its worker died with a conductor of the run, this one or one before.
+        """
         for attempt in self._ledger.torn(alive):
             self._crew.kill(attempt.worker or "")  # alive, and silent for longer than its lease
             mine = self._ledger.take_over(attempt, f"{CONDUCTOR}-{self._epoch}", TAKEN_OVER)
             path = self._out / self._run_id / attempt.path
             redactor = redactor_of(self._plan, os.environ)
             ended = close_torn(self._out / self._run_id, self._run_id, attempt, redactor, self._clock)
-            self._ledger.end(mine, ended)
+            self._ledger.end(mine, msgspec.structs.replace(ended, stopped=stopped and ended.infra == WorkerLost.code))
             remove_tree(self._out / WORK / self._run_id / "attempts" / path.name)
             told = {"claimed": ended.claimed, "verified": ended.verified, "infra": ended.infra, "reason": ended.reason}
             self._tell({"event": "ended", "attempt_id": attempt.id, "mission_id": attempt.mission, **told})
@@ -221,7 +232,7 @@ class Conductor:
             if attempt.result is None or attempt.result.retry_after is None or not self._worth_it(line):
                 continue
             root = line[0].id
-            due = self._clock.now().timestamp() + attempt.result.retry_after
+            due = self._clock.now().timestamp() + pause([each.result for each in line])
             again = f"{root}.r{len(line)}"
             self._ledger.plan(Planned(again, attempt.mission, attempt.replicate, attempt.id, due, attempt.lane))
 
@@ -235,7 +246,8 @@ class Conductor:
     def _worth_it(self, line: list[Attempt]) -> bool:
         codes = [each.result.infra for each in line if each.result is not None]
         if codes[-1] == WorkerLost.code:
-            return codes.count(WorkerLost.code) <= MOST_LOST
+            stopped = sum(each.result.stopped for each in line if each.result is not None)
+            return codes.count(WorkerLost.code) - stopped <= MOST_LOST and stopped <= MOST_STOPPED
         if codes[-1] == UsageLimited.code:  # nothing was tried: it waits for its reset
             return True
         others = [code for code in codes if code not in (WorkerLost.code, UsageLimited.code)]

@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
-from proofbox.lab.documents import MissionSummary, RunSummary, SuiteNamed, Totals
+from proofbox.lab.documents import MissionSummary, RunSummary, SuiteNamed
 from proofbox.lab.ledger import Attempt
 from proofbox.lab.reading import Suite
 from proofbox.lab.spec import Mission, comparability
+from proofbox.lab.totals import final_attempts, totals
 
 SUMMARY = "summary.json"
 
@@ -31,29 +32,6 @@ def summarize(run_id: str, suite: Suite, attempts: Sequence[Attempt]) -> RunSumm
 def run_status(attempts: Sequence[Attempt]) -> Literal["ok", "partial"]:
     whole = all(each.result is not None and each.result.infra is None for each in attempts)
     return "ok" if whole else "partial"
-
-
-def final_attempts(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """Of each replicate of each mission the last try: what its result is."""
-    parents = {each.parent for each in attempts}
-    return [each for each in attempts if each.id not in parents]
-
-
-def totals(attempts: Sequence[Attempt]) -> Totals:
-    final = final_attempts(attempts)
-    verified = Counter(each.result.verified for each in final if each.result is not None)
-    claimed = Counter(each.result.claimed for each in final if each.result is not None)
-    infra = Counter(each.result.infra for each in attempts if each.result and each.result.infra)
-    return Totals(
-        attempts=len(attempts),
-        results=len(final),
-        passed=verified["passed"],
-        failed=verified["failed"],
-        unverified=verified["none"],
-        claimed_success=claimed["success"],
-        infra=dict(sorted(infra.items())),
-        not_run=sum(each.result is None for each in final),
-    )
 
 
 def _mission(mission: Mission, final: Sequence[Attempt]) -> MissionSummary:

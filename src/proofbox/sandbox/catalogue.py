@@ -27,6 +27,7 @@ import msgspec
 
 from proofbox.core.dirs import config_dir
 from proofbox.core.documents import stored
+from proofbox.core.plainfile import read_plain
 from proofbox.core.toml import parse_toml
 from proofbox.errors import ImageUnavailable, ImageUnknown, UsageError
 
@@ -121,8 +122,7 @@ def all_images(catalogue: Path | None = None) -> tuple[Image, ...]:
     """Every image of the catalogue, checked. One that is not there is empty, unless it was named."""
     path = catalogue or catalogue_file()
     try:
-        with path.open("rb") as file:
-            data = file.read(SIZE_LIMIT + 1)
+        data = read_plain(path, SIZE_LIMIT + 1)
     except FileNotFoundError:
         if catalogue is not None:
             raise UsageError(f"{path} is not there", op="images", fix_hints=["check the path"]) from None

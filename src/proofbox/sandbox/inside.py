@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypedDict, TypeVar
+from typing import TYPE_CHECKING, TypedDict, TypeVar
 
 import msgspec
 
@@ -32,7 +32,9 @@ from proofbox.sandbox.contract import (
 )
 from proofbox.sandbox.paths import parse_mount, resolve_cwd, resolve_mount
 from proofbox.sandbox.request import Request, Stdin, encode_env, make_request
-from proofbox.sandbox.selection import Choice
+
+if TYPE_CHECKING:  # selection loads every provider, and what each of them needs
+    from proofbox.sandbox.selection import Choice
 
 Asked = TypeVar("Asked")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,10 +13,7 @@ from proofbox.cli.commands import flags
 from proofbox.cli.commands.suite import AttemptFacts, RunPath
 from proofbox.cli.output import Document, columns, show
 from proofbox.core.text import printable
-from proofbox.lab.explain import explain, read_documents
 from proofbox.lab.ledger import Attempt, Ledger
-from proofbox.lab.plan import ledger_path
-from proofbox.lab.run import find_run
 
 Run = Annotated[
     Path, Parameter(name="--run", help="A run's directory, or an --out directory, whose last run is meant.")
@@ -53,14 +52,13 @@ def list_(run: RunPath = Path("out"), *, json: flags.Json = False) -> int:
     For example:
       proofbox attempt list out
     """
-    out, run_id = find_run(run)
-    with Ledger(ledger_path(out, run_id)) as ledger:
-        found = tuple(AttemptFacts.of(each, out / run_id) for each in ledger.attempts())
+    with _ledger(run) as (ledger, place):
+        found = tuple(AttemptFacts.of(each, place) for each in ledger.attempts())
     rows: list[tuple[str, ...]] = [("ATTEMPT", "STATE", "CLAIMED", "VERIFIED", "REASON", "INFRA")]
     for each in found:
         cells = (each.claimed, each.verified, each.reason, each.infra)
         rows.append((each.attempt_id, each.state, *(cell or "-" for cell in cells)))
-    show(AttemptsDocument(run_id=run_id, attempts=found), lambda: columns(rows), as_json=json)
+    show(AttemptsDocument(run_id=place.name, attempts=found), lambda: columns(rows), as_json=json)
     return 0
 
 
@@ -70,6 +68,8 @@ def show_(id: Id, *, run: Run = Path("out"), json: flags.Json = False) -> int:
     For example:
       proofbox attempt show answer.1 --run out
     """
+    from proofbox.lab.explain import read_documents
+
     attempt, place = _attempt(run, id)
     facts = AttemptFacts.of(attempt, place)
     documents = read_documents(place / attempt.path)
@@ -86,6 +86,8 @@ def explain_(id: Id, *, run: Run = Path("out"), json: flags.Json = False) -> int
     For example:
       proofbox attempt explain answer.1 --run out
     """
+    from proofbox.lab.explain import explain
+
     attempt, place = _attempt(run, id)
     lines = tuple(explain(attempt, place / attempt.path))
     document = ExplainDocument(attempt=AttemptFacts.of(attempt, place), lines=lines)
@@ -99,16 +101,25 @@ def interrupt(id: Id, *, run: Run = Path("out"), json: flags.Json = False) -> in
     For example:
       proofbox attempt interrupt answer.1 --run out
     """
-    out, run_id = find_run(run)
-    with Ledger(ledger_path(out, run_id)) as ledger:
+    with _ledger(run) as (ledger, place):
         attempt = ledger.interrupt(id)
-    facts = AttemptFacts.of(attempt, out / run_id)
+    facts = AttemptFacts.of(attempt, place)
     words = "it has ended already" if attempt.state == "ended" else "it will be stopped within seconds"
     show(InterruptDocument(attempt=facts), lambda: f"{attempt.id}: {words}", as_json=json)
     return 0
 
 
-def _attempt(run: Path, id: str) -> tuple[Attempt, Path]:
+@contextmanager
+def _ledger(run: Path) -> Iterator[tuple[Ledger, Path]]:
+    """The ledger of the run that is meant, and the run's directory."""
+    from proofbox.lab.plan import ledger_path
+    from proofbox.lab.run import find_run
+
     out, run_id = find_run(run)
     with Ledger(ledger_path(out, run_id)) as ledger:
-        return ledger.attempt(id), out / run_id
+        yield ledger, out / run_id
+
+
+def _attempt(run: Path, id: str) -> tuple[Attempt, Path]:
+    with _ledger(run) as (ledger, place):
+        return ledger.attempt(id), place

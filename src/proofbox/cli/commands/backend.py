@@ -11,6 +11,7 @@ from cyclopts import Parameter
 from proofbox.cli.commands import flags
 from proofbox.cli.output import Document, show
 from proofbox.core.dirs import state_dir
+from proofbox.core.plainfile import read_plain
 from proofbox.core.text import printable
 from proofbox.delivery.wire import AppSpec
 from proofbox.errors import UsageError
@@ -78,8 +79,7 @@ def spec(
     from proofbox.delivery.backend.repositories import Repositories
     from proofbox.delivery.backend.rules import Refusal
 
-    with file.open("rb") as source:
-        given = source.read(SPEC_LIMIT + 1)
+    given = read_plain(file, SPEC_LIMIT + 1)
     if len(given) > SPEC_LIMIT:
         raise UsageError(f"{file} is larger than {SPEC_LIMIT >> 20} MiB", op="backend spec")
     try:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from cyclopts import Parameter
@@ -17,18 +17,16 @@ from proofbox.cli.output import Document, ErrorBody, show
 from proofbox.core.atomic import create_only
 from proofbox.core.text import printable
 from proofbox.core.words import counted
-from proofbox.delivery.client import BackendClient
-from proofbox.delivery.deliver import Delivered, Options, Target, initial_export, pull_request
-from proofbox.delivery.deliver import plan as make_plan
-from proofbox.delivery.diffs import render
-from proofbox.delivery.mission import mission_from_spec
 from proofbox.delivery.patchset import Conflict, PatchChange
 from proofbox.delivery.proof import Proof, examine, require
-from proofbox.delivery.remembered import Remembered
 from proofbox.delivery.settings import BackendSettings, Timeouts, known_secrets
 from proofbox.delivery.source import LeftOut, SourceTree, open_source
 from proofbox.delivery.wire import AppSpec
 from proofbox.errors import DeliveryConflict, UsageError
+
+if TYPE_CHECKING:
+    from proofbox.delivery.client import BackendClient
+    from proofbox.delivery.deliver import Delivered, Target
 
 AppId = Annotated[str, Parameter(name="--app-id", help="The app whose repository it is.")]
 EnterpriseId = Annotated[
@@ -159,6 +157,8 @@ def spec(
     For example:
       proofbox deliver spec --enterprise-id e-1 --as-mission shop.toml
     """
+    from proofbox.delivery.mission import mission_from_spec
+
     with _client(backend.settings()) as client:
         found = client.get_app_spec(enterprise_id, app_id=app_id)
     if as_mission is not None:
@@ -189,6 +189,10 @@ def plan(
       proofbox deliver plan --app-id shop --source build
       proofbox deliver plan --app-id shop --source app.zip --root app --json
     """
+    from proofbox.delivery.deliver import plan as make_plan
+    from proofbox.delivery.diffs import render
+    from proofbox.delivery.remembered import Remembered
+
     with _prepared(app_id, enterprise_id, source, backend) as (client, target, tree):
         patch, manifest = make_plan(client, target, tree)
         conflict = DeliveryConflict(
@@ -234,6 +238,8 @@ def init(
       proofbox deliver init --app-id shop --source build --packet out/run-01….promotion.json
       proofbox deliver init --app-id shop --source build --allow-unpromoted
     """
+    from proofbox.delivery.deliver import Options, initial_export
+
     with _prepared(app_id, enterprise_id, source, backend) as (client, target, tree):
         found = _proven(tree, proof)
         secrets = known_secrets(backend.settings().key)
@@ -258,6 +264,8 @@ def pr(
     For example:
       proofbox deliver pr --app-id shop --source build --packet out/run-01….promotion.json --key release.pub
     """
+    from proofbox.delivery.deliver import Options, pull_request
+
     with _prepared(app_id, enterprise_id, source, backend) as (client, target, tree):
         found = _proven(tree, proof)
         secrets = known_secrets(backend.settings().key)
@@ -266,6 +274,8 @@ def pr(
 
 
 def _client(settings: BackendSettings) -> BackendClient:
+    from proofbox.delivery.client import BackendClient
+
     # The client's own line says what failed; that it will be tried again needs no second one.
     logging.getLogger("stamina").setLevel(logging.ERROR)
     return BackendClient(settings)
@@ -275,6 +285,8 @@ def _client(settings: BackendSettings) -> BackendClient:
 def _prepared(
     app_id: str, enterprise_id: str | None, source: SourceFlags, backend: BackendFlags
 ) -> Iterator[tuple[BackendClient, Target, SourceTree]]:
+    from proofbox.delivery.deliver import Target
+
     settings = backend.settings()
     with (
         open_source(

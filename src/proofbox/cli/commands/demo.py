@@ -22,6 +22,7 @@ from cyclopts import Parameter
 
 from proofbox.cli.commands import flags
 from proofbox.cli.output import Document, ErrorBody, show
+from proofbox.core.text import require_utf8
 from proofbox.errors import DemoFailed, ProofboxError
 
 PATIENCE = 30.0
@@ -73,6 +74,8 @@ def demo(
     """
     if keep is not None and keep.exists():
         raise DemoFailed(f"{keep} is already there", op="demo", fix_hints=["name a directory that is not"])
+    if keep is not None:
+        require_utf8(keep.absolute(), "the directory to keep", "demo")
     with contextlib.ExitStack() as stack:
         if keep is None:
             place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="proofbox-demo-")))

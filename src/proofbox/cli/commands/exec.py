@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 from cyclopts import Parameter
 
@@ -28,11 +28,10 @@ from proofbox.sandbox.contract import (
     Truncated,
     Usage,
 )
-from proofbox.sandbox.inside import ExecOptions
 from proofbox.sandbox.request import parse_env
-from proofbox.sandbox.service import Sandboxes
-from proofbox.sandbox.signals import passing_on
-from proofbox.sandbox.terminal import own_stdin
+
+if TYPE_CHECKING:
+    from proofbox.sandbox.inside import ExecOptions
 
 
 class ExecDocument(Document, frozen=True, kw_only=True, omit_defaults=False):
@@ -105,6 +104,8 @@ class CommandFlags:
     @contextlib.contextmanager
     def options(self, *, as_json: bool) -> Iterator[ExecOptions]:
         """From the command's start on, the signals that reach this process are for that command."""
+        from proofbox.sandbox.signals import passing_on
+
         with open_stdin(self.stdin) as source, contextlib.ExitStack() as stack:
             yield {
                 "cwd": self.cwd,
@@ -140,6 +141,8 @@ def exec_(
       proofbox exec --network full --timeout 60 --shell 'curl -s https://example.org | wc -c'
       proofbox exec --access overlay --memory 512 --json -- make test
     """
+    from proofbox.sandbox.service import Sandboxes
+
     words = said.words(argv)
     with Sandboxes(project) as boxes, said.options(as_json=json) as options:
         result = boxes.exec(words, provider=provider, **box.options(), **options)
@@ -159,6 +162,8 @@ def finish(result: ExecResult, *, as_json: bool) -> int:
 
 @contextlib.contextmanager
 def open_stdin(name: str | None) -> Iterator[BinaryIO | None]:
+    from proofbox.sandbox.terminal import own_stdin
+
     if name is None:
         yield None
     elif name == "-":

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from proofbox.sandbox.inside import PolicyOptions
+if TYPE_CHECKING:  # what `--help` does not need is not loaded for it
+    from proofbox.sandbox.inside import PolicyOptions
 
 Json = Annotated[bool, Parameter(name="--json", negative="", help="One JSON document on stdout.")]
 Provider = Annotated[

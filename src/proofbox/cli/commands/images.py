@@ -13,7 +13,6 @@ from proofbox.cli.output import Document, columns, show
 from proofbox.cli.progress import progress_bar, watched
 from proofbox.sandbox import catalogue as catalogues
 from proofbox.sandbox.catalogue import Image
-from proofbox.sandbox.images import LOCK_FILE, archive, pull_image
 from proofbox.sandbox.paths import resolve_project
 
 Arch = Annotated[str | None, Parameter(name="--arch", help="x86_64 or aarch64. Default: this machine's.")]
@@ -38,6 +37,8 @@ class ImageFacts(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, image: Image) -> ImageFacts:
+        from proofbox.sandbox.images import archive
+
         return cls(**msgspec.structs.asdict(image), pulled=archive(image).exists())
 
 
@@ -122,6 +123,8 @@ def pull(
       proofbox images pull
       proofbox images pull small --json
     """
+    from proofbox.sandbox.images import LOCK_FILE, pull_image
+
     with progress_bar(name or "default image", shown=watched(as_json=json)) as tell:
         pulled = pull_image(name, project_root=project, arch=arch, catalogue=catalogue, update=update, on_progress=tell)
     document = PulledDocument(

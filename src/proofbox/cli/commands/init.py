@@ -13,7 +13,6 @@ from proofbox.cli.commands import flags
 from proofbox.cli.output import Document, show
 from proofbox.errors import UsageError
 from proofbox.sandbox.config import PROJECT_FILE, Settings
-from proofbox.sandbox.initialize import initialize
 
 
 class InitDocument(Document, frozen=True, kw_only=True):
@@ -52,6 +51,8 @@ def init(
       proofbox init --access overlay --memory 2048
       proofbox init --trust
     """
+    from proofbox.sandbox.initialize import initialize
+
     settings = Settings(
         provider=provider,
         image=box.image,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -11,7 +11,9 @@ from proofbox.cli.commands import flags
 from proofbox.cli.output import Document, show
 from proofbox.core.text import printable
 from proofbox.errors import KeyInvalid
-from proofbox.evidence.keys import PublicKey, load_private_key, load_public_key, new_key
+
+if TYPE_CHECKING:
+    from proofbox.evidence.keys import PublicKey
 
 
 class KeyDocument(Document, frozen=True, kw_only=True):
@@ -33,6 +35,8 @@ def new(
     For example:
       proofbox key new release
     """
+    from proofbox.evidence.keys import new_key
+
     key = new_key(path)
     return _show(path, key, json, f"{path}: private, keep it\n{path}.pub: public, give it away\nkey id {key.key_id}")
 
@@ -45,6 +49,8 @@ def show_(
     For example:
       proofbox key show release.pub
     """
+    from proofbox.evidence.keys import load_private_key, load_public_key
+
     try:
         key = load_public_key(path)
     except KeyInvalid:

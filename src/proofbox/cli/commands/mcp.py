@@ -10,8 +10,7 @@ from cyclopts import Parameter
 from proofbox import __version__
 from proofbox.cli.commands import flags
 from proofbox.cli.commands.tools import CapabilitiesFlag, Check
-from proofbox.workspace.tools.mcp_server import serve
-from proofbox.workspace.tools.toolbox import DEFAULT_CAPABILITIES, open_toolbox
+from proofbox.workspace.capabilities.grants import DEFAULT_CAPABILITIES
 
 INSTRUCTIONS = (
     "Tools over one workspace. Paths are relative to its root. Commands run in a sandbox. Every call is recorded, and"
@@ -34,6 +33,9 @@ def serve_(
     For example:
       proofbox mcp serve --workspace project --capabilities agent
     """
+    from proofbox.workspace.tools.mcp_server import serve
+    from proofbox.workspace.tools.toolbox import open_toolbox
+
     with open_toolbox(workspace, capabilities=capabilities, provider=provider, check=check) as box:
         serve(box.registry, __version__, INSTRUCTIONS)
     return 0

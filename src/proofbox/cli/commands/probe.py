@@ -7,8 +7,6 @@ import platform
 from proofbox.cli.commands import flags
 from proofbox.cli.output import Document, columns, show
 from proofbox.sandbox.contract import Diagnostic, Isolation, ProbeResult
-from proofbox.sandbox.providers import provider_named
-from proofbox.sandbox.service import Sandboxes
 
 
 class ProbeDocument(Document, frozen=True, kw_only=True):
@@ -27,6 +25,8 @@ def probe(*, provider: flags.Provider = None, json: flags.Json = False) -> int:
       proofbox probe
       proofbox probe --provider bubblewrap --json
     """
+    from proofbox.sandbox.service import Sandboxes
+
     with Sandboxes() as boxes:
         found = boxes.probe(provider)
     document = ProbeDocument(
@@ -41,6 +41,8 @@ def probe(*, provider: flags.Provider = None, json: flags.Json = False) -> int:
 
 
 def _text(found: ProbeResult) -> str:
+    from proofbox.sandbox.providers import provider_named
+
     rows = [("PROVIDER", "ISOLATION", "WORKS", "REASON")]
     for name, each in found.diagnostics.items():
         mark = " (chosen)" if name == found.provider else ""

@@ -12,7 +12,6 @@ from proofbox.cli.commands.bundle import BundlePath
 from proofbox.cli.commands.verify import show_verification
 from proofbox.cli.output import Document, show
 from proofbox.core.text import printable
-from proofbox.evidence.promotion import emit_promotion
 from proofbox.evidence.verify import verify_packet
 
 
@@ -56,6 +55,8 @@ def emit(
       proofbox promotion emit out --require-promotable --sign release
       proofbox promotion emit out/run-01… --policy attempt --accept bundle_repaired --json
     """
+    from proofbox.evidence.promotion import emit_promotion
+
     done = emit_promotion(
         bundle, policy=policy, require_promotable=require_promotable, accept=accept, sign=sign, output=out
     )

@@ -13,7 +13,6 @@ from proofbox.cli.commands.exec import NO_FLAGS, Said, finish
 from proofbox.cli.output import Document, columns, show
 from proofbox.errors import UsageError
 from proofbox.sandbox.contract import DEFAULT_TTL
-from proofbox.sandbox.service import Sandboxes
 from proofbox.sandbox.sessions import SessionInfo
 
 SessionId = Annotated[str, Parameter(help="As `session start` or `session list` shows it.")]
@@ -55,6 +54,8 @@ def start(
       proofbox session exec "$id" -- make
       proofbox session stop "$id"
     """
+    from proofbox.sandbox.service import Sandboxes
+
     if not 1 <= ttl <= 10**7:
         raise UsageError(f"a ttl of {ttl} s makes no sense", op="session start", fix_hints=["give 1 second or more"])
     with Sandboxes(project) as boxes:
@@ -83,6 +84,8 @@ def exec_(
       proofbox session exec ses-01… -- make
       proofbox session exec ses-01… --json --timeout 60 --shell 'make test'
     """
+    from proofbox.sandbox.service import Sandboxes
+
     words = said.words(argv)
     with Sandboxes() as boxes, said.options(as_json=json) as options:
         result = boxes.exec_in_session(session_id, words, **options)
@@ -96,6 +99,8 @@ def list_(*, json: flags.Json = False) -> int:
       proofbox session list
       proofbox session list --json
     """
+    from proofbox.sandbox.service import Sandboxes
+
     with Sandboxes() as boxes:
         found = tuple(boxes.list_sessions())
     show(SessionsDocument(sessions=found), lambda: _table(found), as_json=json)
@@ -108,6 +113,8 @@ def show_(session_id: SessionId, /, *, json: flags.Json = False) -> int:
     For example:
       proofbox session show ses-01…
     """
+    from proofbox.sandbox.service import Sandboxes
+
     with Sandboxes() as boxes:
         found = boxes.get_session(session_id)
     show(SessionDocument(session=found), lambda: _details(found), as_json=json)
@@ -120,6 +127,8 @@ def stop(session_id: SessionId, /, *, json: flags.Json = False) -> int:
     For example:
       proofbox session stop ses-01…
     """
+    from proofbox.sandbox.service import Sandboxes
+
     with Sandboxes() as boxes:
         found = boxes.stop_session(session_id)
     show(SessionDocument(session=found), lambda: f"{found.id} {found.state}", as_json=json)
@@ -137,6 +146,8 @@ def prune(
       proofbox session prune
       proofbox session prune --all
     """
+    from proofbox.sandbox.service import Sandboxes
+
     stopped: list[str] = []
     with Sandboxes() as boxes:
         if all:

@@ -6,16 +6,12 @@ import contextlib
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import anyio
 import msgspec
 from cyclopts import Parameter
 from msgspec import UNSET, UnsetType
 
-from proofbox.agents.contract import AgentRuntime
-from proofbox.agents.registry import installed
-from proofbox.agents.strategies import decide_chain, first_usable
 from proofbox.cli.commands import flags
 from proofbox.cli.live import Progress
 from proofbox.cli.output import Document, ErrorBody, Streamed, columns, show, write_json
@@ -25,16 +21,15 @@ from proofbox.core.ids import IdSource
 from proofbox.core.text import printable
 from proofbox.core.words import counted
 from proofbox.errors import SuiteInvalid, SuiteNotPassed, UsageError
-from proofbox.lab import harbor, reading
-from proofbox.lab.closing import as_committed
-from proofbox.lab.documents import Totals
 from proofbox.lab.ledger import Attempt, Ledger
-from proofbox.lab.plan import Plan, ledger_path, read_plan
 from proofbox.lab.problems import Problem
-from proofbox.lab.run import Conductor, create_run, find_run
 from proofbox.lab.spec import Document as SuiteFile
-from proofbox.lab.summary import final_attempts, totals
-from proofbox.sandbox.config import load
+from proofbox.lab.totals import Totals, final_attempts, totals
+
+if TYPE_CHECKING:
+    from proofbox.agents.contract import AgentRuntime
+    from proofbox.lab.plan import Plan
+    from proofbox.lab.reading import Suite
 
 SpecPath = Annotated[
     Path, Parameter(help="The suite's TOML file (or JSON, by its suffix), or a directory of Harbor's tasks.")
@@ -219,6 +214,14 @@ def run(
       proofbox suite run suite.toml --strategies codex_app_server --provider bubblewrap -n 8 --replicates 5 --json
       proofbox suite run tasks/hello-world --strategies oracle
     """
+    import anyio
+
+    from proofbox.agents.registry import installed
+    from proofbox.agents.strategies import decide_chain
+    from proofbox.lab.plan import Plan
+    from proofbox.lab.run import create_run
+    from proofbox.sandbox.config import load
+
     for name, value in (("-n", concurrency), ("--replicates", replicates)):
         if value is not None and value < 1:
             raise UsageError(f"{name} is at least 1", op="suite")
@@ -255,6 +258,8 @@ def resume(run: RunPath = Path("out"), *, jsonl: Jsonl = False, json: flags.Json
     For example:
       proofbox suite resume out
     """
+    from proofbox.lab.run import find_run
+
     out, run_id = find_run(run)
     return _conduct(out, run_id, json=json, jsonl=jsonl)
 
@@ -265,12 +270,16 @@ def report(run: RunPath = Path("out"), *, json: flags.Json = False) -> int:
     For example:
       proofbox suite report out --json
     """
+    from proofbox.lab.run import find_run
+
     out, run_id = find_run(run)
     return _show(out, run_id, json=json)
 
 
-def _read(spec: Path, *, host_root: bool, provider: str | None = None, to_run: bool = False) -> reading.Suite:
+def _read(spec: Path, *, host_root: bool, provider: str | None = None, to_run: bool = False) -> Suite:
     """A suite's file, or a directory of Harbor's tasks."""
+    from proofbox.lab import harbor, reading
+
     if not spec.is_dir():
         if host_root:
             raise UsageError("--host-root is for Harbor's tasks, and this is a suite's file", op="suite")
@@ -285,7 +294,7 @@ def _read(spec: Path, *, host_root: bool, provider: str | None = None, to_run: b
     return harbor.read_tasks(spec, host_root=host_root, to_run=to_run)
 
 
-def _notes(suite: reading.Suite | None) -> dict[str, tuple[str, ...]]:
+def _notes(suite: Suite | None) -> dict[str, tuple[str, ...]]:
     found = {}
     for mission in () if suite is None else suite.missions:
         if mission.origin is not None:
@@ -296,6 +305,8 @@ def _notes(suite: reading.Suite | None) -> dict[str, tuple[str, ...]]:
 
 async def _preflight(plan: Plan) -> None:
     """Whether any agent of the chain could be used, before anything is written or started."""
+    from proofbox.agents.registry import installed
+    from proofbox.agents.strategies import first_usable
 
     async def found(_: AgentRuntime) -> None:
         return None
@@ -304,6 +315,9 @@ async def _preflight(plan: Plan) -> None:
 
 
 def _conduct(out: Path, run_id: str, *, json: bool, jsonl: bool) -> int:
+    from proofbox.lab.plan import ledger_path
+    from proofbox.lab.run import Conductor
+
     with Ledger(ledger_path(out, run_id)) as ledger:
         planned = ledger.attempts()
     with Progress(planned, shown=watched(as_json=json or jsonl)) as progress:
@@ -329,6 +343,9 @@ def _conduct(out: Path, run_id: str, *, json: bool, jsonl: bool) -> int:
 
 
 def _show(out: Path, run_id: str, *, json: bool) -> int:
+    from proofbox.lab.closing import as_committed
+    from proofbox.lab.plan import ledger_path, read_plan
+
     with Ledger(ledger_path(out, run_id)) as ledger:
         attempts = as_committed(out / run_id, ledger.attempts())
         suite = read_plan(ledger).suite()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from cyclopts import Parameter
@@ -15,14 +15,12 @@ from proofbox.cli.commands.workspace import Directory
 from proofbox.cli.output import Document, columns, show
 from proofbox.core.text import printable
 from proofbox.errors import CapabilitiesRefused, UsageError
-from proofbox.workspace.capabilities.capabilities import Capabilities
-from proofbox.workspace.capabilities.compiling import compile_rules
-from proofbox.workspace.capabilities.grants import Grants
-from proofbox.workspace.capabilities.rules import Rules
+from proofbox.workspace.capabilities.grants import DEFAULT_CAPABILITIES, Grants
 from proofbox.workspace.effects import Effect
-from proofbox.workspace.tools.registry import ARGUMENTS_LIMIT
-from proofbox.workspace.tools.toolbox import DEFAULT_CAPABILITIES, open_toolbox
-from proofbox.workspace.workspace import Workspace
+
+if TYPE_CHECKING:
+    from proofbox.workspace.capabilities.capabilities import Capabilities
+    from proofbox.workspace.capabilities.rules import Rules
 
 CapabilitiesFlag = Annotated[
     str,
@@ -88,6 +86,8 @@ def effects(
       proofbox workspace effects project
       proofbox workspace effects project --limit 20 --json
     """
+    from proofbox.workspace.workspace import Workspace
+
     if limit is not None and not 1 <= limit <= sys.maxsize:
         raise UsageError(f"a limit of {limit} makes no sense", op="workspace effects", fix_hints=["give 1 or more"])
     with Workspace.open(directory, track=False) as workspace:
@@ -109,6 +109,8 @@ def tools(
     For example:
       proofbox workspace tools project --capabilities agent --json
     """
+    from proofbox.workspace.tools.toolbox import open_toolbox
+
     with open_toolbox(directory, capabilities=capabilities, track=False) as box:
         missing = _missing(box.capabilities, str(box.workspace.path))
         found = tuple(
@@ -147,6 +149,8 @@ def call(
       proofbox workspace call project read_file --args '{"path": "README.md"}'
       proofbox workspace call project run_command --args '{"command": "make test"}' --capabilities agent
     """
+    from proofbox.workspace.tools.toolbox import open_toolbox
+
     given = _stdin() if args == "-" else args
     with open_toolbox(
         directory, capabilities=capabilities, provider=provider, check=check, nudge=False, track=False
@@ -158,6 +162,8 @@ def call(
 
 
 def _stdin() -> bytes:
+    from proofbox.workspace.tools.registry import ARGUMENTS_LIMIT
+
     if sys.stdin is None:
         raise UsageError("--args - was asked for, and stdin is closed", op="workspace call", fix_hints=["--args '{}'"])
     return sys.stdin.buffer.read(ARGUMENTS_LIMIT + 1)
@@ -165,6 +171,8 @@ def _stdin() -> bytes:
 
 def _missing(capabilities: Capabilities, root: str) -> dict[str, str]:
     """Tool → why it can never be used with these capabilities."""
+    from proofbox.workspace.capabilities.compiling import compile_rules
+
     found: dict[str, str] = {}
     needs: dict[str, tuple[Rules[Any], tuple[str, ...]]] = {
         "fs.read": (capabilities.read, ("read_file", "search_text")),

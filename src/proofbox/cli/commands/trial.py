@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import shlex
 import sys
 import tomllib
@@ -25,6 +26,7 @@ from proofbox.agents.trial import run_trial
 from proofbox.cli.commands import flags
 from proofbox.cli.output import Document, show
 from proofbox.cli.progress import watched
+from proofbox.core.plainfile import open_plain
 from proofbox.core.text import preview, printable
 from proofbox.core.toml import parse_toml
 from proofbox.core.words import counted
@@ -272,7 +274,7 @@ def _prompt(text: str | None, file: Path | None) -> str:
         )
     try:
         if file is not None:
-            with file.open() as source:
+            with io.TextIOWrapper(open_plain(file)) as source:
                 found = source.read(PROMPT_LIMIT + 1)
         elif text == "-":
             found = sys.stdin.read(PROMPT_LIMIT + 1) if sys.stdin is not None else ""

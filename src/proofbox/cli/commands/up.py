@@ -10,7 +10,6 @@ from cyclopts import Parameter
 from proofbox.cli.commands import flags
 from proofbox.cli.commands.exec import ExecDocument
 from proofbox.cli.output import show
-from proofbox.sandbox.service import Sandboxes
 
 
 def up(
@@ -29,6 +28,8 @@ def up(
       proofbox up
       proofbox up --access overlay -- bash
     """
+    from proofbox.sandbox.service import Sandboxes
+
     with Sandboxes(project) as boxes:
         result = boxes.start(
             argv or ("/bin/sh",),

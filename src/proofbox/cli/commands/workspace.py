@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -18,8 +18,10 @@ from proofbox.core.text import printable
 from proofbox.core.words import counted
 from proofbox.errors import UsageError, WorkspaceCorrupt
 from proofbox.workspace.model import Change, Collected, Left, Snapshot, Status, Verification
-from proofbox.workspace.unified import Line, unified
-from proofbox.workspace.workspace import Workspace
+
+if TYPE_CHECKING:
+    from proofbox.workspace.unified import Line
+    from proofbox.workspace.workspace import Workspace
 
 _COLOURS = {"file": "1", "hunk": "36", "added": "32", "removed": "31", "note": "33"}
 _SHOWN = 20
@@ -98,6 +100,8 @@ def init(
     For example:
       proofbox workspace init project --ignore .venv
     """
+    from proofbox.workspace.workspace import Workspace
+
     with Workspace.init(directory, ignore=ignore) as made:
         document = WorkspaceDocument(workspace=made.id, path=str(made.path))
     show(document, lambda: printable(f"{document.path} is a workspace now"), as_json=json)
@@ -137,6 +141,8 @@ def log(
     For example:
       proofbox workspace log project -n 20
     """
+    from proofbox.workspace.workspace import Workspace
+
     if limit is not None and limit < 1:
         raise UsageError(f"a limit of {limit} shows nothing", op="workspace log", fix_hints=["give 1 or more"])
     with Workspace.open(directory, track=False) as workspace:
@@ -174,6 +180,8 @@ def diff(
       proofbox workspace diff project
       proofbox workspace diff project 3f2a 91c0
     """
+    from proofbox.workspace.unified import unified
+
     with _opened(directory, json=json) as workspace:
         if json:
             write_json(DiffDocument(changes=tuple(workspace.diff(a, b))))
@@ -221,6 +229,8 @@ def fork(
     For example:
       proofbox workspace fork project HEAD experiment
     """
+    from proofbox.workspace.workspace import Workspace
+
     with (
         Workspace.open(directory, track=False) as workspace,
         workspace.fork(snapshot_id, dest) as made,
@@ -236,6 +246,8 @@ def verify(directory: Directory = Path(), /, *, json: flags.Json = False) -> int
     For example:
       proofbox workspace verify project
     """
+    from proofbox.workspace.workspace import Workspace
+
     with Workspace.open(directory, track=False) as workspace:
         found = workspace.verify()
     amount = f"{counted(found.snapshots, 'snapshot')}, {counted(found.objects, 'object')}"
@@ -263,6 +275,8 @@ def gc(
     For example:
       proofbox workspace gc project --keep 100
     """
+    from proofbox.workspace.workspace import Workspace
+
     with Workspace.open(directory, track=False) as workspace:
         found = workspace.gc(keep=keep)
     dropped = f"{counted(found.snapshots_dropped, 'snapshot')} and {counted(found.objects_dropped, 'object')} dropped"
@@ -274,6 +288,8 @@ def gc(
 @contextmanager
 def _opened(directory: Path, *, json: bool) -> Iterator[Workspace]:
     """For one look at all files, with a count of them for whoever waits at a terminal."""
+    from proofbox.workspace.workspace import Workspace
+
     with (
         passing_line(shown=watched(as_json=json)) as say,
         Workspace.open(directory, track=False, on_progress=lambda count: say(f"{count} files read")) as workspace,

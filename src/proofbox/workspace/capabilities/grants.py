@@ -31,6 +31,7 @@ from typing import Any
 import msgspec
 
 from proofbox.core.documents import stored
+from proofbox.core.plainfile import read_plain
 from proofbox.core.toml import parse_toml
 from proofbox.errors import CapabilitiesInvalid
 
@@ -148,6 +149,8 @@ PRESETS: dict[str, Grants] = {
     ),
 }
 
+DEFAULT_CAPABILITIES = "sandbox"
+
 
 def preset(name: str) -> Grants:
     found = PRESETS.get(name)
@@ -176,8 +179,7 @@ def load(source: str | Path) -> Grants:
     if str(source) in PRESETS:
         return PRESETS[str(source)]
     try:
-        with Path(source).open("rb") as file:
-            data = file.read(SIZE_LIMIT + 1)
+        data = read_plain(Path(source), SIZE_LIMIT + 1)
         text = data.decode("utf-8")
     except (OSError, UnicodeDecodeError, ValueError) as error:
         raise CapabilitiesInvalid(

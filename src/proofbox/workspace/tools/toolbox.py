@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from proofbox.workspace.capabilities.capabilities import Capabilities
+from proofbox.workspace.capabilities.grants import DEFAULT_CAPABILITIES
 from proofbox.workspace.ignore import Ignore
 from proofbox.workspace.tools.boxed import BoxedEnvironment
 from proofbox.workspace.tools.contract import ToolEnvironment
@@ -22,8 +23,6 @@ from proofbox.workspace.tools.layers import Layered
 from proofbox.workspace.tools.middleware import Recording, SnapshotOnWrite, workspace_layers
 from proofbox.workspace.tools.registry import ToolRegistry, create_tool_registry
 from proofbox.workspace.workspace import Workspace
-
-DEFAULT_CAPABILITIES = "sandbox"
 
 
 class Toolbox(msgspec.Struct, frozen=True):
