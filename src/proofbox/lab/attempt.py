@@ -330,7 +330,7 @@ class _Supervisor:
             return "none"
         if self._checked.passed is False or self._unmet:
             return "failed"
-        return "passed" if self._checked.passed or self._mission.expect != type(self._mission.expect)() else "none"
+        return "passed" if self._checked.passed or self._mission.expect.asks else "none"
 
     def _write(self, bundle: BundleWriter) -> None:
         if held := bundle.withhold_secrets():

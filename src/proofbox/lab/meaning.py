@@ -82,6 +82,9 @@ def check_meaning(document: Document, base: FilePath | None, problems: Problems)
             for place in places:
                 if any(len(name.encode()) > LONGEST_NAME for name in place.split("/")) or len(place) > 1024:
                     problems.say((*at, *(("verify",) * (field == "mounts")), field, place), "the place is too long")
+        for path, command in _commands(mission, at):
+            if not (command if isinstance(command, str) else "".join(command[:1])).strip():
+                problems.say(path, f"{shown(path)} is an empty command", "say what to run, or leave it out")
         for path, pattern in _patterns(mission, at):
             _check_pattern(path, pattern, problems)
 
@@ -131,6 +134,14 @@ def _check_capabilities(
         problems.say(at, f"{named[:200]!r} is neither a preset nor a file: it {why}", f"presets: {', '.join(PRESETS)}")
     except ProofboxError as error:
         problems.say(at, f"{named[:200]!r}: {error.message}", f"presets: {', '.join(PRESETS)}")
+
+
+def _commands(mission: Mission, at: Path) -> Iterator[tuple[Path, str | tuple[str, ...]]]:
+    for number, words in enumerate(mission.setup):
+        yield (*at, "setup", number), words
+    for number, command in enumerate(mission.verify.commands):
+        place = (*at, "verify", "commands", number)
+        yield ((*place, "run"), command.run) if isinstance(command, Command) else (place, command)
 
 
 def _patterns(mission: Mission, at: Path) -> Iterator[tuple[Path, str]]:

@@ -123,6 +123,11 @@ class Expect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     file: tuple[FileCondition, ...] = ()
     """Conditions on files of the final tree."""
 
+    @property
+    def asks(self) -> bool:
+        """Whether there is a condition at all: `observed` is none, and neither is a table without members."""
+        return msgspec.structs.replace(self, observed=False, result_json=self.result_json or None) != Expect()
+
 
 class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What an attempt may use up; one more, and it is ended as `budget_exceeded`."""
