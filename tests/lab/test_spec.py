@@ -128,6 +128,13 @@ def test_an_empty_command_is_refused_at_its_place(line: str, column: int) -> Non
     assert (found["line"], found["column"]) == (6, column)
 
 
+@pytest.mark.parametrize("path", ["/a", "../a", "a/../../b", ".", "./", "a\\u0000b"])
+def test_a_condition_on_a_path_outside_the_workspace_is_refused_at_its_place(path: str) -> None:
+    (found,) = problems(f'[suite]\nid="a"\n[[mission]]\nid="x"\nprompt="p"\nexpect.file=[{{path="{path}"}}]\n')
+    assert "no path in the workspace" in str(found["message"])
+    assert (found["line"], found["column"]) == (6, 15)
+
+
 def test_a_file_that_is_not_there_or_no_text(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError):
         read_suite(tmp_path / "none.toml")

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from proofbox.core.canonical import CanonicalError, canonical_bytes
-from proofbox.core.digest import sha256_hex
 from proofbox.lab.claims import Feedback
+from proofbox.lab.finaltree import Find
 from proofbox.lab.spec import Expect, FileCondition
 
 MATCHED_TEXT = 16 * 1024
@@ -40,11 +40,7 @@ class Did(msgspec.Struct, frozen=True):
     """We ran it ourselves: no agent's word for it."""
 
 
-ReadFile = Callable[[str], bytes | None]
-"""The content of a file of the final tree by its path; None where there is no such file."""
-
-
-def unmet(expect: Expect, feedback: Feedback, calls: Sequence[Did], read_file: ReadFile) -> list[Unmet]:
+def unmet(expect: Expect, feedback: Feedback, calls: Sequence[Did], find: Find) -> list[Unmet]:
     """Every condition that does not hold, in the order of the spec."""
     found: list[Unmet] = []
 
@@ -76,24 +72,21 @@ def unmet(expect: Expect, feedback: Feedback, calls: Sequence[Did], read_file: R
         hit = next((each for each in commands if re.search(pattern, each)), None)
         check(hit is None, "no_commands", f"none like {pattern}", hit)
     for condition in expect.file:
-        _check_file(condition, read_file(condition.path), check)
+        _check_file(condition, find, check)
     return found
 
 
-def _check_file(
-    condition: FileCondition, data: bytes | None, check: Callable[[bool, str, object, object], None]
-) -> None:
+def _check_file(condition: FileCondition, find: Find, check: Callable[[bool, str, object, object], None]) -> None:
     name = f"file {condition.path}"
-    if not condition.exists or data is None:
-        there = data is not None
-        check(
-            there == condition.exists, name, "there" if condition.exists else "not there", "there" if there else "none"
-        )
+    found = find(condition.names, condition.contains)
+    if not condition.exists or not found.there:
+        check(found.there is condition.exists, name, "there" if condition.exists else "not there", found.what)
         return
     if condition.contains is not None:
-        check(condition.contains.encode() in data, name, f"contains {condition.contains}", f"{len(data)} bytes without")
+        instead = found.what if found.sha256 is None else f"{found.size} bytes without"
+        check(found.has_text, name, f"contains {condition.contains}", instead)
     if condition.sha256 is not None:
-        check(sha256_hex(data) == condition.sha256, name, condition.sha256, sha256_hex(data))
+        check(found.sha256 == condition.sha256, name, condition.sha256, found.sha256 or found.what)
 
 
 def _same(a: object, b: object) -> bool:

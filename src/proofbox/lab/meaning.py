@@ -72,9 +72,15 @@ def check_meaning(document: Document, base: FilePath | None, problems: Problems)
             _check_files(mission, base, problems, at)
         if mission.capabilities is not None:
             _check_capabilities(document, mission, base, problems, (*at, "capabilities"))
+        for number, condition in enumerate(mission.expect.file):
+            if _leaves(condition.path) or not condition.names:
+                problems.say(
+                    (*at, "expect", "file", number, "path"),
+                    f"{condition.path[:200]!r} is no path in the workspace",
+                    "write it from its root, without ..",
+                )
         for place in mission.files:
-            names = place.split("/")
-            if place.startswith("/") or ".." in names or "\0" in place:
+            if _leaves(place):
                 problems.say(
                     (*at, "files", place), f"{place[:200]!r} is no place in the workspace", "write it from its root"
                 )
@@ -87,6 +93,10 @@ def check_meaning(document: Document, base: FilePath | None, problems: Problems)
                 problems.say(path, f"{shown(path)} is an empty command", "say what to run, or leave it out")
         for path, pattern in _patterns(mission, at):
             _check_pattern(path, pattern, problems)
+
+
+def _leaves(place: str) -> bool:
+    return place.startswith("/") or ".." in place.split("/") or "\0" in place
 
 
 def _check_files(mission: Mission, base: FilePath, problems: Problems, at: Path) -> None:

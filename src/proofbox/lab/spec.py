@@ -90,13 +90,18 @@ class FileCondition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What must hold of one file of the final tree."""
 
     path: Text
-    """From the root of the final tree."""
+    """From the root of the final tree. Links are not followed."""
     exists: bool = True
-    """False: it must not be there."""
+    """Whether anything must be there, of whatever kind; false: nothing may be."""
     contains: str | None = None
-    """Text that must be in it."""
+    """Text that must be in it; it must be a regular file."""
     sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")] | None = None
-    """What its content's must be."""
+    """What its content's must be; it must be a regular file."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The path name by name: `./a//b` is `a/b`."""
+        return tuple(name for name in self.path.split("/") if name not in ("", "."))
 
 
 class Expect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
