@@ -61,6 +61,10 @@ FILES = {
 SAID = {
     "nothing-asked": Case({"observed": True}, "none"),
     "no-members": Case({"result_json": {}}, "none"),
+    "words": Case({"result": "fortytwo"}, "passed"),
+    "members": Case({"result_json": {"answer": "fortytwo"}}, "passed"),
+    "said-nothing": Case({"result": "."}, "failed", "nothing was said"),
+    "other-words": Case({"result": "fiftytwo"}, "failed", ANSWER),
 }
 
 
@@ -75,6 +79,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     steps = {
         **dict.fromkeys(FILES, (command(LEAVES), say("done"))),
         **dict.fromkeys(SAID, (say(ANSWER),)),
+        "said-nothing": (),
     }
     cases = FILES | SAID
     suite = HEAD + "".join(mission(id, *steps[id], expect=case.expect) for id, case in cases.items())

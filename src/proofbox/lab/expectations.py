@@ -48,11 +48,11 @@ def unmet(expect: Expect, feedback: Feedback, calls: Sequence[Did], find: Find) 
         if not holds:
             found.append(Unmet(condition, str(what)[:500], str(instead)[:500]))
 
-    said = (feedback.result or "")[:MATCHED_TEXT]
+    said = feedback.said[:MATCHED_TEXT]
     if expect.claimed is not None:
         check(feedback.claimed == expect.claimed, "claimed", expect.claimed, feedback.claimed)
     if expect.result is not None:
-        check(re.search(expect.result, said) is not None, "result", expect.result, said)
+        check(re.search(expect.result, said) is not None, "result", expect.result, said or "nothing was said")
     for name, value in (expect.result_json or {}).items():
         given = (feedback.result_json or {}).get(name)
         check(_same(given, value), f"result_json.{name}", value, given)

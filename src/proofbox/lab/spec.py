@@ -110,7 +110,7 @@ class Expect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     claimed: Literal["success", "failure", "none"] | None = None
     """What the agent must claim."""
     result: str | None = None
-    """A regular expression that the final message must match somewhere."""
+    """A regular expression that the final message must match somewhere: its text as it was said, JSON or not."""
     result_json: dict[str, Any] | None = None
     """Members that the final message, as a JSON object, must have."""
     min_tool_calls: Annotated[int, msgspec.Meta(ge=0)] | None = None
