@@ -6,7 +6,7 @@ import hashlib
 from typing import Any, NamedTuple
 
 import pytest
-from suites import HEAD, attempts, command, conduct, document, mission, plan, say
+from suites import HEAD, attempts, command, conduct, document, mission, plan, say, write
 
 pytestmark = [pytest.mark.needs("bubblewrap"), pytest.mark.xdist_group("conditions")]
 
@@ -66,6 +66,11 @@ SAID = {
     "said-nothing": Case({"result": "."}, "failed", "nothing was said"),
     "other-words": Case({"result": "fiftytwo"}, "failed", ANSWER),
 }
+CALLED = {
+    "tool": Case({"commands": ["^write_file .*note"]}, "passed"),
+    "no-tool": Case({"no_commands": ["write_file"]}, "failed", 'write_file {"path":"note"'),
+    "command-line": Case({"commands": ["^echo hi$"]}, "passed"),
+}
 
 
 class Ran(NamedTuple):
@@ -80,8 +85,9 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
         **dict.fromkeys(FILES, (command(LEAVES), say("done"))),
         **dict.fromkeys(SAID, (say(ANSWER),)),
         "said-nothing": (),
+        **dict.fromkeys(CALLED, (write("note", "x"), command("echo hi"), say("done"))),
     }
-    cases = FILES | SAID
+    cases = FILES | SAID | CALLED
     suite = HEAD + "".join(mission(id, *steps[id], expect=case.expect) for id, case in cases.items())
     made = plan(suite, base / "out", base)
     conduct(made, base / "out")
@@ -92,7 +98,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     )
 
 
-@pytest.mark.parametrize(("id", "case"), (FILES | SAID).items(), ids=FILES | SAID)
+@pytest.mark.parametrize(("id", "case"), (FILES | SAID | CALLED).items(), ids=FILES | SAID | CALLED)
 def test_a_condition_holds_or_says_what_was_found(ran: Ran, id: str, case: Case) -> None:
     assert ran.verified[id] == case.verified, ran.unmet[id]
     assert [case.found in each["found"] for each in ran.unmet[id]] == [True] * (case.verified == "failed")

@@ -34,10 +34,13 @@ class Unmet(msgspec.Struct, frozen=True):
 class Did(msgspec.Struct, frozen=True):
     """One tool call, as far as conditions ask."""
 
-    command: str
+    subject: str
+    """The text that tool policies see, too: `agents.approvals.subject_of`."""
     failed: bool
     observed: bool = False
     """We ran it ourselves: no agent's word for it."""
+    declined: bool = False
+    """Leave was not given, so that it was made and not run."""
 
 
 def unmet(expect: Expect, feedback: Feedback, calls: Sequence[Did], find: Find) -> list[Unmet]:
@@ -64,12 +67,12 @@ def unmet(expect: Expect, feedback: Feedback, calls: Sequence[Did], find: Find) 
         check(len(calls) <= expect.max_tool_calls, "max_tool_calls", expect.max_tool_calls, len(calls))
     if expect.max_tool_failures is not None:
         check(failures <= expect.max_tool_failures, "max_tool_failures", expect.max_tool_failures, failures)
-    required = [call.command[:MATCHED_TEXT] for call in counted]
+    required = [call.subject[:MATCHED_TEXT] for call in counted if not call.declined]
     for pattern in expect.commands:
         check(any(re.search(pattern, each) for each in required), "commands", pattern, f"{len(required)} others")
-    commands = [call.command[:MATCHED_TEXT] for call in calls]
+    run = [call.subject[:MATCHED_TEXT] for call in calls if not call.declined]
     for pattern in expect.no_commands:
-        hit = next((each for each in commands if re.search(pattern, each)), None)
+        hit = next((each for each in run if re.search(pattern, each)), None)
         check(hit is None, "no_commands", f"none like {pattern}", hit)
     for condition in expect.file:
         _check_file(condition, find, check)

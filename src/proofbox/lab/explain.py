@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from proofbox.agents.approvals import subject_of
 from proofbox.core.canonical import CanonicalError, parse_strict
 from proofbox.core.words import counted
 from proofbox.evidence.paths import read_bounded
@@ -127,5 +128,4 @@ def _calls(bundle: Path) -> Iterator[dict[str, Any]]:
 def _call(call: dict[str, Any]) -> str:
     ended = call["status"] if call["exit_code"] is None else f"exit {call['exit_code']}"
     took = "" if call["duration_ms"] is None else f", {call['duration_ms']:.0f} ms"
-    what = call["command"][:200] if call["tool"] == "command" else f"{call['tool']} {call['command'][:200]}"
-    return f"{what} ({ended}{took})"
+    return f"{subject_of(call['tool'], call['command'][:200])} ({ended}{took})"

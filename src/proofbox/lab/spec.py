@@ -120,9 +120,10 @@ class Expect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_tool_failures: Annotated[int, msgspec.Meta(ge=0)] | None = None
     """At most so many calls may fail: not complete, or exit with another code than 0."""
     commands: tuple[str, ...] = ()
-    """Each must match some command that was run, as a regular expression."""
+    """Regular expressions, each of which must match some call that was run: a command's line, or of another tool its
+    name and arguments, `NAME ARGUMENTS`. A call that was declined was not run."""
     no_commands: tuple[str, ...] = ()
-    """None may match any."""
+    """None of these may match any call that was run."""
     observed: bool = False
     """For `commands` and `min_tool_calls` only what proofbox ran itself counts, not what an agent says it did."""
     file: tuple[FileCondition, ...] = ()
@@ -154,7 +155,8 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ToolPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is answered when an agent asks for leave: patterns over the command line, `*` is any text. Deny wins."""
+    """What is answered when an agent asks for leave: patterns over the command line, or of another tool over
+    `NAME ARGUMENTS`; `*` is any text. Deny wins."""
 
     accept: tuple[str, ...] = ("*",)
     """Patterns of what is allowed."""
