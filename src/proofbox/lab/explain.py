@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,7 @@ def _failure(documents: dict[str, Any]) -> Iterator[str]:
     verification = documents.get(artifacts.VERIFICATION, {})
     for run in verification.get("commands", []):
         if not run["passed"]:
-            yield f"The verifier's command `{run['command'][-1]}` did not pass: {run['why']}."
+            yield f"The verifier's command `{_line(run['command'])}` did not pass: {run['why']}."
             for stream in ("stderr", "stdout"):
                 tail = run[stream].strip().splitlines()[-3:]
                 if tail:
@@ -104,6 +105,11 @@ def _failure(documents: dict[str, Any]) -> Iterator[str]:
         yield f"{error['code']}: {error['message']}"
         for hint in error.get("fix_hints", []):
             yield f"  fix: {hint}"
+
+
+def _line(argv: list[str]) -> str:
+    """A command as its suite has it: the line for the shell, or the words."""
+    return argv[2] if argv[:2] == ["/bin/sh", "-c"] and len(argv) == 3 else shlex.join(argv)
 
 
 def _detail(documents: dict[str, Any]) -> str:
