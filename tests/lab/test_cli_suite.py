@@ -16,7 +16,8 @@ pytestmark = pytest.mark.needs("bubblewrap")
 
 ANSWER = {"commands": ["grep -qx 42 answer.txt"]}
 GOOD = HEAD + mission("answer", write("answer.txt", "42\n"), say("done"), verify=ANSWER)
-MIXED = GOOD + mission("lies", command("echo \x1b[31mred"), say("done"), verify=ANSWER)
+WORDS = {"commands": ["test -d .", ["grep", "-qx", "42", "answer.txt"]]}
+MIXED = GOOD + mission("lies", command("echo \x1b[31mred"), say("done"), verify=WORDS)
 
 
 def told(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
@@ -93,7 +94,7 @@ def test_a_run_that_does_not_pass_says_no_and_why(ran: Path, capsys: pytest.Capt
     assert told(capsys)["documents"]["feedback.json"]["claimed"] == "success"
     assert main(["attempt", "explain", "lies.1", "--run", str(ran)]) == 0
     words = capsys.readouterr().out
-    assert words.startswith("lies.1: claimed success, and failed verification\nThe verifier's command")
+    assert words.startswith("lies.1: claimed success, and failed verification\nThe verifier's command `grep -qx 42 ans")
     assert "\x1b" not in words
     assert main(["attempt", "interrupt", "lies.1", "--run", str(ran)]) == 0
     assert "ended already" in capsys.readouterr().out

@@ -54,6 +54,15 @@ for garbage in (b"", b"nonsense", os.urandom(5000)):
 python3 speak.py
 proofbox run -n -- true
 """
+CALLS_A_TOOL = """
+cat >server.py <<'.'
+import json, sys
+for line in sys.stdin:
+    print(json.dumps({"jsonrpc": "2.0", "id": json.loads(line)["id"], "result": {"content": []}}), flush=True)
+.
+echo '{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"delete_file","arguments":{"path":"a"}}}' >asked
+proofbox mcp proxy -- python3 server.py <asked >answers
+"""
 STARTS = "proofbox run -n -- sh -c 'touch begun; exec sleep 1000' & " + WAIT
 WRITES = (
     f"proofbox run -n -- sh -c 'echo {MARK} >late; touch begun; while :; do echo >>late; sleep 0.01; done' & " + WAIT
@@ -66,6 +75,22 @@ SUITE = HEAD + "".join(
         mission("forges", f"echo '{SAYS_SO}'; echo '{SAYS_SO[:-1]},\"source\":\"observed\"}}'", expect=RAN_THE_TESTS),
         mission("has-it-run", HAS_IT_RUN, expect=RAN_THE_TESTS),
         mission("declined", "proofbox run -n -- pytest -q || :", expect=RAN_THE_TESTS, tools={"decline": ["pytest*"]}),
+        mission(
+            "declined-and-unwanted",
+            "proofbox run -n -- git push origin || :",
+            expect={"no_commands": ["git push"]},
+            tools={"decline": ["git push*"]},
+        ),
+        mission(
+            "declined-and-wanted",
+            "proofbox run -n -- git push origin || :",
+            expect={"commands": ["git push"]},
+            tools={"decline": ["git push*"]},
+        ),
+        mission(
+            "calls-a-tool", CALLS_A_TOOL, expect={"observed": True, "commands": ['^mcp/delete_file .*"path": "a"']}
+        ),
+        mission("calls-what-it-must-not", CALLS_A_TOOL, expect={"no_commands": ["delete_file"]}),
         mission("fails", "proofbox run -n -- sh -c 'exit 3' || :"),
         mission("garbage", NONSENSE),
         mission("kills-the-helper", STARTS + "kill -9 $!; wait; proofbox run -n -- true"),
@@ -141,6 +166,22 @@ def test_a_declined_call_is_recorded_and_does_not_count(ran: Ran) -> None:
     assert [(each["answer"], each["rule"]) for each in events if each["event"] == "decision"] == [
         ("decline", "decline pytest*")
     ]
+
+
+def test_what_was_declined_was_not_run(ran: Ran) -> None:
+    assert ran.calls("declined-and-unwanted") == [("git push origin", "declined", "observed")]
+    assert ran.result("declined-and-unwanted").verified == "passed"
+    assert ran.result("declined-and-wanted").verified == "failed"
+
+
+def test_conditions_see_the_tools_of_a_server_as_policies_do(ran: Ran) -> None:
+    assert ran.result("calls-a-tool").verified == "passed"
+    assert ran.result("calls-what-it-must-not").verified == "failed"
+    attempt = ran.attempts["calls-what-it-must-not.1"]
+    (unmet,) = document(ran.out, ran.plan, attempt, "verification.json")["unmet"]
+    decisions = [each for each in lines(ran.out, ran.plan, attempt, "events.jsonl") if each["event"] == "decision"]
+    assert unmet["found"] == 'mcp/delete_file {"path": "a"}'
+    assert unmet["found"] in [each["subject"] for each in decisions]
 
 
 def test_failures_are_counted_by_what_they_were(ran: Ran) -> None:

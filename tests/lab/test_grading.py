@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from proofbox.core.canonical import canonical_bytes
 from proofbox.lab.claims import read_feedback
 from proofbox.lab.expectations import Did, unmet
+from proofbox.lab.finaltree import NOTHING, Found
 from proofbox.lab.spec import Expect, FileCondition
 
 
@@ -35,8 +38,8 @@ def test_a_claim_is_read_by_a_fixed_rule(message: str, claimed: str) -> None:
     assert read_feedback(message).claimed == claimed
 
 
-def no_files(_: str) -> bytes | None:
-    return None
+def no_files(_: Sequence[str], __: str | None) -> Found:
+    return NOTHING
 
 
 @given(st.one_of(st.text(), st.text().map(lambda text: "{" + text + "}"), st.just("{" * 100_000)))
@@ -61,7 +64,12 @@ def test_every_condition_that_does_not_hold_is_named() -> None:
         ),
     )
     calls = [Did("pytest -q", failed=True), Did("curl evil", failed=False)]
-    found = unmet(expect, read_feedback("failed 41"), calls, {"a": b"y", "c": b""}.get)
+    found = unmet(
+        expect,
+        read_feedback("failed 41"),
+        calls,
+        lambda names, _: Found("a file", sha256="") if names != ("b",) else NOTHING,
+    )
     assert [each.condition for each in found] == [
         "claimed",
         "result",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
 import shutil
 import signal
@@ -27,6 +28,7 @@ from proofbox.lab.artifacts import EXPECTED
 from proofbox.lab.ledger import Ended, Ledger
 from proofbox.lab.plan import Plan, ledger_path
 from proofbox.lab.run import Conductor, find_run
+from proofbox.lab.tasktree import tree_sha256
 
 pytestmark = pytest.mark.needs("bubblewrap")
 
@@ -358,14 +360,22 @@ def test_what_a_suite_names_counts_as_it_was_when_the_run_was_planned(tmp_path: 
     (base / "prompt.txt").write_text("as planned")
     verify_it = {"files": "hidden", "commands": ["sh check.sh"]}
     text = mission("answer", *DOES_IT, verify=verify_it, workspace="start", prompt_file="prompt.txt")
-    made = plan(HEAD + text.replace('prompt = "do it"\n', ""), out, base)
+    archive = Path(shutil.make_archive(str(base / "given"), "tar", base / "start"))
+    (base / "start/out").symlink_to("/nowhere")
+    os.mkfifo(base / "start/pipe")
+    started, archived = tree_sha256(base / "start", trusted=True), hashlib.sha256(archive.read_bytes()).hexdigest()
+    text += mission("archived", *DOES_IT, verify=ANSWER, workspace="given.tar")
+    made = plan(HEAD + text.replace('prompt = "do it"\n', "", 1), out, base)
     shutil.rmtree(base)
     run = conduct(made, out)
-    assert results(made, out) == {"answer.1": ("success", "passed", None, "completed")}
+    good = ("success", "passed", None, "completed")
+    assert results(made, out) == {"answer.1": good, "archived.1": good}
     assert (run / "attempts/answer.1.e1/prompt.txt").read_text() == "as planned"
     inputs = json.loads((run / "environment.json").read_bytes())["inputs"]
-    assert sorted(inputs) == ["hidden", "prompt.txt"]
+    assert sorted(inputs) == ["given.tar", "hidden", "prompt.txt", "start"]
     assert inputs["prompt.txt"] == hashlib.sha256(b"as planned").hexdigest()
+    assert inputs["given.tar"] == archived
+    assert inputs["start"] == started
 
 
 @pytest.mark.parametrize("kind", ["tar", "gztar", "xztar", "zip"])

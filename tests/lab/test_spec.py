@@ -109,6 +109,32 @@ def test_a_command_may_say_what_it_must_print() -> None:
     assert suite.missions[0].verify.commands == (Command(run="pytest -q", stdout="3 passed"),)
 
 
+@pytest.mark.parametrize(
+    ("line", "column"),
+    [
+        ('verify={commands=[""]}', 19),
+        ('verify={commands=["true", " "]}', 27),
+        ("verify={commands=[[]]}", 19),
+        ('verify={commands=[[""]]}', 19),
+        ('verify={commands=[{run=""}]}', 20),
+        ("verify={commands=[{run=[]}]}", 20),
+        ('setup=[""]', 8),
+        ('setup=["true", []]', 16),
+    ],
+)
+def test_an_empty_command_is_refused_at_its_place(line: str, column: int) -> None:
+    (found,) = problems(f'[suite]\nid="a"\n[[mission]]\nid="x"\nprompt="p"\n{line}\n')
+    assert "empty command" in str(found["message"])
+    assert (found["line"], found["column"]) == (6, column)
+
+
+@pytest.mark.parametrize("path", ["/a", "../a", "a/../../b", ".", "./", "a\\u0000b"])
+def test_a_condition_on_a_path_outside_the_workspace_is_refused_at_its_place(path: str) -> None:
+    (found,) = problems(f'[suite]\nid="a"\n[[mission]]\nid="x"\nprompt="p"\nexpect.file=[{{path="{path}"}}]\n')
+    assert "no path in the workspace" in str(found["message"])
+    assert (found["line"], found["column"]) == (6, 15)
+
+
 def test_a_file_that_is_not_there_or_no_text(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError):
         read_suite(tmp_path / "none.toml")

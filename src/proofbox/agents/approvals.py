@@ -1,10 +1,17 @@
-"""Which of the declared rules answers for a command: the first whose pattern fits."""
+"""Which of the declared rules answers for a call: the first whose pattern fits what it is about."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from proofbox.agents.contract import ApprovalRule
+
+
+def subject_of(tool: str, command: str) -> str:
+    """What rules and conditions see of a call: a command line as it is; of any other tool its name and arguments."""
+    if tool == "command":
+        return command
+    return f"{tool} {command}" if command else tool
 
 
 def decide(subject: str, rules: Sequence[ApprovalRule]) -> tuple[str, str] | None:

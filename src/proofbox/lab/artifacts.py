@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ from proofbox.lab.verifier import Checked
 from proofbox.workspace.diff import differences
 from proofbox.workspace.model import Snapshot
 from proofbox.workspace.store import Store
-from proofbox.workspace.tree import EMPTY_TREE, Entry
+from proofbox.workspace.tree import EMPTY_TREE
 from proofbox.workspace.unified import unified
 from proofbox.workspace.workspace import Workspace
 
@@ -57,7 +57,6 @@ EXPECTED = (
 )
 """What a whole attempt has. One that the machinery failed lacks some, and is partial."""
 
-LARGEST_READ = 16 << 20
 DETAIL = 4000
 
 
@@ -231,12 +230,10 @@ def _report(story: Story) -> AttemptReport:
     )
 
 
-def write_final(
-    bundle: BundleWriter, workspace: Workspace, given: str, final: Snapshot, redactor: Redactor
-) -> Callable[[str], bytes | None]:
-    """What the agent left, and how it differs from what it was given. A way to read the files of it, too."""
+def write_final(bundle: BundleWriter, workspace: Workspace, given: str, final: Snapshot, redactor: Redactor) -> None:
+    """What the agent left, and how it differs from what it was given."""
 
-    def write(store: Store, old: bytes, new: bytes) -> dict[str, Entry]:
+    def write(store: Store, old: bytes, new: bytes) -> None:
         entries = {
             each.path: each.new
             for each in differences(store, EMPTY_TREE, new)
@@ -254,9 +251,8 @@ def write_final(
         bundle.write_json(tree.PATH, manifest)
         text = "".join(f"{line.text}\n" for line in unified(store, old, new))
         bundle.write_bytes(FINAL_DIFF, redactor.redact(text).encode("utf-8", "replace"))
-        return entries
 
-    entries = workspace.compare(given, final.id, write)
+    workspace.compare(given, final.id, write)
     document = FinalSnapshot(
         store=workspace.store_id,
         snapshot=final.id,
@@ -265,15 +261,3 @@ def write_final(
         not_in_it=(*final.skipped, *final.unstable),
     )
     bundle.write_json(FINAL_SNAPSHOT, msgspec.to_builtins(document))
-
-    def read(path: str) -> bytes | None:
-        entry = entries.get(path)
-        if entry is None or entry.kind != "file":
-            return None
-
-        def content(store: Store, _: bytes, __: bytes) -> bytes:
-            return store.get(entry.digest) if store.size(entry.digest) <= LARGEST_READ else b""
-
-        return workspace.compare(given, final.id, content)
-
-    return read

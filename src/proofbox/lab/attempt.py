@@ -42,6 +42,7 @@ from proofbox.lab.claims import Feedback, read_feedback
 from proofbox.lab.documents import Verified
 from proofbox.lab.expectations import Unmet, unmet
 from proofbox.lab.failures import retry_after, typed
+from proofbox.lab.finaltree import finder
 from proofbox.lab.ledger import Attempt, Ended
 from proofbox.lab.missionbox import MissionBoxes
 from proofbox.lab.sharing import Started, only
@@ -297,7 +298,7 @@ class _Supervisor:
 
     def _verify(self, bundle: BundleWriter, workspace: Workspace, given: str) -> None:
         final = workspace.snapshot("final", sealed=True)
-        read_file = artifacts.write_final(bundle, workspace, given, final, self._around.redactor)
+        artifacts.write_final(bundle, workspace, given, final, self._around.redactor)
         if self._infra is not None:
             return
         verify = self._mission.verify
@@ -321,7 +322,7 @@ class _Supervisor:
             if unscored and self._reason == "completed":
                 self._reason = unscored
         did = self._trace.did() if self._trace else []
-        self._unmet = unmet(self._mission.expect, self._feedback, did, read_file)
+        self._unmet = unmet(self._mission.expect, self._feedback, did, finder(workspace, final))
 
     def _verified(self) -> Verified:
         """Passed needs something that said so: commands that passed, or conditions that all held."""
@@ -330,7 +331,7 @@ class _Supervisor:
             return "none"
         if self._checked.passed is False or self._unmet:
             return "failed"
-        return "passed" if self._checked.passed or self._mission.expect != type(self._mission.expect)() else "none"
+        return "passed" if self._checked.passed or self._mission.expect.asks else "none"
 
     def _write(self, bundle: BundleWriter) -> None:
         if held := bundle.withhold_secrets():

@@ -44,15 +44,16 @@ class FeedbackRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Feedback(msgspec.Struct, frozen=True, kw_only=True):
-    """Exactly one of `result` and `result_json` is there; where the agent said nothing, `result` is empty."""
+    """The final message: as it was said, and as the object that it is, if it is one."""
 
     claimed: Claim
-    result: str | None = None
+    said: str
+    """Its text, JSON or not; empty: nothing was said."""
     result_json: dict[str, Any] | None = None
     truncated: bool = False
 
     def document(self) -> dict[str, Any]:
-        said: dict[str, Any] = {"result": self.result or ""}
+        said: dict[str, Any] = {"result": self.said}
         if self.result_json is not None:
             said = {"result_json": self.result_json}
         document: dict[str, Any] = msgspec.to_builtins(
@@ -67,9 +68,9 @@ def read_feedback(final_message: str) -> Feedback:
     if parsed is not None:
         status = parsed.get("status")
         claimed: Claim = status if status in ("success", "failure") else "none"
-        return Feedback(claimed=claimed, result_json=parsed)
+        return Feedback(claimed=claimed, said=final_message, result_json=parsed)
     text = final_message[:TEXT_LIMIT]
-    return Feedback(claimed=_claim(text), result=text, truncated=len(text) < len(final_message))
+    return Feedback(claimed=_claim(text), said=text, truncated=len(text) < len(final_message))
 
 
 def _claim(text: str) -> Claim:

@@ -306,7 +306,7 @@ class RunEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     provider: str | None
     epochs: int
     inputs: dict[str, str]
-    """Of what the suite names, the digest as of when the run was planned."""
+    """Of what the suite names (workspaces, prompts, tests, solutions), the digest as of when the run was planned."""
 
 
 class MissionSummary(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from proofbox.core.canonical import CanonicalError, canonical_bytes
-from proofbox.core.digest import sha256_hex
 from proofbox.lab.claims import Feedback
+from proofbox.lab.finaltree import Find
 from proofbox.lab.spec import Expect, FileCondition
 
 MATCHED_TEXT = 16 * 1024
@@ -34,17 +34,16 @@ class Unmet(msgspec.Struct, frozen=True):
 class Did(msgspec.Struct, frozen=True):
     """One tool call, as far as conditions ask."""
 
-    command: str
+    subject: str
+    """The text that tool policies see, too: `agents.approvals.subject_of`."""
     failed: bool
     observed: bool = False
     """We ran it ourselves: no agent's word for it."""
+    declined: bool = False
+    """Leave was not given, so that it was made and not run."""
 
 
-ReadFile = Callable[[str], bytes | None]
-"""The content of a file of the final tree by its path; None where there is no such file."""
-
-
-def unmet(expect: Expect, feedback: Feedback, calls: Sequence[Did], read_file: ReadFile) -> list[Unmet]:
+def unmet(expect: Expect, feedback: Feedback, calls: Sequence[Did], find: Find) -> list[Unmet]:
     """Every condition that does not hold, in the order of the spec."""
     found: list[Unmet] = []
 
@@ -52,11 +51,11 @@ def unmet(expect: Expect, feedback: Feedback, calls: Sequence[Did], read_file: R
         if not holds:
             found.append(Unmet(condition, str(what)[:500], str(instead)[:500]))
 
-    said = (feedback.result or "")[:MATCHED_TEXT]
+    said = feedback.said[:MATCHED_TEXT]
     if expect.claimed is not None:
         check(feedback.claimed == expect.claimed, "claimed", expect.claimed, feedback.claimed)
     if expect.result is not None:
-        check(re.search(expect.result, said) is not None, "result", expect.result, said)
+        check(re.search(expect.result, said) is not None, "result", expect.result, said or "nothing was said")
     for name, value in (expect.result_json or {}).items():
         given = (feedback.result_json or {}).get(name)
         check(_same(given, value), f"result_json.{name}", value, given)
@@ -68,32 +67,29 @@ def unmet(expect: Expect, feedback: Feedback, calls: Sequence[Did], read_file: R
         check(len(calls) <= expect.max_tool_calls, "max_tool_calls", expect.max_tool_calls, len(calls))
     if expect.max_tool_failures is not None:
         check(failures <= expect.max_tool_failures, "max_tool_failures", expect.max_tool_failures, failures)
-    required = [call.command[:MATCHED_TEXT] for call in counted]
+    required = [call.subject[:MATCHED_TEXT] for call in counted if not call.declined]
     for pattern in expect.commands:
         check(any(re.search(pattern, each) for each in required), "commands", pattern, f"{len(required)} others")
-    commands = [call.command[:MATCHED_TEXT] for call in calls]
+    run = [call.subject[:MATCHED_TEXT] for call in calls if not call.declined]
     for pattern in expect.no_commands:
-        hit = next((each for each in commands if re.search(pattern, each)), None)
+        hit = next((each for each in run if re.search(pattern, each)), None)
         check(hit is None, "no_commands", f"none like {pattern}", hit)
     for condition in expect.file:
-        _check_file(condition, read_file(condition.path), check)
+        _check_file(condition, find, check)
     return found
 
 
-def _check_file(
-    condition: FileCondition, data: bytes | None, check: Callable[[bool, str, object, object], None]
-) -> None:
+def _check_file(condition: FileCondition, find: Find, check: Callable[[bool, str, object, object], None]) -> None:
     name = f"file {condition.path}"
-    if not condition.exists or data is None:
-        there = data is not None
-        check(
-            there == condition.exists, name, "there" if condition.exists else "not there", "there" if there else "none"
-        )
+    found = find(condition.names, condition.contains)
+    if not condition.exists or not found.there:
+        check(found.there is condition.exists, name, "there" if condition.exists else "not there", found.what)
         return
     if condition.contains is not None:
-        check(condition.contains.encode() in data, name, f"contains {condition.contains}", f"{len(data)} bytes without")
+        instead = found.what if found.sha256 is None else f"{found.size} bytes without"
+        check(found.has_text, name, f"contains {condition.contains}", instead)
     if condition.sha256 is not None:
-        check(sha256_hex(data) == condition.sha256, name, condition.sha256, sha256_hex(data))
+        check(found.sha256 == condition.sha256, name, condition.sha256, found.sha256 or found.what)
 
 
 def _same(a: object, b: object) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from proofbox.agents.approvals import subject_of
 from proofbox.core.canonical import CanonicalError, parse_strict
 from proofbox.core.words import counted
 from proofbox.evidence.paths import read_bounded
@@ -82,7 +84,7 @@ def _failure(documents: dict[str, Any]) -> Iterator[str]:
     verification = documents.get(artifacts.VERIFICATION, {})
     for run in verification.get("commands", []):
         if not run["passed"]:
-            yield f"The verifier's command `{run['command'][-1]}` did not pass: {run['why']}."
+            yield f"The verifier's command `{_line(run['command'])}` did not pass: {run['why']}."
             for stream in ("stderr", "stdout"):
                 tail = run[stream].strip().splitlines()[-3:]
                 if tail:
@@ -103,6 +105,11 @@ def _failure(documents: dict[str, Any]) -> Iterator[str]:
         yield f"{error['code']}: {error['message']}"
         for hint in error.get("fix_hints", []):
             yield f"  fix: {hint}"
+
+
+def _line(argv: list[str]) -> str:
+    """A command as its suite has it: the line for the shell, or the words."""
+    return argv[2] if argv[:2] == ["/bin/sh", "-c"] and len(argv) == 3 else shlex.join(argv)
 
 
 def _detail(documents: dict[str, Any]) -> str:
@@ -127,5 +134,4 @@ def _calls(bundle: Path) -> Iterator[dict[str, Any]]:
 def _call(call: dict[str, Any]) -> str:
     ended = call["status"] if call["exit_code"] is None else f"exit {call['exit_code']}"
     took = "" if call["duration_ms"] is None else f", {call['duration_ms']:.0f} ms"
-    what = call["command"][:200] if call["tool"] == "command" else f"{call['tool']} {call['command'][:200]}"
-    return f"{what} ({ended}{took})"
+    return f"{subject_of(call['tool'], call['command'][:200])} ({ended}{took})"

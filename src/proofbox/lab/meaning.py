@@ -72,9 +72,15 @@ def check_meaning(document: Document, base: FilePath | None, problems: Problems)
             _check_files(mission, base, problems, at)
         if mission.capabilities is not None:
             _check_capabilities(document, mission, base, problems, (*at, "capabilities"))
+        for number, condition in enumerate(mission.expect.file):
+            if _leaves(condition.path) or not condition.names:
+                problems.say(
+                    (*at, "expect", "file", number, "path"),
+                    f"{condition.path[:200]!r} is no path in the workspace",
+                    "write it from its root, without ..",
+                )
         for place in mission.files:
-            names = place.split("/")
-            if place.startswith("/") or ".." in names or "\0" in place:
+            if _leaves(place):
                 problems.say(
                     (*at, "files", place), f"{place[:200]!r} is no place in the workspace", "write it from its root"
                 )
@@ -82,8 +88,15 @@ def check_meaning(document: Document, base: FilePath | None, problems: Problems)
             for place in places:
                 if any(len(name.encode()) > LONGEST_NAME for name in place.split("/")) or len(place) > 1024:
                     problems.say((*at, *(("verify",) * (field == "mounts")), field, place), "the place is too long")
+        for path, command in _commands(mission, at):
+            if not (command if isinstance(command, str) else "".join(command[:1])).strip():
+                problems.say(path, f"{shown(path)} is an empty command", "say what to run, or leave it out")
         for path, pattern in _patterns(mission, at):
             _check_pattern(path, pattern, problems)
+
+
+def _leaves(place: str) -> bool:
+    return place.startswith("/") or ".." in place.split("/") or "\0" in place
 
 
 def _check_files(mission: Mission, base: FilePath, problems: Problems, at: Path) -> None:
@@ -131,6 +144,14 @@ def _check_capabilities(
         problems.say(at, f"{named[:200]!r} is neither a preset nor a file: it {why}", f"presets: {', '.join(PRESETS)}")
     except ProofboxError as error:
         problems.say(at, f"{named[:200]!r}: {error.message}", f"presets: {', '.join(PRESETS)}")
+
+
+def _commands(mission: Mission, at: Path) -> Iterator[tuple[Path, str | tuple[str, ...]]]:
+    for number, words in enumerate(mission.setup):
+        yield (*at, "setup", number), words
+    for number, command in enumerate(mission.verify.commands):
+        place = (*at, "verify", "commands", number)
+        yield ((*place, "run"), command.run) if isinstance(command, Command) else (place, command)
 
 
 def _patterns(mission: Mission, at: Path) -> Iterator[tuple[Path, str]]:

@@ -90,13 +90,18 @@ class FileCondition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What must hold of one file of the final tree."""
 
     path: Text
-    """From the root of the final tree."""
+    """From the root of the final tree. Links are not followed."""
     exists: bool = True
-    """False: it must not be there."""
+    """Whether anything must be there, of whatever kind; false: nothing may be."""
     contains: str | None = None
-    """Text that must be in it."""
+    """Text that must be in it; it must be a regular file."""
     sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")] | None = None
-    """What its content's must be."""
+    """What its content's must be; it must be a regular file."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The path name by name: `./a//b` is `a/b`."""
+        return tuple(name for name in self.path.split("/") if name not in ("", "."))
 
 
 class Expect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -105,7 +110,7 @@ class Expect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     claimed: Literal["success", "failure", "none"] | None = None
     """What the agent must claim."""
     result: str | None = None
-    """A regular expression that the final message must match somewhere."""
+    """A regular expression that the final message must match somewhere: its text as it was said, JSON or not."""
     result_json: dict[str, Any] | None = None
     """Members that the final message, as a JSON object, must have."""
     min_tool_calls: Annotated[int, msgspec.Meta(ge=0)] | None = None
@@ -115,13 +120,19 @@ class Expect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_tool_failures: Annotated[int, msgspec.Meta(ge=0)] | None = None
     """At most so many calls may fail: not complete, or exit with another code than 0."""
     commands: tuple[str, ...] = ()
-    """Each must match some command that was run, as a regular expression."""
+    """Regular expressions, each of which must match some call that was run: a command's line, or of another tool its
+    name and arguments, `NAME ARGUMENTS`. A call that was declined was not run."""
     no_commands: tuple[str, ...] = ()
-    """None may match any."""
+    """None of these may match any call that was run."""
     observed: bool = False
     """For `commands` and `min_tool_calls` only what proofbox ran itself counts, not what an agent says it did."""
     file: tuple[FileCondition, ...] = ()
     """Conditions on files of the final tree."""
+
+    @property
+    def asks(self) -> bool:
+        """Whether there is a condition at all: `observed` is none, and neither is a table without members."""
+        return msgspec.structs.replace(self, observed=False, result_json=self.result_json or None) != Expect()
 
 
 class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -144,7 +155,8 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ToolPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is answered when an agent asks for leave: patterns over the command line, `*` is any text. Deny wins."""
+    """What is answered when an agent asks for leave: patterns over the command line, or of another tool over
+    `NAME ARGUMENTS`; `*` is any text. Deny wins."""
 
     accept: tuple[str, ...] = ("*",)
     """Patterns of what is allowed."""

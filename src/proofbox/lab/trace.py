@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from proofbox.agents.approvals import subject_of
 from proofbox.agents.events import (
     Delta,
     Event,
@@ -115,7 +116,15 @@ class Trace:
 
     def did(self) -> list[Did]:
         """The tool calls as far as a mission's conditions ask."""
-        return [Did(call.command or call.tool, _failed(call), _observed(call)) for call in self.calls]
+        return [
+            Did(
+                subject_of(call.tool, call.command),
+                failed=_failed(call),
+                observed=_observed(call),
+                declined=call.status == "declined",
+            )
+            for call in self.calls
+        ]
 
     def report(self) -> dict[str, Any]:
         """The figures of an `AttemptReport`, all of them counted from what is in the trace."""

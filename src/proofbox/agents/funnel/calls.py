@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import anyio
 import msgspec
 
-from proofbox.agents.approvals import decide
+from proofbox.agents.approvals import decide, subject_of
 from proofbox.agents.contract import ApprovalRule
 from proofbox.agents.events import Decision, Delta, Event, ItemStarted, ToolCall, ToolStatus
 from proofbox.core.clock import Clock
@@ -70,9 +70,9 @@ class Scribe:
         self.ids = ids
         self.clock = clock
 
-    def call(self, tool: str, command: str, cwd: str = "", *, subject: str = "") -> Call:
-        """`subject` is what the rules are about, where that is not the command."""
-        return Call(self, tool, preview(command, COMMAND_LIMIT)[0], cwd, subject=subject or command)
+    def call(self, tool: str, command: str, cwd: str = "") -> Call:
+        """`tool` and `command` as in `ToolCall`."""
+        return Call(self, tool, preview(command, COMMAND_LIMIT)[0], cwd, subject=subject_of(tool, command))
 
 
 class Call:

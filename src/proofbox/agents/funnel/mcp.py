@@ -86,7 +86,7 @@ class ToolRelay:
         # No tool of a server is called as ours are: `command` is what we ran.
         tool = f"mcp/{preview(str(params.get('name')), 200)[0]}"
         arguments = json.dumps(params.get("arguments"), ensure_ascii=False)
-        call = self._scribe.call(tool, arguments, subject=f"{tool} {arguments}")
+        call = self._scribe.call(tool, arguments)
         rule = await call.begin(TOOL_CALL)
         if rule is not None:
             said = [{"type": "text", "text": f"declined: {rule}"}]

@@ -1,0 +1,104 @@
+"""Conditions in real attempts: what the agent said, called and left, held against `expect` by one run."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, NamedTuple
+
+import pytest
+from suites import HEAD, attempts, command, conduct, document, mission, plan, say, write
+
+pytestmark = [pytest.mark.needs("bubblewrap"), pytest.mark.xdist_group("conditions")]
+
+LARGE = 17 << 20
+LEAVES = (
+    "mkdir dir; echo text >real; echo x >dir/x; ln -s dir link; ln -s nowhere dangling; mkfifo pipe; "
+    f"truncate -s {LARGE} large; printf needle >>large; : >empty; truncate -s 9437181 across; printf needle >>across"
+)
+DIGEST = hashlib.sha256(bytes(LARGE) + b"needle").hexdigest()
+ANSWER = '{"status":"success","answer":"fortytwo"}'
+
+
+class Case(NamedTuple):
+    expect: dict[str, Any]
+    verified: str
+    found: str = ""
+    """What a condition that is not met says it found."""
+
+
+def file(verified: str, found: str = "", **condition: Any) -> Case:
+    return Case({"file": [condition]}, verified, found)
+
+
+FILES = {
+    "large-digest": file("passed", path="large", sha256=DIGEST),
+    "large-other-digest": file("failed", DIGEST, path="large", sha256="0" * 64),
+    "large-contains": file("passed", path="large", contains="needle"),
+    "large-lacks": file("failed", f"{LARGE + 6} bytes without", path="large", contains="noodle"),
+    "empty": file("passed", path="empty", contains=""),
+    "empty-lacks": file("failed", "0 bytes without", path="empty", contains="x"),
+    "across": file("passed", path="across", contains="needle"),
+    "there": file("passed", path="./real"),
+    "text": file("passed", path=".//./real", contains="text"),
+    "not-there": file("passed", path="nothing", exists=False),
+    "not-below-a-file": file("passed", path="real/x", exists=False),
+    "absent": file("failed", "nothing", path="nothing"),
+    "has-real": file("failed", "a file", path="./real", exists=False),
+    "directory": file("passed", path="dir/"),
+    "has-directory": file("failed", "a directory", path="dir", exists=False),
+    "directory-text": file("failed", "a directory", path="dir", contains="x"),
+    "link": file("passed", path="link"),
+    "has-link": file("failed", "a link", path="link", exists=False),
+    "link-digest": file("failed", "a link", path="link", sha256="0" * 64),
+    "dangling": file("passed", path="dangling"),
+    "has-dangling": file("failed", "a link", path="dangling", exists=False),
+    "through-a-link": file("failed", "link is a link", path="link/x"),
+    "not-through-a-link": file("failed", "link is a link", path="link/x", exists=False),
+    "pipe": file("passed", path="pipe"),
+    "has-pipe": file("failed", "not a file", path="pipe", exists=False),
+    "pipe-text": file("failed", "not a file", path="pipe", contains="x"),
+}
+SAID = {
+    "nothing-asked": Case({"observed": True}, "none"),
+    "no-members": Case({"result_json": {}}, "none"),
+    "words": Case({"result": "fortytwo"}, "passed"),
+    "members": Case({"result_json": {"answer": "fortytwo"}}, "passed"),
+    "said-nothing": Case({"result": "."}, "failed", "nothing was said"),
+    "other-words": Case({"result": "fiftytwo"}, "failed", ANSWER),
+}
+CALLED = {
+    "tool": Case({"commands": ["^write_file .*note"]}, "passed"),
+    "no-tool": Case({"no_commands": ["write_file"]}, "failed", 'write_file {"path":"note"'),
+    "command-line": Case({"commands": ["^echo hi$"]}, "passed"),
+}
+
+
+class Ran(NamedTuple):
+    verified: dict[str, str]
+    unmet: dict[str, list[dict[str, str]]]
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    base = tmp_path_factory.mktemp("conditions")
+    steps = {
+        **dict.fromkeys(FILES, (command(LEAVES), say("done"))),
+        **dict.fromkeys(SAID, (say(ANSWER),)),
+        "said-nothing": (),
+        **dict.fromkeys(CALLED, (write("note", "x"), command("echo hi"), say("done"))),
+    }
+    cases = FILES | SAID | CALLED
+    suite = HEAD + "".join(mission(id, *steps[id], expect=case.expect) for id, case in cases.items())
+    made = plan(suite, base / "out", base)
+    conduct(made, base / "out")
+    told = {each.mission: each for each in attempts(made, base / "out").values()}
+    return Ran(
+        {id: each.result.verified for id, each in told.items() if each.result is not None},
+        {id: document(base / "out", made, each, "verification.json")["unmet"] for id, each in told.items()},
+    )
+
+
+@pytest.mark.parametrize(("id", "case"), (FILES | SAID | CALLED).items(), ids=FILES | SAID | CALLED)
+def test_a_condition_holds_or_says_what_was_found(ran: Ran, id: str, case: Case) -> None:
+    assert ran.verified[id] == case.verified, ran.unmet[id]
+    assert [case.found in each["found"] for each in ran.unmet[id]] == [True] * (case.verified == "failed")

@@ -1,0 +1,22 @@
+"""What a snapshot can't tell is not taken for absent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from proofbox.lab.finaltree import NOTHING, finder
+from proofbox.workspace.model import Left
+from proofbox.workspace.workspace import Workspace
+
+
+def test_nobody_can_tell_what_is_below_a_directory_that_was_not_read(tmp_path: Path) -> None:
+    (tmp_path / "ws").mkdir()
+    with Workspace.init(tmp_path / "ws", track=False) as workspace:
+        final = workspace.snapshot("final")
+        find = finder(workspace, msgspec.structs.replace(final, skipped=(Left("closed", "Permission denied"),)))
+        below = find(("closed", "x"), None)
+        assert (below.there, below.what) == (None, "closed is in no snapshot: Permission denied")
+        assert find(("closed",), None).there is True
+        assert find(("other",), None) == NOTHING
