@@ -164,6 +164,12 @@ class ScriptedSession(HostedSession):
         self._keep(Thread(thread))
         return thread
 
+    async def _have_thread(self, thread: str, event: ThreadStarted) -> str:
+        """With its box, where its script needs one: that there is none to be had is no doing of the agent's."""
+        if self._script.uses_tools:
+            await self._tools_of(thread)
+        return await super()._have_thread(thread, event)
+
     async def resume_thread(self, thread: str) -> str:
         self._check_open()
         self._kept[thread] = self._store.load(thread)
@@ -269,7 +275,7 @@ class ScriptedSession(HostedSession):
 
         replace = msgspec.structs.replace
         try:
-            tools = await self._tools_of(turn)
+            tools = await self._tools_of(turn.thread)
             result = await run_sync(tools.call, tool, args)
         except (WorkspaceError, SandboxError) as error:
             if turn.id in self._endings:
@@ -294,14 +300,14 @@ class ScriptedSession(HostedSession):
             call = replace(call, duration_ms=took(), output=result.text())
         await self.tell(call)
 
-    async def _tools_of(self, turn: Turn) -> Tools:
-        if turn.thread not in self._tools:
+    async def _tools_of(self, thread: str) -> Tools:
+        if thread not in self._tools:
             with anyio.CancelScope(shield=True):  # a box that was started must come into somebody's hands
-                place = self.options.workspace / self.folders.get(turn.thread, "")
+                place = self.options.workspace / self.folders.get(thread, "")
                 options = msgspec.structs.replace(self.options, workspace=place)
-                tools = self._tools[turn.thread] = await run_sync(self._open_tools, options)
+                tools = self._tools[thread] = await run_sync(self._open_tools, options)
             self._box = tools
-        return self._tools[turn.thread]
+        return self._tools[thread]
 
     async def _kill(self, turn: Turn) -> None:
         tools = self._tools.pop(turn.thread, None)
