@@ -47,6 +47,7 @@ from proofbox.lab.plan import (
     refuse_secrets,
 )
 from proofbox.lab.reading import Suite
+from proofbox.lab.sharing import refuse_unshareable
 from proofbox.lab.spec import SCHEMA as SUITE_SCHEMA
 from proofbox.lab.spec import Mission
 from proofbox.lab.summary import SUMMARY, summarize
@@ -71,6 +72,8 @@ def create_run(plan: Plan, out: Path, *, clock: Clock | None = None) -> Path:
     require_utf8(plan.suite_name, "the suite's file", "suite")
     suite = plan.suite()
     refuse_secrets(plan, os.environ)
+    if plan.isolation == "shared":
+        refuse_unshareable(suite.missions, plan.provider, plan.parsed_chain())
     out.mkdir(parents=True, exist_ok=True)
     with locked(conductor_lock(out, plan.run_id)):  # until there is a ledger, its files look like a dead run's
         return _create_run(plan, suite, out, clock)
