@@ -7,6 +7,7 @@ are kept in its home, so that a later session resumes or forks them. What it rep
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
@@ -14,9 +15,20 @@ import anyio
 import msgspec
 from anyio.to_thread import run_sync
 
+from proofbox.agents.approvals import decide
 from proofbox.agents.boxfacts import box_facts
 from proofbox.agents.contract import AgentRuntime, Capabilities, RuntimeProbe, SessionOptions
-from proofbox.agents.events import Event, Message, Notice, Reasoning, ThreadStarted, ToolCall, Unrecognized, Usage
+from proofbox.agents.events import (
+    Decision,
+    Event,
+    Message,
+    Notice,
+    Reasoning,
+    ThreadStarted,
+    ToolCall,
+    Unrecognized,
+    Usage,
+)
 from proofbox.agents.feed import Turn
 from proofbox.agents.hosted import HostedSession
 from proofbox.agents.script import CRASH, FORMAT, STALL, Script, Step, filled, read_script
@@ -24,6 +36,7 @@ from proofbox.agents.settings import read_settings
 from proofbox.agents.threads import KeptTurn, Thread, ThreadStore
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
+from proofbox.core.text import preview
 from proofbox.errors import (
     CommandNotExecutable,
     CommandNotFound,
@@ -62,6 +75,8 @@ class Tools(Protocol):
 
 ITS_OWN_FAULT = (CommandNotFound, CommandNotExecutable, RequestInvalid, PathRefused)
 OpenTools = Callable[[SessionOptions], Tools]
+SHOWN = 4000
+"""Of what a decision was about, at most so many bytes."""
 
 
 class BoxedTools:
@@ -274,6 +289,8 @@ class ScriptedSession(HostedSession):
             return round((self._clock.monotonic() - began) * 1000, 3)
 
         replace = msgspec.structs.replace
+        if await self._is_declined(call, _subject(tool, args)):
+            return await self.tell(replace(call, status="declined", duration_ms=took()))
         try:
             tools = await self._tools_of(turn.thread)
             result = await run_sync(tools.call, tool, args)
@@ -286,7 +303,7 @@ class ScriptedSession(HostedSession):
             if isinstance(error, SandboxError) and not isinstance(error, ITS_OWN_FAULT):
                 await self._kill(turn)
                 raise  # without its box the agent can't go on
-            return
+            return None
         if isinstance(result, CommandResult):
             call = replace(
                 call,
@@ -298,7 +315,26 @@ class ScriptedSession(HostedSession):
             )
         else:
             call = replace(call, duration_ms=took(), output=result.text())
-        await self.tell(call)
+        return await self.tell(call)
+
+    async def _is_declined(self, call: ToolCall, subject: str) -> bool:
+        decided = decide(subject, self.options.approvals)
+        if decided is None:
+            return False
+        answer, rule = decided
+        await self.tell(
+            Decision(
+                session=call.session,
+                thread=call.thread,
+                turn=call.turn,
+                item=call.item,
+                method=f"tool/{call.tool}",
+                subject=preview(subject, SHOWN)[0],
+                answer=answer,
+                rule=rule,
+            )
+        )
+        return answer != "accept"
 
     async def _tools_of(self, thread: str) -> Tools:
         if thread not in self._tools:
@@ -342,3 +378,11 @@ class ScriptedSession(HostedSession):
     def _item(self) -> str:
         self._items += 1
         return f"item-{self._items}"
+
+
+def _subject(tool: str, args: Mapping[str, Any]) -> str:
+    """What rules are about: the command line as one would type it; of other tools, their name and arguments."""
+    command = args.get("command")
+    if tool == "run_command" and isinstance(command, str | list):
+        return command if isinstance(command, str) else shlex.join(map(str, command))
+    return f"{tool} {msgspec.json.encode(args, enc_hook=str).decode()}"
