@@ -238,7 +238,8 @@ class SuiteFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """The chain to use where no flag names one."""
     isolation: Isolation = "process"
     most: dict[str, Count] = {}
-    """Of a provider, how many attempts may be under way in it at once: `{ docker = 2 }`. Others are bounded by -n."""
+    """Of a provider or a strategy, how many attempts may be under way at once: `{ docker = 2, process = 4 }`. Each
+    bound holds; others are bounded by -n."""
 
 
 @stored(SCHEMA, at="a suite's TOML or JSON file, and RUN/suite.toml or RUN/suite.json")
