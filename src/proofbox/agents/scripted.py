@@ -16,7 +16,7 @@ import msgspec
 from anyio.to_thread import run_sync
 
 from proofbox.agents.approvals import decide
-from proofbox.agents.boxfacts import box_facts
+from proofbox.agents.boxfacts import box_facts, variables_of
 from proofbox.agents.contract import AgentRuntime, Capabilities, RuntimeProbe, SessionOptions
 from proofbox.agents.events import (
     Decision,
@@ -94,7 +94,7 @@ class BoxedTools:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        return box_facts(self._session.info)
+        return {**box_facts(self._session.info), "variables": variables_of(self._session.inside, self._env)}
 
     def call(self, name: str, args: Mapping[str, Any]) -> ToolResult:
         if name == "run_command" and self._grants is not None:
