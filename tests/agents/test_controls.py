@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from drive import Driven, drive
 
+from proofbox.agents.contract import ApprovalRule
 from proofbox.agents.controls import NopRuntime, OracleRuntime
 from proofbox.agents.events import Message, ToolCall
 from proofbox.errors import StrategyUnavailable
@@ -37,7 +38,8 @@ def test_oracle_runs_the_solution_and_it_is_observed(tmp_path: Path, *, as_direc
         assert (result.status, result.final_message) == ("completed", "")
 
     settings = {"solution": str(given if as_directory else script), "env": {"WORD": "heard"}}
-    driven = drive(OracleRuntime(), tmp_path, settings, work)
+    nothing = (ApprovalRule(answer="decline"),)  # what an agent may do is not said of a control
+    driven = drive(OracleRuntime(), tmp_path, settings, work, approvals=nothing)
     (call,) = driven.of(ToolCall)
     assert (call.source, call.command, call.exit_code) == ("observed", "/solution/solve.sh", 3)
     assert "heard" in call.output

@@ -268,6 +268,17 @@ def test_a_declined_command_does_not_run_and_the_refusal_is_recorded(tmp_path: P
     assert driven.of(Decision)[0].item == driven.of(ToolCall)[0].item
 
 
+def test_where_something_is_accepted_what_no_rule_fits_is_declined(tmp_path: Path) -> None:
+    rules = (ApprovalRule(answer="accept", command="echo *"),)
+    result, driven = play(tmp_path, "proofbox run -n -- ls; echo $?; proofbox run -n -- echo yes", approvals=rules)
+    assert result.final_message == "126\nyes\n"
+    assert [(each.subject, each.answer, each.rule) for each in driven.of(Decision)] == [
+        ("ls", "decline", "no rule"),
+        ("echo yes", "accept", "rule 1"),
+    ]
+    assert [call.status for call in driven.of(ToolCall)] == ["declined", "completed"]
+
+
 def test_a_working_directory_outside_the_workspace_is_refused(tmp_path: Path) -> None:
     script = """
         cd /tmp; proofbox run -n -- true 2>&1; echo $?

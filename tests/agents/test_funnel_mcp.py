@@ -98,6 +98,17 @@ def test_the_official_client_and_server(tmp_path: Path) -> None:
     assert (server.tool, server.command) == ("command", f"{sys.executable} server.py")
 
 
+def test_where_something_is_accepted_other_tools_are_declined(tmp_path: Path) -> None:
+    rules = tuple(ApprovalRule(answer="accept", command=each) for each in ("mcp/add *", f"{sys.executable} *"))
+    files = {"client.py": SDK_CLIENT, "server.py": SDK_SERVER}
+    result, driven = play(tmp_path, files, [sys.executable, "client.py"], approvals=rules)
+    said = result.final_message.splitlines()
+    assert said[1:3] == ["add False 42", "write True declined: no rule"]
+    done = {call.tool: call.status for call in driven.of(ToolCall)}
+    assert done == {"mcp/add": "completed", "mcp/write": "declined", "mcp/fail": "declined", "command": "completed"}
+    assert not (tmp_path / "workspace/made").exists()
+
+
 # A server that answers every line it gets with the line itself as text; and one line of nonsense before.
 ECHO = """
 import json, sys

@@ -9,8 +9,8 @@ import anyio.lowlevel
 import pytest
 from drive import Driven, drive
 
-from proofbox.agents.contract import SessionOptions
-from proofbox.agents.events import Event, Message, ToolCall, TurnEnded, Unrecognized
+from proofbox.agents.contract import ApprovalRule, SessionOptions
+from proofbox.agents.events import Decision, Event, Message, ToolCall, TurnEnded, Unrecognized
 from proofbox.agents.script import FAULTS, read_script
 from proofbox.agents.scripted import ScriptedRuntime
 from proofbox.errors import RuntimeCrashed, UsageError
@@ -50,6 +50,39 @@ def test_its_tool_calls_are_real(tmp_path: Path) -> None:
     assert "WORKSPACE_TOOL_UNKNOWN" in calls[3].output
     assert {call.source for call in calls} == {"observed"}
     assert driven.session.facts()["sandboxed"] is True
+
+
+@pytest.mark.parametrize(
+    ("rules", "done"),
+    [
+        ((("decline", "rm *"),), ["declined", "declined", "completed", "completed"]),
+        ((("decline", "rm *"), ("accept", "*")), ["declined", "declined", "completed", "completed"]),
+        ((("accept", "ls*"),), ["declined", "declined", "completed", "declined"]),
+        ((("accept", "write_file *"),), ["declined", "declined", "declined", "completed"]),
+        ((), ["completed", "failed", "completed", "completed"]),
+    ],
+)
+def test_what_the_rules_decline_is_not_done_and_recorded_so(
+    tmp_path: Path, rules: tuple[tuple[str, str], ...], done: list[str]
+) -> None:
+    approvals = tuple(ApprovalRule(answer=answer, command=command) for answer, command in rules)
+    (tmp_path / "workspace").mkdir()
+    (tmp_path / "workspace/keep").touch()
+    result, driven = play(
+        tmp_path,
+        {"tool": "run_command", "args": {"command": "rm keep"}},
+        {"tool": "run_command", "args": {"command": ["rm", "keep"]}},
+        {"tool": "run_command", "args": {"command": "ls"}},
+        {"tool": "write_file", "args": {"path": "new", "content": "1"}},
+        approvals=approvals,
+    )
+    assert result.status == "completed"
+    calls = driven.of(ToolCall)
+    assert [call.status for call in calls] == done
+    assert (tmp_path / "workspace/keep").exists() == (done[0] == "declined")
+    assert (tmp_path / "workspace/new").exists() == (done[3] == "completed")
+    declined = [each.item for each in driven.of(Decision) if each.answer == "decline"]
+    assert declined == [call.item for call in calls if call.status == "declined"]
 
 
 def test_what_it_merely_claims_is_marked(tmp_path: Path) -> None:

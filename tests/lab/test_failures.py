@@ -308,3 +308,46 @@ def test_whatever_is_said_can_be_written_down(said: Any) -> None:
         assert written == said or not canonical_bytes(said)
     except CanonicalError:
         assert "\N{REPLACEMENT CHARACTER}" in str(written)
+
+
+@boxed
+@pytest.mark.parametrize(
+    ("chain", "provider", "fields", "code"),
+    [
+        ("scripted", None, {"provider": "docker", "image": "nothere"}, "SANDBOX_UNAVAILABLE"),
+        ("scripted", "bubblewrap", {"network": "wat"}, "SANDBOX_REQUEST_INVALID"),
+        ("scripted", "bubblewrap", {"limits": {"memory_mb": 1}}, "SANDBOX_REQUEST_INVALID"),
+        ("oracle", "off", {"solution": "solve.sh"}, "SANDBOX_POLICY_REFUSED"),
+    ],
+)
+def test_a_box_that_can_not_be_had_is_no_failure_of_the_agent(
+    out: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    chain: str,
+    provider: str | None,
+    fields: dict[str, Any],
+    code: str,
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nobody.sock")
+    (tmp_path / "solve.sh").write_text("echo 42 > answer.txt\n")
+    source = HEAD + mission("a", *DOES_IT, expect={"file": [{"path": "answer.txt"}]}, **fields)
+    made = plan(source, out, tmp_path, chain=chain, provider=provider, retries=0)
+    conduct(made, out)
+    assert results(made, out) == {"a.1": ("none", "none", code, "infra_failed")}
+
+
+@boxed
+def test_a_box_that_did_not_start_under_the_first_command_is_no_failure_of_the_agent(
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "bwrap").write_text("#!/bin/sh\nexit 1\n")
+    (programs / "bwrap").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    source = HEAD + mission("a", expect={"file": [{"path": "answer.txt"}]})
+    runtimes = {"process": {"command": ["/bin/sh", "-s"]}}
+    made = plan(source, out, tmp_path, chain="process", runtimes=runtimes, retries=0)
+    conduct(made, out)
+    assert results(made, out) == {"a.1": ("none", "none", "SANDBOX_START_FAILED", "infra_failed")}

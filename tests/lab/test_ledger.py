@@ -236,6 +236,20 @@ def test_a_lane_has_no_more_under_way_than_its_bound(tmp_path: Path) -> None:
         assert ledger.claim("w", epoch, LEASE) is None
 
 
+def test_every_lane_of_an_attempt_must_have_room(tmp_path: Path) -> None:
+    lanes = ["docker process", "docker scripted", "off process", "off scripted", "docker process", "off-process"]
+    planned = [Planned(f"att-{n}", "m", n, lane=lane) for n, lane in enumerate(lanes)]
+    with Ledger.create(tmp_path / "ledger", {}, planned) as ledger:
+        ledger.bound_lane("docker", 1)
+        ledger.bound_lane("process", 1)
+        epoch = ledger.begin_epoch()
+        got = [each for _ in lanes if (each := ledger.claim("w", epoch, LEASE)) is not None]
+        assert [each.id for each in got] == ["att-0", "att-3", "att-5"]
+        ledger.end(got[0], ended())
+        got = [each for _ in lanes if (each := ledger.claim("w", epoch, LEASE)) is not None]
+        assert [each.id for each in got] == ["att-1", "att-2"]
+
+
 def test_it_knows_when_each_thing_happened(tmp_path: Path) -> None:
     clock = ManualClock()
     began = clock.now().timestamp()

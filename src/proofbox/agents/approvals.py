@@ -1,10 +1,16 @@
-"""Which of the declared rules answers for a call: the first whose pattern fits what it is about."""
+"""What the declared rules answer for a call: one meaning for whatever asks, a tool of ours, the funnel or Codex.
+
+The first rule whose pattern fits decides. Where some rule accepts, what none of them fits is declined. Where none does,
+nothing was said of what is not declined: who asks nobody goes on, and who asks for leave is not given it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from proofbox.agents.contract import ApprovalRule
+
+NO_RULE = "no rule"
 
 
 def subject_of(tool: str, command: str) -> str:
@@ -15,11 +21,11 @@ def subject_of(tool: str, command: str) -> str:
 
 
 def decide(subject: str, rules: Sequence[ApprovalRule]) -> tuple[str, str] | None:
-    """`accept` or `decline`, and the rule's name; None where no rule is about it."""
+    """`accept` or `decline`, and the rule's name; None where the rules say nothing of it."""
     for number, rule in enumerate(rules, 1):
         if fits(rule.command, subject):
             return ("accept" if rule.answer == "accept" else "decline"), rule.name or f"rule {number}"
-    return None
+    return ("decline", NO_RULE) if any(rule.answer == "accept" for rule in rules) else None
 
 
 def fits(pattern: str, subject: str) -> bool:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
+from proofbox.sandbox.inside import Inside
 from proofbox.sandbox.observing import observed
 from proofbox.sandbox.sessions import SessionInfo
 
@@ -19,3 +22,8 @@ def box_facts(box: SessionInfo) -> dict[str, Any]:
         "policy": msgspec.to_builtins(box.policy, enc_hook=str),
         "observed": msgspec.to_builtins(observed(box.id)),
     }
+
+
+def variables_of(box: Inside, given: Iterable[str]) -> list[str]:
+    """Names of the variables that a program in the box has: the box's own, and those it was given."""
+    return sorted({*box.environment, *(name for name in box.forwards if name in os.environ), *given})

@@ -53,7 +53,7 @@ class RuntimeProbe(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ApprovalRule(msgspec.Struct, frozen=True, kw_only=True):
-    """What is answered when the agent asks for leave. The first rule whose pattern fits decides."""
+    """Whether a call may be made. The first rule whose pattern fits decides: `approvals.py`."""
 
     answer: str
     """`accept` or `decline`."""

@@ -94,7 +94,7 @@ class OracleRuntime:
         step = Step(tool="run_command", args={"command": f"{PLACE}/{ENTRY}", "timeout": LONGEST, "env": said.env})
         session = ScriptedSession(
             self,
-            msgspec.structs.replace(options, policy=policy),
+            msgspec.structs.replace(options, policy=policy, approvals=()),  # it is no agent that asks for leave
             Script((step,)),
             BoxedTools,
             anyio.sleep,

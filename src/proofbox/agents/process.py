@@ -14,13 +14,13 @@ import codecs
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 import msgspec
 
-from proofbox.agents.boxfacts import box_facts
+from proofbox.agents.boxfacts import box_facts, variables_of
 from proofbox.agents.contract import Capabilities, RuntimeProbe, SessionOptions
 from proofbox.agents.dialects import DialectName, dialect_named
 from proofbox.agents.events import Delta, Event, Integrity, Message, Notice
@@ -136,6 +136,8 @@ class ProcessSession(HostedSession):
         self._boxes = AsyncSandboxes(options.workspace, clock=self._clock, ids=self._ids)
         self._box: AsyncSession | None = None
         self._running: dict[str, AsyncProcess] = {}
+        self._given: Collection[str] = options.env
+        """Names of the variables that its program was started with, besides the box's."""
         self._funnel: Funnel | None = None
         self._way: WayToModel | None = None
         if said.base_url is not None:
@@ -177,6 +179,7 @@ class ProcessSession(HostedSession):
         return {
             "transport": "one process a turn",
             **box_facts(info),
+            "variables": variables_of(self._box.inside, self._given),
             "command": list(self._said.command),
             "output": self._said.output,
             # A runtime of the engine's other than its own (gVisor) passes no sockets on.
@@ -193,6 +196,7 @@ class ProcessSession(HostedSession):
         if self._funnel is not None:
             self._funnel.begin_turn(turn)
             env = self._funnel.environment(turn, self._box, env)
+        self._given = env.keys()
         try:
             async with open_process(self._box, argv, env=env, cwd=self.folders.get(turn.thread) or None) as process:
                 self._running[turn.id] = process

@@ -105,6 +105,10 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     step: tuple[Step, ...] = ()
     turn: tuple[ScriptTurn, ...] = ()
 
+    @property
+    def uses_tools(self) -> bool:
+        return any(step.tool is not None for steps in (self.step, *(each.step for each in self.turn)) for step in steps)
+
     def steps_of(self, number: int) -> tuple[Step, ...]:
         """What is played in a thread's turn, counted from 1."""
         return self.turn[min(number, len(self.turn)) - 1].step if self.turn else self.step

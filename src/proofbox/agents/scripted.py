@@ -7,6 +7,7 @@ are kept in its home, so that a later session resumes or forks them. What it rep
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
@@ -14,9 +15,20 @@ import anyio
 import msgspec
 from anyio.to_thread import run_sync
 
-from proofbox.agents.boxfacts import box_facts
+from proofbox.agents.approvals import decide, subject_of
+from proofbox.agents.boxfacts import box_facts, variables_of
 from proofbox.agents.contract import AgentRuntime, Capabilities, RuntimeProbe, SessionOptions
-from proofbox.agents.events import Event, Message, Notice, Reasoning, ThreadStarted, ToolCall, Unrecognized, Usage
+from proofbox.agents.events import (
+    Decision,
+    Event,
+    Message,
+    Notice,
+    Reasoning,
+    ThreadStarted,
+    ToolCall,
+    Unrecognized,
+    Usage,
+)
 from proofbox.agents.feed import Turn
 from proofbox.agents.hosted import HostedSession
 from proofbox.agents.script import CRASH, FORMAT, STALL, Script, Step, filled, read_script
@@ -24,6 +36,7 @@ from proofbox.agents.settings import read_settings
 from proofbox.agents.threads import KeptTurn, Thread, ThreadStore
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
+from proofbox.core.text import preview
 from proofbox.errors import (
     CommandNotExecutable,
     CommandNotFound,
@@ -62,6 +75,8 @@ class Tools(Protocol):
 
 ITS_OWN_FAULT = (CommandNotFound, CommandNotExecutable, RequestInvalid, PathRefused)
 OpenTools = Callable[[SessionOptions], Tools]
+SHOWN = 4000
+"""Of what a decision was about, at most so many bytes."""
 
 
 class BoxedTools:
@@ -79,7 +94,7 @@ class BoxedTools:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        return box_facts(self._session.info)
+        return {**box_facts(self._session.info), "variables": variables_of(self._session.inside, self._env)}
 
     def call(self, name: str, args: Mapping[str, Any]) -> ToolResult:
         if name == "run_command" and self._grants is not None:
@@ -163,6 +178,12 @@ class ScriptedSession(HostedSession):
         thread = await super().start_thread(folder)
         self._keep(Thread(thread))
         return thread
+
+    async def _have_thread(self, thread: str, event: ThreadStarted) -> str:
+        """With its box, where its script needs one: that there is none to be had is no doing of the agent's."""
+        if self._script.uses_tools:
+            await self._tools_of(thread)
+        return await super()._have_thread(thread, event)
 
     async def resume_thread(self, thread: str) -> str:
         self._check_open()
@@ -251,14 +272,13 @@ class ScriptedSession(HostedSession):
     async def _use(self, turn: Turn, tool: str, args: dict[str, Any]) -> None:
         """Call a tool; what it refuses or fails at is the agent's to live with, and no failure of the turn."""
         is_command = tool == "run_command"
-        command = args.get("command", "") if is_command else args
         call = ToolCall(
             session=self.id,
             thread=turn.thread,
             turn=turn.id,
             item=self._item(),
             tool="command" if is_command else tool,
-            command=command if isinstance(command, str) else msgspec.json.encode(command, enc_hook=str).decode(),
+            command=_written(args.get("command", "") if is_command else args),
             status="completed",
             source="observed",
         )
@@ -268,8 +288,10 @@ class ScriptedSession(HostedSession):
             return round((self._clock.monotonic() - began) * 1000, 3)
 
         replace = msgspec.structs.replace
+        if await self._is_declined(call, subject_of(call.tool, call.command)):
+            return await self.tell(replace(call, status="declined", duration_ms=took()))
         try:
-            tools = await self._tools_of(turn)
+            tools = await self._tools_of(turn.thread)
             result = await run_sync(tools.call, tool, args)
         except (WorkspaceError, SandboxError) as error:
             if turn.id in self._endings:
@@ -280,7 +302,7 @@ class ScriptedSession(HostedSession):
             if isinstance(error, SandboxError) and not isinstance(error, ITS_OWN_FAULT):
                 await self._kill(turn)
                 raise  # without its box the agent can't go on
-            return
+            return None
         if isinstance(result, CommandResult):
             call = replace(
                 call,
@@ -292,16 +314,35 @@ class ScriptedSession(HostedSession):
             )
         else:
             call = replace(call, duration_ms=took(), output=result.text())
-        await self.tell(call)
+        return await self.tell(call)
 
-    async def _tools_of(self, turn: Turn) -> Tools:
-        if turn.thread not in self._tools:
+    async def _is_declined(self, call: ToolCall, subject: str) -> bool:
+        decided = decide(subject, self.options.approvals)
+        if decided is None:
+            return False
+        answer, rule = decided
+        await self.tell(
+            Decision(
+                session=call.session,
+                thread=call.thread,
+                turn=call.turn,
+                item=call.item,
+                method=f"tool/{call.tool}",
+                subject=preview(subject, SHOWN)[0],
+                answer=answer,
+                rule=rule,
+            )
+        )
+        return answer != "accept"
+
+    async def _tools_of(self, thread: str) -> Tools:
+        if thread not in self._tools:
             with anyio.CancelScope(shield=True):  # a box that was started must come into somebody's hands
-                place = self.options.workspace / self.folders.get(turn.thread, "")
+                place = self.options.workspace / self.folders.get(thread, "")
                 options = msgspec.structs.replace(self.options, workspace=place)
-                tools = self._tools[turn.thread] = await run_sync(self._open_tools, options)
+                tools = self._tools[thread] = await run_sync(self._open_tools, options)
             self._box = tools
-        return self._tools[turn.thread]
+        return self._tools[thread]
 
     async def _kill(self, turn: Turn) -> None:
         tools = self._tools.pop(turn.thread, None)
@@ -336,3 +377,10 @@ class ScriptedSession(HostedSession):
     def _item(self) -> str:
         self._items += 1
         return f"item-{self._items}"
+
+
+def _written(said: Any) -> str:
+    """A command line as one would type it, or a tool's arguments as JSON."""
+    if isinstance(said, str):
+        return said
+    return shlex.join(map(str, said)) if isinstance(said, list) else msgspec.json.encode(said, enc_hook=str).decode()

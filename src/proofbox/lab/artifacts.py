@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -106,13 +106,19 @@ def write_all(bundle: BundleWriter, story: Story, redactor: Redactor) -> None:
         REPORT: _report(story),
     }
     if story.environment is not None:
-        documents[ENVIRONMENT] = AttemptEnvironment(**msgspec.structs.asdict(story.environment))
+        documents[ENVIRONMENT] = _environment(story.environment, story.runner.get("facts", {}).get("variables", ()))
     for name, document in documents.items():
         bundle.write_json(name, sayable(redactor.redact_json(msgspec.to_builtins(document))))
     if story.infra is not None:
         bundle.mark_partial(f"infra: {story.infra.code}")
     if story.isolation == "shared":
         bundle.mark_partial("shared isolation: other attempts could reach this one")
+
+
+def _environment(record: EnvironmentRecord, had: Iterable[str]) -> AttemptEnvironment:
+    """`had` are all that the agent's program had, by the word of whoever started it."""
+    boxed = sorted(set(had) - {*record.allowed, *record.asked, *record.granted})
+    return AttemptEnvironment(**msgspec.structs.asdict(record), boxed=tuple(boxed))
 
 
 def sayable(value: Any) -> Any:

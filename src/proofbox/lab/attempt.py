@@ -33,6 +33,7 @@ from proofbox.errors import (
     LeaseLost,
     ProofboxError,
     SetupFailed,
+    StartFailed,
     TurnInterrupted,
 )
 from proofbox.evidence.paths import INDEX
@@ -290,9 +291,12 @@ class _Supervisor:
             self._reason = "interrupted"
         elif result.status == "failed":
             # A bare AgentError is a program that said no by its own exit code: its verdict, and no failure of ours.
-            own = isinstance(result.error, ITS_OWN) or type(result.error) is AgentError
+            error = result.error or AgentError("the turn failed, without saying why", op="turn")
+            unborn = error.details.get("cause") == StartFailed.code  # some providers tell so by the first command
+            own = isinstance(error, ITS_OWN) or (type(error) is AgentError and result.error is not None and not unborn)
             self._reason = "turn_failed" if own else "infra_failed"
-            self._infra = None if own else result.error or AgentError("the turn failed, without saying why", op="turn")
+            if not own:
+                self._infra = StartFailed(error.message, op="turn", fix_hints=error.fix_hints) if unborn else error
 
     # After the agent
 

@@ -130,6 +130,8 @@ class AttemptEnvironment(EnvironmentRecord, frozen=True, kw_only=True):
     """Names of the variables that the agent had, and of those withheld. No values."""
 
     schema_version: str = "proofbox.attempt_env/1"
+    boxed: tuple[str, ...] = ()
+    """Those that its box and proofbox gave it besides, such as HOME, PATH and PROOFBOX_FUNNEL."""
 
 
 @stored("proofbox.attempt_verification/1", at="BUNDLE/verification.json of an attempt")

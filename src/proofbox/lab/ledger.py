@@ -12,9 +12,11 @@ an earlier one get no more attempts, and what they say of those that were taken 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sqlite3
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal, Self
@@ -72,7 +74,7 @@ class Planned(msgspec.Struct, frozen=True):
     not_before: float = 0.0
     """Seconds since the epoch: a retry after a reset waits for it, without a worker."""
     lane: str = ""
-    """What it shares a bound with: `bound_lane`."""
+    """What it shares bounds with, `bound_lane`: names of lanes with spaces between."""
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
@@ -258,13 +260,19 @@ class Ledger:
             row = db.execute(
                 "UPDATE attempt SET state = 'claimed', phase = 'claimed', epoch = ?, worker = ?, lease_until = ?,"
                 " claimed_at = ?"
-                " WHERE number = (SELECT number FROM attempt AS next WHERE state = 'planned' AND not_before <= ?"
-                " AND (SELECT count(*) FROM attempt WHERE state = 'claimed' AND lane = next.lane)"
-                " < coalesce((SELECT CAST(value AS INTEGER) FROM about WHERE key = 'lane ' || next.lane), 1000000)"
+                " WHERE number = (SELECT number FROM attempt WHERE state = 'planned' AND not_before <= ?"
+                " AND NOT EXISTS (SELECT 1 FROM json_each(?) WHERE instr(' ' || lane || ' ', ' ' || value || ' '))"
                 " ORDER BY not_before, number LIMIT 1) RETURNING *",
-                (epoch, worker, now + lease, now, now),
+                (epoch, worker, now + lease, now, now, json.dumps(self._full_lanes())),
             ).fetchone()
         return None if row is None else _attempt(row)
+
+    def _full_lanes(self) -> list[str]:
+        """Those with as many attempts under way as their bound."""
+        bounds = self._db.execute("SELECT substr(key, 6), value FROM about WHERE key GLOB 'lane *'").fetchall()
+        claimed = self._db.execute("SELECT lane FROM attempt WHERE state = 'claimed'") if bounds else ()
+        used = Counter(lane for row in claimed for lane in row["lane"].split())
+        return [lane for lane, most in bounds if used[lane] >= int(most)]
 
     def heartbeat(self, worker: str, lease: float) -> list[str]:
         """Keep this worker's attempts; the ids of those that are to be interrupted."""

@@ -9,12 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path as FilePath
 from typing import Any
 
+from proofbox.agents.registry import installed
 from proofbox.core.canonical import MAX_DEPTH, MAX_INTEGER
+from proofbox.core.nearest import nearest
 from proofbox.errors import ProofboxError
 from proofbox.lab.positions import Path
 from proofbox.lab.problems import Problems, shown
 from proofbox.lab.spec import Command, Document, Mission
 from proofbox.lab.textfiles import Unreadable, kind_of, read_text
+from proofbox.sandbox.providers import ALIASES, PROVIDERS
 from proofbox.workspace.capabilities.grants import PRESETS
 from proofbox.workspace.capabilities.grants import load as load_grants
 
@@ -56,6 +59,7 @@ def _is_free(path: Path) -> bool:
 
 def check_meaning(document: Document, base: FilePath | None, problems: Problems) -> None:
     """`base` is where paths start; None: what they name was found before."""
+    _check_bounds(document, problems)
     seen: set[str] = set()
     for number, mission in enumerate(document.mission):
         at: Path = ("mission", number)
@@ -97,6 +101,14 @@ def check_meaning(document: Document, base: FilePath | None, problems: Problems)
 
 def _leaves(place: str) -> bool:
     return place.startswith("/") or ".." in place.split("/") or "\0" in place
+
+
+def _check_bounds(document: Document, problems: Problems) -> None:
+    known = (*PROVIDERS, *installed().ids) if document.suite.most else ()
+    for name in document.suite.most:
+        if ALIASES.get(name, name) not in known:
+            what = f"{name[:200]!r} is neither a provider nor a strategy"
+            problems.say(("suite", "most", name), what, nearest(name, known))
 
 
 def _check_files(mission: Mission, base: FilePath, problems: Problems, at: Path) -> None:

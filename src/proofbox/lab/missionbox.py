@@ -19,6 +19,18 @@ SETUP_TIMEOUT = 600.0
 SHOWN = 2000
 
 
+def asked_of_a_box(mission: Mission) -> PolicyOptions:
+    """By the mission, whatever files are in the box."""
+    limits = mission.limits
+    return {
+        "network": mission.network,
+        "memory_mb": limits.memory_mb,
+        "cpus": limits.cpus,
+        "pids": limits.pids,
+        "image": mission.image,
+    }
+
+
 class MissionBoxes:
     def __init__(self, mission: Mission, around: Surroundings, workspace: Path) -> None:
         self._mission = mission
@@ -28,16 +40,9 @@ class MissionBoxes:
 
     def policy(self, files: Path | None = None) -> PolicyOptions:
         """Of a box over the workspace, or over other files in its stead."""
-        limits = self._mission.limits
-        workdir = self._mission.workdir
-        return {
-            "network": self._mission.network,
-            "memory_mb": limits.memory_mb,
-            "cpus": limits.cpus,
-            "pids": limits.pids,
-            "image": self._mission.image,
-            "mounts": [] if workdir is None else [Mount(files or self._workspace, workdir, writable=True)],
-        }
+        policy, workdir = asked_of_a_box(self._mission), self._mission.workdir
+        policy["mounts"] = [] if workdir is None else [Mount(files or self._workspace, workdir, writable=True)]
+        return policy
 
     def grants(self) -> Capabilities | None:
         said = self._mission.capabilities

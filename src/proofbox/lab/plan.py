@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     base: str
     chain: str
     chain_origin: str
+    strategy: str | None = None
+    """The first of the chain that could be used when the run was planned; None: that was not asked."""
     concurrency: int
     isolation: Isolation = "process"
     provider: str | None = None
@@ -70,11 +72,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return RuntimeSettings(self.runtimes, self.flags)
 
 
-def attempts_of(plan: Plan, suite: Suite) -> list[Planned]:
+def attempts_of(plan: Plan, suite: Suite, lanes: Mapping[str, Sequence[str]]) -> list[Planned]:
     """The first try at every replicate of every mission: all missions once, then all again."""
     counts = {mission.id: plan.replicates or mission.replicates for mission in suite.missions}
     return [
-        Planned(f"{mission.id}.{replicate}", mission.id, replicate, lane=plan.provider or mission.provider or "auto")
+        Planned(f"{mission.id}.{replicate}", mission.id, replicate, lane=" ".join(lanes.get(mission.id, ())))
         for replicate in range(1, max(counts.values()) + 1)
         for mission in suite.missions
         if replicate <= counts[mission.id]

@@ -30,6 +30,7 @@ from proofbox.lab.closing import as_committed, close_torn
 from proofbox.lab.crew import Crew, OnEvent, Telling
 from proofbox.lab.documents import ChainDecided, RunEnvironment, SuiteNamed
 from proofbox.lab.failures import pause
+from proofbox.lab.lanes import bounds_of, lanes_of
 from proofbox.lab.ledger import Attempt, Ledger, Planned
 from proofbox.lab.limiter import ClosedGate, Limiter
 from proofbox.lab.pinning import PINNED, pin
@@ -47,6 +48,7 @@ from proofbox.lab.plan import (
     refuse_secrets,
 )
 from proofbox.lab.reading import Suite
+from proofbox.lab.sharing import refuse_unshareable
 from proofbox.lab.spec import SCHEMA as SUITE_SCHEMA
 from proofbox.lab.spec import Mission
 from proofbox.lab.summary import SUMMARY, summarize
@@ -71,6 +73,8 @@ def create_run(plan: Plan, out: Path, *, clock: Clock | None = None) -> Path:
     require_utf8(plan.suite_name, "the suite's file", "suite")
     suite = plan.suite()
     refuse_secrets(plan, os.environ)
+    if plan.isolation == "shared":
+        refuse_unshareable(suite.missions, plan.provider, plan.parsed_chain())
     out.mkdir(parents=True, exist_ok=True)
     with locked(conductor_lock(out, plan.run_id)):  # until there is a ledger, its files look like a dead run's
         return _create_run(plan, suite, out, clock)
@@ -88,9 +92,10 @@ def _create_run(plan: Plan, suite: Suite, out: Path, clock: Clock | None) -> Pat
         raise
     about = {PLAN: msgspec.json.encode(plan).decode(), "run_id": plan.run_id}
     path = ledger_path(out, plan.run_id)
-    ledger = Ledger.create(path, about, attempts_of(plan, suite), clock=clock)
-    for provider, most in suite.fields.most.items():
-        ledger.bound_lane(provider, most)
+    lanes = lanes_of(plan, suite, lambda mission: work / TEMPLATES / mission.id / GIVEN)
+    ledger = Ledger.create(path, about, attempts_of(plan, suite, lanes), clock=clock)
+    for lane, most in bounds_of(suite).items():
+        ledger.bound_lane(lane, most)
     ledger.close()
     return path
 

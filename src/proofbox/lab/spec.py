@@ -155,11 +155,11 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ToolPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is answered when an agent asks for leave: patterns over the command line, or of another tool over
-    `NAME ARGUMENTS`; `*` is any text. Deny wins."""
+    """Which calls may be made: patterns over the command line, or of another tool over `NAME ARGUMENTS`; `*` is any
+    text. Deny wins."""
 
     accept: tuple[str, ...] = ("*",)
-    """Patterns of what is allowed."""
+    """Patterns of what is allowed; where there are any, nothing else is."""
     decline: tuple[str, ...] = ()
     """Patterns of what is not, whatever `accept` says."""
 
@@ -203,7 +203,7 @@ class MissionFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Of the agent's turn, from its start: waiting in the queue doesn't count."""
     budget: Budget = Budget()
     tools: ToolPolicy = ToolPolicy()
-    """What is answered when the agent asks for leave."""
+    """Which of the agent's calls may be made, as far as they come by proofbox."""
     capabilities: str | None = None
     """A preset's name, or a file of capabilities: compiled into the agent's box, and checked by tools we run for it."""
     provider: str | None = None
@@ -250,7 +250,8 @@ class SuiteFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """The chain to use where no flag names one."""
     isolation: Isolation = "process"
     most: dict[str, Count] = {}
-    """Of a provider, how many attempts may be under way in it at once: `{ docker = 2 }`. Others are bounded by -n."""
+    """Of a provider or a strategy, how many attempts may be under way at once: `{ docker = 2, process = 4 }`. Each
+    bound holds; others are bounded by -n."""
 
 
 @stored(SCHEMA, at="a suite's TOML or JSON file, and RUN/suite.toml or RUN/suite.json")

@@ -23,7 +23,7 @@ from proofbox.sandbox.lasting_outlet import LastingOutlet
 from proofbox.sandbox.outlet import Outlet
 from proofbox.sandbox.paths import resolve_project
 from proofbox.sandbox.processes import kill_group_of
-from proofbox.sandbox.providers import AUTO
+from proofbox.sandbox.providers import AUTO, provider_named
 from proofbox.sandbox.provision import provision
 from proofbox.sandbox.scratch import sweep_scratch
 from proofbox.sandbox.selection import choose, probe
@@ -104,6 +104,13 @@ class House:
         settings = self._settings_for(resolve_project(self.project_root))
         policy = make_policy({}, settings)
         return probe(_named(provider, settings), policy, on_event=self.on_event).probe_result()
+
+    def chosen(self, provider: str | None, options: PolicyOptions) -> str:
+        """The name of the provider that `open` would take."""
+        settings = self._settings_for(resolve_project(self.project_root))
+        name = _named(provider, settings)
+        chosen = provider_named(name) if name != AUTO else choose(name, make_policy(options, settings)).provider
+        return chosen.name
 
     def open(self, provider: str | None, options: PolicyOptions | RunOptions, *, ttl: float | None = None) -> Opened:
         """Start a box; with a ttl, one that listens in the session store and is recorded there."""

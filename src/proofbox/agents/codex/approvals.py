@@ -1,7 +1,7 @@
 """What Codex asks of us while it works, and how each is answered: by declared rules, at once, always.
 
-A question about a command or a change of files is decided by the first rule whose pattern fits; where none does, the
-answer is no. What would need a person is declined, since there is none.
+A question about a command or a change of files is decided as `proofbox.agents.approvals` says; where nothing was said
+of it, the answer is no. What would need a person is declined, since there is none.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from typing import Any
 
 import msgspec
 
-from proofbox.agents.approvals import decide
+from proofbox.agents.approvals import NO_RULE, decide
 from proofbox.agents.contract import ApprovalRule
 from proofbox.agents.rpc import METHOD_NOT_FOUND, Refusal
 from proofbox.core.text import preview
 
 SHOWN = 4000
-NO_RULE = "no rule"
 NO_PERSON = "there is no person"
 UNKNOWN = "unknown request"
 

@@ -15,7 +15,7 @@ import anyio
 from anyio.to_thread import run_sync
 
 from proofbox.agents.background import Background
-from proofbox.agents.boxfacts import box_facts
+from proofbox.agents.boxfacts import box_facts, variables_of
 from proofbox.agents.codex import members
 from proofbox.agents.codex.binary import Binary
 from proofbox.agents.codex.hearing import Hearing
@@ -242,7 +242,8 @@ class CodexSession:
         async with running(boxes, launch, handlers) as program:
             self._hearing.life += 1
             self.version = program.version
-            self._facts |= {"user_agent": program.user_agent, **box_facts(program.box.info)}
+            variables = variables_of(program.box.inside, launch.env)
+            self._facts |= {"user_agent": program.user_agent, "variables": variables, **box_facts(program.box.info)}
             self._program = program
             self._wake()
             if self._recoveries:

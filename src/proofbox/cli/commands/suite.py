@@ -247,8 +247,7 @@ def run(
         flags=said,
     )
     plan.runtime_settings().check(chain, installed())
-    anyio.run(_preflight, plan)
-    create_run(plan, out)
+    create_run(msgspec.structs.replace(plan, strategy=anyio.run(_preflight, plan)), out)
     return _conduct(out, plan.run_id, json=json, jsonl=jsonl)
 
 
@@ -303,15 +302,16 @@ def _notes(suite: Suite | None) -> dict[str, tuple[str, ...]]:
     return found
 
 
-async def _preflight(plan: Plan) -> None:
-    """Whether any agent of the chain could be used, before anything is written or started."""
+async def _preflight(plan: Plan) -> str:
+    """The first agent of the chain that could be used, found before anything is written or started."""
     from proofbox.agents.registry import installed
     from proofbox.agents.strategies import first_usable
 
-    async def found(_: AgentRuntime) -> None:
-        return None
+    async def found(runtime: AgentRuntime) -> str:
+        return runtime.id
 
-    await first_usable(plan.parsed_chain(), installed(), found, settings=plan.runtime_settings())
+    strategy, _ = await first_usable(plan.parsed_chain(), installed(), found, settings=plan.runtime_settings())
+    return strategy
 
 
 def _conduct(out: Path, run_id: str, *, json: bool, jsonl: bool) -> int:

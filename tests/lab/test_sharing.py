@@ -1,0 +1,53 @@
+"""A shared run: what one box and one session can't be for every mission is refused before anything begins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from suites import HEAD, attempts, mission, plan
+
+from proofbox.errors import SuiteInvalid
+
+PROCESS = {"process": {"command": ["/bin/sh", "-s"]}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "options", "named"),
+    [
+        ({"network": "none"}, {}, "network"),
+        ({"limits": {"memory_mb": 64}}, {}, "limits"),
+        ({"provider": "docker"}, {"provider": None}, "provider"),
+        ({"image": "alpine"}, {}, "image"),
+        ({"env": ["LANG"]}, {}, "env"),
+        ({"tools": {"decline": ["rm *"]}}, {}, "tools"),
+        ({"solution": "solve.sh"}, {"chain": "process,oracle"}, "solution"),
+    ],
+)
+def test_missions_that_need_different_boxes_are_refused_by_name(
+    tmp_path: Path, fields: dict[str, Any], options: dict[str, Any], named: str
+) -> None:
+    (tmp_path / "solve.sh").touch()
+    source = HEAD + mission("first") + mission("second") + mission("third", **fields)
+    options = {"chain": "process", "isolation": "shared", "runtimes": PROCESS, **options}
+    with pytest.raises(SuiteInvalid, match=f"'first' and 'third' differ in {named}") as refused:
+        plan(source, tmp_path / "out", tmp_path, **options)
+    assert refused.value.details["missions"] == ["first", "third"]
+    assert list(refused.value.details["differs"]) == [named]
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("fields", [{"capabilities": "agent"}, {"workdir": "/app"}])
+def test_what_binds_a_box_to_one_attempt_can_not_be_shared(tmp_path: Path, fields: dict[str, Any]) -> None:
+    source = HEAD + mission("only", **fields)
+    with pytest.raises(SuiteInvalid, match=f"'only' has {next(iter(fields))}"):
+        plan(source, tmp_path / "out", tmp_path, chain="process", isolation="shared", runtimes=PROCESS)
+
+
+def test_what_holds_for_each_attempt_by_itself_may_differ(tmp_path: Path) -> None:
+    ours = {"timeout": 5, "limits": {"disk_mb": 9}, "provider": "docker", "solution": "solve.sh"}
+    (tmp_path / "solve.sh").touch()
+    source = HEAD + mission("first") + mission("second", **ours)
+    made = plan(source, tmp_path / "out", tmp_path, chain="process", isolation="shared", runtimes=PROCESS)
+    assert set(attempts(made, tmp_path / "out")) == {"first.1", "second.1"}
