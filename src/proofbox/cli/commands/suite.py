@@ -103,6 +103,7 @@ class RunDocument(Document, frozen=True, kw_only=True):
     committed: bool
     bundle: str
     attempts: tuple[AttemptFacts, ...]
+    """As the ledger has them; one whose bundle has another index has no result. `verify` checks their files."""
     totals: Totals
     not_comparable: Mapping[str, tuple[str, ...]] = {}
     """Missions whose results must not be set beside those of the system they were written for, and why."""
@@ -267,13 +268,15 @@ def resume(run: RunPath = Path("out"), *, jsonl: Jsonl = False, json: flags.Json
 def report(run: RunPath = Path("out"), *, json: flags.Json = False) -> int:
     """Show what came of a run, or how far it is. Exit 1 unless each mission was verified as done.
 
+    Each attempt's index is held against the run's ledger; `proofbox verify` checks the files, too.
+
     For example:
       proofbox suite report out --json
     """
     from proofbox.lab.run import find_run
 
     out, run_id = find_run(run)
-    return _show(out, run_id, json=json)
+    return _show(out, run_id, json=json, again=True)
 
 
 def _read(spec: Path, *, host_root: bool, provider: str | None = None, to_run: bool = False) -> Suite:
@@ -342,7 +345,8 @@ def _conduct(out: Path, run_id: str, *, json: bool, jsonl: bool) -> int:
     return _show(out, run_id, json=json or jsonl)
 
 
-def _show(out: Path, run_id: str, *, json: bool) -> int:
+def _show(out: Path, run_id: str, *, json: bool, again: bool = False) -> int:
+    """With `again` it may be long since the evidence was written: what was not looked at is said."""
     from proofbox.lab.closing import as_committed
     from proofbox.lab.plan import ledger_path, read_plan
 
@@ -372,11 +376,11 @@ def _show(out: Path, run_id: str, *, json: bool) -> int:
         not_comparable=suite.not_comparable,
         error=None if error is None else ErrorBody.of(error),
     )
-    show(document, lambda: _text(document, attempts), as_json=json)
+    show(document, lambda: _text(document, attempts, again=again), as_json=json)
     return 0 if error is None else error.exit_code
 
 
-def _text(document: RunDocument, attempts: Sequence[Attempt]) -> str:
+def _text(document: RunDocument, attempts: Sequence[Attempt], *, again: bool) -> str:
     rows: list[tuple[str, ...]] = [("ATTEMPT", "CLAIMED", "VERIFIED", "REASON", "INFRA", "STRATEGY")]
     for each in document.attempts:
         cells = (each.claimed, each.verified, each.reason or each.state, each.infra, each.strategy)
@@ -396,5 +400,9 @@ def _text(document: RunDocument, attempts: Sequence[Attempt]) -> str:
     for id, reasons in document.not_comparable.items():
         lines.insert(-1, printable(f"{id} is not comparable: {'; '.join(reasons)}"))
     if document.committed:
+        if again:
+            lines.append(
+                "Each attempt's index is the one that the ledger names, or it has no result; no file was checked."
+            )
         lines.append(f"check it:  proofbox verify {document.bundle}")
     return "\n".join(lines)
