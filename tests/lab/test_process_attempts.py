@@ -22,7 +22,7 @@ def ran(tmp_path: Path, script: str, *, timeout: float = 60.0, **settings: Any) 
     suite = f'{HEAD}[[mission]]\nid = "m"\nprompt = {json.dumps(script)}\ntimeout = {timeout}\n'
     out = tmp_path / "out"
     agent = {"command": ["/bin/sh", "-s"], **settings}
-    made = plan(suite, out, tmp_path, chain="process", runtimes={"process": agent})
+    made = plan(suite, out, tmp_path, chain="process", runtimes={"process": agent}, retries=0)
     conduct(made, out)
     return out, made, attempts(made, out)["m.1"]
 
@@ -49,3 +49,12 @@ def test_what_a_stopped_agent_had_printed_is_kept_and_is_no_claim(tmp_path: Path
     said = [each["text"] for each in lines(out, made, attempt, "events.jsonl") if each["event"] == "message"]
     assert said == ["done so far\n"]
     assert validate(load_bundle(out / made.run_id), strict=True) == []
+
+
+def test_what_a_crash_broke_off_counts_as_lacking_where_the_machinery_failed(tmp_path: Path) -> None:
+    out, made, attempt = ran(tmp_path, "kill -9 $$", output="codex_exec")
+    assert attempt.result is not None
+    assert attempt.result.infra == "RUNTIME_CRASH"
+    bundle = load_bundle(out / made.run_id)
+    assert validate(bundle, strict=False) == []
+    assert "STREAM_NOT_ENDED" in {each.code for each in validate(bundle, strict=True)}
