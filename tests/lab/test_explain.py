@@ -100,6 +100,8 @@ def test_evidence_that_does_not_hold_is_said_first(
     ran = Ran(tmp_path, capsys, mission("m", write("a", "42\n"), say("done"), verify=verify))
     assert ran.explains("m.1")[0] == "m.1: verified as done"
     assert json.loads(ran.says("attempt", "show", "m.1", "--json"))["doubt"] is None
+    assert main(["suite", "report", str(ran.out)]) == 0
+    capsys.readouterr()
     bundle = ran.bundle("m.1")
     if damage == "missing":
         (bundle / "events.jsonl").unlink()
@@ -113,5 +115,6 @@ def test_evidence_that_does_not_hold_is_said_first(
     assert lines[1].startswith("The run's ledger says: verified as done.")
     assert ran.says("attempt", "show", "m.1").startswith("its evidence does not hold: BUNDLE_")
     assert json.loads(ran.says("attempt", "explain", "m.1", "--json"))["doubt"].startswith("BUNDLE_")
-    assert main(["suite", "report", str(ran.out)]) == (1 if damage == "gone" else 0)
-    assert "no file was checked" in capsys.readouterr().out
+    assert main(["suite", "report", str(ran.out), "--json"]) == 1
+    [attempt] = json.loads(capsys.readouterr().out)["attempts"]
+    assert (attempt["verified"], attempt["infra"]) == ("none", "ATTEMPT_EVIDENCE_INCOMPLETE")

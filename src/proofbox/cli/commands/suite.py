@@ -103,7 +103,7 @@ class RunDocument(Document, frozen=True, kw_only=True):
     committed: bool
     bundle: str
     attempts: tuple[AttemptFacts, ...]
-    """As the ledger has them; one whose bundle has another index has no result. `verify` checks their files."""
+    """As the ledger has them; one whose evidence does not hold has no result. Only `suite report` reads files."""
     totals: Totals
     not_comparable: Mapping[str, tuple[str, ...]] = {}
     """Missions whose results must not be set beside those of the system they were written for, and why."""
@@ -268,7 +268,7 @@ def resume(run: RunPath = Path("out"), *, jsonl: Jsonl = False, json: flags.Json
 def report(run: RunPath = Path("out"), *, json: flags.Json = False) -> int:
     """Show what came of a run, or how far it is. Exit 1 unless each mission was verified as done.
 
-    Each attempt's index is held against the run's ledger; `proofbox verify` checks the files, too.
+    Of a run that is committed the evidence of every attempt is checked: one whose evidence does not hold has no result.
 
     For example:
       proofbox suite report out --json
@@ -346,14 +346,14 @@ def _conduct(out: Path, run_id: str, *, json: bool, jsonl: bool) -> int:
 
 
 def _show(out: Path, run_id: str, *, json: bool, again: bool = False) -> int:
-    """With `again` it may be long since the evidence was written: what was not looked at is said."""
+    """With `again` the evidence may have been written long ago: its files are checked, too."""
     from proofbox.lab.closing import as_committed
     from proofbox.lab.plan import ledger_path, read_plan
 
     with Ledger(ledger_path(out, run_id)) as ledger:
-        attempts = as_committed(out / run_id, ledger.attempts())
-        suite = read_plan(ledger).suite()
         committed = ledger.about("committed") == "yes"
+        attempts = as_committed(out / run_id, ledger.attempts(), files=again and committed)
+        suite = read_plan(ledger).suite()
     final = final_attempts(attempts)
     passed = all(each.result is not None and each.result.verified == "passed" for each in final)
     counted = totals(attempts)
@@ -376,11 +376,11 @@ def _show(out: Path, run_id: str, *, json: bool, again: bool = False) -> int:
         not_comparable=suite.not_comparable,
         error=None if error is None else ErrorBody.of(error),
     )
-    show(document, lambda: _text(document, attempts, again=again), as_json=json)
+    show(document, lambda: _text(document, attempts), as_json=json)
     return 0 if error is None else error.exit_code
 
 
-def _text(document: RunDocument, attempts: Sequence[Attempt], *, again: bool) -> str:
+def _text(document: RunDocument, attempts: Sequence[Attempt]) -> str:
     rows: list[tuple[str, ...]] = [("ATTEMPT", "CLAIMED", "VERIFIED", "REASON", "INFRA", "STRATEGY")]
     for each in document.attempts:
         cells = (each.claimed, each.verified, each.reason or each.state, each.infra, each.strategy)
@@ -400,9 +400,5 @@ def _text(document: RunDocument, attempts: Sequence[Attempt], *, again: bool) ->
     for id, reasons in document.not_comparable.items():
         lines.insert(-1, printable(f"{id} is not comparable: {'; '.join(reasons)}"))
     if document.committed:
-        if again:
-            lines.append(
-                "Each attempt's index is the one that the ledger names, or it has no result; no file was checked."
-            )
         lines.append(f"check it:  proofbox verify {document.bundle}")
     return "\n".join(lines)
