@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proofbox.agents.dialects import ClaudeStream, CodexExec, Dialect, OwnDialect
-from proofbox.agents.events import Event, FileChange, Message, Retrying, ToolCall, Unrecognized, Usage
+from proofbox.agents.events import Event, FileChange, Integrity, Message, Retrying, ToolCall, Unrecognized, Usage
 
 CAPTURES = Path(__file__).parent / "captures"
 
@@ -76,6 +76,20 @@ def test_codex_exec() -> None:
     assert dialect.failure is not None
 
 
+def test_a_call_of_claude_without_its_result_is_abandoned() -> None:
+    dialect = ClaudeStream()
+    call = {"type": "tool_use", "id": "t1", "name": "Bash", "input": {"command": "make"}}
+    translated(dialect, {"type": "assistant", "message": {"content": [call]}})
+    doubt, abandoned, unended = dialect.end(stopped=False)
+    assert isinstance(doubt, Integrity)
+    assert doubt.code == "ITEM_NOT_ENDED"
+    assert isinstance(abandoned, ToolCall)
+    assert (abandoned.command, abandoned.status) == ("make", "abandoned")
+    assert isinstance(unended, Integrity)
+    assert unended.code == "STREAM_NOT_ENDED"
+    assert claude("tool")[0].end(stopped=False) == []
+
+
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
@@ -133,6 +147,8 @@ def test_no_line_is_fatal_and_none_is_lost(kind: type[Dialect], data: st.DataObj
     for line in lines:
         for event in dialect.translate(line):
             assert isinstance(event, Event)
+    for event in dialect.end(stopped=False):
+        assert isinstance(event, Event)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from drive import Driven, drive
 
 from proofbox.agents.contract import TurnResult
-from proofbox.agents.events import Delta, Integrity, Message, ToolCall, Unrecognized
+from proofbox.agents.events import Delta, Integrity, ItemStarted, Message, ToolCall, Unrecognized
 from proofbox.agents.process import LINE_LIMIT, ProcessRuntime
 from proofbox.errors import StrategyUnavailable
 
@@ -84,6 +84,81 @@ def test_a_last_line_without_its_end_counts(tmp_path: Path) -> None:
     result, driven = ask(tmp_path, command=["printf", '{"type":"message","text":"no newline"}'], output="jsonl")
     assert result.final_message == "no newline"
     assert len(driven.of(Message)) == 1
+
+
+STARTED = '{"type":"item.started","item":{"id":"i0","type":"command_execution","command":"make test"}}'
+ENDED = '{"type":"turn.completed","usage":{}}'
+
+
+@pytest.mark.parametrize(
+    ("output", "printed", "codes", "calls"),
+    [
+        (
+            "codex_exec",
+            STARTED + '\n{"type":"item.compl',
+            ["LINE_TORN", "ITEM_NOT_ENDED", "STREAM_NOT_ENDED"],
+            [("make test", "abandoned")],
+        ),
+        ("codex_exec", "", ["STREAM_NOT_ENDED"], []),
+        ("codex_exec", f"{STARTED}\n{ENDED}\n", ["ITEM_NOT_ENDED"], [("make test", "abandoned")]),
+        ("codex_exec", ENDED, [], []),
+        ("claude_stream", '{"type":"system"}\n', ["STREAM_NOT_ENDED"], []),
+        ("jsonl", '{"type":"message","text":"a"}\n{"type":"mess', ["LINE_TORN"], []),
+        ("jsonl", '{"type":"message","text":"a"}\n  ', [], []),
+    ],
+)
+def test_a_stream_that_is_not_whole_is_a_finding(
+    tmp_path: Path, output: str, printed: str, codes: list[str], calls: list[tuple[str, str]]
+) -> None:
+    result, driven = ask(tmp_path, command=["printf", "%s", printed], output=output)
+    assert result.status == "completed"
+    assert [each.code for each in driven.of(Integrity)] == codes
+    assert [(each.command, each.status) for each in driven.of(ToolCall)] == calls
+
+
+def stopped_after(base: Path, words: str, **settings: Any) -> tuple[TurnResult, Driven]:
+    """Interrupted as soon as something of what it printed was heard."""
+    results = []
+
+    async def work(driven: Driven) -> None:
+        printed = anyio.Event()
+
+        async def hear(event: Any) -> None:
+            if isinstance(event, Delta | ItemStarted):
+                printed.set()
+
+        driven.session.add_listener(hear)
+        thread = await driven.session.start_thread()
+        turn = await driven.session.start_turn(thread, "go")
+        await printed.wait()
+        await driven.session.interrupt_turn(thread, turn)
+        results.append(await driven.session.wait_turn(turn))
+
+    command = ["sh", "-c", 'printf %s "$0"; exec sleep 600', words]
+    driven = drive(ProcessRuntime(), base, {"command": command, **settings}, work)
+    return results[0], driven
+
+
+def test_what_a_stopped_program_had_printed_is_its_message(tmp_path: Path) -> None:
+    result, driven = stopped_after(tmp_path, "started")
+    assert (result.status, result.final_message) == ("interrupted", "started")
+    assert [event.text for event in driven.of(Message)] == ["started"]
+    assert type(driven.events[-1]).__name__ == "TurnEnded"
+
+
+def test_a_stopped_program_s_stream_is_no_finding_and_its_call_is_abandoned(tmp_path: Path) -> None:
+    result, driven = stopped_after(tmp_path, f'{STARTED}\n{{"type":"item.compl', output="codex_exec")
+    assert result.status == "interrupted"
+    assert driven.of(Integrity) == []
+    assert [(each.command, each.status) for each in driven.of(ToolCall)] == [("make test", "abandoned")]
+
+
+def test_of_a_long_answer_both_ends_are_the_message(tmp_path: Path) -> None:
+    result, _ = ask(tmp_path, command=["sh", "-c", "echo first; seq 1 40000; echo the last words"])
+    assert result.final_message.startswith("first\n1\n")
+    assert result.final_message.endswith("\n40000\nthe last words\n")
+    assert "bytes left out]" in result.final_message
+    assert len(result.final_message) < 64 << 10
 
 
 def test_a_slow_listener_slows_the_program_down(tmp_path: Path) -> None:

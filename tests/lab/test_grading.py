@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proofbox.core.canonical import canonical_bytes
-from proofbox.lab.claims import read_feedback
+from proofbox.lab.claims import TEXT_LIMIT, read_feedback
 from proofbox.lab.expectations import Did, unmet
 from proofbox.lab.finaltree import NOTHING, Found
 from proofbox.lab.spec import Expect, FileCondition
@@ -94,3 +94,12 @@ def test_members_are_compared_as_json() -> None:
         "result_json.n",
         "result_json.flag",
     ]
+
+
+def test_of_a_long_message_both_ends_are_kept_and_its_beginning_claims() -> None:
+    found = read_feedback("done: " + "x" * 100_000 + "the last words")
+    assert (found.claimed, found.truncated) == ("success", True)
+    assert found.said is not None
+    assert found.said.startswith("done: x")
+    assert found.said.endswith("the last words")
+    assert f"[proofbox: {100_020 - TEXT_LIMIT} bytes left out]" in found.said

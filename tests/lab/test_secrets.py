@@ -8,7 +8,7 @@ import pytest
 from suites import HEAD, attempts, command, conduct, mission, plan, say
 
 from proofbox.lab.trace import PREVIEW as OUTPUT_KEPT
-from proofbox.lab.verifier import PREVIEW as VERIFIER_KEPT
+from proofbox.lab.verifier import KEPT as VERIFIER_KEPT
 
 pytestmark = pytest.mark.needs("bubblewrap")
 
@@ -24,7 +24,8 @@ def prints(dots: int, *, behind: int = 0, to: int = 1) -> str:
 
 def test_a_secret_across_a_cut_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FOO_API_KEY", KEY)
-    verifier = [prints(VERIFIER_KEPT - 20, to=1), prints(VERIFIER_KEPT - 30, to=2)]
+    kept, more = VERIFIER_KEPT, 2 * VERIFIER_KEPT
+    verifier = [prints(kept - 20, behind=more, to=1), prints(more, behind=kept - 30, to=2)]
     suite = HEAD + "".join(
         [
             mission("in-outputs", command(prints(OUTPUT_KEPT - 20)), say("done"), verify={"commands": verifier}),
@@ -37,6 +38,6 @@ def test_a_secret_across_a_cut_leaves_nothing(tmp_path: Path, monkeypatch: pytes
     reasons = {each.mission: each.result and each.result.reason for each in attempts(made, out).values()}
     assert reasons == {"in-outputs": "completed", "in-setup": "setup_failed"}
     parts = [KEY[at : at + LEAST].encode() for at in range(len(KEY) - LEAST + 1)]
-    kept = {path.relative_to(out): path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    assert [path for path, data in kept.items() for part in parts if part in data] == []
-    assert sum(b"[redac" in data for data in kept.values()) >= 3
+    found = {path.relative_to(out): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    assert [path for path, data in found.items() for part in parts if part in data] == []
+    assert sum(b"[redac" in data for data in found.values()) >= 3

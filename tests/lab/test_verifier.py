@@ -10,7 +10,7 @@ import pytest
 
 from proofbox.core.redaction import Redactor
 from proofbox.lab.spec import Command, Verify
-from proofbox.lab.verifier import check, lay_out
+from proofbox.lab.verifier import KEPT, check, lay_out
 from proofbox.sandbox.service import Sandboxes
 from proofbox.workspace.workspace import Workspace
 
@@ -122,3 +122,29 @@ def test_what_is_expected_passes(tmp_path: Path) -> None:
 def test_a_verifier_that_hangs_has_not_passed(tmp_path: Path) -> None:
     passed, why = checked(tmp_path, "sleep 600", timeout=0.2)
     assert (passed, why) == (False, ["it timed out"])
+
+
+def outputs(tmp_path: Path, line: str, redactor: Redactor | None = None) -> tuple[str, str]:
+    (tmp_path / "project").mkdir()
+    with Sandboxes(tmp_path / "project") as boxes:
+        found = check(boxes, Verify(commands=(line,)), redactor or Redactor(), provider="off", policy={})
+    return found.commands[0].stdout, found.commands[0].stderr
+
+
+def test_of_a_long_output_both_ends_are_kept_and_how_much_is_between(tmp_path: Path) -> None:
+    stdout, stderr = outputs(tmp_path, "seq 1 20000; seq 1 20000 >&2; echo THE REASON >&2; exit 1")
+    whole = "".join(f"{n}\n" for n in range(1, 20001))
+    assert stdout == f"{whole[:KEPT]}\n[proofbox: {len(whole) - 2 * KEPT} bytes left out]\n{whole[-KEPT:]}"
+    assert stderr.startswith("1\n2\n")
+    assert stderr.endswith("20000\nTHE REASON\n")
+
+
+def test_an_output_that_fits_is_whole_and_no_end_shows_a_secret(tmp_path: Path) -> None:
+    secret = "correct-horse-battery"
+    assert outputs(tmp_path, "seq 1 5000", Redactor([secret]))[0] == "".join(f"{n}\n" for n in range(1, 5001))
+    (tmp_path / "project").rmdir()
+    line = f"head -c {KEPT - 5} /dev/zero | tr '\\0' x; echo {secret}; seq 1 20000; printf '\\377\\377'; echo {secret}"
+    stdout, _ = outputs(tmp_path, line, Redactor([secret]))
+    assert "correct" not in stdout
+    assert "battery" not in stdout
+    assert stdout.endswith("20000\n\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}[redacted]\n")

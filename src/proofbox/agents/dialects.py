@@ -11,13 +11,14 @@ be, is `Unrecognized`. Whether the turn failed is taken from fields that say so,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
 from proofbox.agents.events import (
     Event,
     FileChange,
+    Integrity,
     ItemStarted,
     Message,
     Reasoning,
@@ -51,6 +52,13 @@ class Dialect:
         self.usage = TokenUsage()
         self._told: set[str] = set()
         self._count = 0
+        self._open: dict[str, _Json] = {}
+        """What has begun and not ended, as it was told."""
+        self._over = not self.has_end
+        """The stream said that it ends here."""
+
+    has_end: ClassVar[bool] = True
+    """A whole stream of this dialect ends with a line that says so."""
 
     def translate(self, line: bytes) -> list[Event]:
         """The events of one line; sessions, threads and turns are for the caller to fill in."""
@@ -65,8 +73,32 @@ class Dialect:
             events = None
         return [_unrecognized(kind if isinstance(kind, str) else "line", line)] if events is None else events
 
+    def end(self, *, stopped: bool) -> list[Event]:
+        """What is to be told when the program is gone. One that was stopped could not say how things ended."""
+        left: list[Event] = []
+        for id, said in self._open.items():
+            if not stopped:
+                left.append(
+                    Integrity(session="", code="ITEM_NOT_ENDED", message=f"{id} began, and its end was not told")
+                )
+            left += self._abandoned(id, said)
+        if not self._over and not stopped:
+            message = "the program ended without the line that ends its stream"
+            left.append(Integrity(session="", code="STREAM_NOT_ENDED", message=message))
+        return left
+
     def _translate(self, line: _Json) -> list[Event] | None:
         raise NotImplementedError
+
+    def _abandoned(self, id: str, said: _Json) -> list[Event]:
+        """A thing that began, as one whose end nobody will ever tell."""
+        raise NotImplementedError
+
+    def _begin(self, id: str, kind: str, said: _Json) -> list[Event]:
+        if len(self._open) >= MOST_OPEN:
+            raise _Odd
+        self._open[id] = said
+        return [ItemStarted(session="", item=id, kind=kind)]
 
     def _item(self, line: _Json) -> str:
         self._count += 1
@@ -81,6 +113,8 @@ class Dialect:
 
 class OwnDialect(Dialect):
     """`type` is an event's name and the other members are its fields; `error` says that the turn failed."""
+
+    has_end = False
 
     def _translate(self, line: _Json) -> list[Event] | None:
         item = self._item(line)
@@ -124,12 +158,19 @@ class CodexExec(Dialect):
                 return []
             case "item.started":
                 item = line["item"]
-                return [ItemStarted(session="", item=_id(item["id"]), kind=_text(item["type"]))]
+                kind = _text(item["type"])
+                command = (
+                    preview(_text(item.get("command", "")), PAYLOAD_LIMIT)[0] if kind == "command_execution" else None
+                )
+                return self._begin(_id(item["id"]), kind, {"command": command})
             case "item.completed":
+                self._open.pop(_id(line["item"]["id"]), None)
                 return self._completed(line["item"])
             case "turn.completed":
+                self._over = True
                 return _used(self, line["usage"])
             case "turn.failed":
+                self._over = True
                 self.failure = ModelFailed(_text(line["error"]["message"])[:2000], op="turn")
                 return []
             case "error":
@@ -163,13 +204,14 @@ class CodexExec(Dialect):
                 )
         return None
 
+    def _abandoned(self, id: str, said: _Json) -> list[Event]:
+        if said["command"] is None:
+            return []
+        return self._once(ToolCall(session="", item=id, tool="command", command=said["command"], status="abandoned"))
+
 
 class ClaudeStream(Dialect):
     """A tool call is complete when its result comes back; only `is_error` says whether the turn failed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._open: dict[str, _Json] = {}
 
     def _translate(self, line: _Json) -> list[Event] | None:
         match line["type"]:
@@ -183,6 +225,7 @@ class ClaudeStream(Dialect):
             case "user":
                 return [event for part in line["message"]["content"] for event in self._returned(part)]
             case "result":
+                self._over = True
                 if line["is_error"]:
                     status = _optional(line.get("api_error_status"), int)
                     self.failure = failure_of(status, _text(line.get("result") or line.get("subtype", ""))[:2000])
@@ -197,10 +240,7 @@ class ClaudeStream(Dialect):
         if part["type"] == "thinking":
             return self._once(Reasoning(session="", item=item, text=_text(part["thinking"])))
         if part["type"] == "tool_use":
-            if len(self._open) >= MOST_OPEN:
-                raise _Odd
-            self._open[_id(part["id"])] = part
-            return [ItemStarted(session="", item=_id(part["id"]), kind=_text(part["name"]))]
+            return self._begin(_id(part["id"]), _text(part["name"]), part)
         raise _Odd
 
     def _returned(self, part: _Json) -> list[Event]:
@@ -210,19 +250,31 @@ class ClaudeStream(Dialect):
         call = self._open.pop(id, None)
         if call is None:
             raise _Odd
-        asked = call.get("input") or {}
-        is_command = call["name"] == "Bash" and "command" in asked
+        tool, command = _asked(call)
         content = part.get("content", "")
         return self._once(
             ToolCall(
                 session="",
                 item=id,
-                tool="command" if is_command else _text(call["name"]),
-                command=_text(asked["command"]) if is_command else msgspec.json.encode(asked).decode(),
+                tool=tool,
+                command=command,
                 status="failed" if part.get("is_error") else "completed",
                 output=content if isinstance(content, str) else msgspec.json.encode(content).decode(),
             )
         )
+
+    def _abandoned(self, id: str, said: _Json) -> list[Event]:
+        tool, command = _asked(said)
+        return self._once(ToolCall(session="", item=id, tool=tool, command=command, status="abandoned"))
+
+
+def _asked(call: _Json) -> tuple[str, str]:
+    """A tool of Claude's, and what it was asked to do."""
+    asked = call.get("input") or {}
+    command = asked.get("command") if isinstance(asked, dict) and call["name"] == "Bash" else None
+    if isinstance(command, str):
+        return "command", command
+    return _text(call["name"]), msgspec.json.encode(asked).decode()
 
 
 def failure_of(status: int | None, message: str) -> AgentError:

@@ -42,6 +42,7 @@ from proofbox.errors import (
 )
 from proofbox.sandbox.aprocess import AsyncProcess, open_process
 from proofbox.sandbox.aservice import AsyncSandboxes, AsyncSession
+from proofbox.sandbox.call import Gathered
 from proofbox.sandbox.contract import ExecResult, Mount
 from proofbox.sandbox.inside import PolicyOptions
 
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
 PLACE_OF_THE_PROMPT = "{prompt}"
 PLACE_OF_THE_MODEL = "{base_url}"
 LINE_LIMIT = 4 << 20
+ANSWER_LIMIT = 60 << 10
+"""Of a plain answer, both ends: what is made of it has room for this much."""
 
 
 class ProcessSettings(msgspec.Struct, frozen=True):
@@ -188,11 +191,23 @@ class ProcessSession(HostedSession):
         }
 
     async def _play(self, turn: Turn, prompt: str) -> None:
+        speech = _Speech(self._said.output)
+        result: ExecResult | None = None
+        try:
+            result = await self._run_program(turn, prompt, speech)
+        finally:
+            with anyio.CancelScope(shield=True):  # what it had said when it was stopped is no less said
+                for event in speech.end(stopped=result is None or turn.id in self._endings):
+                    await self.tell_of(turn, event)
+        failure = speech.failure or _failure_of(result)
+        if failure is not None:
+            raise failure
+
+    async def _run_program(self, turn: Turn, prompt: str, speech: _Speech) -> ExecResult:
         assert self._box is not None  # noqa: S101 (opened before anyone has it)
         address = self._way.base_url if self._way is not None else ""
         argv = _argv(self._said, prompt, address)
         env = {**self.options.env, **({"OPENAI_BASE_URL": address} if address else {})}
-        speech = _Speech(self._said.output)
         if self._funnel is not None:
             self._funnel.begin_turn(turn)
             env = self._funnel.environment(turn, self._box, env)
@@ -201,7 +216,7 @@ class ProcessSession(HostedSession):
             async with open_process(self._box, argv, env=env, cwd=self.folders.get(turn.thread) or None) as process:
                 self._running[turn.id] = process
                 try:
-                    result = await self._converse(turn, process, prompt, speech)
+                    return await self._converse(turn, process, prompt, speech)
                 finally:
                     self._running.pop(turn.id, None)
         except (CommandNotFound, CommandNotExecutable) as error:
@@ -209,11 +224,6 @@ class ProcessSession(HostedSession):
         finally:
             if self._funnel is not None:
                 await self._funnel.end_turn(turn)
-        for event in speech.end(result):
-            await self.tell_of(turn, event)
-        failure = speech.failure or _failure_of(result)
-        if failure is not None:
-            raise failure
 
     async def _converse(self, turn: Turn, process: AsyncProcess, prompt: str, speech: _Speech) -> ExecResult:
         async def pour() -> None:
@@ -258,6 +268,8 @@ class _Speech:
     def __init__(self, output: DialectName) -> None:
         self._dialect = dialect_named(output)
         self._lines = Lines(LINE_LIMIT)
+        self._answer = Gathered(ANSWER_LIMIT)
+        self._heard = 0
         decoder = codecs.getincrementaldecoder("utf-8")
         self._decoders = {stream: decoder("replace") for stream in ("stdout", "stderr")}
 
@@ -267,6 +279,9 @@ class _Speech:
 
     def hear(self, stream: str, data: bytes) -> Iterator[Event]:
         if stream == "stderr" or self._dialect is None:
+            if stream == "stdout":
+                self._answer.add(self._heard, data)
+                self._heard += len(data)
             kind: Literal["message", "output"] = "output" if stream == "stderr" else "message"
             text = self._decoders[stream].decode(data)
             if text:
@@ -275,16 +290,19 @@ class _Speech:
         for line, cut in self._lines.feed(data):
             yield from self._line(line, cut)
 
-    def end(self, result: ExecResult) -> Iterator[Event]:
-        """The rest of it, and what the exit says."""
+    def end(self, *, stopped: bool) -> Iterator[Event]:
+        """The rest of it. One that was `stopped` had no time to end what it was saying: that is no finding."""
         if self._dialect is None:
-            if result.stdout:
-                yield Message(session="", item="stdout", text=result.stdout)
-            if result.truncated.stdout:
+            if text := self._answer.close(self._heard).decode("utf-8", "replace"):
+                yield Message(session="", item="stdout", text=text)
+            if self._answer.omitted:
                 yield Notice(session="", kind="truncated", message="the answer is longer than what is kept of it")
-        else:
-            for line, cut in self._lines.end():
-                yield from self._line(line, cut)
+            return
+        for line, cut in self._lines.end():
+            yield from self._line(line, cut)
+            if line.strip() and _torn(line) and not (stopped or cut):
+                yield Integrity(session="", code="LINE_TORN", message="the last line breaks off")
+        yield from self._dialect.end(stopped=stopped)
 
     def _line(self, line: bytes, cut: bool) -> Iterator[Event]:
         assert self._dialect is not None  # noqa: S101 (plain text has no lines)
@@ -293,6 +311,14 @@ class _Speech:
             yield Integrity(session="", code="line_too_long", message=message)
         if line.strip():
             yield from self._dialect.translate(line)
+
+
+def _torn(line: bytes) -> bool:
+    try:
+        msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return True
+    return False
 
 
 async def _quietly(work: Any) -> None:

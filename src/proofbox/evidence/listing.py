@@ -68,6 +68,26 @@ def describe(directory: str) -> ListedRun:
     )
 
 
+def notes_on_latest(asked: str | os.PathLike[str], directory: str | os.PathLike[str]) -> list[str]:
+    """For who asked for an output directory and got the run that LATEST names: which it is, and what is newer."""
+    if os.path.realpath(directory) == os.path.realpath(asked):
+        return []
+    out, chosen = os.path.split(os.path.realpath(directory))
+    notes, began = [f"{chosen} is what LATEST names"], {}
+    for run in list_runs(out):
+        status = _status(os.path.join(out, run))
+        if status is None:
+            notes.append(f"{run} has no status that can be read")
+        else:
+            began[run] = status
+    if chosen in began:
+        for run, status in began.items():
+            if status.started_at > began[chosen].started_at and (status.state != "complete" or status.dry):
+                how = "dry" if status.state == "complete" else status.state
+                notes.append(f"a newer run, {run}, is {how}")
+    return notes
+
+
 def _state(status: RunStatus | None, index: Index | None) -> str:
     if status is None:
         return "unreadable"

@@ -29,11 +29,11 @@ from proofbox.errors import (
     UsageError,
 )
 from proofbox.evidence.check import BundleCheck, check_bundle
+from proofbox.evidence.listing import notes_on_latest
 from proofbox.evidence.packet import PREDICATE_TYPE, SUFFIX, Packet, parse_packet, read_document
-from proofbox.evidence.paths import INDEX, MAX_STATUS_BYTES, STATUS, enclosing, list_runs, read_bounded, resolve, shown
+from proofbox.evidence.paths import INDEX, enclosing, resolve, shown
 from proofbox.evidence.policy import is_built_in
 from proofbox.evidence.shape import ShapeError
-from proofbox.evidence.status import parse_status
 from proofbox.evidence.verdict import differences
 from proofbox.evidence.verification import Verification
 
@@ -155,24 +155,10 @@ def _note_renamed(result: Verification, directory: str, run_id: str) -> None:
 
 
 def _note_newer(result: Verification, directory: str) -> None:
-    """What became of runs that began after the one that LATEST names."""
-    if os.path.realpath(directory) == os.path.realpath(result.path):
-        return
-    out, chosen = os.path.split(os.path.realpath(directory))
-    began = {}
-    for run in list_runs(out):
-        try:
-            status = parse_status(read_bounded(os.path.join(out, run, STATUS), MAX_STATUS_BYTES))
-        except (OSError, ShapeError):
-            result.notes.append(f"{run} has no status that can be read")
-            continue
-        began[run] = status
-    result.notes.insert(0, f"{chosen} is what LATEST names")
-    if chosen in began:
-        for run, status in began.items():
-            if status.started_at > began[chosen].started_at and (status.state != "complete" or status.dry):
-                how = "dry" if status.state == "complete" else status.state
-                result.notes.append(f"a newer run, {run}, is {how}")
+    named, *newer = notes_on_latest(result.path, directory) or [""]
+    if named:
+        result.notes.insert(0, named)
+    result.notes += newer
 
 
 def main(argv: Sequence[str] | None = None) -> int:

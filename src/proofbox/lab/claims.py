@@ -19,6 +19,7 @@ from msgspec import UNSET, UnsetType
 
 from proofbox.core.canonical import CanonicalError, parse_strict
 from proofbox.core.documents import stored
+from proofbox.core.text import gap
 
 Claim = Literal["success", "failure", "none"]
 SCHEMA = "proofbox.feedback/1"
@@ -38,7 +39,7 @@ class FeedbackRecord(msgspec.Struct, frozen=True, kw_only=True):
     source: Literal["runtime_reported"] = "runtime_reported"
     truncated: bool
     result: str | UnsetType = UNSET
-    """The final message, where it is no JSON object; empty: nothing was said."""
+    """The final message, where it is no JSON object; empty: nothing was said. Of one that is too long, both ends."""
     result_json: dict[str, Any] | UnsetType = UNSET
     """The final message, where it is a JSON object."""
 
@@ -69,8 +70,11 @@ def read_feedback(final_message: str) -> Feedback:
         status = parsed.get("status")
         claimed: Claim = status if status in ("success", "failure") else "none"
         return Feedback(claimed=claimed, said=final_message, result_json=parsed)
-    text = final_message[:TEXT_LIMIT]
-    return Feedback(claimed=_claim(text), said=text, truncated=len(text) < len(final_message))
+    text, half = final_message, TEXT_LIMIT // 2
+    if len(text) > TEXT_LIMIT:  # the last words are among what is kept
+        left_out = text[half:-half].encode("utf-8", "surrogatepass")
+        text = text[:half] + gap(len(left_out)) + text[-half:]
+    return Feedback(claimed=_claim(final_message), said=text, truncated=text is not final_message)
 
 
 def _claim(text: str) -> Claim:

@@ -66,9 +66,12 @@ def close_torn(run_dir: Path, run_id: str, attempt: Attempt, redactor: Redactor,
         return _lost(_index(path)[0])
 
 
-def as_committed(run_dir: Path, attempts: Iterable[Attempt]) -> list[Attempt]:
-    """The attempts as their bundles bear them out: a result whose bundle failed, or is another one, is none."""
-    return [each if _borne_out(run_dir, each) else _without_result(each) for each in attempts]
+def as_committed(run_dir: Path, attempts: Iterable[Attempt], *, files: bool = False) -> list[Attempt]:
+    """The attempts as their bundles bear them out: a result whose bundle failed, or is another one, is none.
+
+    With `files`, every file of a bundle must be what its index says, which takes reading them.
+    """
+    return [each if _borne_out(run_dir, each, files) else _without_result(each) for each in attempts]
 
 
 def _stated(bundle: Bundle, run_id: str, attempt: Attempt) -> Ended | None:
@@ -145,9 +148,14 @@ def _index(path: Path) -> tuple[str, Literal["ok", "partial", "failed", ""]]:
     return digest, ""
 
 
-def _borne_out(run_dir: Path, attempt: Attempt) -> bool:
+def _borne_out(run_dir: Path, attempt: Attempt, files: bool) -> bool:
     if attempt.result is None or attempt.result.infra is not None:
         return True
+    if files:
+        try:
+            load_bundle(run_dir / attempt.path)
+        except _DAMAGED:
+            return False
     digest, status = _index(run_dir / attempt.path)
     return digest == attempt.result.index_sha256 and status in ("ok", "partial")
 

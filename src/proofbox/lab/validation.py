@@ -1,7 +1,10 @@
 """Whether an attempt's evidence is whole and agrees with itself: what scoring may rely on.
 
-A bundle that verifies has the bytes its writer left. This asks more: that they tell one story. Each finding has a code;
-`strict` also counts what is merely lacking in an attempt that the machinery failed.
+A bundle that verifies has the bytes its writer left. This asks more: that they tell one story. Each finding has a code.
+
+`strict` also counts what is merely lacking in an attempt that the machinery failed, where that is the last word on its
+mission. Where another attempt was made in its place, the machinery failed and was helped: nothing rests on what it
+lacks. What it has must agree with itself all the same.
 """
 
 from __future__ import annotations
@@ -43,13 +46,37 @@ def attempts_in(bundle: Bundle) -> dict[str, Bundle]:
 def validate(bundle: Bundle, *, strict: bool) -> list[Finding]:
     """Every way in which the attempts of a verified bundle are not whole, or contradict themselves."""
     found: list[Finding] = []
+    replaced = replaced_in(bundle)
     for path, attempt in attempts_in(bundle).items():
-        for code, name, detail in _attempt(attempt, strict):
+        for code, name, detail in _attempt(attempt, strict and path not in replaced):
             found.append(Finding(code, f"{path}/{name}" if path else name, detail))
     summary = bundle.artifacts.get(SUMMARY)
     if summary is not None and summary.schema_version == SUMMARY_SCHEMA:
         found += [Finding(*each) for each in _told(_counted(bundle), SUMMARY)]
     return found
+
+
+def replaced_in(bundle: Bundle) -> dict[str, tuple[str, str]]:
+    """Of the attempts of a run, by their paths, those that another was made in the place of: their ids, and which."""
+    if SCHEDULE not in bundle.artifacts:
+        return {}
+    try:
+        planned = read_schedule(bundle.read_log(SCHEDULE))
+    except ShapeError:
+        return {}
+    paths = {each.attempt: each.path for each in planned.values()}
+    made = {each.parent: each.attempt for each in planned.values() if each.parent is not None}
+    return {paths[parent]: (parent, attempt) for parent, attempt in made.items() if parent in paths}
+
+
+def notes_on(bundle: Bundle) -> list[str]:
+    """What is worth knowing of the attempts of a run, and no finding."""
+    notes = []
+    for path, (lost, instead) in replaced_in(bundle).items():
+        torn = path in bundle.nested and artifacts.TORN in bundle.nested[path].artifacts
+        how = "was lost, because its worker died" if torn else "failed for reasons of the machinery"
+        notes.append(f"{lost} {how}; {instead} was made in its place")
+    return notes
 
 
 def _attempt(bundle: Bundle, strict: bool) -> Iterator[_Found]:
@@ -60,7 +87,7 @@ def _attempt(bundle: Bundle, strict: bool) -> Iterator[_Found]:
     if strict or not infra:
         yield from (("artifact_missing", name, "a whole attempt has it") for name in missing)
     if artifacts.REPORT in bundle.artifacts:
-        yield from _told(_story(bundle), artifacts.REPORT)
+        yield from _told(_story(bundle, whole=strict or not infra), artifacts.REPORT)
 
 
 def _told(story: Iterator[_Found], path: str) -> Iterator[_Found]:
@@ -95,7 +122,8 @@ def _passed(bundle: Bundle) -> bool:
     return (found.verified.result, found.infra.result) == ("passed", "ok")
 
 
-def _story(bundle: Bundle) -> Iterator[_Found]:
+def _story(bundle: Bundle, *, whole: bool) -> Iterator[_Found]:
+    """With `whole`, what the runtime had to say must all be there."""
     report = bundle.read_json(artifacts.REPORT, schema="proofbox.attempt_report/1")
     attempt = bundle.read_json(artifacts.ATTEMPT, schema="proofbox.attempt/1")
     yield from _same(artifacts.REPORT, "attempt_id", report["attempt_id"], attempt["attempt_id"])
@@ -106,7 +134,7 @@ def _story(bundle: Bundle) -> Iterator[_Found]:
     yield from _same(artifacts.FEEDBACK, "claimed", feedback["claimed"], report["claimed"])
     verdict = outcome.parse_outcome(bundle.read_json(outcome.PATH)).verified.result
     yield from _same(outcome.PATH, "verified", {"unknown": "none"}.get(verdict, verdict), report["verified"])
-    for each in report.get("integrity", []):
+    for each in report.get("integrity", []) if whole else []:
         yield each["code"], EVENTS, each["message"]
     if CALLS in bundle.artifacts:
         yield from _trace(bundle, report, attempt["attempt_id"])

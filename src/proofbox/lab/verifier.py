@@ -23,6 +23,7 @@ from proofbox.core.clock import Clock, SystemClock
 from proofbox.core.digest import sha256_hex
 from proofbox.core.overlaying import Overlaid
 from proofbox.core.redaction import Redactor
+from proofbox.core.text import gap, preview, preview_end
 from proofbox.errors import SuiteInvalid
 from proofbox.evidence.paths import shown
 from proofbox.lab.reward import Reward, read_reward
@@ -37,7 +38,7 @@ from proofbox.workspace.restore import write_file
 from proofbox.workspace.store import Store
 from proofbox.workspace.workspace import Workspace
 
-PREVIEW = 4096
+KEPT = 16 << 10
 LINES, LINE = 10_000, 4096
 """How much of its output is looked at for what a command must print: the last lines, and each one's beginning."""
 
@@ -53,7 +54,9 @@ class CommandRun(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
     """Why it did not pass."""
     stdout: str
+    """Redacted. Of a long one the first and the last 16 KiB; between them stands how many bytes were left out."""
     stderr: str
+    """The same of its stderr."""
     stdout_sha256: str
     stderr_sha256: str
 
@@ -193,11 +196,20 @@ def _run(session: Session, command: Command, verify: Verify, redactor: Redactor,
         timed_out=result.timed_out,
         duration_ms=result.duration_ms,
         why=why,
-        stdout=redactor.preview(result.stdout_bytes, PREVIEW)[0],
-        stderr=redactor.preview(result.stderr_bytes, PREVIEW)[0],
+        stdout=_kept(result.stdout_bytes, redactor),
+        stderr=_kept(result.stderr_bytes, redactor),
         stdout_sha256=sha256_hex(result.stdout_bytes),
         stderr_sha256=sha256_hex(result.stderr_bytes),
     )
+
+
+def _kept(output: bytes, redactor: Redactor) -> str:
+    """A test runner says first what it runs, and last what came of it: both ends are kept."""
+    clean = redactor.redact(output, cut=True).decode("utf-8", "replace").encode()
+    if len(clean) <= 2 * KEPT:
+        return clean.decode()
+    left_out = gap(len(clean) - 2 * KEPT)
+    return preview(clean, KEPT)[0] + left_out + preview_end(clean, KEPT)[0]
 
 
 def _why_not(command: Command, result: ExecResult, *, by_reward: bool) -> str:

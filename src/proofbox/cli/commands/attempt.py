@@ -30,6 +30,8 @@ class AttemptsDocument(Document, frozen=True, kw_only=True):
 class AttemptDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.attempt_show/1"
     attempt: AttemptFacts
+    doubt: str | None
+    """Why its evidence does not hold, so that nothing here can be relied on; null: it holds, or is still written."""
     documents: dict[str, Any]
     """The JSON artifacts of its bundle, by name."""
 
@@ -37,8 +39,10 @@ class AttemptDocument(Document, frozen=True, kw_only=True):
 class ExplainDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.attempt_explain/1"
     attempt: AttemptFacts
+    doubt: str | None
+    """Why its evidence does not hold, so that nothing here can be relied on; null: it holds, or is still written."""
     lines: tuple[str, ...]
-    """The story, in the order it is told: what went wrong comes first."""
+    """The story, in the order it is told: what went wrong comes first. Lines of an agent's are behind a mark."""
 
 
 class InterruptDocument(Document, frozen=True, kw_only=True):
@@ -68,14 +72,16 @@ def show_(id: Id, *, run: Run = Path("out"), json: flags.Json = False) -> int:
     For example:
       proofbox attempt show answer.1 --run out
     """
-    from proofbox.lab.explain import read_documents
+    from proofbox.lab.explain import doubt, read_documents
 
-    attempt, place = _attempt(run, id)
+    attempt, place, _ = _attempt(run, id)
     facts = AttemptFacts.of(attempt, place)
     documents = read_documents(place / attempt.path)
-    text = [f"{name}: {getattr(facts, name)}" for name in AttemptFacts.__struct_fields__]
+    why_not = doubt(attempt, place / attempt.path)
+    text = [] if why_not is None else [f"its evidence does not hold: {why_not}"]
+    text += [f"{name}: {getattr(facts, name)}" for name in AttemptFacts.__struct_fields__]
     text += ["documents: " + ", ".join(sorted(documents))]
-    document = AttemptDocument(attempt=facts, documents=documents)
+    document = AttemptDocument(attempt=facts, doubt=why_not, documents=documents)
     show(document, lambda: printable("\n".join(text)), as_json=json)
     return 0
 
@@ -86,11 +92,13 @@ def explain_(id: Id, *, run: Run = Path("out"), json: flags.Json = False) -> int
     For example:
       proofbox attempt explain answer.1 --run out
     """
-    from proofbox.lab.explain import explain
+    from proofbox.lab.explain import doubt, explain
 
-    attempt, place = _attempt(run, id)
-    lines = tuple(explain(attempt, place / attempt.path))
-    document = ExplainDocument(attempt=AttemptFacts.of(attempt, place), lines=lines)
+    attempt, place, replacement = _attempt(run, id)
+    bundle = place / attempt.path
+    why_not = doubt(attempt, bundle)
+    lines = tuple(explain(attempt, bundle, doubt=why_not, replacement=replacement))
+    document = ExplainDocument(attempt=AttemptFacts.of(attempt, place), doubt=why_not, lines=lines)
     show(document, lambda: printable("\n".join(lines)), as_json=json)
     return 0
 
@@ -120,6 +128,9 @@ def _ledger(run: Path) -> Iterator[tuple[Ledger, Path]]:
         yield ledger, out / run_id
 
 
-def _attempt(run: Path, id: str) -> tuple[Attempt, Path]:
+def _attempt(run: Path, id: str) -> tuple[Attempt, Path, str | None]:
+    """The attempt that is meant, its run's directory, and the attempt that was made in its place."""
     with _ledger(run) as (ledger, place):
-        return ledger.attempt(id), place
+        attempt = ledger.attempt(id)
+        children = (each.id for each in ledger.attempts() if each.parent == attempt.id)
+        return attempt, place, next(children, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,14 +14,20 @@ from proofbox.core.clock import SystemClock
 from proofbox.core.text import printable
 from proofbox.core.words import counted
 from proofbox.errors import EvidenceIncomplete, NotFreed, UsageError
-from proofbox.evidence.reader import load_bundle
+from proofbox.evidence.listing import notes_on_latest
+from proofbox.evidence.reader import Bundle, load_bundle
 from proofbox.lab import artifacts, retention
-from proofbox.lab.validation import Finding, attempts_in
+from proofbox.lab.validation import Finding, attempts_in, notes_on
 from proofbox.lab.validation import validate as validate_bundle
 
 BundlePath = Annotated[Path, Parameter(help="A run's directory, an attempt's, or an --out directory.")]
 Strict = Annotated[
-    bool, Parameter(name="--strict", negative="", help="Attempts that the machinery failed must be whole, too.")
+    bool,
+    Parameter(
+        name="--strict",
+        negative="",
+        help="Attempts that the machinery failed must be whole, too, unless another was made in their place.",
+    ),
 ]
 DAY = 86400.0
 
@@ -30,6 +37,8 @@ class ValidateDocument(Document, frozen=True, kw_only=True):
     run_id: str
     attempts: int
     findings: tuple[Finding, ...]
+    notes: tuple[str, ...]
+    """Worth knowing, and no findings: newer runs that are not whole, attempts that others took the place of."""
     error: ErrorBody | None = None
 
 
@@ -39,6 +48,8 @@ class ReportDocument(Document, frozen=True, kw_only=True):
     reports: tuple[dict[str, Any], ...]
     """The `proofbox.attempt_report/1` of each attempt that has one, and whose bundle did not fail."""
     findings: tuple[Finding, ...]
+    notes: tuple[str, ...]
+    """Worth knowing, and no findings: newer runs that are not whole, attempts that others took the place of."""
     error: ErrorBody | None = None
 
 
@@ -67,9 +78,11 @@ def validate(path: BundlePath = Path("out"), *, strict: Strict = False, json: fl
         run_id=bundle.run_id,
         attempts=len(attempts_in(bundle)),
         findings=found,
+        notes=_notes(path, bundle),
         error=error,
     )
-    show(document, lambda: _findings(found) or f"valid: {counted(document.attempts, 'attempt')}", as_json=json)
+    valid = "" if found else f"valid: {counted(document.attempts, 'attempt')}"
+    show(document, lambda: _lines(valid, _findings(found), document.notes), as_json=json)
     return 1 if found else 0
 
 
@@ -90,7 +103,12 @@ def report(path: BundlePath = Path("out"), *, strict: Strict = False, json: flag
     )
     found = tuple(validate_bundle(bundle, strict=True)) if strict else ()
     document = ReportDocument(
-        ok=not found, run_id=bundle.run_id, reports=reports, findings=found, error=_incomplete(found)
+        ok=not found,
+        run_id=bundle.run_id,
+        reports=reports,
+        findings=found,
+        notes=_notes(path, bundle),
+        error=_incomplete(found),
     )
     rows: list[tuple[str, ...]] = [("ATTEMPT", "CLAIMED", "VERIFIED", "CALLS", "FAILED", "P50", "P95", "TOKENS")]
     for each in reports:
@@ -108,7 +126,7 @@ def report(path: BundlePath = Path("out"), *, strict: Strict = False, json: flag
                 str(max(spent)) if spent else "-",
             )
         )
-    show(document, lambda: "\n".join(filter(None, [columns(rows), _findings(found)])), as_json=json)
+    show(document, lambda: _lines(columns(rows), _findings(found), document.notes), as_json=json)
     return 1 if found else 0
 
 
@@ -169,6 +187,16 @@ def gc(
 
     show(GcDocument(dry_run=dry_run, freed=freed, items=items, error=error), text, as_json=json)
     return 1 if error else 0
+
+
+def _notes(asked: Path, bundle: Bundle) -> tuple[str, ...]:
+    named, *newer = notes_on_latest(asked, bundle.path) or [""]
+    return (*((named, *newer) if newer else ()), *notes_on(bundle))
+
+
+def _lines(first: str, findings: str, notes: Sequence[str]) -> str:
+    said = [printable(f"note: {note}").replace("\n", "\\n") for note in notes]
+    return "\n".join(filter(None, [first, findings, *said]))
 
 
 def _pin(out: Path, run_id: str, wanted: bool) -> None:

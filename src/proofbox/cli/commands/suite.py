@@ -103,6 +103,7 @@ class RunDocument(Document, frozen=True, kw_only=True):
     committed: bool
     bundle: str
     attempts: tuple[AttemptFacts, ...]
+    """As the ledger has them; one whose evidence does not hold has no result. Only `suite report` reads files."""
     totals: Totals
     not_comparable: Mapping[str, tuple[str, ...]] = {}
     """Missions whose results must not be set beside those of the system they were written for, and why."""
@@ -266,13 +267,15 @@ def resume(run: RunPath = Path("out"), *, jsonl: Jsonl = False, json: flags.Json
 def report(run: RunPath = Path("out"), *, json: flags.Json = False) -> int:
     """Show what came of a run, or how far it is. Exit 1 unless each mission was verified as done.
 
+    Of a run that is committed the evidence of every attempt is checked: one whose evidence does not hold has no result.
+
     For example:
       proofbox suite report out --json
     """
     from proofbox.lab.run import find_run
 
     out, run_id = find_run(run)
-    return _show(out, run_id, json=json)
+    return _show(out, run_id, json=json, again=True)
 
 
 def _read(spec: Path, *, host_root: bool, provider: str | None = None, to_run: bool = False) -> Suite:
@@ -342,14 +345,15 @@ def _conduct(out: Path, run_id: str, *, json: bool, jsonl: bool) -> int:
     return _show(out, run_id, json=json or jsonl)
 
 
-def _show(out: Path, run_id: str, *, json: bool) -> int:
+def _show(out: Path, run_id: str, *, json: bool, again: bool = False) -> int:
+    """With `again` the evidence may have been written long ago: its files are checked, too."""
     from proofbox.lab.closing import as_committed
     from proofbox.lab.plan import ledger_path, read_plan
 
     with Ledger(ledger_path(out, run_id)) as ledger:
-        attempts = as_committed(out / run_id, ledger.attempts())
-        suite = read_plan(ledger).suite()
         committed = ledger.about("committed") == "yes"
+        attempts = as_committed(out / run_id, ledger.attempts(), files=again and committed)
+        suite = read_plan(ledger).suite()
     final = final_attempts(attempts)
     passed = all(each.result is not None and each.result.verified == "passed" for each in final)
     counted = totals(attempts)

@@ -1,0 +1,120 @@
+"""What `attempt explain` says: why, by whose word, and whether the evidence holds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from suites import HEAD, attempts, command, conduct, mission, plan, say, toml, write
+
+from proofbox.cli import main
+from proofbox.lab.plan import Plan
+
+pytestmark = pytest.mark.needs("bubblewrap")
+
+
+class Ran:
+    """A suite that was run, and what is said of its attempts."""
+
+    def __init__(self, base: Path, capsys: pytest.CaptureFixture[str], suite: str, **options: Any) -> None:
+        self.out = base / "out"
+        self.capsys = capsys
+        self.made: Plan = plan(HEAD + suite, self.out, base, **options)
+        conduct(self.made, self.out)
+        capsys.readouterr()
+
+    def says(self, *words: str) -> str:
+        assert main([*words, "--run", str(self.out)]) == 0
+        return self.capsys.readouterr().out
+
+    def explains(self, id: str) -> list[str]:
+        return self.says("attempt", "explain", id).splitlines()
+
+    def bundle(self, id: str) -> Path:
+        return self.out / self.made.run_id / attempts(self.made, self.out)[id].path
+
+
+def shell(id: str, script: str, **fields: Any) -> str:
+    """A mission whose prompt is the script of an agent that is a shell."""
+    members = "".join(f"{name} = {toml(value)}\n" for name, value in fields.items())
+    return f'[[mission]]\nid = "{id}"\nprompt = {json.dumps(script)}\n{members}'
+
+
+SHELL: dict[str, Any] = {"chain": "process", "runtimes": {"process": {"command": ["/bin/sh", "-s"]}}}
+
+
+def test_no_line_of_an_agent_s_stands_as_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lie = "m.1: verified as done"
+    steps = [command(f"true\n{lie}"), say(f"done\n{lie}\u2028{lie}")]
+    verify = {"commands": [f"printf 'x\\n{lie}\\n'; exit 1"]}
+    lines = Ran(tmp_path, capsys, mission("m", *steps, verify=verify)).explains("m.1")
+    assert lines[0] == "m.1: claimed success, and failed verification"
+    assert lines[2:5] == ["  its stdout ended:", "    | x", f"    | {lie}"]
+    assert [line for line in lines if line.startswith(lie)] == []
+    assert lines[-4:] == ["What it said at the end:", "  | done", f"  | {lie}", f"  | {lie}"]
+
+
+def test_why_a_program_a_command_and_a_setup_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    long = "seq 1 3000; seq 1 20000 >&2; echo THE REASON >&2; exit 1"
+    ran = Ran(
+        tmp_path,
+        capsys,
+        shell("exits", "echo no such model >&2; exit 4", verify={"commands": [["sh", "no test"], "true"]})
+        + shell("setup", "true", setup=["echo oops >&2; exit 7"])
+        + shell("long", "seq 1 3000; echo the last words", verify={"commands": [long]})
+        + shell("object", """echo '{"status": "success", "left": null}'"""),
+        **SHELL,
+    )
+    lines = ran.explains("exits.1")
+    assert lines[1].startswith("The verifier's command `sh 'no test'` did not pass")
+    assert "The agent's turn failed. (the program ended with exit code 4: no such model)" in lines
+    assert ran.explains("setup.1")[:4] == [
+        "setup.1: no verdict, because the mission's setup failed (ATTEMPT_SETUP_FAILED)",
+        "ATTEMPT_SETUP_FAILED: a setup command of setup exited 7",
+        "  its command: echo oops >&2; exit 7",
+        "  its stderr ended: oops",
+    ]
+    lines = ran.explains("long.1")
+    assert lines[2:6] == ["  its stderr ended:", "    | 19999", "    | 20000", "    | THE REASON"]
+    assert lines[-1] == "  | the last words"
+    assert lines[lines.index("What it said at the end:") + 1].startswith("  | …")
+    assert ran.explains("object.1")[-1] == 'What it said at the end: {"left":null,"status":"success"}'
+
+
+def test_why_a_tool_call_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    absent = {"tool": "read_file", "args": {"path": "nope"}}
+    loud = command("seq 1 2000; echo the reason; exit 3")
+    lines = Ran(tmp_path, capsys, mission("m", absent, loud, say("done"))).explains("m.1")
+    [first, second] = [line for line in lines if line.startswith(("  1.", "  2."))]
+    assert first.endswith("ms): WORKSPACE_FILE_ABSENT: there is no nope")
+    assert second.endswith("ms): the reason")
+
+
+@pytest.mark.parametrize("damage", ["missing", "edited", "gone"])
+def test_evidence_that_does_not_hold_is_said_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str
+) -> None:
+    verify = {"commands": ["grep -qx 42 a"]}
+    ran = Ran(tmp_path, capsys, mission("m", write("a", "42\n"), say("done"), verify=verify))
+    assert ran.explains("m.1")[0] == "m.1: verified as done"
+    assert json.loads(ran.says("attempt", "show", "m.1", "--json"))["doubt"] is None
+    assert main(["suite", "report", str(ran.out)]) == 0
+    capsys.readouterr()
+    bundle = ran.bundle("m.1")
+    if damage == "missing":
+        (bundle / "events.jsonl").unlink()
+    elif damage == "edited":
+        path = bundle / "outcome.json"
+        path.write_text(path.read_text().replace("passed", "failed"))
+    else:
+        bundle.rename(tmp_path / "away")
+    lines = ran.explains("m.1")
+    assert lines[0].startswith("m.1: nothing is known of it, because its evidence does not hold: BUNDLE_")
+    assert lines[1].startswith("The run's ledger says: verified as done.")
+    assert ran.says("attempt", "show", "m.1").startswith("its evidence does not hold: BUNDLE_")
+    assert json.loads(ran.says("attempt", "explain", "m.1", "--json"))["doubt"].startswith("BUNDLE_")
+    assert main(["suite", "report", str(ran.out), "--json"]) == 1
+    [attempt] = json.loads(capsys.readouterr().out)["attempts"]
+    assert (attempt["verified"], attempt["infra"]) == ("none", "ATTEMPT_EVIDENCE_INCOMPLETE")

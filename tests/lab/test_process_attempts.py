@@ -1,0 +1,60 @@
+"""What is recorded of a program that breaks off, and of one that is stopped."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from suites import HEAD, attempts, conduct, document, lines, plan
+
+from proofbox.evidence.reader import load_bundle
+from proofbox.lab.ledger import Attempt
+from proofbox.lab.plan import Plan
+from proofbox.lab.validation import validate
+
+pytestmark = pytest.mark.needs("bubblewrap")
+
+
+def ran(tmp_path: Path, script: str, *, timeout: float = 60.0, **settings: Any) -> tuple[Path, Plan, Attempt]:
+    """One attempt of an agent that is a shell, and its prompt the script."""
+    suite = f'{HEAD}[[mission]]\nid = "m"\nprompt = {json.dumps(script)}\ntimeout = {timeout}\n'
+    out = tmp_path / "out"
+    agent = {"command": ["/bin/sh", "-s"], **settings}
+    made = plan(suite, out, tmp_path, chain="process", runtimes={"process": agent}, retries=0)
+    conduct(made, out)
+    return out, made, attempts(made, out)["m.1"]
+
+
+def test_a_stream_that_breaks_off_is_in_the_report_and_no_valid_evidence(tmp_path: Path) -> None:
+    started = {"type": "item.started", "item": {"id": "i0", "type": "command_execution", "command": "make"}}
+    script = f"""printf '%s\\n%s' '{json.dumps(started)}' '{{"type":"item.comp'"""
+    out, made, attempt = ran(tmp_path, script, output="codex_exec")
+    report = document(out, made, attempt, "attempt.report.json")
+    codes = ["LINE_TORN", "ITEM_NOT_ENDED", "STREAM_NOT_ENDED"]
+    assert [each["code"] for each in report["integrity"]] == codes
+    assert report["tool_failures"] == {"abandoned": 1}
+    [call] = lines(out, made, attempt, "tool.calls.jsonl")
+    assert (call["command"], call["status"], call["exit_code"]) == ("make", "abandoned", None)
+    assert [each.code for each in validate(load_bundle(out / made.run_id), strict=False)] == codes
+
+
+def test_what_a_stopped_agent_had_printed_is_kept_and_is_no_claim(tmp_path: Path) -> None:
+    out, made, attempt = ran(tmp_path, "echo done so far; exec sleep 600", timeout=4)
+    assert attempt.result is not None
+    assert (attempt.result.reason, attempt.result.claimed) == ("timed_out", "none")
+    feedback = document(out, made, attempt, "feedback.json")
+    assert (feedback["result"], feedback["claimed"]) == ("done so far\n", "none")
+    said = [each["text"] for each in lines(out, made, attempt, "events.jsonl") if each["event"] == "message"]
+    assert said == ["done so far\n"]
+    assert validate(load_bundle(out / made.run_id), strict=True) == []
+
+
+def test_what_a_crash_broke_off_counts_as_lacking_where_the_machinery_failed(tmp_path: Path) -> None:
+    out, made, attempt = ran(tmp_path, "kill -9 $$", output="codex_exec")
+    assert attempt.result is not None
+    assert attempt.result.infra == "RUNTIME_CRASH"
+    bundle = load_bundle(out / made.run_id)
+    assert validate(bundle, strict=False) == []
+    assert "STREAM_NOT_ENDED" in {each.code for each in validate(bundle, strict=True)}

@@ -1,0 +1,92 @@
+"""An attempt that was lost and made again: what is said of it, and that a run which completed stays valid."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from suites import HEAD, attempts, conduct, mission, patch_workers, plan, say, write
+
+from proofbox.cli import main
+from proofbox.lab.plan import Plan
+from proofbox.lab.run import Conductor
+
+pytestmark = pytest.mark.needs("bubblewrap")
+
+SUITE = HEAD + mission("m", write("a", "42\n"), say("done"), verify={"commands": ["grep -qx 42 a"]})
+DIES_AT_FIRST = """
+real = worker.run_attempt
+worker.run_attempt = lambda each, *rest: real(each, *rest) if each.parent else os.kill(os.getpid(), 9)
+"""
+NOTE = "m.1 was lost, because its worker died; m.1.r1 was made in its place"
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def made(out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
+    made = plan(SUITE, out, tmp_path)
+    patch_workers(monkeypatch, DIES_AT_FIRST)
+    conduct(made, out)
+    return made
+
+
+@pytest.mark.parametrize("command", ["validate", "report"])
+def test_a_run_that_completed_is_valid_and_says_what_was_made_again(
+    made: Plan, out: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    assert main([command, str(out), "--strict"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"note: {NOTE}"
+    assert main([command, str(out), "--strict", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["findings"], document["notes"]) == ([], [NOTE])
+    torn = out / made.run_id / attempts(made, out)["m.1"].path / "attempt.torn.json"
+    torn.write_text(torn.read_text().replace("died", "left"))
+    assert main([command, str(out), "--strict"]) != 0
+
+
+def test_what_took_its_place_is_explained(made: Plan, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["attempt", "explain", "m.1", "--run", str(out / made.run_id)]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("m.1: no verdict, because the machinery failed (ATTEMPT_WORKER_LOST)\n")
+    assert "\nm.1.r1 was made in its place.\n" in said
+    assert "resume" not in said
+
+
+def test_a_result_that_was_lost_is_not_whole(
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = plan(SUITE, out, tmp_path, retries=0)
+    patch_workers(monkeypatch, "worker.run_attempt = lambda *_: os.kill(os.getpid(), 9)")
+    conduct(made, out)
+    assert main(["validate", str(out)]) == 0
+    assert main(["validate", str(out), "--strict"]) == 1
+    assert "artifact_missing" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["validate", "report"])
+def test_a_newer_run_that_is_not_whole_is_noted(
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    good = plan(SUITE, out, tmp_path)
+    conduct(good, out)
+    assert main([command, str(out)]) == 0
+    assert "note:" not in capsys.readouterr().out
+
+    def stop(_: Conductor) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Conductor, "_work", stop)
+    newer = plan(SUITE, out, tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        conduct(newer, out)
+    assert main([command, str(out), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["run_id"] == good.run_id
+    named, note = document["notes"]
+    assert named == f"{good.run_id} is what LATEST names"
+    assert note.startswith(f"a newer run, {newer.run_id}, is ")
