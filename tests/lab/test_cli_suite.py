@@ -142,6 +142,8 @@ def test_lint_points_at_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixt
         (["suite", "report", "nowhere"], 2),
         (["attempt", "list", "nowhere"], 2),
         (["attempt", "show", "x", "--run", "nowhere"], 2),
+        (["suite", "run", "suite.toml", "--provider", "dokcer"], 2),
+        (["suite", "run", "suite.toml", "--isolation", "shared"], 3),
         (["validate", "nowhere"], 2),
         (["report", "nowhere"], 2),
     ],

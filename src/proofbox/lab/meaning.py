@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -13,7 +13,7 @@ from proofbox.core.canonical import MAX_DEPTH, MAX_INTEGER
 from proofbox.errors import ProofboxError
 from proofbox.lab.positions import Path
 from proofbox.lab.problems import Problems, shown
-from proofbox.lab.spec import Command, Document, Mission
+from proofbox.lab.spec import Command, Mission, SuiteFields
 from proofbox.lab.textfiles import Unreadable, kind_of, read_text
 from proofbox.workspace.capabilities.grants import PRESETS
 from proofbox.workspace.capabilities.grants import load as load_grants
@@ -54,10 +54,12 @@ def _is_free(path: Path) -> bool:
     return any(part in _FREE for part in path)
 
 
-def check_meaning(document: Document, base: FilePath | None, problems: Problems) -> None:
-    """`base` is where paths start; None: what they name was found before."""
+def check_meaning(
+    suite: SuiteFields | None, missions: Mapping[int, Mission], base: FilePath | None, problems: Problems
+) -> None:
+    """`missions` are by their place in the file. `base` is where paths start; None: what they name was found before."""
     seen: set[str] = set()
-    for number, mission in enumerate(document.mission):
+    for number, mission in missions.items():
         at: Path = ("mission", number)
         if problems.enough:
             return
@@ -71,7 +73,7 @@ def check_meaning(document: Document, base: FilePath | None, problems: Problems)
         if base is not None:
             _check_files(mission, base, problems, at)
         if mission.capabilities is not None:
-            _check_capabilities(document, mission, base, problems, (*at, "capabilities"))
+            _check_capabilities(suite, mission, base, problems, (*at, "capabilities"))
         for place in mission.files:
             names = place.split("/")
             if place.startswith("/") or ".." in names or "\0" in place:
@@ -113,12 +115,12 @@ def _check_files(mission: Mission, base: FilePath, problems: Problems, at: Path)
 
 
 def _check_capabilities(
-    document: Document, mission: Mission, base: FilePath | None, problems: Problems, at: Path
+    suite: SuiteFields | None, mission: Mission, base: FilePath | None, problems: Problems, at: Path
 ) -> None:
     """They say what the network is, so nothing else may; and they bind one workspace, so a box must have one."""
     if mission.network is not None:
         problems.say(at, "capabilities say what can be reached, and so does network", "leave one of them out")
-    if document.suite.isolation == "shared":
+    if suite is not None and suite.isolation == "shared":
         problems.say(at, "a process that attempts share can't be held to one's capabilities", 'isolation = "process"')
     if base is None or mission.capabilities is None:
         return

@@ -283,7 +283,7 @@ def _read(spec: Path, *, host_root: bool, provider: str | None = None, to_run: b
     if not spec.is_dir():
         if host_root:
             raise UsageError("--host-root is for Harbor's tasks, and this is a suite's file", op="suite")
-        return reading.read_suite(spec)
+        return reading.read_suite(spec, unpacking=not to_run)
     wanted = "bubblewrap" if host_root else "docker"
     if provider not in (None, wanted):
         raise UsageError(
@@ -304,12 +304,18 @@ def _notes(suite: Suite | None) -> dict[str, tuple[str, ...]]:
 
 
 async def _preflight(plan: Plan) -> None:
-    """Whether any agent of the chain could be used, before anything is written or started."""
+    """Whether the provider is known and an agent of the chain usable, before anything is written or started."""
     from proofbox.agents.registry import installed
     from proofbox.agents.strategies import first_usable
+    from proofbox.lab.runnable import check_provider
+    from proofbox.lab.sharing import refuse_to_share
 
-    async def found(_: AgentRuntime) -> None:
-        return None
+    if plan.provider is not None:
+        check_provider(plan.provider)
+
+    async def found(runtime: AgentRuntime) -> None:
+        if plan.isolation == "shared":
+            refuse_to_share(runtime)
 
     await first_usable(plan.parsed_chain(), installed(), found, settings=plan.runtime_settings())
 
