@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +101,14 @@ def test_a_run_that_does_not_pass_says_no_and_why(ran: Path, capsys: pytest.Capt
     assert "ended already" in capsys.readouterr().out
     assert main(["suite", "resume", str(ran), "--json"]) == 1
     assert told(capsys)["committed"] is True
+
+
+@pytest.mark.parametrize("words", [["suite", "report"], ["attempt", "list"], ["attempt", "explain", "lies.1", "--run"]])
+def test_what_came_of_a_run_is_read_where_nothing_can_be_written(ran: Path, words: list[str]) -> None:
+    argv = ["bwrap", "--ro-bind", "/", "/", sys.executable, "-m", "proofbox", *words, str(ran), "--json"]
+    found = subprocess.run(argv, capture_output=True, check=False, timeout=60)
+    document = json.loads(found.stdout)
+    assert "lies.1" in json.dumps(document.get("attempts") or document["attempt"])
 
 
 def test_events_come_as_lines_while_it_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -352,7 +352,7 @@ def _show(out: Path, run_id: str, *, json: bool) -> int:
     from proofbox.lab.closing import as_committed
     from proofbox.lab.plan import ledger_path, read_plan
 
-    with Ledger(ledger_path(out, run_id)) as ledger:
+    with Ledger(ledger_path(out, run_id), read_only=True) as ledger:
         attempts = as_committed(out / run_id, ledger.attempts())
         suite = read_plan(ledger).suite()
         committed = ledger.about("committed") == "yes"
