@@ -27,6 +27,7 @@ from proofbox.lab.template import Templates
 PLAN = "plan"
 WORK = ".work"
 TEMPLATES = "templates"
+STORES = "stores"
 LEDGER_SUFFIX = ".ledger"
 
 SHORTEST_SECRET = 8
@@ -92,6 +93,16 @@ def conductor_lock(out: Path, run_id: str) -> Path:
 
 def read_plan(ledger: Ledger) -> Plan:
     return msgspec.json.decode(ledger.about(PLAN), type=Plan)
+
+
+def stores_of(ledger: Ledger) -> set[str]:
+    """The stores that were made for the run, as far as nothing else leads to them any more."""
+    return set(ledger.about(STORES).split())
+
+
+def note_stores(ledger: Ledger, stores: set[str]) -> None:
+    """So that they go with the run, whatever its attempts came to."""
+    ledger.set_about(STORES, " ".join(sorted(stores_of(ledger) | stores)))
 
 
 def surroundings(

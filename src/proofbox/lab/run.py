@@ -42,6 +42,7 @@ from proofbox.lab.plan import (
     conductor_lock,
     credential_of,
     ledger_path,
+    note_stores,
     read_plan,
     redactor_of,
     refuse_secrets,
@@ -50,7 +51,7 @@ from proofbox.lab.reading import Suite
 from proofbox.lab.spec import SCHEMA as SUITE_SCHEMA
 from proofbox.lab.spec import Mission
 from proofbox.lab.summary import SUMMARY, summarize
-from proofbox.lab.template import GIVEN, Source, fill, forget_templates
+from proofbox.lab.template import GIVEN, Source, fill, forget_workspaces
 
 CONDUCTOR = "conductor"
 MOST_LOST = 3
@@ -161,7 +162,7 @@ class Conductor:
         if self._ledger.about("committed") != "yes":
             self._ledger.set_about("committed", "yes")
         work = self._out / WORK / self._run_id
-        forget_templates(work / TEMPLATES)
+        forget_workspaces(work, lambda stores: note_stores(self._ledger, stores))
         remove_tree(work)
 
     def close(self) -> None:
