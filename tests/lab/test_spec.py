@@ -241,3 +241,30 @@ def test_what_a_part_means_is_told_though_another_has_no_shape() -> None:
     )
     found = problems(text)
     assert [each["line"] for each in found] == [4, 7, 11, 13]
+
+
+@pytest.mark.parametrize(
+    ("suite", "mission", "place", "message", "hint"),
+    [
+        ("", 'timeout = "long"', (7, 1), "timeout of mission 'x': Expected", ""),
+        ("", "timeuot = 1", (7, 1), "mission 'x' has no field 'timeuot'", "did you mean timeout?"),
+        ("", 'expect = { commands = ["("] }', (7, 24), "expect.commands[0] of mission 'x' is no regular", ""),
+        ('isolation = "maybe"', "", (3, 1), "Invalid enum value 'maybe'", "known: process, shared"),
+        ("", 'expect = { claimed = "sucess" }', (7, 12), "claimed of mission 'x'", "did you mean success?"),
+        ("", 'prompt_file = "p"', (7, 1), "has prompt and prompt_file", "leave one of them out"),
+    ],
+)
+def test_what_is_wrong_is_said_in_the_suite_s_own_words(
+    tmp_path: Path, suite: str, mission: str, place: tuple[int, int], message: str, hint: str
+) -> None:
+    (tmp_path / "p").write_text("do it")
+    (problem,) = problems(MISSION.format(suite=suite, mission=mission), tmp_path)
+    assert (problem["line"], problem["column"]) == place
+    assert message in str(problem["message"])
+    assert hint in str(problem.get("fix_hint", ""))
+
+
+def test_a_byte_order_mark_is_called_one() -> None:
+    (problem,) = problems("\ufeff" + SMALLEST)
+    assert (problem["line"], problem["column"], problem["fix_hint"]) == (1, 1, "save it as UTF-8 without one")
+    assert "byte order mark" in str(problem["message"])

@@ -12,7 +12,7 @@ from typing import Any
 from proofbox.core.canonical import MAX_DEPTH, MAX_INTEGER
 from proofbox.errors import ProofboxError
 from proofbox.lab.positions import Path
-from proofbox.lab.problems import Problems, shown
+from proofbox.lab.problems import Problems
 from proofbox.lab.spec import Command, Mission, SuiteFields
 from proofbox.lab.textfiles import Unreadable, kind_of, read_text
 from proofbox.workspace.capabilities.grants import PRESETS
@@ -39,15 +39,17 @@ def check_values(values: dict[str, Any], problems: Problems) -> None:
             inner = value.items() if isinstance(value, dict) else enumerate(value)
             waiting += [((*path, name), each) for name, each in inner]
             if any(isinstance(name, str) and "\0" in name for name in value) and not _is_free(path):
-                problems.say(path, f"{shown(path) or 'the suite'} has a name with a NUL")
+                problems.say(path, f"{problems.shown(path) or 'the suite'} has a name with a NUL")
         elif isinstance(value, float) and not math.isfinite(value):
-            problems.say(path, f"{shown(path)}: {value} is no number that can be used", "write a finite one")
+            problems.say(path, f"{problems.shown(path)}: {value} is no number that can be used", "write a finite one")
         elif isinstance(value, int) and abs(value) > MAX_INTEGER:
-            problems.say(path, f"{shown(path)}: the integer is outside ±(2**53-1)", "write it as a text")
+            problems.say(path, f"{problems.shown(path)}: the integer is outside ±(2**53-1)", "write it as a text")
         elif isinstance(value, datetime.date | datetime.time):
-            problems.say(path, f"{shown(path)}: a date or a time is none of the values here", "write it as a text")
+            problems.say(
+                path, f"{problems.shown(path)}: a date or a time is none of the values here", "write it as a text"
+            )
         elif isinstance(value, str) and "\0" in value and not _is_free(path):
-            problems.say(path, f"{shown(path)} holds a NUL")
+            problems.say(path, f"{problems.shown(path)} holds a NUL")
 
 
 def _is_free(path: Path) -> bool:
@@ -66,9 +68,11 @@ def check_meaning(
         if mission.id in seen:
             problems.say((*at, "id"), f"there are two missions {mission.id!r}", "give each its own id")
         seen.add(mission.id)
-        if (mission.prompt is None) == (mission.prompt_file is None):
+        if mission.prompt is None and mission.prompt_file is None:
+            problems.say(at, f"mission {mission.id!r} needs prompt or prompt_file", "say what the agent is to do")
+        elif mission.prompt is not None and mission.prompt_file is not None:
             problems.say(
-                at, f"mission {mission.id!r} needs one of prompt and prompt_file", "say what the agent is to do"
+                (*at, "prompt_file"), f"mission {mission.id!r} has prompt and prompt_file", "leave one of them out"
             )
         if base is not None:
             _check_files(mission, base, problems, at)
@@ -154,4 +158,4 @@ def _check_pattern(path: Path, pattern: str, problems: Problems) -> None:
     except (re.error, ValueError, OverflowError, RecursionError) as error:
         why = str(error)
     if why:
-        problems.say(path, f"{shown(path)} is no regular expression that can be used: {why}")
+        problems.say(path, f"{problems.shown(path)} is no regular expression that can be used: {why}")

@@ -20,6 +20,7 @@ from proofbox.lab.spec import Document, Mission, MissionFields, SuiteFields
 from proofbox.lab.textfiles import Absent, Unreadable, read_text
 
 SIZE_LIMIT = 4 << 20
+BYTE_ORDER_MARK = "\ufeff"
 T = TypeVar("T")
 
 
@@ -85,13 +86,15 @@ def parse_suite(
     unpacking: bool = False,
 ) -> Suite:
     """From its text. With `pinned` the files it names were found, and copied there, before."""
+    if text.startswith(BYTE_ORDER_MARK):
+        raise invalid(name, [Problem("it begins with a byte order mark", 1, 1, "save it as UTF-8 without one")])
     try:
         values, positions = (parse_strict(text.encode()), None) if json else read_toml(text)
     except tomllib.TOMLDecodeError as error:
         raise invalid(name, [toml_problem(error, text)]) from None
     except CanonicalError as error:
         raise invalid(name, [json_problem(error, text)]) from None
-    problems = Problems(positions)
+    problems = Problems(positions, values)
     check_values(values, problems)
     if not problems.found:
         Shape(problems).visit(Document, values, ())

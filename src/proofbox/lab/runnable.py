@@ -19,7 +19,7 @@ from proofbox.core.archives import ArchiveRefused, unpack
 from proofbox.core.nearest import nearest
 from proofbox.errors import EnvPolicyRefused, ProofboxError, ProviderUnknown, RequestInvalid, StrategyUnsupported
 from proofbox.lab.positions import Path
-from proofbox.lab.problems import Problems, shown
+from proofbox.lab.problems import Problems
 from proofbox.lab.shape import Shape
 from proofbox.lab.spec import Mission, SuiteFields
 from proofbox.sandbox.allowlist import parse_network
@@ -134,6 +134,6 @@ def _check_step(said: dict[str, Any], problems: Problems, at: Path) -> None:
         return
     step = msgspec.convert(said, Step)
     if wrong := wrong_with(step):
-        problems.say((*at, wrong.field), f"{shown(at)}: {wrong.message}", wrong.hint)
+        problems.say((*at, wrong.field), f"{problems.shown(at)}: {wrong.message}", wrong.hint)
     elif step.tool is not None and step.tool not in TOOLS:
         problems.say((*at, "tool"), f"there is no tool {step.tool[:80]!r}", nearest(step.tool, TOOLS))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from functools import cache
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
 from msgspec.structs import FieldInfo
 
 from proofbox.core.nearest import nearest
 from proofbox.lab.positions import Path
-from proofbox.lab.problems import Problems, shown
+from proofbox.lab.problems import Problems
 
 
 @cache
@@ -41,17 +41,21 @@ class Shape:
             try:
                 msgspec.convert(value, kind)
             except msgspec.ValidationError as error:
-                self._problems.say(path, f"{shown(path) or 'the suite'}: {error}")
+                words = [word for each in options if get_origin(each) is Literal for word in get_args(each)]
+                hint = nearest(value, words) if words and isinstance(value, str) else ""
+                self._problems.say(path, f"{self._problems.shown(path) or 'the suite'}: {error}", hint)
 
     def _struct(self, struct: type[msgspec.Struct], value: dict[str, Any], path: Path) -> None:
         fields = _fields(struct)
         for name in value:
             if name not in fields and not self._problems.enough:
                 self._problems.say(
-                    (*path, name), f"{shown(path) or 'a suite'} has no field {name[:80]!r}", nearest(name, fields)
+                    (*path, name),
+                    f"{self._problems.shown(path) or 'a suite'} has no field {name[:80]!r}",
+                    nearest(name, fields),
                 )
         for name, field in fields.items():
             if name in value:
                 self.visit(field.type, value[name], (*path, name))
             elif field.required:
-                self._problems.say(path, f"{shown(path) or 'the suite'} needs {name!r}")
+                self._problems.say(path, f"{self._problems.shown(path) or 'the suite'} needs {name!r}")
