@@ -120,7 +120,7 @@ def decide_environment(
         if name in model:
             raise _refused(name, "it is the model's key, which stays with the gateway outside the box", ())
         if is_blocked(name) and name not in granted:
-            hint = f"if the agent must have it, and whatever it runs: --grant {name}"
+            hint = f"if the agent must have it, and whatever it runs: runtime try --grant {name}; no suite can"
             raise _refused(name, "its name is on the block list", (hint,))
         if not given and name not in source:
             raise _refused(name, "you have no such variable", (f"write {name}=VALUE, or leave it out",))

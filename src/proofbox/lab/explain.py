@@ -52,6 +52,8 @@ def explain(attempt: Attempt, bundle: Path) -> Iterator[str]:
     yield f"{attempt.id}: {_verdict(result.claimed, result.verified, result.infra)}"
     yield from _failure(documents)
     yield _REASONS.get(result.reason, result.reason) + _detail(documents)
+    if documents.get(artifacts.RUNNER, {}).get("shared"):
+        yield "It shared its agent's process with other attempts, which could reach it."
     if attempt.parent is not None:
         yield f"It is a new try after {attempt.parent} failed for reasons of the machinery."
     calls = list(_calls(bundle))

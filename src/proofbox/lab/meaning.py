@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import math
 import re
@@ -10,13 +11,14 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from proofbox.core.canonical import MAX_DEPTH, MAX_INTEGER
-from proofbox.errors import ProofboxError
+from proofbox.errors import CapabilitiesRefused, ProofboxError
 from proofbox.lab.positions import Path
 from proofbox.lab.problems import Problems
 from proofbox.lab.spec import Command, Mission, SuiteFields
 from proofbox.lab.textfiles import Unreadable, kind_of, read_text
+from proofbox.workspace.capabilities.capabilities import Capabilities
+from proofbox.workspace.capabilities.compiling import refuse_execute
 from proofbox.workspace.capabilities.grants import PRESETS
-from proofbox.workspace.capabilities.grants import load as load_grants
 
 LARGEST_PROMPT = 1 << 20
 DEEPEST = MAX_DEPTH // 2  # the records that repeat a part of a suite have it deeper, and a limit of their own
@@ -132,11 +134,21 @@ def _check_capabilities(
     try:
         if named not in PRESETS:
             kind_of(base / named)  # a pipe would be waited for
-        load_grants(named if named in PRESETS else base / named)
+        refuse_execute(Capabilities.load(named if named in PRESETS else base / named))
     except Unreadable as why:
-        problems.say(at, f"{named[:200]!r} is neither a preset nor a file: it {why}", f"presets: {', '.join(PRESETS)}")
+        problems.say(at, f"{named[:200]!r} is neither a preset nor a file: it {why}", _usable_presets())
     except ProofboxError as error:
-        problems.say(at, f"{named[:200]!r}: {error.message}", f"presets: {', '.join(PRESETS)}")
+        problems.say(at, f"{named[:200]!r}: {error.message}", _usable_presets())
+
+
+def _usable_presets() -> str:
+    """Those that a box can keep."""
+    found = []
+    for name in PRESETS:
+        with contextlib.suppress(CapabilitiesRefused):
+            refuse_execute(Capabilities.load(name))
+            found.append(name)
+    return f"presets: {', '.join(found)}"
 
 
 def _patterns(mission: Mission, at: Path) -> Iterator[tuple[Path, str]]:

@@ -15,6 +15,7 @@ from proofbox.agents.settings import RuntimeSettings
 from proofbox.agents.strategies import Chain, parse_chain
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.core.ids import IdSource
+from proofbox.core.locks import locked
 from proofbox.core.redaction import Redactor
 from proofbox.errors import SuiteInvalid
 from proofbox.lab.ledger import Ledger, Planned
@@ -89,6 +90,20 @@ def ledger_path(out: Path, run_id: str) -> Path:
 def conductor_lock(out: Path, run_id: str) -> Path:
     """Held by whoever plans, conducts or removes the run."""
     return out / f".{run_id}.conductor"
+
+
+def is_conducted(out: Path, run_id: str) -> bool:
+    """Whether a process is at work on it."""
+    lock = conductor_lock(out, run_id)
+    try:
+        if lock.exists():
+            with locked(lock, shared=True, wait=False):
+                return False
+    except BlockingIOError:
+        return True
+    except OSError:  # where nobody can write, nobody conducts
+        return False
+    return False
 
 
 def read_plan(ledger: Ledger) -> Plan:

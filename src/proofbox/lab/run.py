@@ -98,6 +98,8 @@ def _create_run(plan: Plan, suite: Suite, out: Path, clock: Clock | None) -> Pat
 
 def find_run(place: Path) -> tuple[Path, str]:
     """The output directory and the id of the run that `place` names: its directory, its ledger, or an `out`."""
+    if place.name in ("", ".."):  # here, or above
+        place = place.resolve()
     if place.suffix == ".ledger":
         return place.parent, place.stem
     if ledger_path(place.parent, place.name).exists():
