@@ -186,6 +186,8 @@ MISSION = '[suite]\nid = "a"\n{suite}\n[[mission]]\nid = "x"\nprompt = "p"\n{mis
         ('strategies = ["mine!", "scripted"]', "", (3, 15), "no strategy 'mine'", "known: "),
         ("", 'env = ["LANG", "BAD NAME"]', (7, 16), "'BAD NAME' is no variable's name", "one by one"),
         ("", 'env = ["OPENAI_API_KEY"]', (7, 8), "its name is on the block list", "leave it out"),
+        ("", 'verify = { env = { "A=B" = "x" } }', (7, 20), "'A=B' can't be the name", "write K=V"),
+        ("", 'solution_env = { "" = "x" }', (7, 18), "'' can't be the name", "write K=V"),
         ("", "expect = { min_tool_calls = 3, max_tool_calls = 2 }", (7, 12), "min_tool_calls 3 is more than", ""),
     ],
 )

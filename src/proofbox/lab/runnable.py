@@ -24,6 +24,7 @@ from proofbox.lab.shape import Shape
 from proofbox.lab.spec import Mission, SuiteFields
 from proofbox.sandbox.allowlist import parse_network
 from proofbox.sandbox.providers import AUTO, provider_named
+from proofbox.sandbox.request import encode_env
 from proofbox.workspace.tools.registry import TOOLS
 
 
@@ -51,6 +52,12 @@ def check_mission(mission: Mission, problems: Problems, at: Path) -> None:
             problems.say((*at, *path), error.message, "; ".join(error.fix_hints))
     for number, each in enumerate(mission.env):
         _check_variable(each, problems, (*at, "env", number))
+    for path, env in ((("verify", "env"), mission.verify.env), (("solution_env",), mission.solution_env)):
+        for name, value in env.items():
+            try:
+                encode_env({name: value})
+            except RequestInvalid as error:
+                problems.say((*at, *path, name), error.message, "; ".join(error.fix_hints))
     for number, step in enumerate(mission.script.step):
         if not problems.enough:
             _check_step(step, problems, (*at, "script", "step", number))
