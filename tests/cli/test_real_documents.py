@@ -154,11 +154,6 @@ def play(tell: Story) -> None:
     tell("probe", "--json")
     tell("exec", *project, "--shell", "echo out; echo err >&2; exit 7", code=7)
     tell("exec", *project, "--", "no-such-thing", code=127)
-    tell("session", "prune", "--json")
-    session = tell("session", "start", *project)["session"]["id"]
-    tell("session", "exec", session, "--json", "--", "true")
-    for command in ("list", "show", "stop"):
-        tell("session", command, *([] if command == "list" else [session]), "--json")
     tell("images", "list", "--json")
     tell("contract", "--json")
     tell("completion", "bash", "--json")
@@ -192,6 +187,11 @@ def play(tell: Story) -> None:
     tell("bundle", "reindex", "out", "--strict", "--json")
     tell("bundle", "push", "out", "store", "--json")
     tell("gc", "out", "--json")
+    tell("session", "prune", "--json")
+    session = tell("session", "start", *project)["session"]["id"]
+    tell("session", "exec", session, "--json", "--", "true")
+    for command in ("list", "show", "stop"):
+        tell("session", command, *([] if command == "list" else [session]), "--json")
     tell("key", "new", "release", "--json")
     attempt = next(each["bundle"] for each in ran["attempts"] if each["attempt_id"] == "answer.1")
     tell("promotion", "emit", attempt, "--out", "answer.promotion.json", "--json")

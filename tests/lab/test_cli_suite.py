@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from suites import HEAD, command, mission, say, write
+from suites import HEAD, command, conduct, mission, plan, say, write
 
 from proofbox.cli import main
+from proofbox.core.locks import locked
+from proofbox.core.removal import remove_tree
 from proofbox.lab.limiter import Limiter
+from proofbox.lab.plan import conductor_lock
 
 pytestmark = pytest.mark.needs("bubblewrap")
 
@@ -102,6 +107,65 @@ def test_a_run_that_does_not_pass_says_no_and_why(ran: Path, capsys: pytest.Capt
     assert told(capsys)["committed"] is True
 
 
+@pytest.mark.parametrize("words", [["suite", "report"], ["attempt", "list"], ["attempt", "explain", "lies.1", "--run"]])
+def test_what_came_of_a_run_is_read_where_nothing_can_be_written(ran: Path, words: list[str]) -> None:
+    argv = ["bwrap", "--ro-bind", "/", "/", sys.executable, "-m", "proofbox", *words, str(ran), "--json"]
+    found = subprocess.run(argv, capture_output=True, check=False, timeout=60)
+    document = json.loads(found.stdout)
+    assert "lies.1" in json.dumps(document.get("attempts") or document["attempt"])
+
+
+def test_a_run_is_found_from_inside_its_directory(
+    ran: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run,) = ran.glob("run-*/")
+    for inside, here in ((run, "."), (run / "attempts", ".."), (ran, ".")):
+        monkeypatch.chdir(inside)
+        assert main(["suite", "report", here, "--json"]) == 1
+        assert told(capsys)["run_id"] == run.name
+        assert main(["attempt", "explain", "lies.1", "--run", here]) == 0
+        capsys.readouterr()
+
+
+def test_a_run_that_is_not_committed_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "the out"
+    made = plan(GOOD, out, tmp_path)
+    assert main(["suite", "report", str(out)]) == 1
+    assert f"(not committed: proofbox suite resume '{out / made.run_id}')" in capsys.readouterr().out
+    with locked(conductor_lock(out, made.run_id)):
+        assert main(["suite", "report", str(out)]) == 1
+        assert "(under way)" in capsys.readouterr().out
+    conduct(made, out)
+    assert main(["suite", "report", str(out)]) == 0
+    assert f"check it:  proofbox verify '{out / made.run_id}'" in capsys.readouterr().out
+    (out / made.run_id / "artifact_index.json").unlink()
+    (out / made.run_id / "run.status.json").unlink(missing_ok=True)
+    assert main(["validate", str(out / made.run_id)]) == 1
+    assert f"proofbox suite resume '{out / made.run_id}'" in capsys.readouterr().err
+
+
+def test_what_nothing_verifies_and_what_is_shared_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "suite.toml").write_text(HEAD + mission("one") + mission("two"))
+    words = ["--strategies", "nop", "--isolation", "shared", "--provider", "bubblewrap"]
+    assert main(["suite", "run", str(tmp_path / "suite.toml"), "--out", str(tmp_path / "out"), *words]) == 1
+    text = capsys.readouterr().out
+    assert "0 of 2 verified as done: nothing verifies these missions\n" in text
+    assert "isolation: shared, so that attempts could reach each other" in text
+    assert main(["attempt", "explain", "one.1", "--run", str(tmp_path / "out")]) == 0
+    assert "It shared its agent's process with other attempts" in capsys.readouterr().out
+
+
+def test_why_missions_are_not_comparable_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    origin = {"format": "harbor", "name": "x", "sha256": "0", "not_comparable": ["it ran elsewhere"]}
+    source = HEAD + "".join(mission(f"m{number}", origin=origin) for number in range(5))
+    made = plan(source, tmp_path / "out", tmp_path)
+    assert main(["suite", "report", str(tmp_path / "out")]) == 1
+    text = capsys.readouterr().out
+    assert text.count("not comparable") == 1
+    assert "m0, m1, m2 and 2 more are not comparable: it ran elsewhere\n" in text
+    remove_tree(tmp_path / "out" / ".work" / made.run_id)
+
+
 def test_events_come_as_lines_while_it_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "suite.toml").write_text(GOOD)
     words = ["suite", "run", str(tmp_path / "suite.toml"), "--out", str(tmp_path / "out"), "--jsonl"]
@@ -143,6 +207,9 @@ def test_lint_points_at_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixt
         (["suite", "report", "nowhere"], 2),
         (["attempt", "list", "nowhere"], 2),
         (["attempt", "show", "x", "--run", "nowhere"], 2),
+        (["suite", "run", "suite.toml", "--provider", "dokcer"], 2),
+        (["suite", "run", "suite.toml", "--out", ""], 2),
+        (["suite", "run", "suite.toml", "--isolation", "shared"], 3),
         (["validate", "nowhere"], 2),
         (["report", "nowhere"], 2),
     ],

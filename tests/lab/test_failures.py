@@ -26,7 +26,7 @@ from proofbox.lab.failures import retry_after, typed
 from proofbox.lab.ledger import Ledger
 from proofbox.lab.plan import Plan, ledger_path
 from proofbox.lab.reading import pinned_name
-from proofbox.lab.template import FORKS_OF_A_STORE, GIVEN, MOST_IDLE, Templates, forget_templates
+from proofbox.lab.template import FORKS_OF_A_STORE, GIVEN, MOST_IDLE, Templates, forget_workspaces
 from proofbox.lab.validation import validate
 from proofbox.workspace import registry
 from proofbox.workspace.workspace import Workspace
@@ -226,7 +226,7 @@ def test_a_template_that_could_not_be_made_is_made_for_the_next(tmp_path: Path) 
     for number in range(2):
         templates.fork("m", tmp_path / f"fork-{number}").forget()
         assert (tmp_path / f"fork-{number}/file").read_text() == "here"
-    forget_templates(tmp_path / "templates")
+    forget_workspaces(tmp_path / "templates", lambda _: None)
 
 
 def test_templates_are_kept_open_one_for_each_who_forks_at_once(
@@ -259,7 +259,7 @@ def test_templates_are_kept_open_one_for_each_who_forks_at_once(
         (tmp_path / f"templates/m{number}" / GIVEN).mkdir(parents=True)
         templates.fork(f"m{number}", tmp_path / f"fork-of-m{number}").forget()
     assert set(opened) & set(closed) == set(opened[:-MOST_IDLE]), "the last used ones stay open, and no others"
-    forget_templates(tmp_path / "templates")
+    forget_workspaces(tmp_path / "templates", lambda _: None)
 
 
 def test_a_template_that_breaks_while_it_is_idle_harms_no_other_mission(tmp_path: Path) -> None:

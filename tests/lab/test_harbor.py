@@ -28,7 +28,7 @@ def test_oracle_passes_and_nop_fails_on_the_host_s_root_and_neither_is_comparabl
         tmp_path / "Sum It",
         dockerfile="FROM python:3.12\nWORKDIR /srv\nWORKDIR work\nENV MARK=set\nRUN make\n"
         "COPY data/ data/\nCOPY x /etc/x\n",
-        test=PASSES_IF.format(condition='[ "$(pwd)" = /srv/work ] && grep -qx 6 sum && [ -e /tests/more ]'),
+        test=PASSES_IF.format(condition='[ "$(pwd) $MARK" = "/srv/work set" ] && grep -qx 6 sum && [ -e /tests/more ]'),
         solve='#!/bin/sh\n[ "$(pwd)" = /srv/work ] && [ "$MARK" = set ] && [ ! -e /tests ] &&\n'
         "expr $(cat data/a) + $(cat data/b) > /srv/work/sum\n",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -218,6 +219,32 @@ def test_what_is_no_ledger_is_refused(tmp_path: Path) -> None:
     other.close()
     with pytest.raises(CorruptError, match="ledger/9"):
         Ledger(tmp_path / "other")
+
+
+@pytest.mark.needs("bubblewrap")
+@pytest.mark.parametrize("written_to", [False, True])
+def test_it_is_read_where_nothing_can_be_written(tmp_path: Path, written_to: bool) -> None:
+    with make(tmp_path / "a#b.ledger") as writer:
+        if written_to:
+            writer.set_about("said", "later")  # and is in the log alone
+        else:
+            writer.close()
+        code = (
+            "import pathlib, sys; from proofbox.lab.ledger import Ledger; l = Ledger(pathlib.Path(sys.argv[1]),"
+            " read_only=True); print(l.about('said'), len(l.attempts())); l.close()"
+        )
+        argv = [shutil.which("bwrap") or "", "--ro-bind", "/", "/", sys.executable, "-c", code, str(writer.path)]
+        ran = subprocess.run(argv, capture_output=True, text=True, check=False)
+        assert (ran.stdout, ran.stderr) == ("later 3\n" if written_to else " 3\n", "")
+        assert ran.returncode == 0
+        left = {path.name for path in tmp_path.iterdir()}
+    assert ("a#b.ledger-wal" in left) is written_to
+
+
+def test_one_that_can_not_be_opened_is_not_called_damaged(tmp_path: Path) -> None:
+    (tmp_path / "ledger").mkdir()
+    with pytest.raises(IoFailed, match="unable to open"):
+        Ledger(tmp_path / "ledger")
 
 
 def test_a_lane_has_no_more_under_way_than_its_bound(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tarfile
 import tomllib
 from pathlib import Path
 
@@ -180,3 +181,119 @@ def test_every_key_of_any_document_has_a_place(document: dict[str, object]) -> N
     for path, (line, column) in found.items():
         if isinstance(path[-1], str):
             assert lines[line - 1][column - 1 :].startswith(json.dumps(path[-1]))
+
+
+MISSION = '[suite]\nid = "a"\n{suite}\n[[mission]]\nid = "x"\nprompt = "p"\n{mission}\n'
+
+
+@pytest.mark.parametrize(
+    ("suite", "mission", "place", "message", "hint"),
+    [
+        ("", 'script = { step = [{ tol = "write_file" }] }', (7, 22), "no field 'tol'", "did you mean tool?"),
+        (
+            "",
+            'script = { step = [{ tool = "write_fil" }] }',
+            (7, 22),
+            "no tool 'write_fil'",
+            "did you mean write_file?",
+        ),
+        ("", 'script = { step = [{ fault = "crahs" }] }', (7, 22), "no fault 'crahs'", "did you mean crash?"),
+        ("", 'script = { step = [{ fault = "explode" }] }', (7, 22), "no fault 'explode'", "known: crash, "),
+        ("", 'script = { step = [{ say = "a" }, {}] }', (7, 35), "does none", ""),
+        ("", 'script = { step = [{ say = "a", think = "b" }] }', (7, 33), "does say, think", ""),
+        ("", 'script = { step = [{ delay = "long" }] }', (7, 22), "Expected `float", ""),
+        ("", 'provider = "dokcer"', (7, 1), "no provider is called 'dokcer'", "did you mean docker?"),
+        ("most = { dokcer = 2 }", "", (3, 10), "'dokcer' is neither a provider nor a strategy", "did you mean docker?"),
+        ("", 'network = "wat"', (7, 1), "network 'wat' is not known", "choose none, full or allow:"),
+        ("", 'verify = { network = "allow:" }', (7, 12), "an allowlist without a host", "allow:example.org"),
+        ('strategies = ["scriptd"]', "", (3, 15), "no strategy 'scriptd'", "did you mean scripted?"),
+        ('strategies = ["scripted!!"]', "", (3, 15), "is no strategy id", "did you mean scripted?"),
+        ('strategies = ["nop", "nop"]', "", (3, 1), "nop is named twice", ""),
+        ('strategies = ["mine!", "scripted"]', "", (3, 15), "no strategy 'mine'", "known: "),
+        ("", 'env = ["LANG", "BAD NAME"]', (7, 16), "'BAD NAME' is no variable's name", "one by one"),
+        ("", 'env = ["OPENAI_API_KEY"]', (7, 8), "its name is on the block list", "leave it out"),
+        ("", 'verify = { env = { "A=B" = "x" } }', (7, 20), "'A=B' can't be the name", "write K=V"),
+        ("", 'solution_env = { "" = "x" }', (7, 18), "'' can't be the name", "write K=V"),
+        ("", "expect = { min_tool_calls = 3, max_tool_calls = 2 }", (7, 12), "min_tool_calls 3 is more than", ""),
+    ],
+)
+def test_what_could_never_run_is_refused(
+    suite: str, mission: str, place: tuple[int, int], message: str, hint: str
+) -> None:
+    (problem,) = problems(MISSION.format(suite=suite, mission=mission))
+    assert (problem["line"], problem["column"]) == place
+    assert message in str(problem["message"])
+    assert hint in str(problem.get("fix_hint", ""))
+
+
+@pytest.mark.parametrize(
+    ("suite", "mission"),
+    [
+        ('strategies = ["of_another_machine", "scripted"]', ""),
+        ('strategies = ["nop!"]', 'provider = "auto"'),
+        ("most = { docker = 1 }", 'provider = "bwrap"\nnetwork = "allow:example.org:443"\nenv = ["LANG=C"]'),
+        ("", 'script = { step = [{ fault = "stall" }, { tool = "run_command", args = { command = "true" } }] }'),
+    ],
+)
+def test_what_those_who_run_it_take_is_taken(suite: str, mission: str) -> None:
+    assert parse_suite(MISSION.format(suite=suite, mission=mission), base=Path()).id == "a"
+
+
+def test_a_run_that_was_planned_can_be_read_whatever_is_refused_since(tmp_path: Path) -> None:
+    text = MISSION.format(suite="", mission='provider = "of-another-time"')
+    assert parse_suite(text, base=Path(), pinned=tmp_path).missions[0].provider == "of-another-time"
+
+
+def test_a_torn_archive_is_found_where_it_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "whole" / "a").write_bytes(b"a" * 5000)
+    with tarfile.open(tmp_path / "whole.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "whole" / "a", "a")
+    data = (tmp_path / "whole.tar.gz").read_bytes()
+    (tmp_path / "torn.tar.gz").write_bytes(data[: len(data) // 2])
+    file = tmp_path / "suite.toml"
+    file.write_text(MISSION.format(suite="", mission='workspace = "whole.tar.gz"'))
+    assert read_suite(file, unpacking=True).id == "a"
+    file.write_text(MISSION.format(suite="", mission='workspace = "torn.tar.gz"'))
+    with pytest.raises(SuiteInvalid) as caught:
+        read_suite(file, unpacking=True)
+    (problem,) = caught.value.details["problems"]
+    assert (problem["line"], problem["column"]) == (7, 1)
+    assert "'torn.tar.gz' can't be unpacked" in problem["message"]
+
+
+def test_what_a_part_means_is_told_though_another_has_no_shape() -> None:
+    text = (
+        '[suite]\nid = "a"\nstrategies = ["scriptd"]\nnonsense = 1\n[[mission]]\nid = "x"\ntimeuot = 1\nprompt = "p"\n'
+        '[[mission]]\nid = "y"\nprompt_file = "nowhere"\n[[mission]]\nid = "y"\nprompt = "p"\n'
+    )
+    found = problems(text)
+    assert [each["line"] for each in found] == [4, 7, 11, 13]
+
+
+@pytest.mark.parametrize(
+    ("suite", "mission", "place", "message", "hint"),
+    [
+        ("", 'timeout = "long"', (7, 1), "timeout of mission 'x': Expected", ""),
+        ("", "timeuot = 1", (7, 1), "mission 'x' has no field 'timeuot'", "did you mean timeout?"),
+        ("", 'expect = { commands = ["("] }', (7, 24), "expect.commands[0] of mission 'x' is no regular", ""),
+        ('isolation = "maybe"', "", (3, 1), "Invalid enum value 'maybe'", "known: process, shared"),
+        ("", 'expect = { claimed = "sucess" }', (7, 12), "claimed of mission 'x'", "did you mean success?"),
+        ("", 'capabilities = "minimal"', (7, 1), "no box can keep these capabilities", "presets: sandbox, developer"),
+        ("", 'prompt_file = "p"', (7, 1), "has prompt and prompt_file", "leave one of them out"),
+    ],
+)
+def test_what_is_wrong_is_said_in_the_suite_s_own_words(
+    tmp_path: Path, suite: str, mission: str, place: tuple[int, int], message: str, hint: str
+) -> None:
+    (tmp_path / "p").write_text("do it")
+    (problem,) = problems(MISSION.format(suite=suite, mission=mission), tmp_path)
+    assert (problem["line"], problem["column"]) == place
+    assert message in str(problem["message"])
+    assert hint in str(problem.get("fix_hint", ""))
+
+
+def test_a_byte_order_mark_is_called_one() -> None:
+    (problem,) = problems("\ufeff" + SMALLEST)
+    assert (problem["line"], problem["column"], problem["fix_hint"]) == (1, 1, "save it as UTF-8 without one")
+    assert "byte order mark" in str(problem["message"])

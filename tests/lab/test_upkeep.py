@@ -7,6 +7,8 @@ import errno
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -19,6 +21,8 @@ from proofbox.cli import main
 from proofbox.core.canonical import canonical_bytes
 from proofbox.core.clock import SystemClock
 from proofbox.core.dirs import cache_dir, state_dir
+from proofbox.core.ids import IdSource
+from proofbox.core.locks import locked
 from proofbox.core.removal import Left, remove_tree
 from proofbox.errors import RunUnknown
 from proofbox.evidence.promotion import emit_promotion
@@ -27,10 +31,14 @@ from proofbox.evidence.repair import reindex_repair
 from proofbox.lab import retention
 from proofbox.lab import run as run_module
 from proofbox.lab.pinning import pin
+from proofbox.lab.plan import Plan
 from proofbox.lab.reading import Suite
 from proofbox.lab.retention import Rules, collect, survey
 from proofbox.lab.run import Conductor
 from proofbox.lab.validation import validate
+from proofbox.sandbox.service import Sandboxes
+from proofbox.workspace import registry
+from proofbox.workspace.workspace import Workspace
 
 # One run for most of these: they go to one worker.
 pytestmark = [pytest.mark.needs("bubblewrap"), pytest.mark.xdist_group("upkeep")]
@@ -214,6 +222,167 @@ def test_a_run_that_is_being_planned_keeps_what_it_has(tmp_path: Path, monkeypat
     (attempt,) = attempts(made, out).values()
     assert attempt.result is not None
     assert attempt.result.verified == "passed"
+
+
+# A conductor that stops where it is, since whoever heard of the run has left.
+STOPS = """
+import pathlib, sys
+from proofbox.lab.run import Conductor
+def leave(event):
+    raise RuntimeError("left")
+conductor = Conductor(pathlib.Path(sys.argv[1]), sys.argv[2], on_event=leave)
+try:
+    conductor.conduct()
+except RuntimeError:
+    sys.exit(7)
+"""
+
+
+def state() -> dict[str, set[str]]:
+    """What the state directory has of workspaces."""
+    place = state_dir() / "workspaces"
+    listed = {name: set(os.listdir(place / name)) if (place / name).is_dir() else set() for name in ("paths", "stores")}
+    return {**listed, "homes": {path.name for path in place.glob("ws-*")}}
+
+
+def interrupted(made: Plan, out: Path) -> Path:
+    """A run that stopped with workspaces in its work, as a kill leaves it."""
+    ran = subprocess.run([sys.executable, "-c", STOPS, str(out), made.run_id], check=False, timeout=120)
+    assert ran.returncode == 7
+    place = out / ".work" / made.run_id / "attempts/left/workspace"
+    place.mkdir(parents=True)
+    Workspace.init(place, track=False).close()
+    return out / made.run_id
+
+
+def test_the_stores_of_attempts_that_came_to_nothing_go_with_their_run(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    before = state()
+    failing = HEAD + mission("answer", say("done"), setup=["false"])
+    runs = [conduct(plan(failing, out, tmp_path), out) for _ in range(2)]
+    conduct(plan(SUITE, out, tmp_path), out)
+    kept = state()["stores"] - before["stores"]
+    later = SystemClock().now() + timedelta(days=10)
+    collect(survey(out, Rules(older_than=0.0, include_uncommitted=True), later))
+    assert not any(run.exists() for run in runs)
+    left = state()
+    assert (left["paths"], left["homes"]) == (before["paths"], before["homes"])
+    assert len(left["stores"] - before["stores"]) < len(kept), "what the latest has, and nothing of theirs"
+    (final,) = out.glob("run-*/attempts/*/final_snapshot.json")
+    assert json.loads(final.read_bytes())["store"] in left["stores"]
+
+
+def test_a_resumed_run_leaves_nothing_of_the_workspaces_that_were_killed(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    before = state()
+    made = plan(SUITE, out, tmp_path)
+    interrupted(made, out)
+    assert state()["homes"] > before["homes"]
+    conduct(made, out)
+    assert (state()["paths"], state()["homes"]) == (before["paths"], before["homes"])
+
+
+def test_a_run_that_was_never_committed_goes_with_its_work_and_says_so(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    before = state()
+    made = plan(SUITE, out, tmp_path)
+    run = interrupted(made, out)
+    later = SystemClock().now() + timedelta(days=10)
+    rules = Rules(older_than=0.0)
+    items = [each for each in survey(out, rules, later) if each.kind in ("run", "work")]
+    assert [(each.free, each.reason) for each in items] == [(False, "not committed"), (False, "its run can be resumed")]
+    rules = Rules(older_than=0.0, include_uncommitted=True)
+    items = [each for each in survey(out, rules, later) if each.kind in ("run", "work")]
+    assert [(each.free, each.reason) for each in items] == [(True, "older than 0 s"), (True, "its run goes")]
+    _, done = collect(items)
+    assert not any(each.left for each in done)
+    assert not run.exists()
+    assert os.listdir(out / ".work") == []
+    assert state() == before
+
+
+def test_a_store_that_a_workspace_elsewhere_has_stays(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    made = plan(SUITE, out, tmp_path)
+    run = interrupted(made, out)
+    inner = out / ".work" / made.run_id / "attempts/left/workspace"
+    with Workspace.open(inner, track=False) as workspace:
+        snapshot = workspace.snapshot("for later").id
+        mine = workspace.fork(snapshot, tmp_path / "mine")
+        mine.close()
+    later = SystemClock().now() + timedelta(days=10)
+    collect(survey(out, Rules(older_than=0.0, include_uncommitted=True), later))
+    assert not run.exists()
+    workspace = Workspace.open(tmp_path / "mine", track=False)
+    assert workspace.verify().sound
+    workspace.forget()
+    registry.drop_store(mine.store_id)
+
+
+def test_a_store_in_use_is_not_taken_away(tmp_path: Path) -> None:
+    workspace = Workspace.init(tmp_path, track=False)
+    store = workspace.store_id
+    workspace.forget()
+    with locked(registry.store_path(store) / "use.lock", shared=True):
+        assert [left.reason for left in registry.drop_store(store)] == ["a process is using it"]
+    assert registry.drop_store(store) == []
+    assert not registry.store_path(store).exists()
+
+
+def test_what_is_left_of_work_that_somebody_removed_is_forgotten(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    before = state()
+    place = out / ".work/run-gone/attempts/answer.1.e1/workspace"
+    place.mkdir(parents=True)
+    Workspace.init(place, track=False).close()
+    remove_tree(out / ".work")
+    (item,) = (each for each in survey(out, Rules(), SystemClock().now()) if each.kind == "work")
+    assert (Path(item.path).name, item.bytes, item.free) == ("run-gone", 0, True)
+    collect([item])
+    assert state() == before
+
+
+def test_sessions_that_ended_are_freed_and_one_that_runs_stays(tmp_path: Path) -> None:
+    def start() -> str:
+        argv = [sys.executable, "-m", "proofbox", "session", "start", "--provider", "off", "--json"]
+        started = subprocess.run(argv, cwd=tmp_path, stdout=subprocess.PIPE, check=True, timeout=60)
+        return str(json.loads(started.stdout)["session"]["id"])
+
+    place = state_dir() / "sessions"
+    with Sandboxes(tmp_path) as boxes:
+        ended, runs = start(), start()
+        boxes.stop_session(ended)
+        beginning, begun = place / IdSource().new_id("ses"), place / IdSource().new_id("ses")
+        for path in (beginning, begun):
+            path.mkdir()
+        os.utime(begun, (0, 0))
+        try:
+            _, items = collect(
+                [each for each in survey(tmp_path, Rules(), SystemClock().now()) if each.kind == "session"]
+            )
+            found = {Path(each.path).name: (each.free, each.reason) for each in items}
+            assert found[ended] == (True, "it has ended")
+            assert found[runs] == (False, "it runs")
+            assert found[begun.name] == (True, "its start was interrupted")
+            assert found[beginning.name] == (False, "it may be starting")
+            assert not (place / ended).exists()
+            assert not begun.exists()
+            assert beginning.exists()
+            assert boxes.get_session(runs).state == "running"
+        finally:
+            boxes.stop_session(runs)
+            beginning.rmdir()
+            boxes.prune_sessions()
+
+
+def test_a_directory_that_is_not_there_is_not_taken_for_a_clean_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["gc", str(tmp_path / "nowhere"), "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["error"]["code"] == "PROOFBOX_NOT_FOUND"
+    monkeypatch.chdir(tmp_path)  # where no run was made there is still what sessions left
+    assert main(["gc", "--json"]) == 0
+    capsys.readouterr()
 
 
 def test_a_plan_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,7 +100,7 @@ def decide_environment(
     granted = frozenset(grants)
     model = frozenset(model_keys)
     for name in granted:
-        _check_name(name)
+        check_name(name)
         if name in model:
             raise _refused(name, "it is the model's key, which stays with the gateway outside the box", ())
         if name not in source:
@@ -116,11 +116,11 @@ def decide_environment(
     wanted: list[str] = []
     for each in asked:
         name, given, value = each.partition("=")
-        _check_name(name)
+        check_name(name)
         if name in model:
             raise _refused(name, "it is the model's key, which stays with the gateway outside the box", ())
         if is_blocked(name) and name not in granted:
-            hint = f"if the agent must have it, and whatever it runs: --grant {name}"
+            hint = f"if the agent must have it, and whatever it runs: runtime try --grant {name}; no suite can"
             raise _refused(name, "its name is on the block list", (hint,))
         if not given and name not in source:
             raise _refused(name, "you have no such variable", (f"write {name}=VALUE, or leave it out",))
@@ -154,7 +154,8 @@ def _holds(value: str, secrets: Redactor) -> bool:
     return secrets.contains_secret(value.encode("utf-8", "surrogateescape"))
 
 
-def _check_name(name: str) -> None:
+def check_name(name: str) -> None:
+    """Raises `EnvPolicyRefused` for what no variable is called."""
     if not _NAME.fullmatch(name):
         raise EnvPolicyRefused(
             f"{name[:60]!r} is no variable's name",

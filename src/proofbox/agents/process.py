@@ -76,6 +76,12 @@ class ProcessSettings(msgspec.Struct, frozen=True):
     """`proofbox run -- COMMAND` in the box has the supervisor run it, and record it. There is none without a box."""
 
 
+_NO_COMMAND = (
+    "set command under [runtimes.process] in config.toml",
+    "or for `runtime try` alone: --command 'PROGRAM ARGUMENT…'",
+)
+
+
 class ProcessRuntime:
     id = "process"
     title = "Any command line, run once a turn"
@@ -90,7 +96,7 @@ class ProcessRuntime:
                 available=False,
                 code=StrategyUnavailable.code,
                 reason="no command is set for process",
-                fix_hints=("--command 'PROGRAM ARGUMENT…'", "or set command under [runtimes.process] in config.toml"),
+                fix_hints=_NO_COMMAND,
             )
         found = shutil.which(said.command[0])
         if found is None and said.on_host:
@@ -116,9 +122,7 @@ class ProcessRuntime:
     ) -> ProcessSession:
         said = read_settings(ProcessSettings, options.settings, self.id)
         if not said.command:
-            raise StrategyUnavailable(
-                "no command is set for process", op="session", fix_hints=["--command 'PROGRAM …'"]
-            )
+            raise StrategyUnavailable("no command is set for process", op="session", fix_hints=_NO_COMMAND)
         session = ProcessSession(self, options, said, clock=clock, ids=ids)
         await session.open()
         return session

@@ -30,11 +30,12 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from proofbox.agents.events import TokenUsage
+from proofbox.core.nearest import nearest
 from proofbox.core.plainfile import read_plain
 from proofbox.core.toml import parse_toml
 from proofbox.errors import (
@@ -135,8 +136,31 @@ def read_script(said: str | Mapping[str, Any]) -> Script:
         raise _wrong(where, "it has steps and turns; put the steps into a turn")
     for steps in [script.step, *(turn.step for turn in script.turn)]:
         for number, step in enumerate(steps, 1):
-            _check(step, f"{where}, step {number}")
+            if wrong := wrong_with(step):
+                raise _wrong(f"{where}, step {number}", "; ".join(filter(None, (wrong.message, wrong.hint))))
     return script
+
+
+class WrongStep(NamedTuple):
+    """Why a step can't be played, and which of its fields says so."""
+
+    field: str
+    message: str
+    hint: str = ""
+
+
+def wrong_with(step: Step) -> WrongStep | None:
+    """What the types can't say of it."""
+    does = [name for name in ACTIONS if getattr(step, name) is not None]
+    if len(does) != 1:
+        return WrongStep(does[1] if does else "", f"it must do one thing, and does {', '.join(does) or 'none'}")
+    if step.args and step.tool is None:
+        return WrongStep("args", "args are for a tool")
+    if step.delay is not None and not 0 <= step.delay <= 86_400:
+        return WrongStep("delay", "a delay is from 0 to 86400 seconds")
+    if step.fault is not None and step.fault not in (*FAULTS, STALL):
+        return WrongStep("fault", f"there is no fault {step.fault[:60]!r}", nearest(step.fault, (*FAULTS, STALL)))
+    return None
 
 
 def filled(value: Any, places: Mapping[str, str]) -> Any:
@@ -146,18 +170,6 @@ def filled(value: Any, places: Mapping[str, str]) -> Any:
     if isinstance(value, dict):
         return {name: filled(member, places) for name, member in value.items()}
     return [filled(member, places) for member in value] if isinstance(value, list | tuple) else value
-
-
-def _check(step: Step, where: str) -> None:
-    does = [name for name in ACTIONS if getattr(step, name) is not None]
-    if len(does) != 1:
-        raise _wrong(where, f"it must do one thing, and does {', '.join(does) or 'none'}")
-    if step.args and step.tool is None:
-        raise _wrong(where, "args are for a tool")
-    if step.delay is not None and not 0 <= step.delay <= 86_400:
-        raise _wrong(where, "a delay is from 0 to 86400 seconds")
-    if step.fault is not None and step.fault not in (*FAULTS, STALL):
-        raise _wrong(where, f"there is no fault {step.fault[:60]!r}; known: {', '.join((*FAULTS, STALL))}")
 
 
 def _load(path: Path) -> dict[str, Any]:

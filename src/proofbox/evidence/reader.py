@@ -13,6 +13,7 @@ import io
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from shlex import quote
 from typing import Any
 
 from proofbox.core.canonical import CanonicalError, parse_strict
@@ -150,7 +151,11 @@ def refusal(found: BundleCheck) -> BundleError:
     if "schema_unknown" in codes:
         kind, hints = BundleSchemaUnknown, ["use the version of proofbox that wrote it, or a newer one"]
     elif "in_progress" in codes:
-        kind, hints = BundleInProgress, ["wait for its run to end; if that died: look with open_bundle_unverified()"]
+        kind = BundleInProgress
+        hints = [
+            f"wait for its run to end; if that died, go on with a suite's: proofbox suite resume {quote(where)}",
+            "look at what is there: open_bundle_unverified()",
+        ]
     more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
     return kind(
         f"{where}: {first['path']}{': ' if first['path'] else ''}{first['detail']}{more}",

@@ -27,7 +27,6 @@ from proofbox.core.removal import remove_tree
 from proofbox.errors import (
     AgentError,
     BundleSecretFound,
-    CapabilityUnsupported,
     ContextExceeded,
     InternalError,
     LeaseLost,
@@ -46,7 +45,7 @@ from proofbox.lab.failures import retry_after, typed
 from proofbox.lab.finaltree import finder
 from proofbox.lab.ledger import Attempt, Ended
 from proofbox.lab.missionbox import MissionBoxes
-from proofbox.lab.sharing import Started, only
+from proofbox.lab.sharing import Started, only, refuse_to_share
 from proofbox.lab.spec import Mission
 from proofbox.lab.states import Reason, State, States
 from proofbox.lab.surroundings import Surroundings, Watch
@@ -224,14 +223,10 @@ class _Supervisor:
         around, mission = self._around, self._mission
 
         async def start(runtime: AgentRuntime) -> AgentSession:
+            if around.shared is not None:
+                refuse_to_share(runtime)
             settings = around.settings(runtime)
             if runtime.id == "scripted":
-                if around.shared is not None:
-                    raise CapabilityUnsupported(
-                        "scripted plays one script a session, so that its sessions can't be shared",
-                        op="strategy",
-                        fix_hints=["--isolation process"],
-                    )
                 settings = {**settings, "script": {"step": list(mission.script.step)}}
             elif runtime.id == "oracle":
                 solution = "" if mission.solution is None else str(around.suite.at(mission.solution))

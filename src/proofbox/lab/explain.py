@@ -97,6 +97,8 @@ def _story(attempt: Attempt, result: Ended, bundle: Path, replacement: str | Non
     documents = read_documents(bundle)
     yield from _failure(documents, replacement)
     yield _reason(result, documents)
+    if documents.get(artifacts.RUNNER, {}).get("shared"):
+        yield "It shared its agent's process with other attempts, which could reach it."
     if attempt.parent is not None:
         yield f"It is a new try after {attempt.parent} failed for reasons of the machinery."
     calls = list(_calls(bundle))

@@ -145,7 +145,7 @@ class _Reader:
                 "sha256": {TESTS: tree_sha256(self._root / "tests")},
                 "reward": REWARD,
                 "timeout": table.verifier.timeout,
-                "env": {**table.environment.env, **table.verifier.env},
+                "env": {**self._image_env(dockerfile), **table.environment.env, **table.verifier.env},
                 "network": table.verifier.network or table.environment.network or open_by_default,
                 "protect": PROTECTED,
             },
@@ -273,8 +273,12 @@ class _Reader:
                     self._differs.append(f"{name} = {limits.pop(name):g} can't be enforced here")
         return limits
 
+    def _image_env(self, dockerfile: Dockerfile | None) -> dict[str, str]:
+        """Variables that every command in the task's image would have, where it does not run in that image."""
+        return dockerfile.env if self._host_root and dockerfile is not None else {}
+
     def _env(self, table: tasktable.Table, dockerfile: Dockerfile | None) -> list[str]:
-        values = {**(dockerfile.env if self._host_root and dockerfile is not None else {}), **table.environment.env}
+        values = {**self._image_env(dockerfile), **table.environment.env}
         for name in [name for name in values if is_blocked(name)]:
             del values[name]
             self._differs.append(f"{name} does not enter the agent's box: its name is on the block list")

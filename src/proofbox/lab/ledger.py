@@ -64,6 +64,13 @@ declare(
 )
 
 
+# What says nothing of the ledger: that it can't be reached or written, or that somebody holds it.
+_OF_THE_MACHINE = (
+    *(sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_PERM),
+    *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_NOMEM),
+)
+
+
 class Planned(msgspec.Struct, frozen=True):
     """An attempt to be made."""
 
@@ -129,7 +136,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
 class Ledger:
     """Open in many processes at once. One object is for one process, and may be shared by its threads."""
 
-    def __init__(self, path: Path, *, clock: Clock | None = None) -> None:
+    def __init__(self, path: Path, *, clock: Clock | None = None, read_only: bool = False) -> None:
         if not path.exists():
             raise RunUnknown(f"there is no ledger at {path}", op="ledger", fix_hints=["name a run's directory"])
         self.path = path
@@ -137,10 +144,12 @@ class Ledger:
         self._mutex = threading.RLock()
         with contextlib.ExitStack() as undo:
             try:
-                self._db = _connect(path)
+                self._db = _connect_to_read(path) if read_only else _connect(path)
                 undo.callback(self._db.close)
                 self._refuse_other_schema()
             except sqlite3.DatabaseError as error:
+                if error.sqlite_errorcode & 0xFF in _OF_THE_MACHINE:
+                    raise IoFailed(f"{path} can't be opened: {error}", op="ledger") from None
                 raise CorruptError(f"{path} is no ledger: {error}", op="ledger") from None
             undo.pop_all()
 
@@ -399,4 +408,20 @@ def _connect(path: Path) -> sqlite3.Connection:
     except BaseException:
         db.close()
         raise
+    return db
+
+
+def _connect_to_read(path: Path) -> sqlite3.Connection:
+    """For one who changes nothing: evidence may be kept where nobody can.
+
+    Readers of a WAL share memory by a file beside it. Where none can be made, the ledger is taken for one that nobody
+    changes, unless a log beside it has more than it has.
+    """
+    if os.access(path.parent, os.W_OK) and os.access(path, os.W_OK):
+        return _connect(path)  # and not by `mode=ro`, which leaves the log and the memory behind
+    log = Path(f"{path}-wal")
+    still = not (log.exists() and log.stat().st_size)
+    place = f"{path.absolute().as_uri()}?mode=ro" + ("&immutable=1" if still else "")
+    db = sqlite3.connect(place, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    db.row_factory = sqlite3.Row
     return db

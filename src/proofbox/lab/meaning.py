@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path as FilePath
 from typing import Any
 
-from proofbox.agents.registry import installed
 from proofbox.core.canonical import MAX_DEPTH, MAX_INTEGER
-from proofbox.core.nearest import nearest
-from proofbox.errors import ProofboxError
+from proofbox.errors import CapabilitiesRefused, ProofboxError
 from proofbox.lab.positions import Path
-from proofbox.lab.problems import Problems, shown
-from proofbox.lab.spec import Command, Document, Mission
+from proofbox.lab.problems import Problems
+from proofbox.lab.spec import Command, Mission, SuiteFields
 from proofbox.lab.textfiles import Unreadable, kind_of, read_text
-from proofbox.sandbox.providers import ALIASES, PROVIDERS
+from proofbox.workspace.capabilities.capabilities import Capabilities
+from proofbox.workspace.capabilities.compiling import refuse_execute
 from proofbox.workspace.capabilities.grants import PRESETS
-from proofbox.workspace.capabilities.grants import load as load_grants
 
 LARGEST_PROMPT = 1 << 20
 DEEPEST = MAX_DEPTH // 2  # the records that repeat a part of a suite have it deeper, and a limit of their own
@@ -42,44 +41,49 @@ def check_values(values: dict[str, Any], problems: Problems) -> None:
             inner = value.items() if isinstance(value, dict) else enumerate(value)
             waiting += [((*path, name), each) for name, each in inner]
             if any(isinstance(name, str) and "\0" in name for name in value) and not _is_free(path):
-                problems.say(path, f"{shown(path) or 'the suite'} has a name with a NUL")
+                problems.say(path, f"{problems.shown(path) or 'the suite'} has a name with a NUL")
         elif isinstance(value, float) and not math.isfinite(value):
-            problems.say(path, f"{shown(path)}: {value} is no number that can be used", "write a finite one")
+            problems.say(path, f"{problems.shown(path)}: {value} is no number that can be used", "write a finite one")
         elif isinstance(value, int) and abs(value) > MAX_INTEGER:
-            problems.say(path, f"{shown(path)}: the integer is outside ±(2**53-1)", "write it as a text")
+            problems.say(path, f"{problems.shown(path)}: the integer is outside ±(2**53-1)", "write it as a text")
         elif isinstance(value, datetime.date | datetime.time):
-            problems.say(path, f"{shown(path)}: a date or a time is none of the values here", "write it as a text")
+            problems.say(
+                path, f"{problems.shown(path)}: a date or a time is none of the values here", "write it as a text"
+            )
         elif isinstance(value, str) and "\0" in value and not _is_free(path):
-            problems.say(path, f"{shown(path)} holds a NUL")
+            problems.say(path, f"{problems.shown(path)} holds a NUL")
 
 
 def _is_free(path: Path) -> bool:
     return any(part in _FREE for part in path)
 
 
-def check_meaning(document: Document, base: FilePath | None, problems: Problems) -> None:
-    """`base` is where paths start; None: what they name was found before."""
-    _check_bounds(document, problems)
+def check_meaning(
+    suite: SuiteFields | None, missions: Mapping[int, Mission], base: FilePath | None, problems: Problems
+) -> None:
+    """`missions` are by their place in the file. `base` is where paths start; None: what they name was found before."""
     seen: set[str] = set()
-    for number, mission in enumerate(document.mission):
+    for number, mission in missions.items():
         at: Path = ("mission", number)
         if problems.enough:
             return
         if mission.id in seen:
             problems.say((*at, "id"), f"there are two missions {mission.id!r}", "give each its own id")
         seen.add(mission.id)
-        if (mission.prompt is None) == (mission.prompt_file is None):
+        if mission.prompt is None and mission.prompt_file is None:
+            problems.say(at, f"mission {mission.id!r} needs prompt or prompt_file", "say what the agent is to do")
+        elif mission.prompt is not None and mission.prompt_file is not None:
             problems.say(
-                at, f"mission {mission.id!r} needs one of prompt and prompt_file", "say what the agent is to do"
+                (*at, "prompt_file"), f"mission {mission.id!r} has prompt and prompt_file", "leave one of them out"
             )
         if base is not None:
             _check_files(mission, base, problems, at)
         if mission.capabilities is not None:
-            _check_capabilities(document, mission, base, problems, (*at, "capabilities"))
-        for number, condition in enumerate(mission.expect.file):
+            _check_capabilities(suite, mission, base, problems, (*at, "capabilities"))
+        for index, condition in enumerate(mission.expect.file):
             if _leaves(condition.path) or not condition.names:
                 problems.say(
-                    (*at, "expect", "file", number, "path"),
+                    (*at, "expect", "file", index, "path"),
                     f"{condition.path[:200]!r} is no path in the workspace",
                     "write it from its root, without ..",
                 )
@@ -94,21 +98,13 @@ def check_meaning(document: Document, base: FilePath | None, problems: Problems)
                     problems.say((*at, *(("verify",) * (field == "mounts")), field, place), "the place is too long")
         for path, command in _commands(mission, at):
             if not (command if isinstance(command, str) else "".join(command[:1])).strip():
-                problems.say(path, f"{shown(path)} is an empty command", "say what to run, or leave it out")
+                problems.say(path, f"{problems.shown(path)} is an empty command", "say what to run, or leave it out")
         for path, pattern in _patterns(mission, at):
             _check_pattern(path, pattern, problems)
 
 
 def _leaves(place: str) -> bool:
     return place.startswith("/") or ".." in place.split("/") or "\0" in place
-
-
-def _check_bounds(document: Document, problems: Problems) -> None:
-    known = (*PROVIDERS, *installed().ids) if document.suite.most else ()
-    for name in document.suite.most:
-        if ALIASES.get(name, name) not in known:
-            what = f"{name[:200]!r} is neither a provider nor a strategy"
-            problems.say(("suite", "most", name), what, nearest(name, known))
 
 
 def _check_files(mission: Mission, base: FilePath, problems: Problems, at: Path) -> None:
@@ -138,12 +134,12 @@ def _check_files(mission: Mission, base: FilePath, problems: Problems, at: Path)
 
 
 def _check_capabilities(
-    document: Document, mission: Mission, base: FilePath | None, problems: Problems, at: Path
+    suite: SuiteFields | None, mission: Mission, base: FilePath | None, problems: Problems, at: Path
 ) -> None:
     """They say what the network is, so nothing else may; and they bind one workspace, so a box must have one."""
     if mission.network is not None:
         problems.say(at, "capabilities say what can be reached, and so does network", "leave one of them out")
-    if document.suite.isolation == "shared":
+    if suite is not None and suite.isolation == "shared":
         problems.say(at, "a process that attempts share can't be held to one's capabilities", 'isolation = "process"')
     if base is None or mission.capabilities is None:
         return
@@ -151,11 +147,21 @@ def _check_capabilities(
     try:
         if named not in PRESETS:
             kind_of(base / named)  # a pipe would be waited for
-        load_grants(named if named in PRESETS else base / named)
+        refuse_execute(Capabilities.load(named if named in PRESETS else base / named))
     except Unreadable as why:
-        problems.say(at, f"{named[:200]!r} is neither a preset nor a file: it {why}", f"presets: {', '.join(PRESETS)}")
+        problems.say(at, f"{named[:200]!r} is neither a preset nor a file: it {why}", _usable_presets())
     except ProofboxError as error:
-        problems.say(at, f"{named[:200]!r}: {error.message}", f"presets: {', '.join(PRESETS)}")
+        problems.say(at, f"{named[:200]!r}: {error.message}", _usable_presets())
+
+
+def _usable_presets() -> str:
+    """Those that a box can keep."""
+    found = []
+    for name in PRESETS:
+        with contextlib.suppress(CapabilitiesRefused):
+            refuse_execute(Capabilities.load(name))
+            found.append(name)
+    return f"presets: {', '.join(found)}"
 
 
 def _commands(mission: Mission, at: Path) -> Iterator[tuple[Path, str | tuple[str, ...]]]:
@@ -185,4 +191,4 @@ def _check_pattern(path: Path, pattern: str, problems: Problems) -> None:
     except (re.error, ValueError, OverflowError, RecursionError) as error:
         why = str(error)
     if why:
-        problems.say(path, f"{shown(path)} is no regular expression that can be used: {why}")
+        problems.say(path, f"{problems.shown(path)} is no regular expression that can be used: {why}")

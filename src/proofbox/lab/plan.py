@@ -15,6 +15,7 @@ from proofbox.agents.settings import RuntimeSettings
 from proofbox.agents.strategies import Chain, parse_chain
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.core.ids import IdSource
+from proofbox.core.locks import locked
 from proofbox.core.redaction import Redactor
 from proofbox.errors import SuiteInvalid
 from proofbox.lab.ledger import Ledger, Planned
@@ -27,6 +28,7 @@ from proofbox.lab.template import Templates
 PLAN = "plan"
 WORK = ".work"
 TEMPLATES = "templates"
+STORES = "stores"
 LEDGER_SUFFIX = ".ledger"
 
 SHORTEST_SECRET = 8
@@ -92,8 +94,32 @@ def conductor_lock(out: Path, run_id: str) -> Path:
     return out / f".{run_id}.conductor"
 
 
+def is_conducted(out: Path, run_id: str) -> bool:
+    """Whether a process is at work on it."""
+    lock = conductor_lock(out, run_id)
+    try:
+        if lock.exists():
+            with locked(lock, shared=True, wait=False):
+                return False
+    except BlockingIOError:
+        return True
+    except OSError:  # where nobody can write, nobody conducts
+        return False
+    return False
+
+
 def read_plan(ledger: Ledger) -> Plan:
     return msgspec.json.decode(ledger.about(PLAN), type=Plan)
+
+
+def stores_of(ledger: Ledger) -> set[str]:
+    """The stores that were made for the run, as far as nothing else leads to them any more."""
+    return set(ledger.about(STORES).split())
+
+
+def note_stores(ledger: Ledger, stores: set[str]) -> None:
+    """So that they go with the run, whatever its attempts came to."""
+    ledger.set_about(STORES, " ".join(sorted(stores_of(ledger) | stores)))
 
 
 def surroundings(

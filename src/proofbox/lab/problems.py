@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -39,10 +40,12 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Problems:
-    """Those of one file, as they are found. `positions` say where each key stands; none for what is no TOML."""
+    """Those of one file, as they are found. `positions` say where each key stands; none for what is no TOML. `values`
+    are what it says, whatever that is: missions are called by their names."""
 
-    def __init__(self, positions: Mapping[Path, Position] | None) -> None:
+    def __init__(self, positions: Mapping[Path, Position] | None, values: Mapping[str, Any] | None = None) -> None:
         self._positions = positions
+        self._missions = (values or {}).get("mission")
         self.found: list[Problem] = []
 
     @property
@@ -54,6 +57,20 @@ class Problems:
         problem = Problem(message, *self._place(path), hint)
         if not self.enough and problem not in self.found:
             self.found.append(problem)
+
+    def shown(self, path: Path) -> str:
+        """What stands at `path`, in words: `verify.commands[0] of mission 'answer'`."""
+        rest, name = path[2:], self._mission(path)
+        if name is None:
+            return shown(path)
+        return f"{shown(rest)} of mission {name!r}" if rest else f"mission {name!r}"
+
+    def _mission(self, path: Path) -> str | None:
+        match path[:2], self._missions:
+            case ("mission", int(number)), list(missions) if isinstance(missions[number], dict):
+                name = missions[number].get("id")
+                return name[:80] if isinstance(name, str) else None
+        return None
 
     def _place(self, path: Path) -> Position:
         if self._positions is None:

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import tomllib
-from functools import cache
 from pathlib import Path as FilePath
-from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Any, TypeVar
 
 import msgspec
-from msgspec.structs import FieldInfo
 
 from proofbox.core.canonical import CanonicalError, parse_strict
 from proofbox.core.digest import digest_of
-from proofbox.core.nearest import nearest
 from proofbox.errors import NotFoundError
 from proofbox.lab.meaning import check_meaning, check_values
-from proofbox.lab.positions import Path, read_toml
-from proofbox.lab.problems import Problem, Problems, invalid, json_problem, shown, toml_problem
-from proofbox.lab.spec import Document, Mission, SuiteFields
+from proofbox.lab.positions import read_toml
+from proofbox.lab.problems import Problem, Problems, invalid, json_problem, toml_problem
+from proofbox.lab.runnable import check_archive, check_mission, check_suite
+from proofbox.lab.shape import Shape
+from proofbox.lab.spec import Document, Mission, MissionFields, SuiteFields
 from proofbox.lab.textfiles import Absent, Unreadable, read_text
 
 SIZE_LIMIT = 4 << 20
+BYTE_ORDER_MARK = "\ufeff"
+T = TypeVar("T")
 
 
 class Suite(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,36 +65,43 @@ def pinned_name(path: str) -> str:
     return digest_of(path)[:32]
 
 
-def read_suite(path: FilePath) -> Suite:
-    """The suite, or `SuiteInvalid` with every problem found in it."""
+def read_suite(path: FilePath, *, unpacking: bool = False) -> Suite:
+    """The suite, or `SuiteInvalid` with every problem found in it; with `unpacking` those of its archives, too."""
     try:
         text = read_text(path, SIZE_LIMIT)
     except Absent as why:
         raise NotFoundError(f"{path} {why}", op="suite", fix_hints=["check the path"]) from None
     except Unreadable as why:
         raise invalid(str(path), [Problem(f"it {why}", why.line, min(why.line, 1))]) from None
-    return parse_suite(text, base=path.parent, name=str(path), json=path.suffix == ".json")
+    return parse_suite(text, base=path.parent, name=str(path), json=path.suffix == ".json", unpacking=unpacking)
 
 
 def parse_suite(
-    text: str, *, base: FilePath, name: str = "suite", json: bool = False, pinned: FilePath | None = None
+    text: str,
+    *,
+    base: FilePath,
+    name: str = "suite",
+    json: bool = False,
+    pinned: FilePath | None = None,
+    unpacking: bool = False,
 ) -> Suite:
     """From its text. With `pinned` the files it names were found, and copied there, before."""
+    if text.startswith(BYTE_ORDER_MARK):
+        raise invalid(name, [Problem("it begins with a byte order mark", 1, 1, "save it as UTF-8 without one")])
     try:
         values, positions = (parse_strict(text.encode()), None) if json else read_toml(text)
     except tomllib.TOMLDecodeError as error:
         raise invalid(name, [toml_problem(error, text)]) from None
     except CanonicalError as error:
         raise invalid(name, [json_problem(error, text)]) from None
-    problems = Problems(positions)
+    problems = Problems(positions, values)
     check_values(values, problems)
     if not problems.found:
-        _Checker(problems).visit(Document, values, ())
-    if not problems.found:
-        document = msgspec.convert(_with_defaults(values), Document)
-        check_meaning(document, base if pinned is None else None, problems)
+        Shape(problems).visit(Document, values, ())
+        _check_parts(values, base if pinned is None else None, problems, unpacking=unpacking)
     if problems.found:
         raise invalid(name, problems.found)
+    document = msgspec.convert(_with_defaults(values), Document)
     return Suite(
         fields=document.suite,
         missions=document.mission,
@@ -110,44 +117,33 @@ def _with_defaults(values: dict[str, Any]) -> dict[str, Any]:
     return {**values, "mission": [{**defaults, **mission} for mission in values["mission"]]}
 
 
-@cache
-def _fields(struct: type[msgspec.Struct]) -> dict[str, FieldInfo]:
-    return {field.name: field for field in msgspec.structs.fields(struct)}
+def _check_parts(values: dict[str, Any], base: FilePath | None, problems: Problems, *, unpacking: bool) -> None:
+    """What the parts mean that have their shape: one that has not keeps nobody from hearing of the others."""
+    suite = _converted(values.get("suite"), SuiteFields)
+    defaults = values.get("defaults", {})
+    if _converted(defaults, MissionFields) is None:
+        defaults = {}
+    missions = values.get("mission")
+    found: dict[int, Mission] = {}
+    for number, each in enumerate(missions if isinstance(missions, list) else ()):
+        mission = _converted({**defaults, **each}, Mission) if isinstance(each, dict) else None
+        if mission is not None:
+            found[number] = mission
+    check_meaning(suite, found, base, problems)
+    if base is None:
+        return  # it was asked when the run was planned, and is not a new reason why its results can't be read
+    if suite is not None:
+        check_suite(suite, problems)
+    for number, mission in found.items():
+        if problems.enough:
+            return
+        check_mission(mission, problems, ("mission", number))
+        if unpacking:
+            check_archive(mission, base, problems, ("mission", number))
 
 
-class _Checker:
-    """Holds parsed values against the types of `spec.py`, and finds all that does not fit, not the first alone."""
-
-    def __init__(self, problems: Problems) -> None:
-        self._problems = problems
-
-    def visit(self, kind: Any, value: Any, path: Path) -> None:
-        bare = get_args(kind)[0] if get_origin(kind) is Annotated else kind
-        options = get_args(bare) if get_origin(bare) in (Union, UnionType) else (bare,)
-        struct = next((each for each in options if isinstance(each, type) and issubclass(each, msgspec.Struct)), None)
-        many = next((each for each in options if get_origin(each) is tuple and get_args(each)[1:] == (...,)), None)
-        if struct is not None and isinstance(value, dict):
-            self._struct(struct, value, path)
-        elif many is not None and isinstance(value, list) and value:
-            for number, each in enumerate(value):
-                if self._problems.enough:
-                    return
-                self.visit(get_args(many)[0], each, (*path, number))
-        else:
-            try:
-                msgspec.convert(value, kind)
-            except msgspec.ValidationError as error:
-                self._problems.say(path, f"{shown(path) or 'the suite'}: {error}")
-
-    def _struct(self, struct: type[msgspec.Struct], value: dict[str, Any], path: Path) -> None:
-        fields = _fields(struct)
-        for name in value:
-            if name not in fields and not self._problems.enough:
-                self._problems.say(
-                    (*path, name), f"{shown(path) or 'a suite'} has no field {name[:80]!r}", nearest(name, fields)
-                )
-        for name, field in fields.items():
-            if name in value:
-                self.visit(field.type, value[name], (*path, name))
-            elif field.required:
-                self._problems.say(path, f"{shown(path) or 'the suite'} needs {name!r}")
+def _converted(value: Any, kind: type[T]) -> T | None:
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        return None

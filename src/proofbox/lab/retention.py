@@ -1,7 +1,8 @@
 """What old runs leave on a disk, and taking it away: runs by age and size, and what interrupted processes left.
 
 A run that is pinned, promoted, not committed or the latest stays, unless it is asked for by name. Nothing that a living
-process may be using is touched.
+process may be using is touched. A run's files are in stores of their own, outside its directory: they go with it, by
+what its evidence, its ledger and the workspaces in its work name, unless a workspace elsewhere has one of them too.
 """
 
 from __future__ import annotations
@@ -17,21 +18,29 @@ import msgspec
 
 from proofbox.core.canonical import CanonicalError, parse_strict
 from proofbox.core.clock import parse_isoformat
-from proofbox.core.dirs import cache_dir
+from proofbox.core.dirs import cache_dir, state_dir
 from proofbox.core.ids import is_id
 from proofbox.core.locks import locked
 from proofbox.core.removal import remove_tree
 from proofbox.core.text import path_fields
+from proofbox.errors import CorruptError, ProofboxError, RunUnknown
 from proofbox.evidence.listing import ListedRun, describe
 from proofbox.evidence.paths import INDEX, MAX_STATUS_BYTES, list_runs, read_bounded
 from proofbox.lab import artifacts
-from proofbox.lab.plan import WORK, conductor_lock, ledger_path
+from proofbox.lab.ledger import Ledger
+from proofbox.lab.plan import WORK, conductor_lock, ledger_path, note_stores, stores_of
 from proofbox.lab.pressure import size_of
+from proofbox.lab.template import forget_workspaces
+from proofbox.sandbox import cgroups
+from proofbox.sandbox.scratch import abandoned_scratch
+from proofbox.sandbox.sessions import SessionStore
 from proofbox.workspace import registry
 from proofbox.workspace.model import exact
 
 PIN_SUFFIX = ".pin"
-Kind = Literal["run", "work", "schema_cache"]
+STARTING = 3600.0
+"""Seconds, for a session between its directory and its record. Seldom one: whatever is younger is left alone."""
+Kind = Literal["run", "work", "session", "schema_cache"]
 _RESUMABLE = "its run can be resumed"
 
 
@@ -39,7 +48,8 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
     """One thing on the disk, and why it goes or stays."""
 
     kind: Kind
-    """`run`: evidence. `work`: what a run worked with. `schema_cache`: what was learned of an agent's protocol."""
+    """`run`: evidence. `work`: what a run worked with. `session`: what is left of a sandbox's session.
+    `schema_cache`: what was learned of an agent's protocol."""
     path: str
     path_b64: str | None = None
     """The exact bytes, where the path is not UTF-8."""
@@ -73,7 +83,11 @@ class _Run(NamedTuple):
 
 def survey(out: Path, rules: Rules, now: datetime) -> list[Item]:
     """What is there, oldest first, and what would be freed."""
-    return [*_runs(out, rules, now), *_work(out), *_caches()] if out.is_dir() else list(_caches())
+    found: list[Item] = []
+    if out.is_dir():
+        found = list(_runs(out, rules, now))
+        found += _work(out, {item.place.name for item in found if item.free})
+    return [*found, *_sessions(now), *_caches()]
 
 
 def collect(items: Sequence[Item]) -> tuple[int, tuple[Item, ...]]:
@@ -95,6 +109,8 @@ def _still_there(item: Item) -> int:
 
 def _collect(item: Item) -> Item:
     path = item.place
+    if item.kind == "session":
+        return _collect_session(item)
     if item.kind == "schema_cache":
         return msgspec.structs.replace(item, left=_remove(path))
     out = path.parent if item.kind == "run" else path.parent.parent
@@ -104,25 +120,69 @@ def _collect(item: Item) -> Item:
         with locked(lock, wait=False):
             if item.kind == "work" and _is_resumable(out, path.name):
                 return msgspec.structs.replace(item, free=False, reason=_RESUMABLE)
-            left = _remove_run(path) if item.kind == "run" else _remove(path)
+            left = _remove_run(path) if item.kind == "run" else _remove_work(path)
             if not left and not ledger_path(out, path.name).exists():
                 lock.unlink()
     except BlockingIOError:
         return msgspec.structs.replace(item, free=False, reason="a process is at work on it")
     except OSError as error:
         left = f"{path_fields(path.name)['path']}: {error.strerror}"
+    except ProofboxError as error:  # a damaged ledger or workspace: what can't be known is not taken away
+        left = f"{path_fields(path.name)['path']}: {error.message}"
     return msgspec.structs.replace(item, left=left)
 
 
+def _collect_session(item: Item) -> Item:
+    path = item.place
+    left = ""
+    if path.parent != _session_place():
+        left = next((_remove(each) for each in abandoned_scratch() if each == path), "")
+    elif SessionStore(path.parent).running(path.name):
+        return msgspec.structs.replace(item, free=False, reason="it runs")
+    else:
+        left = _remove(path)
+        cgroups.sweep(cgroups.tree(), path.name)
+    return msgspec.structs.replace(item, left=left)
+
+
+def _remove_work(path: Path) -> str:
+    """The stores of a run that is still there stay; those of one that is gone have nobody."""
+    out = path.parent.parent
+    stores = _forget_workspaces(out, path.name)
+    gone = not ledger_path(out, path.name).exists() and not (out / path.name).exists()
+    left = _drop(stores) if gone else ""
+    return _remove(path) or left
+
+
+def _forget_workspaces(out: Path, name: str) -> set[str]:
+    """Those in the work of a run; their stores, which its ledger knows from here on, if it has one."""
+    found: set[str] = set()
+
+    def note(stores: set[str]) -> None:
+        found.update(stores)
+        if ledger_path(out, name).exists():
+            with Ledger(ledger_path(out, name)) as ledger:
+                note_stores(ledger, stores)
+
+    forget_workspaces(out / WORK / name, note)
+    return found
+
+
+def _drop(stores: set[str]) -> str:
+    left = [left for store in sorted(stores) for left in registry.drop_store(store)]
+    return f"its files' store: {left[0].reason}" if left else ""
+
+
 def _remove_run(path: Path) -> str:
-    stores = [left for store in _stores_of(path) for left in registry.drop_store(store)]
+    stores = _forget_workspaces(path.parent, path.name) | _stores_of(path)
+    in_store = _drop(stores)
     # The evidence first: a ledger without its run says so, a run without its ledger would look whole.
     left = _remove(path)
     if left:
         return left
     for suffix in ("", "-wal", "-shm"):
         left = left or _remove(Path(f"{ledger_path(path.parent, path.name)}{suffix}"))
-    return left or (f"its files' store: {stores[0].reason}" if stores else "")
+    return left or in_store
 
 
 def _remove(path: Path) -> str:
@@ -171,6 +231,8 @@ def _stores_of(run: Path) -> set[str]:
     for path in run.glob(f"attempts/*/{artifacts.FINAL_SNAPSHOT}"):
         with contextlib.suppress(OSError, CanonicalError, KeyError, TypeError):
             found.add(str(parse_strict(read_bounded(path, MAX_STATUS_BYTES))["store"]))
+    with contextlib.suppress(CorruptError, RunUnknown), Ledger(ledger_path(run.parent, run.name)) as ledger:
+        found |= stores_of(ledger)
     return {store for store in found if is_id(store, "store")}
 
 
@@ -178,17 +240,42 @@ def _age(run: ListedRun, now: datetime) -> float:
     return (now - parse_isoformat(run.started_at)).total_seconds() if run.started_at else 0.0
 
 
-def _work(out: Path) -> Iterator[Item]:
-    """Workspaces, scratch and agents' homes of runs that are committed or gone: their conductor was killed."""
+def _work(out: Path, going: set[str]) -> Iterator[Item]:
+    """Workspaces, scratch and agents' homes of runs that are committed or gone: their conductor was killed. Someone may
+    have removed them, and not what the state directory has of their workspaces."""
     work = out / WORK
-    for place in sorted(work.iterdir()) if work.is_dir() else ():
-        free = not _is_resumable(out, place.name)
-        reason = "its run is committed or gone" if free else _RESUMABLE
-        yield _item("work", place, size_of(place, 1 << 62), free, reason)
+    real = os.path.realpath(work)
+    names = {os.path.relpath(each.path, real).split("/")[0] for each in registry.registered_below(work)}
+    for name in sorted(names.union(os.listdir(work) if work.is_dir() else ())):
+        free = name in going or not _is_resumable(out, name)
+        reason = "its run goes" if name in going else "its run is committed or gone" if free else _RESUMABLE
+        place = work / name
+        yield _item("work", place, size_of(place, 1 << 62) if place.exists() else 0, free, reason)
 
 
 def _is_resumable(out: Path, name: str) -> bool:
     return ledger_path(out, name).exists() and not (out / name / INDEX).exists()
+
+
+def _session_place() -> Path:
+    return state_dir() / "sessions"
+
+
+def _sessions(now: datetime) -> Iterator[Item]:
+    """What `session prune` would forget, but for what may be about to begin."""
+    place = _session_place()
+    store = SessionStore(place)
+    for record in store.records():
+        runs = store.running(record.id)
+        path = place / record.id
+        yield _item("session", path, size_of(path, 1 << 62), not runs, "it runs" if runs else "it has ended")
+    for path in (place / id for id in store.leftovers()):
+        with contextlib.suppress(FileNotFoundError):
+            old = now.timestamp() - path.stat().st_mtime > STARTING
+            reason = "its start was interrupted" if old else "it may be starting"
+            yield _item("session", path, size_of(path, 1 << 62), old, reason)
+    for path in abandoned_scratch():
+        yield _item("session", path, size_of(path, 1 << 62), True, "a killed process left it")
 
 
 def _caches() -> Iterator[Item]:

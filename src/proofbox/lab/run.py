@@ -43,6 +43,7 @@ from proofbox.lab.plan import (
     conductor_lock,
     credential_of,
     ledger_path,
+    note_stores,
     read_plan,
     redactor_of,
     refuse_secrets,
@@ -52,7 +53,7 @@ from proofbox.lab.sharing import refuse_unshareable
 from proofbox.lab.spec import SCHEMA as SUITE_SCHEMA
 from proofbox.lab.spec import Mission
 from proofbox.lab.summary import SUMMARY, summarize
-from proofbox.lab.template import GIVEN, Source, fill, forget_templates
+from proofbox.lab.template import GIVEN, Source, fill, forget_workspaces
 
 CONDUCTOR = "conductor"
 MOST_LOST = 3
@@ -102,6 +103,8 @@ def _create_run(plan: Plan, suite: Suite, out: Path, clock: Clock | None) -> Pat
 
 def find_run(place: Path) -> tuple[Path, str]:
     """The output directory and the id of the run that `place` names: its directory, its ledger, or an `out`."""
+    if place.name in ("", ".."):  # here, or above
+        place = place.resolve()
     if place.suffix == ".ledger":
         return place.parent, place.stem
     if ledger_path(place.parent, place.name).exists():
@@ -166,7 +169,7 @@ class Conductor:
         if self._ledger.about("committed") != "yes":
             self._ledger.set_about("committed", "yes")
         work = self._out / WORK / self._run_id
-        forget_templates(work / TEMPLATES)
+        forget_workspaces(work, lambda stores: note_stores(self._ledger, stores))
         remove_tree(work)
 
     def close(self) -> None:

@@ -15,13 +15,23 @@ from typing import Any
 import anyio
 import msgspec
 
-from proofbox.agents.contract import AgentSession
+from proofbox.agents.contract import AgentRuntime, AgentSession
 from proofbox.agents.events import Event, Listener
 from proofbox.agents.strategies import Chain, Considered
-from proofbox.errors import SuiteInvalid
+from proofbox.errors import CapabilityUnsupported, SuiteInvalid
 from proofbox.lab.spec import Mission
 
 Started = tuple[AgentSession, tuple[Considered, ...]]
+
+
+def refuse_to_share(runtime: AgentRuntime) -> None:
+    """Raises `CapabilityUnsupported` for a runtime whose session is made for one attempt."""
+    if runtime.id == "scripted":
+        raise CapabilityUnsupported(
+            "scripted plays one script a session, so that its sessions can't be shared",
+            op="strategy",
+            fix_hints=["--isolation process"],
+        )
 
 
 class SharedSession:

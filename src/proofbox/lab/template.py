@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -17,6 +17,7 @@ from proofbox.core.overlaying import Overlaid
 from proofbox.core.removal import remove_tree
 from proofbox.errors import SuiteInvalid, WorkspaceError
 from proofbox.sandbox.imagefiles import copy_from_image
+from proofbox.workspace import registry
 from proofbox.workspace.workspace import Workspace
 
 GIVEN = "given"
@@ -97,11 +98,14 @@ def make_template(source: Path, dest: Path) -> str:
         return workspace.snapshot("as given").id
 
 
-def forget_templates(place: Path) -> None:
-    """They are no workspaces any more; their stores hold what attempts left, and stay."""
-    for template in place.glob("*/*") if place.is_dir() else ():
-        with contextlib.suppress(WorkspaceError):
-            Workspace.open(template, track=False).forget()
+def forget_workspaces(work: Path, note: Callable[[set[str]], None]) -> None:
+    """Templates, and what killed attempts had, are no workspaces any more. Their stores hold what attempts left, and
+    stay: `note` is told of them before nothing else leads there."""
+    below = registry.registered_below(work)
+    if below:
+        note({each.store for each in below})
+    for each in below:
+        registry.forget(each)
 
 
 def fill(source: Source, dest: Path) -> None:

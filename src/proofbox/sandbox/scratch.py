@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from proofbox.core.dirs import state_dir
@@ -37,13 +38,18 @@ class Scratch:
             self._lock = -1
 
 
-def sweep_scratch() -> None:
-    """Remove what processes that were killed have left."""
+def abandoned_scratch() -> Iterator[Path]:
+    """What processes that were killed have left; each is ours alone until the next is asked for."""
     for path in state_dir().glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                remove_tree(path)
+                yield path
             finally:
                 os.close(fd)
+
+
+def sweep_scratch() -> None:
+    for path in abandoned_scratch():
+        remove_tree(path)

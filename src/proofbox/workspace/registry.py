@@ -16,6 +16,8 @@ A document carries the digest of its body, so that a damaged one is noticed.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import os
 from pathlib import Path
@@ -28,6 +30,7 @@ from proofbox.core.canonical import CanonicalError, canonical_bytes, parse_stric
 from proofbox.core.digest import digest_of
 from proofbox.core.dirs import state_dir
 from proofbox.core.documents import stored
+from proofbox.core.locks import locked
 from proofbox.core.removal import Left, remove_tree
 from proofbox.errors import WorkspaceCorrupt, WorkspaceExists, WorkspacePathRefused, WorkspaceUnknown
 
@@ -129,14 +132,36 @@ def forget(registration: Registration) -> None:
     remove_tree(home_of(registration.id))
 
 
+def registered_below(directory: str | os.PathLike[str]) -> list[Registration]:
+    """The workspaces whose directories are there, or were. One whose document is damaged could be anywhere: not it."""
+    above = os.path.join(os.path.realpath(directory), "")
+    found = []
+    for home in base().glob("ws-*"):
+        with contextlib.suppress(WorkspaceCorrupt):
+            registration = read(home / "workspace.json", Registration)
+            if registration is not None and registration.path.startswith(above):
+                found.append(registration)
+    return found
+
+
 def drop_store(store_id: str) -> list[Left]:
-    """Remove a store, unless a workspace still has it. What of it could not be removed."""
+    """Remove a store, unless a workspace still has it. What of it could not be removed.
+
+    Raises `WorkspaceCorrupt` where a damaged document keeps it from knowing.
+    """
+    place = store_path(store_id)
     used = any(
         found is not None and found.store == store_id
         for home in base().glob("ws-*")
         for found in [read(home / "workspace.json", Registration)]
     )
-    return [] if used else remove_tree(store_path(store_id))
+    if used or not place.is_dir():
+        return []
+    try:
+        with locked(place / "use.lock", wait=False):
+            return remove_tree(place)
+    except BlockingIOError:
+        return [Left("", "a process is using it", errno.EBUSY)]
 
 
 def registered(real: str) -> Registration:

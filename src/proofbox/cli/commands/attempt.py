@@ -109,7 +109,7 @@ def interrupt(id: Id, *, run: Run = Path("out"), json: flags.Json = False) -> in
     For example:
       proofbox attempt interrupt answer.1 --run out
     """
-    with _ledger(run) as (ledger, place):
+    with _ledger(run, read_only=False) as (ledger, place):
         attempt = ledger.interrupt(id)
     facts = AttemptFacts.of(attempt, place)
     words = "it has ended already" if attempt.state == "ended" else "it will be stopped within seconds"
@@ -118,13 +118,13 @@ def interrupt(id: Id, *, run: Run = Path("out"), json: flags.Json = False) -> in
 
 
 @contextmanager
-def _ledger(run: Path) -> Iterator[tuple[Ledger, Path]]:
+def _ledger(run: Path, *, read_only: bool = True) -> Iterator[tuple[Ledger, Path]]:
     """The ledger of the run that is meant, and the run's directory."""
     from proofbox.lab.plan import ledger_path
     from proofbox.lab.run import find_run
 
     out, run_id = find_run(run)
-    with Ledger(ledger_path(out, run_id)) as ledger:
+    with Ledger(ledger_path(out, run_id), read_only=read_only) as ledger:
         yield ledger, out / run_id
 
 

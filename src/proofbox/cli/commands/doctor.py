@@ -68,7 +68,7 @@ class DoctorDocument(Document, frozen=True, kw_only=True):
     closed: tuple[ClosedGate, ...]
     """The models' credentials that a limit keeps every run from using now."""
     could_free: int
-    """Bytes that `proofbox gc` would free here: what killed runs left, and caches of old versions."""
+    """Bytes that `proofbox gc` would free here: what killed runs and ended sessions left, and old versions' caches."""
     error: ErrorBody | None = None
 
 

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from cyclopts import Parameter
+from cyclopts import Parameter, Token
 
 if TYPE_CHECKING:  # what `--help` does not need is not loaded for it
     from proofbox.sandbox.inside import PolicyOptions
+
+
+def place(_: object, tokens: Sequence[Token]) -> Path:
+    """A directory that is written to: an empty word, as of a variable that is not set, is none, and not this one."""
+    if not tokens[0].value:
+        raise ValueError("it is empty")
+    return Path(tokens[0].value)
+
 
 Json = Annotated[bool, Parameter(name="--json", negative="", help="One JSON document on stdout.")]
 Provider = Annotated[

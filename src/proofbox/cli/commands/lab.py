@@ -13,7 +13,7 @@ from proofbox.cli.output import Document, ErrorBody, columns, show
 from proofbox.core.clock import SystemClock
 from proofbox.core.text import printable
 from proofbox.core.words import counted
-from proofbox.errors import EvidenceIncomplete, NotFreed, UsageError
+from proofbox.errors import EvidenceIncomplete, NotFoundError, NotFreed, UsageError
 from proofbox.evidence.listing import notes_on_latest
 from proofbox.evidence.reader import Bundle, load_bundle
 from proofbox.lab import artifacts, retention
@@ -131,7 +131,7 @@ def report(path: BundlePath = Path("out"), *, strict: Strict = False, json: flag
 
 
 def gc(
-    out: Annotated[Path, Parameter(help="An --out directory.")] = Path("out"),
+    out: Annotated[Path | None, Parameter(help="An --out directory. Default: out, if it is there.")] = None,
     *,
     older_than: Annotated[
         float | None, Parameter(name="--older-than", help="Free runs older than so many days.")
@@ -150,7 +150,7 @@ def gc(
     dry_run: Annotated[bool, Parameter(name="--dry-run", negative="", help="Only say what would go.")] = False,
     json: flags.Json = False,
 ) -> int:
-    """Free what old runs take on the disk. Without a rule only what killed processes left is freed.
+    """Free what old runs take on the disk. Without a rule only what killed processes and ended sessions left is freed.
 
     Exit 1 where something that was to go is still there.
 
@@ -160,6 +160,9 @@ def gc(
     """
     if any(value is not None and not 0 <= value < 2**40 for value in (older_than, max_size)):
         raise UsageError("an age or a size that makes no sense", op="gc", fix_hints=["give a number of days, or of MB"])
+    if out is not None and not out.is_dir():
+        raise NotFoundError(f"{out} is no directory", op="gc", fix_hints=["name the --out directory of your runs"])
+    out = Path("out") if out is None else out
     for name, wanted in ((pin, True), (unpin, False)):
         if name is not None:
             _pin(out, name, wanted)

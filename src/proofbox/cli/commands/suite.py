@@ -6,6 +6,7 @@ import contextlib
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
@@ -43,6 +44,8 @@ HostRoot = Annotated[
     ),
 ]
 RunPath = Annotated[Path, Parameter(help="A run's directory, or the --out directory, whose last run is meant.")]
+SHOWN_IDS = 3
+"""Of missions about which one thing is said."""
 Jsonl = Annotated[bool, Parameter(name="--jsonl", negative="", help="Events as they happen, one JSON object a line.")]
 
 
@@ -185,7 +188,7 @@ def schema(*, json: flags.Json = False) -> int:
 def run(
     spec: SpecPath,
     *,
-    out: Annotated[Path, Parameter(name="--out", help="Where the evidence goes.")] = Path("out"),
+    out: Annotated[Path, Parameter(name="--out", converter=flags.place, help="Where the evidence goes.")] = Path("out"),
     strategies: flags.Strategies = None,
     concurrency: Annotated[int, Parameter(name=["-n", "--concurrency"], help="Most attempts at once.")] = 4,
     isolation: Annotated[
@@ -285,7 +288,7 @@ def _read(spec: Path, *, host_root: bool, provider: str | None = None, to_run: b
     if not spec.is_dir():
         if host_root:
             raise UsageError("--host-root is for Harbor's tasks, and this is a suite's file", op="suite")
-        return reading.read_suite(spec)
+        return reading.read_suite(spec, unpacking=not to_run)
     wanted = "bubblewrap" if host_root else "docker"
     if provider not in (None, wanted):
         raise UsageError(
@@ -306,11 +309,19 @@ def _notes(suite: Suite | None) -> dict[str, tuple[str, ...]]:
 
 
 async def _preflight(plan: Plan) -> str:
-    """The first agent of the chain that could be used, found before anything is written or started."""
+    """The first agent of the chain that could be used; and whether the provider is known. Nothing is written or started
+    before."""
     from proofbox.agents.registry import installed
     from proofbox.agents.strategies import first_usable
+    from proofbox.lab.runnable import check_provider
+    from proofbox.lab.sharing import refuse_to_share
+
+    if plan.provider is not None:
+        check_provider(plan.provider)
 
     async def found(runtime: AgentRuntime) -> str:
+        if plan.isolation == "shared":
+            refuse_to_share(runtime)
         return runtime.id
 
     strategy, _ = await first_usable(plan.parsed_chain(), installed(), found, settings=plan.runtime_settings())
@@ -338,7 +349,7 @@ def _conduct(out: Path, run_id: str, *, json: bool, jsonl: bool) -> int:
         except (KeyboardInterrupt, OSError):  # whoever read the events has left (| head), or they can't be written
             progress.close()
             with contextlib.suppress(OSError):
-                print(f"interrupted; go on with: proofbox suite resume {out / run_id}", file=sys.stderr)
+                print(f"interrupted; go on with: proofbox suite resume {quote(str(out / run_id))}", file=sys.stderr)
             raise
         finally:
             conductor.close()
@@ -348,22 +359,25 @@ def _conduct(out: Path, run_id: str, *, json: bool, jsonl: bool) -> int:
 def _show(out: Path, run_id: str, *, json: bool, again: bool = False) -> int:
     """With `again` the evidence may have been written long ago: its files are checked, too."""
     from proofbox.lab.closing import as_committed
-    from proofbox.lab.plan import ledger_path, read_plan
+    from proofbox.lab.plan import is_conducted, ledger_path, read_plan
 
-    with Ledger(ledger_path(out, run_id)) as ledger:
+    with Ledger(ledger_path(out, run_id), read_only=True) as ledger:
         committed = ledger.about("committed") == "yes"
         attempts = as_committed(out / run_id, ledger.attempts(), files=again and committed)
-        suite = read_plan(ledger).suite()
+        plan = read_plan(ledger)
+        suite = plan.suite()
     final = final_attempts(attempts)
     passed = all(each.result is not None and each.result.verified == "passed" for each in final)
     counted = totals(attempts)
     error = None
+    judged = any(each.verify.commands or each.expect.asks for each in suite.missions)
     if not passed:
-        done = counted.passed
+        what = f"{counted.passed} of {counted.results} were verified as done"
+        hint = f"see what happened: proofbox attempt explain ATTEMPT --run {quote(str(out / run_id))}"
         error = SuiteNotPassed(
-            f"{done} of {counted.results} were verified as done",
+            what if judged else f"{what}: nothing verifies these missions",
             op="suite",
-            fix_hints=[f"see what happened: proofbox attempt explain ATTEMPT --run {out / run_id}"],
+            fix_hints=[hint] if judged else ["say when a mission is done: verify.commands, or expect", hint],
         )
     document = RunDocument(
         ok=error is None,
@@ -376,11 +390,14 @@ def _show(out: Path, run_id: str, *, json: bool, again: bool = False) -> int:
         not_comparable=suite.not_comparable,
         error=None if error is None else ErrorBody.of(error),
     )
-    show(document, lambda: _text(document, attempts), as_json=json)
+    resume = f"proofbox suite resume {quote(document.bundle)}"
+    state = "" if committed else "under way" if is_conducted(out, run_id) else f"not committed: {resume}"
+    shared = plan.isolation == "shared"
+    show(document, lambda: _text(document, attempts, state=state, shared=shared, judged=judged), as_json=json)
     return 0 if error is None else error.exit_code
 
 
-def _text(document: RunDocument, attempts: Sequence[Attempt]) -> str:
+def _text(document: RunDocument, attempts: Sequence[Attempt], *, state: str, shared: bool, judged: bool) -> str:
     rows: list[tuple[str, ...]] = [("ATTEMPT", "CLAIMED", "VERIFIED", "REASON", "INFRA", "STRATEGY")]
     for each in document.attempts:
         cells = (each.claimed, each.verified, each.reason or each.state, each.infra, each.strategy)
@@ -394,11 +411,19 @@ def _text(document: RunDocument, attempts: Sequence[Attempt]) -> str:
         columns(rows),
         "",
         f"{counted.passed} of {counted.results} verified as done"
-        + (f"; {lied} claimed success and failed" if lied else ""),
-        f"evidence: {document.bundle}" + ("" if document.committed else " (not committed: proofbox suite resume)"),
+        + (f"; {lied} claimed success and failed" if lied else "")
+        + ("" if judged else ": nothing verifies these missions"),
     ]
+    if shared:
+        lines.append("isolation: shared, so that attempts could reach each other; not promotable by the usual policies")
+    by_reason: dict[tuple[str, ...], list[str]] = {}
     for id, reasons in document.not_comparable.items():
-        lines.insert(-1, printable(f"{id} is not comparable: {'; '.join(reasons)}"))
+        by_reason.setdefault(reasons, []).append(id)
+    for reasons, ids in by_reason.items():
+        more = f" and {len(ids) - SHOWN_IDS} more" if len(ids) > SHOWN_IDS else ""
+        which = f"{', '.join(ids[:SHOWN_IDS])}{more} {'is' if len(ids) == 1 else 'are'}"
+        lines.append(printable(f"{which} not comparable: {'; '.join(reasons)}"))
+    lines.append(f"evidence: {document.bundle}" + (f" ({state})" if state else ""))
     if document.committed:
-        lines.append(f"check it:  proofbox verify {document.bundle}")
+        lines.append(f"check it:  proofbox verify {quote(document.bundle)}")
     return "\n".join(lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from proofbox.core.nearest import nearest
 from proofbox.errors import ProviderUnknown
 from proofbox.sandbox.contract import Provider
 from proofbox.sandbox.providers.apple_vm import AppleVm
@@ -23,7 +24,7 @@ def provider_named(name: str) -> Provider:
         raise ProviderUnknown(
             f"no provider is called {name!r}",
             op="select",
-            fix_hints=[f"known: {AUTO}, {', '.join(PROVIDERS)}"],
+            fix_hints=[nearest(name, (AUTO, *PROVIDERS))],
             details={"provider": name},
         )
     return kind()

@@ -95,7 +95,9 @@ class Docker:
             raise PolicyRefused(
                 "docker needs an image to run",
                 op="start",
-                fix_hints=["name one of the engine's, or of `proofbox images list`: --image NAME"],
+                fix_hints=[
+                    "name one of the engine's, or of `proofbox images list`: --image NAME, or a mission's image"
+                ],
             )
         engine = Engine.find()
         policy = msgspec.structs.replace(policy, image=engine_image(engine, policy.image, spec.project))

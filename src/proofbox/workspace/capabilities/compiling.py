@@ -53,7 +53,7 @@ class BoxRules(NamedTuple):
 
 def compile_rules(capabilities: Capabilities, root: str) -> BoxRules:
     """For the workspace as it is now. Raises CapabilitiesRefused for what no box can keep."""
-    _refuse_execute(capabilities)
+    refuse_execute(capabilities)
     hidden = tuple(sorted(_hidden(capabilities.read, root)))
     if len(hidden) > MOST_COVERS:
         raise refusal(f"{len(hidden)} paths would have to be covered, and {MOST_COVERS} can be", "fs.read")
@@ -167,7 +167,8 @@ def _refuse_delete(capabilities: Capabilities, area: str) -> None:
         )
 
 
-def _refuse_execute(capabilities: Capabilities) -> None:
+def refuse_execute(capabilities: Capabilities) -> None:
+    """Raises CapabilitiesRefused for rules that no box can keep, whatever files there are."""
     execute, read = capabilities.execute, capabilities.read
     allowed = {glob.pattern for _, glob in execute.allow}
     enough = any(glob.covers("") for _, glob in execute.allow) or {g.pattern for _, g in read.allow} <= allowed

@@ -159,20 +159,27 @@ class ToolRegistry:
         return Answer(result.text(limit), result=result)
 
 
+TOOLS: dict[str, tuple[type[Arguments], str, bool]] = {
+    "read_file": (ReadFile, "Read a file of the workspace, whole or from a line on.", True),
+    "write_file": (WriteFile, "Create a file or replace its content; directories are made as needed.", False),
+    "edit_file": (EditFile, "Replace an exact text in a file.", False),
+    "apply_patch": (ApplyPatch, "Apply a unified diff to several files: all of it, or nothing.", False),
+    "remove_file": (RemoveFile, "Remove a file or a symbolic link.", False),
+    "list_directory": (ListDirectory, "List what is in a directory.", True),
+    "list_files_recursive": (ListFiles, "List every file below a directory.", True),
+    "search_text": (SearchText, "Find lines that match a pattern, in many files.", True),
+    "run_command": (RunCommand, "Run a command in the workspace's sandbox and give its output.", False),
+}
+"""By its name what a tool takes, what it does, and whether it leaves everything as it was."""
+
+
 def create_tool_registry(
     env: ToolEnvironment, *, only: Collection[str] | None = None, more: Iterable[Tool] = ()
 ) -> ToolRegistry:
     """The nine tools over an environment, or `only` some of them by name, and `more` that are not its own."""
     made = [
-        make_tool(env.read_file, ReadFile, "Read a file of the workspace, whole or from a line on.", read_only=True),
-        make_tool(env.write_file, WriteFile, "Create a file or replace its content; directories are made as needed."),
-        make_tool(env.edit_file, EditFile, "Replace an exact text in a file."),
-        make_tool(env.apply_patch, ApplyPatch, "Apply a unified diff to several files: all of it, or nothing."),
-        make_tool(env.remove_file, RemoveFile, "Remove a file or a symbolic link."),
-        make_tool(env.list_directory, ListDirectory, "List what is in a directory.", read_only=True),
-        make_tool(env.list_files_recursive, ListFiles, "List every file below a directory.", read_only=True),
-        make_tool(env.search_text, SearchText, "Find lines that match a pattern, in many files.", read_only=True),
-        make_tool(env.run_command, RunCommand, "Run a command in the workspace's sandbox and give its output."),
+        make_tool(getattr(env, name), arguments, description, read_only=read_only)
+        for name, (arguments, description, read_only) in TOOLS.items()
     ]
     kept = [tool for tool in made if only is None or tool.name in only]
     return ToolRegistry({tool.name: tool for tool in [*kept, *more]})
