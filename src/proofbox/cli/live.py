@@ -68,7 +68,8 @@ class Progress:
             elif what == "activity":
                 self._running[id] = (since, state, str(event.get("activity", "")))
             else:
-                self._waiting = ""  # something was started: it waits no more
+                if what == "preparing":  # something was started: it waits no more
+                    self._waiting = ""
                 self._running[id] = (since, what, activity)
             if self._live is not None:
                 self._live.update(self._picture())
@@ -84,7 +85,7 @@ class Progress:
         spent = f", {sum(self._tokens.values())} tokens" if self._tokens else ""
         head = f"{self._done}/{self._total} done, {self._passed} passed, {elapsed:.0f} s{spent}{left}"
         table.add_row(Text(head, "bold"))
-        if self._waiting and not self._running:
+        if self._waiting:
             table.add_row(Text(f"waiting: {printable(self._waiting)}", "yellow"))
         rows = Table.grid(padding=(0, 2))
         for id, (since, state, activity) in list(self._running.items())[:MOST_LINES]:

@@ -380,6 +380,7 @@ class _Supervisor:
             strategy=str(self._runner.get("runtime", "")),
             index_sha256=index_sha256,
             retry_after=retry_after(infra, self._around.clock),
+            reset_named=infra is not None and "resets_at" in infra.details,
         )
 
 

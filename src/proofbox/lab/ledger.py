@@ -88,6 +88,8 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     """Of the bundle's index: what makes this record more than a word."""
     retry_after: float | None = None
     """For an infra failure that is worth another try: in how many seconds."""
+    reset_named: bool = False
+    """Of a usage limit: it was told when it resets, be that past."""
     stopped: bool = False
     """Of one whose worker was lost: the whole run was stopped, and it did not die by itself."""
 

@@ -114,7 +114,7 @@ class EventDocument(Streamed, frozen=True, kw_only=True):
     run_id: str
     event: str
     """A state of an attempt (preparing, running, stopping, verifying, committing, ended), activity, tokens, lost, or
-    waiting: a limit keeps it from being started."""
+    waiting: a limit, a pause before the next try, or a full disk keeps it from being started."""
     attempt_id: str
     mission_id: str
     activity: str | UnsetType = UNSET
@@ -128,7 +128,9 @@ class EventDocument(Streamed, frozen=True, kw_only=True):
     reason: str | UnsetType = UNSET
     strategy: str | UnsetType = UNSET
     message: str | UnsetType = UNSET
-    """Of `lost`: why its worker could not end the attempt. Of `waiting`: for which limit, and until when."""
+    """Of `lost`: why its worker could not end the attempt. Of `waiting`: for what, and until when."""
+    until: str | UnsetType = UNSET
+    """Of `waiting`: until when, where that is known."""
 
 
 def lint(spec: SpecPath, *, host_root: HostRoot = False, json: flags.Json = False) -> int:
