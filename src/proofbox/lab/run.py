@@ -108,6 +108,16 @@ def find_run(place: Path) -> tuple[Path, str]:
     return place, ledgers[-1].stem
 
 
+def is_conducted(out: Path, run_id: str) -> bool:
+    """Whether a process is at work on the run."""
+    lock = conductor_lock(out, run_id)
+    try:
+        with locked(lock, shared=True, wait=False) if lock.exists() else contextlib.nullcontext():
+            return False
+    except BlockingIOError:
+        return True
+
+
 class Conductor:
     """Conducts one run from wherever it is to its end. Only one can at a time."""
 
@@ -224,7 +234,8 @@ class Conductor:
             root = line[0].id
             due = self._clock.now().timestamp() + pause([each.result for each in line])
             again = f"{root}.r{len(line)}"
-            self._ledger.plan(Planned(again, attempt.mission, attempt.replicate, attempt.id, due, attempt.lane))
+            of = (attempt.mission, attempt.replicate, attempt.id)
+            self._ledger.plan(Planned(again, *of, due, attempt.lane, attempt.interrupt))
 
     def _lineage(self, attempt: Attempt) -> list[Attempt]:
         """The attempts at the same thing, the first one first, up to this."""
