@@ -12,9 +12,10 @@ import msgspec
 from cyclopts import Parameter
 from msgspec import UNSET, UnsetType
 
+from proofbox.cli import to_nowhere
 from proofbox.cli.commands import flags
 from proofbox.cli.live import Progress
-from proofbox.cli.output import Document, ErrorBody, Streamed, columns, show, write_json
+from proofbox.cli.output import READER_LEFT, Document, ErrorBody, Streamed, columns, show, write_json
 from proofbox.cli.progress import watched
 from proofbox.cli.schemas import json_schema
 from proofbox.core.ids import IdSource
@@ -209,7 +210,7 @@ def run(
 ) -> int:
     """Run every mission of a suite, and commit what happened. Exit 1 unless each one was verified as done.
 
-    Interrupted or killed, it can be gone on with by `suite resume`.
+    Interrupted or killed, or left by whoever read its events (exit 141), it can be gone on with by `suite resume`.
 
     For example:
       proofbox suite run suite.toml --out out
@@ -334,11 +335,14 @@ def _conduct(out: Path, run_id: str, *, json: bool, jsonl: bool) -> int:
         conductor = Conductor(out, run_id, on_event=hear)
         try:
             conductor.conduct()
-        except (KeyboardInterrupt, OSError):  # whoever read the events has left (| head), or they can't be written
+        except (KeyboardInterrupt, OSError) as error:  # the latter: whoever read the events has left, or they are lost
             progress.close()
             with contextlib.suppress(OSError):
                 print(f"interrupted; go on with: proofbox suite resume {out / run_id}", file=sys.stderr)
-            raise
+            if not isinstance(error, BrokenPipeError):
+                raise
+            to_nowhere(1)
+            return READER_LEFT  # and not 0, as for a list that was read in part: the run is not done
         finally:
             conductor.close()
     return _show(out, run_id, json=json or jsonl)
