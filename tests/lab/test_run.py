@@ -167,6 +167,23 @@ def test_one_attempt_is_interrupted_and_its_siblings_go_on(out: Path, tmp_path: 
     }
 
 
+def test_what_an_agent_does_is_told_when_it_begins(out: Path, tmp_path: Path) -> None:
+    source = HEAD + mission("waits", write("a", "b"), command("sleep 20 #\x1b[31m\n# more"), verify=ANSWER)
+    made = plan(source, out, tmp_path)
+    told: list[str] = []
+
+    def hear(event: dict[str, Any]) -> None:
+        if event["event"] == "activity":
+            told.append(event["activity"])
+            if "sleep" in told[-1]:
+                with Ledger(ledger_path(out, made.run_id)) as ledger:
+                    ledger.interrupt("waits.1")
+
+    conduct(made, out, hear)
+    assert told == ['write_file {"path":"a","content":"b"}', "sleep 20 #\\x1b[31m # more"]
+    assert results(made, out) == {"waits.1": ("none", "failed", None, "interrupted")}
+
+
 def test_an_infra_failure_is_tried_again_and_says_whose_child_it_is(out: Path, tmp_path: Path) -> None:
     made = plan(HEAD + mission("falls", {"fault": "crash"}, verify=ANSWER), out, tmp_path, retries=1)
     conduct(made, out)

@@ -124,7 +124,8 @@ class CodexExec(Dialect):
                 return []
             case "item.started":
                 item = line["item"]
-                return [ItemStarted(session="", item=_id(item["id"]), kind=_text(item["type"]))]
+                command = _text(item.get("command", ""))
+                return [ItemStarted(session="", item=_id(item["id"]), kind=_text(item["type"]), command=command)]
             case "item.completed":
                 return self._completed(line["item"])
             case "turn.completed":
@@ -200,7 +201,8 @@ class ClaudeStream(Dialect):
             if len(self._open) >= MOST_OPEN:
                 raise _Odd
             self._open[_id(part["id"])] = part
-            return [ItemStarted(session="", item=_id(part["id"]), kind=_text(part["name"]))]
+            _, command = _asked(part)
+            return [ItemStarted(session="", item=_id(part["id"]), kind=_text(part["name"]), command=command)]
         raise _Odd
 
     def _returned(self, part: _Json) -> list[Event]:
@@ -210,19 +212,26 @@ class ClaudeStream(Dialect):
         call = self._open.pop(id, None)
         if call is None:
             raise _Odd
-        asked = call.get("input") or {}
-        is_command = call["name"] == "Bash" and "command" in asked
+        tool, command = _asked(call)
         content = part.get("content", "")
         return self._once(
             ToolCall(
                 session="",
                 item=id,
-                tool="command" if is_command else _text(call["name"]),
-                command=_text(asked["command"]) if is_command else msgspec.json.encode(asked).decode(),
+                tool=tool,
+                command=command,
                 status="failed" if part.get("is_error") else "completed",
                 output=content if isinstance(content, str) else msgspec.json.encode(content).decode(),
             )
         )
+
+
+def _asked(call: _Json) -> tuple[str, str]:
+    """Which tool is called, and with what."""
+    asked = call.get("input") or {}
+    if call["name"] == "Bash" and "command" in asked:
+        return "command", _text(asked["command"])
+    return _text(call["name"]), msgspec.json.encode(asked).decode()
 
 
 def failure_of(status: int | None, message: str) -> AgentError:

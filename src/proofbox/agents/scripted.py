@@ -16,7 +16,17 @@ from anyio.to_thread import run_sync
 
 from proofbox.agents.boxfacts import box_facts
 from proofbox.agents.contract import AgentRuntime, Capabilities, RuntimeProbe, SessionOptions
-from proofbox.agents.events import Event, Message, Notice, Reasoning, ThreadStarted, ToolCall, Unrecognized, Usage
+from proofbox.agents.events import (
+    Event,
+    ItemStarted,
+    Message,
+    Notice,
+    Reasoning,
+    ThreadStarted,
+    ToolCall,
+    Unrecognized,
+    Usage,
+)
 from proofbox.agents.feed import Turn
 from proofbox.agents.hosted import HostedSession
 from proofbox.agents.script import CRASH, FORMAT, STALL, Script, Step, filled, read_script
@@ -262,6 +272,7 @@ class ScriptedSession(HostedSession):
             status="completed",
             source="observed",
         )
+        await self.tell_of(turn, ItemStarted(session="", item=call.item, kind=call.tool, command=call.command))
         began = self._clock.monotonic()
 
         def took() -> float:

@@ -55,7 +55,7 @@ class Progress:
     def hear(self, event: dict[str, Any]) -> None:
         with self._lock:
             id, what = str(event.get("attempt_id")), str(event.get("event"))
-            since, state, activity = self._running.get(id, (time.monotonic(), "", ""))
+            since, state, _ = self._running.get(id, (time.monotonic(), "", ""))
             if what in ("ended", "lost"):
                 self._running.pop(id, None)
                 self._done += what == "ended"
@@ -70,7 +70,7 @@ class Progress:
             else:
                 if what == "preparing":  # something was started: it waits no more
                     self._waiting = ""
-                self._running[id] = (since, what, activity)
+                self._running[id] = (since, what, "")  # what it did before is over
             if self._live is not None:
                 self._live.update(self._picture())
 
