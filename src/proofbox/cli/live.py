@@ -13,6 +13,7 @@ from proofbox.core.text import preview, printable
 from proofbox.lab.ledger import Attempt
 
 MOST_LINES = 12
+LONGEST_ID = 32
 
 
 class Progress:
@@ -88,12 +89,23 @@ class Progress:
         if self._waiting:
             table.add_row(Text(f"waiting: {printable(self._waiting)}", "yellow"))
         rows = Table.grid(padding=(0, 2))
+        for no_wrap in (True, True, True, True, False):  # of what an attempt does there may be less, and of its id not
+            rows.add_column(no_wrap=no_wrap)
         for id, (since, state, activity) in list(self._running.items())[:MOST_LINES]:
             shown = preview(printable(activity), 60)[0]
             took = f"{time.monotonic() - since:.0f} s"
             spent = f"{self._tokens[id]} tokens" if id in self._tokens else ""
-            rows.add_row(Text(id), Text(state, "cyan"), Text(took), Text(spent), Text(shown, "dim"))
+            doing = Text(shown, "dim", no_wrap=True, overflow="ellipsis")
+            rows.add_row(Text(shortened(id)), Text(state, "cyan"), Text(took), Text(spent), doing)
         if len(self._running) > MOST_LINES:
             rows.add_row(Text(f"and {len(self._running) - MOST_LINES} more", "dim"))
         table.add_row(rows)
         return table
+
+
+def shortened(id: str) -> str:
+    """Without its middle: replicates and retries differ at the end."""
+    if len(id) <= LONGEST_ID:
+        return id
+    end = LONGEST_ID // 2 - 2
+    return f"{id[: LONGEST_ID - end - 3]}...{id[-end:]}"
