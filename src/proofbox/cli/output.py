@@ -109,7 +109,7 @@ def report(error: ProofboxError, *, as_json: bool, passes_exit_code: bool = Fals
         with contextlib.suppress(OSError):  # stderr may be full, too; the exit code is left
             print(printable("\n".join(_clean(lines))), file=sys.stderr)
     if not passes_exit_code:
-        return min(error.exit_code, 4)
+        return INTERRUPTED if error.exit_code == INTERRUPTED else min(error.exit_code, 4)
     return error.exit_code if isinstance(error, CommandNotFound | CommandNotExecutable) else EXEC_FAILED
 
 

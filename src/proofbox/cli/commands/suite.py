@@ -21,7 +21,7 @@ from proofbox.cli.schemas import json_schema
 from proofbox.core.ids import IdSource
 from proofbox.core.text import printable
 from proofbox.core.words import counted
-from proofbox.errors import SuiteInvalid, SuiteNotPassed, UsageError
+from proofbox.errors import RunInterrupted, SuiteInvalid, SuiteNotPassed, UsageError
 from proofbox.lab.ledger import Attempt, Ledger
 from proofbox.lab.problems import Problem
 from proofbox.lab.spec import Document as SuiteFile
@@ -337,8 +337,11 @@ def _conduct(out: Path, run_id: str, *, json: bool, jsonl: bool) -> int:
             conductor.conduct()
         except (KeyboardInterrupt, OSError) as error:  # the latter: whoever read the events has left, or they are lost
             progress.close()
+            go_on = f"go on with: proofbox suite resume {out / run_id}"
             with contextlib.suppress(OSError):
-                print(f"interrupted; go on with: proofbox suite resume {out / run_id}", file=sys.stderr)
+                print(f"interrupted; {go_on}", file=sys.stderr)
+            if json and isinstance(error, KeyboardInterrupt):
+                raise RunInterrupted(f"{run_id} was interrupted", op="suite", fix_hints=[go_on]) from None
             if not isinstance(error, BrokenPipeError):
                 raise
             to_nowhere(1)
