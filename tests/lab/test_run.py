@@ -239,6 +239,7 @@ def test_a_reset_that_is_always_past_is_waited_for_ever_longer(
         strategy="process",
         index_sha256="",
         retry_after=1.0,
+        reset_named=True,
     )
 
     def work(self: Conductor) -> None:
