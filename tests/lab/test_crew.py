@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -86,11 +87,15 @@ def test_an_interrupted_run_has_a_document_too(tmp_path: Path) -> None:
     """Ctrl-C, with --json: what is told is how to go on."""
     (tmp_path / "suite.toml").write_text(HEAD + WAITS)
     argv = [sys.executable, "-m", "proofbox", "suite", "run", "suite.toml", "--json", "--provider", "bubblewrap"]
-    run = subprocess.Popen(argv, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    run = subprocess.Popen(
+        argv, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     until_claimed(tmp_path / "out", run)
-    run.send_signal(signal.SIGINT)
-    said, _ = run.communicate(timeout=60)
+    os.killpg(run.pid, signal.SIGINT)  # as a terminal does: its workers hear it as well
+    said, beside = run.communicate(timeout=60)
     assert run.returncode == 130
+    assert beside.startswith("interrupted; go on with: ")
+    assert beside.count("\n") == 1
     out, run_id = find_run(tmp_path / "out")
     error = json.loads(said)["error"]
     assert (error["code"], error["fix_hints"]) == (
