@@ -111,6 +111,7 @@ def test_the_record_is_chained_and_anchored(project: Path, tmp_path: Path) -> No
     assert [line["event"]["event"] for line in told] == [
         "thread_started",
         "turn_started",
+        "item_started",
         "tool_call",
         "message",
         "turn_ended",

@@ -86,6 +86,22 @@ def test_a_run_says_for_which_limit_it_waits(
         assert "nothing uses https://model\\x1b KEY until 2" in line
 
 
+def test_a_run_that_waits_for_room_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Of the conductor alone, as above.
+    monkeypatch.setattr("proofbox.lab.pressure.reason", lambda _: "less than 6 MiB are free at out")
+    (tmp_path / "suite.toml").write_text(GOOD)
+    words = ["suite", "run", str(tmp_path / "suite.toml"), "--out", str(tmp_path / "out")]
+    assert main([*words, "--jsonl"]) == 0
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    (event,) = (each for each in events if each.get("event") == "waiting")
+    assert (event["attempt_id"], event["message"]) == ("answer.1", "less than 6 MiB are free at out")
+    assert "until" not in event
+    assert main(words) == 0
+    assert "waiting: less than 6 MiB are free at out" in capsys.readouterr().err.splitlines()
+
+
 def test_a_run_that_does_not_pass_says_no_and_why(ran: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["suite", "report", str(ran), "--json"]) == 1
     document = told(capsys)

@@ -155,6 +155,13 @@ def test_a_usage_limit_pauses_the_credential_and_burns_no_attempts(tmp_path: Pat
     assert state.inside == ()
 
 
+def test_an_account_without_credit_ends_the_run_after_its_retries(tmp_path: Path, model: str) -> None:
+    made = codex(HEAD + prompt("limited", "[[http 429 type=insufficient_quota]]"), tmp_path / "out", model, retries=1)
+    conduct(made, tmp_path / "out")
+    found = {id: each.result and each.result.infra for id, each in attempts(made, tmp_path / "out").items()}
+    assert found == {"limited.1": "RUNTIME_USAGE_LIMIT", "limited.1.r1": "RUNTIME_USAGE_LIMIT"}
+
+
 MISSIONS = HEAD + "".join(
     [
         prompt("does-it", "[[run echo 42 > answer.txt]] [[say done]]"),

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +77,44 @@ def test_events_are_read_up_to_the_first_and_the_run_is_resumed(tmp_path: Path) 
     run.stdout.close()
     said = run.stderr.read()
     run.stderr.close()
-    assert run.wait() == 0
+    assert run.wait() == 141, "the run is not done"
     assert "Traceback" not in said
     assert "proofbox suite resume" in said
     assert go_on(*find_run(tmp_path / "out")) == DONE
+
+
+def test_an_interrupted_run_has_a_document_too(tmp_path: Path) -> None:
+    """Ctrl-C, with --json: what is told is how to go on."""
+    (tmp_path / "suite.toml").write_text(HEAD + WAITS)
+    argv = [sys.executable, "-m", "proofbox", "suite", "run", "suite.toml", "--json", "--provider", "bubblewrap"]
+    run = subprocess.Popen(
+        argv, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    until_claimed(tmp_path / "out", run)
+    os.killpg(run.pid, signal.SIGINT)  # as a terminal does: its workers hear it as well
+    said, beside = run.communicate(timeout=60)
+    assert run.returncode == 130
+    assert beside.startswith("interrupted; go on with: ")
+    assert beside.count("\n") == 1
+    out, run_id = find_run(tmp_path / "out")
+    error = json.loads(said)["error"]
+    assert (error["code"], error["fix_hints"]) == (
+        "RUN_INTERRUPTED",
+        [f"go on with: proofbox suite resume out/{run_id}"],
+    )
+    assert go_on(out, run_id) == {"waits1": "failed"}
+
+
+def until_claimed(out: Path, run: subprocess.Popen[str]) -> None:
+    """Until an attempt of the run is under way."""
+    while run.poll() is None:
+        ledgers = list(out.glob("*.ledger"))
+        if ledgers:
+            with Ledger(ledgers[0]) as ledger:
+                if ledger.counts()["claimed"]:
+                    return
+        time.sleep(0.02)
+    raise AssertionError("it ended before anything was under way")
 
 
 def test_a_worker_that_nobody_hears_works_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

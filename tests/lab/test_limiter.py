@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from proofbox.core.clock import ManualClock, parse_isoformat
 from proofbox.errors import UsageLimited
 from proofbox.evidence.identity import process_identity
-from proofbox.lab.failures import pause, retry_after
+from proofbox.lab.failures import MOST_PAST, counted_tries, pause, retry_after
 from proofbox.lab.ledger import Ended
 from proofbox.lab.limiter import LONGEST, LONGEST_PAST, Limiter, closed_gates
 
@@ -145,6 +145,30 @@ def test_an_attempt_without_a_gate_waits_ever_longer_too() -> None:
     assert pause([past, met(600.0), past]) == 1
     assert pause([past, past, met(1.0, "ATTEMPT_WORKER_LOST")]) == 1
     assert pause([past, past, met(None, "ATTEMPT_WORKER_LOST")]) == 0
+
+
+def test_a_usage_limit_uses_up_tries_unless_it_names_its_reset() -> None:
+    def met(wait: float, *, named: bool = False, infra: str = UsageLimited.code) -> Ended:
+        return Ended(
+            claimed="none",
+            verified="none",
+            infra=infra,
+            reason="infra_failed",
+            strategy="process",
+            index_sha256="",
+            retry_after=wait,
+            reset_named=named,
+        )
+
+    unknown, past, to_come = met(1.0), met(1.0, named=True), met(600.0, named=True)
+    assert counted_tries([unknown] * 3) == 3, "an account without credit is not asked for ever"
+    assert counted_tries([to_come] * 99) == 0
+    assert counted_tries([met(600.0)] * 99) == 0, "how long to wait is as good as until when"
+    assert counted_tries([past] * MOST_PAST) == 0, "clocks differ"
+    assert counted_tries([past] * (MOST_PAST + 2)) == 2
+    assert counted_tries([*[past] * MOST_PAST, to_come, *[past] * MOST_PAST]) == 0
+    assert counted_tries([met(1.0, infra="RUNTIME_CRASHED"), to_come, unknown]) == 2
+    assert counted_tries([met(0.0, infra="ATTEMPT_WORKER_LOST"), None]) == 0
 
 
 @pytest.mark.parametrize("said", [9e11, 1e12 - 1, float("inf")])

@@ -10,10 +10,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proofbox.lab.pressure import size_of
+from proofbox.lab.pressure import reason, size_of
 
 ALL = 1 << 62
 MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("size", "free", "least"),
+    [(60 * MIB, 7 * MIB, 0), (60 * MIB, 5 * MIB, 6), (1 << 40, 513 * MIB, 0), (1 << 40, 511 * MIB, 512)],
+)
+def test_how_much_must_be_free_depends_on_how_much_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, free: int, least: int
+) -> None:
+    """A small file system is no shortage: 512 MiB would never be free there."""
+    told = os.statvfs_result((4096, 4096, size >> 12, free >> 12, free >> 12, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _: told)
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemAvailable: 8388608 kB\n")
+    assert reason(tmp_path, meminfo) == (f"less than {least} MiB are free at {tmp_path}" if least else "")
 
 
 def nested(top: Path, name: str, levels: int, size: int) -> None:

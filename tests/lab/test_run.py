@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +107,51 @@ def test_each_attempt_ends_for_its_own_reason_and_no_other_is_disturbed(out: Pat
     assert len(set(named)) == len(named) == 8
 
 
+def test_a_usage_limit_that_names_no_reset_does_not_go_on_for_ever(
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "pause", lambda _: 0.0)
+
+    def hear(event: dict[str, Any]) -> None:
+        assert event["attempt_id"] in ("limited.1", "limited.1.r1")
+
+    made = plan(HEAD + mission("limited", {"fault": "usage_limit"}), out, tmp_path, retries=1)
+    conduct(made, out, hear)
+    met = ("none", "none", "RUNTIME_USAGE_LIMIT", "infra_failed")
+    assert results(made, out) == {"limited.1": met, "limited.1.r1": met}
+
+
+def test_a_run_says_once_that_it_waits_for_the_next_try_and_until_when(out: Path, tmp_path: Path) -> None:
+    clock = ManualClock(datetime(2026, 1, 1, tzinfo=UTC))
+    events: list[dict[str, Any]] = []
+    made = plan(HEAD + mission("limited", say("done")), out, tmp_path)
+    conductor = Conductor(out, made.run_id, on_event=events.append, clock=clock)
+    with contextlib.closing(conductor), Ledger(ledger_path(out, made.run_id), clock=clock) as ledger:
+        attempt = ledger.claim("w", 0, 60)
+        assert attempt is not None
+        met = Ended(
+            claimed="none",
+            verified="none",
+            infra="RUNTIME_USAGE_LIMIT",
+            reason="infra_failed",
+            strategy="scripted",
+            index_sha256="",
+            retry_after=7200.0,
+        )
+        ledger.end(attempt, met)
+        conductor._plan_retries()
+        for _ in range(3):
+            conductor._waiting.tell(0, 1)
+    (event,) = events
+    assert event == {
+        "event": "waiting",
+        "attempt_id": "limited.1.r1",
+        "mission_id": "limited",
+        "until": "2026-01-01T02:00:00.000000Z",
+        "message": "limited.1.r1 is tried again after RUNTIME_USAGE_LIMIT at 2026-01-01T02:00:00.000000Z",
+    }
+
+
 def test_one_attempt_is_interrupted_and_its_siblings_go_on(out: Path, tmp_path: Path) -> None:
     source = HEAD + mission("waits", command("sleep 600"), verify=ANSWER) + mission("good", *DOES_IT, verify=ANSWER)
     made = plan(source, out, tmp_path)
@@ -120,6 +167,23 @@ def test_one_attempt_is_interrupted_and_its_siblings_go_on(out: Path, tmp_path: 
         "waits.1": ("none", "failed", None, "interrupted"),
         "good.1": ("success", "passed", None, "completed"),
     }
+
+
+def test_what_an_agent_does_is_told_when_it_begins(out: Path, tmp_path: Path) -> None:
+    source = HEAD + mission("waits", write("a", "b"), command("sleep 20 #\x1b[31m\n# more"), verify=ANSWER)
+    made = plan(source, out, tmp_path)
+    told: list[str] = []
+
+    def hear(event: dict[str, Any]) -> None:
+        if event["event"] == "activity":
+            told.append(event["activity"])
+            if "sleep" in told[-1]:
+                with Ledger(ledger_path(out, made.run_id)) as ledger:
+                    ledger.interrupt("waits.1")
+
+    conduct(made, out, hear)
+    assert told == ['write_file {"path":"a","content":"b"}', "sleep 20 #\\x1b[31m # more"]
+    assert results(made, out) == {"waits.1": ("none", "failed", None, "interrupted")}
 
 
 def test_an_infra_failure_is_tried_again_and_says_whose_child_it_is(out: Path, tmp_path: Path) -> None:
@@ -177,6 +241,7 @@ def test_a_reset_that_is_always_past_is_waited_for_ever_longer(
         strategy="process",
         index_sha256="",
         retry_after=1.0,
+        reset_named=True,
     )
 
     def work(self: Conductor) -> None:

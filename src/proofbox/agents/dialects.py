@@ -94,11 +94,11 @@ class Dialect:
         """A thing that began, as one whose end nobody will ever tell."""
         raise NotImplementedError
 
-    def _begin(self, id: str, kind: str, said: _Json) -> list[Event]:
+    def _begin(self, id: str, kind: str, said: _Json, command: str) -> list[Event]:
         if len(self._open) >= MOST_OPEN:
             raise _Odd
         self._open[id] = said
-        return [ItemStarted(session="", item=id, kind=kind)]
+        return [ItemStarted(session="", item=id, kind=kind, command=command)]
 
     def _item(self, line: _Json) -> str:
         self._count += 1
@@ -158,11 +158,9 @@ class CodexExec(Dialect):
                 return []
             case "item.started":
                 item = line["item"]
-                kind = _text(item["type"])
-                command = (
-                    preview(_text(item.get("command", "")), PAYLOAD_LIMIT)[0] if kind == "command_execution" else None
-                )
-                return self._begin(_id(item["id"]), kind, {"command": command})
+                kind, command = _text(item["type"]), _text(item.get("command", ""))
+                kept = preview(command, PAYLOAD_LIMIT)[0] if kind == "command_execution" else None
+                return self._begin(_id(item["id"]), kind, {"command": kept}, command)
             case "item.completed":
                 self._open.pop(_id(line["item"]["id"]), None)
                 return self._completed(line["item"])
@@ -240,7 +238,7 @@ class ClaudeStream(Dialect):
         if part["type"] == "thinking":
             return self._once(Reasoning(session="", item=item, text=_text(part["thinking"])))
         if part["type"] == "tool_use":
-            return self._begin(_id(part["id"]), _text(part["name"]), part)
+            return self._begin(_id(part["id"]), _text(part["name"]), part, _asked(part)[1])
         raise _Odd
 
     def _returned(self, part: _Json) -> list[Event]:

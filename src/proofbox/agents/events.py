@@ -52,6 +52,8 @@ class ItemStarted(AgentEvent, frozen=True, kw_only=True, tag="item_started"):
     item: str
     kind: str
     """What it is, by the runtime's own name."""
+    command: str = ""
+    """The command line, or the tool's arguments as JSON, where that is known by then; a log may cut it."""
 
 
 class Delta(AgentEvent, frozen=True, kw_only=True, tag="delta"):

@@ -21,6 +21,7 @@ from proofbox.agents.contract import AgentRuntime, Capabilities, RuntimeProbe, S
 from proofbox.agents.events import (
     Decision,
     Event,
+    ItemStarted,
     Message,
     Notice,
     Reasoning,
@@ -282,6 +283,7 @@ class ScriptedSession(HostedSession):
             status="completed",
             source="observed",
         )
+        await self.tell_of(turn, ItemStarted(session="", item=call.item, kind=call.tool, command=call.command))
         began = self._clock.monotonic()
 
         def took() -> float:

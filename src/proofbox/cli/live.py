@@ -13,6 +13,7 @@ from proofbox.core.text import preview, printable
 from proofbox.lab.ledger import Attempt
 
 MOST_LINES = 12
+LONGEST_ID = 32
 
 
 class Progress:
@@ -55,7 +56,7 @@ class Progress:
     def hear(self, event: dict[str, Any]) -> None:
         with self._lock:
             id, what = str(event.get("attempt_id")), str(event.get("event"))
-            since, state, activity = self._running.get(id, (time.monotonic(), "", ""))
+            since, state, _ = self._running.get(id, (time.monotonic(), "", ""))
             if what in ("ended", "lost"):
                 self._running.pop(id, None)
                 self._done += what == "ended"
@@ -68,8 +69,9 @@ class Progress:
             elif what == "activity":
                 self._running[id] = (since, state, str(event.get("activity", "")))
             else:
-                self._waiting = ""  # something was started: it waits no more
-                self._running[id] = (since, what, activity)
+                if what == "preparing":  # something was started: it waits no more
+                    self._waiting = ""
+                self._running[id] = (since, what, "")  # what it did before is over
             if self._live is not None:
                 self._live.update(self._picture())
 
@@ -84,15 +86,26 @@ class Progress:
         spent = f", {sum(self._tokens.values())} tokens" if self._tokens else ""
         head = f"{self._done}/{self._total} done, {self._passed} passed, {elapsed:.0f} s{spent}{left}"
         table.add_row(Text(head, "bold"))
-        if self._waiting and not self._running:
+        if self._waiting:
             table.add_row(Text(f"waiting: {printable(self._waiting)}", "yellow"))
         rows = Table.grid(padding=(0, 2))
+        for no_wrap in (True, True, True, True, False):  # of what an attempt does there may be less, and of its id not
+            rows.add_column(no_wrap=no_wrap)
         for id, (since, state, activity) in list(self._running.items())[:MOST_LINES]:
             shown = preview(printable(activity), 60)[0]
             took = f"{time.monotonic() - since:.0f} s"
             spent = f"{self._tokens[id]} tokens" if id in self._tokens else ""
-            rows.add_row(Text(id), Text(state, "cyan"), Text(took), Text(spent), Text(shown, "dim"))
+            doing = Text(shown, "dim", no_wrap=True, overflow="ellipsis")
+            rows.add_row(Text(shortened(id)), Text(state, "cyan"), Text(took), Text(spent), doing)
         if len(self._running) > MOST_LINES:
             rows.add_row(Text(f"and {len(self._running) - MOST_LINES} more", "dim"))
         table.add_row(rows)
         return table
+
+
+def shortened(id: str) -> str:
+    """Without its middle: replicates and retries differ at the end."""
+    if len(id) <= LONGEST_ID:
+        return id
+    end = LONGEST_ID // 2 - 2
+    return f"{id[: LONGEST_ID - end - 3]}...{id[-end:]}"

@@ -19,6 +19,7 @@ from proofbox.errors import CommandNotExecutable, CommandNotFound, ProofboxError
 
 EXEC_FAILED = 125
 INTERRUPTED = 130
+READER_LEFT = 141
 EXIT_CODES = {
     0: "ok",
     1: "evaluated, and the answer is no: a verification, a gate, a lint, a mission that was not passed",
@@ -26,6 +27,7 @@ EXIT_CODES = {
     3: "known, but not available here",
     4: "internal, or the machine would not",
     INTERRUPTED: "interrupted",
+    READER_LEFT: "whoever read its events left before the run had ended",
 }
 PASSING_EXIT_CODES = {
     124: "the command timed out",
@@ -107,7 +109,7 @@ def report(error: ProofboxError, *, as_json: bool, passes_exit_code: bool = Fals
         with contextlib.suppress(OSError):  # stderr may be full, too; the exit code is left
             print(printable("\n".join(_clean(lines))), file=sys.stderr)
     if not passes_exit_code:
-        return min(error.exit_code, 4)
+        return INTERRUPTED if error.exit_code == INTERRUPTED else min(error.exit_code, 4)
     return error.exit_code if isinstance(error, CommandNotFound | CommandNotExecutable) else EXEC_FAILED
 
 

@@ -106,6 +106,7 @@
     │   ├── AttemptUnknown       ATTEMPT_UNKNOWN             exit 2
     │   ├── RunUnknown           RUN_UNKNOWN                 exit 2
     │   ├── RunBusy              RUN_BUSY                    exit 4
+    │   ├── RunInterrupted       RUN_INTERRUPTED             exit 130
     │   ├── NotFreed             RUN_NOT_FREED               exit 1
     │   ├── SetupFailed          ATTEMPT_SETUP_FAILED        exit 1
     │   ├── WorkerLost           ATTEMPT_WORKER_LOST         exit 4, retryable
@@ -265,6 +266,7 @@ from proofbox.errors.lab import (
     LeaseLost as LeaseLost,
     NotFreed as NotFreed,
     RunBusy as RunBusy,
+    RunInterrupted as RunInterrupted,
     RunUnknown as RunUnknown,
     SetupFailed as SetupFailed,
     SuiteInvalid as SuiteInvalid,

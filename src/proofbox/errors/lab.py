@@ -67,6 +67,14 @@ class RunBusy(LabError):
     hints = ("wait for it, or end it and resume: proofbox suite resume",)
 
 
+class RunInterrupted(LabError):
+    """Whoever conducted a run was told to stop. What is committed stays."""
+
+    code = "RUN_INTERRUPTED"
+    exit_code = 130
+    hints = ("go on with it: proofbox suite resume",)
+
+
 class NotFreed(LabError):
     """Something that was to go is still there. Its item says what, and why."""
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 import msgspec
@@ -48,14 +48,18 @@ from proofbox.lab.missionbox import MissionBoxes
 from proofbox.lab.sharing import Started, only, refuse_to_share
 from proofbox.lab.spec import Mission
 from proofbox.lab.states import Reason, State, States
-from proofbox.lab.surroundings import Surroundings, Watch
+from proofbox.lab.surroundings import ON_REQUEST, Surroundings, Watch
 from proofbox.lab.trace import Trace
 from proofbox.lab.verifier import Checked, check, lay_beside, lay_out
-from proofbox.sandbox.service import Sandboxes
 from proofbox.workspace.workspace import Workspace
 
 # What an agent's turn may fail with that is the agent's own affair: everything else is the machinery's.
 ITS_OWN = (ContextExceeded, TurnInterrupted)
+Done = TypeVar("Done")
+
+
+class _Interrupted(Exception):
+    """Somebody asked for its end; when that was."""
 
 
 async def run_attempt(attempt: Attempt, around: Surroundings, watch: Watch) -> Ended:
@@ -117,6 +121,8 @@ class _Supervisor:
         self._runner: dict[str, Any] = {}
         self._result: TurnResult | None = None
         self._reason: Reason = "completed"
+        self._detail = ""
+        self._cut_short = False
         self._infra: ProofboxError | None = None
         self._trace: Trace | None = None
         self._checked = Checked(passed=None)
@@ -141,6 +147,9 @@ class _Supervisor:
     async def run(self, bundle: BundleWriter) -> None:
         try:
             await self._carry_out(bundle)
+        except _Interrupted as interrupted:
+            self._cut_short = True
+            self._reason, self._detail = "interrupted", f"{ON_REQUEST}, {interrupted}"
         except Exception as error:
             self.fail(error)
         self.enter("committing")
@@ -149,15 +158,44 @@ class _Supervisor:
     async def _carry_out(self, bundle: BundleWriter) -> None:
         prompt = await run_sync(self._around.suite.prompt_of, self._mission)
         bundle.write_bytes(artifacts.PROMPT, prompt.encode())
+        if self._watch.is_interrupted:
+            raise _Interrupted("before it was begun")
         self.enter("preparing")
-        workspace = await run_sync(self._prepare)
+        workspace = await self._unless_interrupted(self._prepare, "while it was set up")
         try:
+            if self._watch.is_interrupted:
+                raise _Interrupted("before the agent was begun")
             given = await run_sync(_latest, workspace)
             await self._work(bundle, workspace, given, prompt)
             self.enter("verifying")
-            await run_sync(self._verify, bundle, workspace, given)
+            verify = partial(self._verify, bundle, workspace, given)
+            if self._reason == "interrupted":  # that has ended its turn, and what it left is verified
+                await run_sync(verify)
+            else:
+                await self._unless_interrupted(verify, "while it was verified")
         finally:
             await run_sync(workspace.forget)
+
+    async def _unless_interrupted(self, work: Callable[[], Done], when: str) -> Done:
+        """Do it in a thread. Interrupted, the box it works in is ended, and what it then fails with is that."""
+
+        async def cut_off() -> None:
+            await self._watch.interrupted()
+            while True:  # it may be about to start one
+                await run_sync(self._boxes.cut_off)
+                await anyio.sleep(pressure.LOOK_AGAIN)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(cut_off)
+            try:
+                return await run_sync(work)
+            except Exception as error:
+                failed = error
+            finally:
+                tasks.cancel_scope.cancel()
+        if self._watch.is_interrupted:
+            raise _Interrupted(when) from failed
+        raise failed
 
     # Before the agent
 
@@ -279,7 +317,7 @@ class _Supervisor:
         stopped = self._watch.reason
         # A turn may end sooner than it hears the word to stop. What it used is a fact all the same.
         if stopped is not None and (result.status != "completed" or stopped == "budget_exceeded"):
-            self._reason = stopped
+            self._reason, self._detail = stopped, self._watch.detail
             # Who was stopped has claimed nothing, whatever he had just said.
             self._feedback = msgspec.structs.replace(self._feedback, claimed="none")
         elif result.status == "interrupted":
@@ -306,7 +344,7 @@ class _Supervisor:
             verified = self.place / "verified"
             put_back, left_out = lay_out(workspace, given, final.id, verify, files, verified)
             beside = lay_beside(verify, self._around.suite.at, self.place / "beside")
-            with Sandboxes(verified, clock=self._around.clock) as boxes:
+            with self._boxes.over(verified) as boxes:
                 found = check(
                     boxes,
                     verify,
@@ -326,7 +364,7 @@ class _Supervisor:
     def _verified(self) -> Verified:
         """Passed needs something that said so: commands that passed, or conditions that all held."""
         unscored = self._checked.reward is not None and self._checked.passed is None
-        if self._infra is not None or unscored:
+        if self._infra is not None or unscored or self._cut_short:
             return "none"
         if self._checked.passed is False or self._unmet:
             return "failed"
@@ -352,7 +390,7 @@ class _Supervisor:
                 considered=self._considered,
                 isolation=self._around.isolation,
                 reason=self._reason,
-                detail=self._watch.detail,
+                detail=self._detail,
                 infra=self._infra,
                 states=tuple(self._states.log),
                 runner=self._runner,
@@ -380,6 +418,7 @@ class _Supervisor:
             strategy=str(self._runner.get("runtime", "")),
             index_sha256=index_sha256,
             retry_after=retry_after(infra, self._around.clock),
+            reset_named=infra is not None and "resets_at" in infra.details,
         )
 
 

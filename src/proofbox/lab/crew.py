@@ -67,7 +67,8 @@ class Crew:
             name = self._ids.new_id("worker")
             argv = [sys.executable, "-m", "proofbox.lab.worker", str(self._out), self._run_id, name]
             argv += [str(epoch), str(slots), str(os.getpid())]
-            worker = Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+            # In a session of its own: a terminal's Ctrl-C is for who conducts the run, who then ends its workers.
+            worker = Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True)
             self._workers[name] = worker
             reader = threading.Thread(target=self._listen, args=(worker,), daemon=True)
             reader.start()

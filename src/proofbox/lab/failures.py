@@ -7,9 +7,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from proofbox.core.clock import Clock
-from proofbox.errors import InternalError, IoFailed, ProofboxError, UsageLimited
+from proofbox.errors import InternalError, IoFailed, ProofboxError, UsageLimited, WorkerLost
 from proofbox.lab.ledger import Ended
 from proofbox.lab.limiter import LONGEST, SOON, growing
+
+MOST_PAST = 12
+"""How often a usage limit may name a reset that is past, since the last one to come, before it counts as a failure: the
+pauses grow to most of an hour together, which no clock that is kept at all is wrong by."""
 
 
 def typed(error: Exception) -> ProofboxError:
@@ -48,6 +52,28 @@ def pause(results: Sequence[Ended | None]) -> float:
     last = results[-1]
     said = 0.0 if last is None or last.retry_after is None else last.retry_after
     return growing(past - 1) if past else said
+
+
+def counted_tries(results: Sequence[Ended | None]) -> int:
+    """How many of these tries at one thing count against the retries it has.
+
+    A usage limit whose reset is to come does not: nothing was tried, and waiting for it is all there is to do. One that
+    names none may never be over, as of an account without credit. Workers that were lost are counted for themselves.
+    """
+    count = past = 0
+    for each in results:
+        if each is None or each.infra == WorkerLost.code:
+            continue
+        if each.infra != UsageLimited.code:
+            count += 1
+        elif (each.retry_after or 0.0) > SOON:
+            past = 0
+        elif each.reset_named:
+            past += 1
+            count += past > MOST_PAST
+        else:
+            count += 1
+    return count
 
 
 def _single(error: BaseException) -> Iterator[BaseException]:

@@ -54,6 +54,7 @@ CREATE TABLE attempt (
 ) STRICT;
 CREATE INDEX attempt_state ON attempt (state, not_before, number);
 CREATE INDEX attempt_parent ON attempt (parent) WHERE parent IS NOT NULL;
+CREATE INDEX attempt_interrupt ON attempt (state) WHERE interrupt = 1;
 CREATE INDEX attempt_again ON attempt (number) WHERE json_extract(result, '$.retry_after') IS NOT NULL;
 """
 declare(
@@ -82,6 +83,8 @@ class Planned(msgspec.Struct, frozen=True):
     """Seconds since the epoch: a retry after a reset waits for it, without a worker."""
     lane: str = ""
     """What it shares bounds with, `bound_lane`: names of lanes with spaces between."""
+    interrupt: bool = False
+    """It is to be ended, and not begun: as the try before it was to be."""
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +100,8 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     """Of the bundle's index: what makes this record more than a word."""
     retry_after: float | None = None
     """For an infra failure that is worth another try: in how many seconds."""
+    reset_named: bool = False
+    """Of a usage limit: it was told when it resets, be that past."""
     stopped: bool = False
     """Of one whose worker was lost: the whole run was stopped, and it did not die by itself."""
 
@@ -262,19 +267,35 @@ class Ledger:
 
     def claim(self, worker: str, epoch: int, lease: float) -> Attempt | None:
         """Take the first planned attempt whose time has come; None where there is none."""
+        which = (
+            "SELECT number FROM attempt WHERE state = 'planned' AND not_before <= :now"
+            " AND NOT EXISTS (SELECT 1 FROM json_each(:full) WHERE instr(' ' || lane || ' ', ' ' || value || ' '))"
+            " ORDER BY not_before, number LIMIT 1"
+        )
+        return self._claim(worker, epoch, lease, which)
+
+    def claim_interrupted(self, worker: str, epoch: int, lease: float) -> Attempt | None:
+        """Take a planned attempt that is to be interrupted, to end it: that waits for no time and no lane."""
+        which = "SELECT number FROM attempt WHERE state = 'planned' AND interrupt = 1 LIMIT 1"
+        with self._mutex:
+            if self._db.execute(which).fetchone() is None:  # as nearly always: without a lock on the file
+                return None
+        return self._claim(worker, epoch, lease, which)
+
+    def _claim(self, worker: str, epoch: int, lease: float, which: str) -> Attempt | None:
         now = self._now()
         with self._writing() as db:
             if int(self.about("epoch") or 0) != epoch:
                 raise LeaseLost("another process conducts this run now", op="ledger")
+            found = db.execute(which, {"now": now, "full": json.dumps(self._full_lanes())}).fetchone()
+            if found is None:
+                return None
             row = db.execute(
                 "UPDATE attempt SET state = 'claimed', phase = 'claimed', epoch = ?, worker = ?, lease_until = ?,"
-                " claimed_at = ?"
-                " WHERE number = (SELECT number FROM attempt WHERE state = 'planned' AND not_before <= ?"
-                " AND NOT EXISTS (SELECT 1 FROM json_each(?) WHERE instr(' ' || lane || ' ', ' ' || value || ' '))"
-                " ORDER BY not_before, number LIMIT 1) RETURNING *",
-                (epoch, worker, now + lease, now, now, json.dumps(self._full_lanes())),
+                " claimed_at = ? WHERE number = ? RETURNING *",
+                (epoch, worker, now + lease, now, found[0]),
             ).fetchone()
-        return None if row is None else _attempt(row)
+        return _attempt(row)
 
     def _full_lanes(self) -> list[str]:
         """Those with as many attempts under way as their bound."""
@@ -326,10 +347,15 @@ class Ledger:
             )
 
     def interrupt(self, id: str) -> Attempt:
-        """Ask whoever runs it to stop it."""
+        """Ask whoever runs it to stop it; of one that has ended and is to be tried again, that it is not."""
         attempt = self.attempt(id)
         with self._writing() as db:
-            db.execute("UPDATE attempt SET interrupt = 1 WHERE id = ? AND state != 'ended'", (attempt.id,))
+            db.execute(
+                "UPDATE attempt SET interrupt = 1 WHERE id = ?1 AND (state != 'ended'"
+                " OR json_extract(result, '$.retry_after') IS NOT NULL"
+                " AND NOT EXISTS (SELECT 1 FROM attempt WHERE parent = ?1))",
+                (attempt.id,),
+            )
         return self.attempt(attempt.id)
 
     def torn(self, alive: Iterable[str]) -> list[Attempt]:
@@ -373,8 +399,8 @@ class Ledger:
 
 
 _PLAN = (
-    "INSERT OR IGNORE INTO attempt (id, mission, replicate, parent, not_before, lane, planned_at)"
-    " VALUES (?, ?, ?, ?, ?, ?, ?)"
+    "INSERT OR IGNORE INTO attempt (id, mission, replicate, parent, not_before, lane, interrupt, planned_at)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 )
 
 
@@ -387,8 +413,8 @@ def _held(changed: sqlite3.Cursor, attempt: Attempt) -> None:
         )
 
 
-def _row(attempt: Planned, now: float) -> tuple[str, str, int, str | None, float, str, float]:
-    return attempt.id, attempt.mission, attempt.replicate, attempt.parent, attempt.not_before, attempt.lane, now
+def _row(attempt: Planned, now: float) -> tuple[object, ...]:
+    return (*msgspec.structs.astuple(attempt), now)
 
 
 def _attempt(row: sqlite3.Row) -> Attempt:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from proofbox.errors import SetupFailed
@@ -37,6 +39,23 @@ class MissionBoxes:
         self._around = around
         self._workspace = workspace
         self.provider = around.provider or mission.provider
+        self._open: Sandboxes | None = None
+
+    @contextlib.contextmanager
+    def over(self, files: Path) -> Iterator[Sandboxes]:
+        """Boxes over these files, one such at a time; `cut_off` ends what runs in them."""
+        with Sandboxes(files, clock=self._around.clock) as boxes:
+            self._open = boxes
+            try:
+                yield boxes
+            finally:
+                self._open = None
+
+    def cut_off(self) -> None:
+        """From another thread; one that is being started just now is not among them."""
+        boxes = self._open
+        if boxes is not None:
+            boxes.cut_off()
 
     def policy(self, files: Path | None = None) -> PolicyOptions:
         """Of a box over the workspace, or over other files in its stead."""
@@ -62,7 +81,7 @@ class MissionBoxes:
     def set_up(self) -> None:
         """Run the mission's own setup in the workspace, or raise SetupFailed."""
         with (
-            Sandboxes(self._workspace, clock=self._around.clock) as boxes,
+            self.over(self._workspace) as boxes,
             boxes.start_session(provider=self.provider, **self.policy()) as session,
         ):
             for command in self._mission.setup:

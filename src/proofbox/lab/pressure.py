@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 LEAST_DISK = 512 << 20
+LEAST_SHARE = 0.1
+"""Of the file system, where that is less: on a small one so much may never be free, and a run would wait for ever."""
 LEAST_MEMORY = 256 << 20
 ASK_AGAIN = 1.0
 LOOK_AGAIN = 0.2
@@ -17,8 +19,9 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 def reason(directory: Path, meminfo: Path = Path("/proc/meminfo")) -> str:
     """Why to wait before another is started; empty: nothing speaks against it."""
     found = os.statvfs(directory)
-    if found.f_bavail * found.f_frsize < LEAST_DISK:
-        return f"less than {LEAST_DISK >> 20} MiB are free at {directory}"
+    least = min(LEAST_DISK, int(found.f_blocks * found.f_frsize * LEAST_SHARE))
+    if found.f_bavail * found.f_frsize < least:
+        return f"less than {least >> 20} MiB are free at {directory}"
     available = _available_memory(meminfo)
     if available is not None and available < LEAST_MEMORY:
         return f"less than {LEAST_MEMORY >> 20} MiB of memory are free"

@@ -20,7 +20,7 @@ from proofbox.core.ids import IdSource
 from proofbox.core.locks import locked
 from proofbox.core.removal import remove_tree
 from proofbox.core.text import require_utf8
-from proofbox.errors import RunBusy, RunUnknown, UsageLimited, WorkerLost
+from proofbox.errors import RunBusy, RunUnknown, WorkerLost
 from proofbox.evidence.identity import world
 from proofbox.evidence.paths import INDEX
 from proofbox.evidence.schedule import PATH as SCHEDULE
@@ -29,10 +29,10 @@ from proofbox.evidence.writer import BundleWriter
 from proofbox.lab.closing import as_committed, close_torn
 from proofbox.lab.crew import Crew, OnEvent, Telling
 from proofbox.lab.documents import ChainDecided, RunEnvironment, SuiteNamed
-from proofbox.lab.failures import pause
+from proofbox.lab.failures import counted_tries, pause
 from proofbox.lab.lanes import bounds_of, lanes_of
 from proofbox.lab.ledger import Attempt, Ledger, Planned
-from proofbox.lab.limiter import ClosedGate, Limiter
+from proofbox.lab.limiter import Limiter
 from proofbox.lab.pinning import PINNED, pin
 from proofbox.lab.plan import (
     PLAN,
@@ -54,6 +54,7 @@ from proofbox.lab.spec import SCHEMA as SUITE_SCHEMA
 from proofbox.lab.spec import Mission
 from proofbox.lab.summary import SUMMARY, summarize
 from proofbox.lab.template import GIVEN, Source, fill, forget_workspaces
+from proofbox.lab.waiting import Waiting
 
 CONDUCTOR = "conductor"
 MOST_LOST = 3
@@ -129,8 +130,8 @@ class Conductor:
         self._crew = Crew(out, run_id, self._ids, self._tell)
         self._epoch = 0
         credential = credential_of(self._plan)
-        self._gate = None if credential is None else Limiter(credential, self._plan.concurrency, clock=self._clock)
-        self._told: ClosedGate | None = None
+        gate = None if credential is None else Limiter(credential, self._plan.concurrency, clock=self._clock)
+        self._waiting = Waiting(self._ledger, gate, out / run_id, self._tell, self._clock)
 
     def conduct(self) -> Path:
         """Run what is missing, then commit. The path of the run's bundle. Interrupted, it can be resumed."""
@@ -194,7 +195,7 @@ class Conductor:
             counts = self._ledger.counts()
             if not counts["planned"] and not counts["claimed"]:
                 return self._crew.let_go()
-            self._tell_of_gate()
+            self._waiting.tell(counts["claimed"], counts["ended"])
             self._tell.check()
             self._crew.hire(wanted, slots, self._epoch)
             died = self._crew.wait()
@@ -203,17 +204,6 @@ class Conductor:
             in_vain = in_vain + died if self._ledger.counts() == counts else 0
             if in_vain > MOST_IN_VAIN:
                 raise WorkerLost("its workers die before they have done anything; what they said is above", op="suite")
-
-    def _tell_of_gate(self) -> None:
-        """Say for what the run waits, once: a gate may be closed for days, and by another run."""
-        closed = None if self._gate is None else self._gate.closed()
-        if closed is None or closed == self._told:
-            return
-        waiting = next((each for each in self._ledger.attempts() if each.state == "planned"), None)
-        if waiting is not None:
-            self._told = closed
-            about = {"attempt_id": waiting.id, "mission_id": waiting.mission}
-            self._tell({"event": "waiting", **about, "message": str(closed)})
 
     # Torn attempts and retries
 
@@ -242,7 +232,8 @@ class Conductor:
             root = line[0].id
             due = self._clock.now().timestamp() + pause([each.result for each in line])
             again = f"{root}.r{len(line)}"
-            self._ledger.plan(Planned(again, attempt.mission, attempt.replicate, attempt.id, due, attempt.lane))
+            of = (attempt.mission, attempt.replicate, attempt.id)
+            self._ledger.plan(Planned(again, *of, due, attempt.lane, attempt.interrupt))
 
     def _lineage(self, attempt: Attempt) -> list[Attempt]:
         """The attempts at the same thing, the first one first, up to this."""
@@ -256,10 +247,7 @@ class Conductor:
         if codes[-1] == WorkerLost.code:
             stopped = sum(each.result.stopped for each in line if each.result is not None)
             return codes.count(WorkerLost.code) - stopped <= MOST_LOST and stopped <= MOST_STOPPED
-        if codes[-1] == UsageLimited.code:  # nothing was tried: it waits for its reset
-            return True
-        others = [code for code in codes if code not in (WorkerLost.code, UsageLimited.code)]
-        return len(others) <= self._plan.retries
+        return counted_tries([each.result for each in line]) <= self._plan.retries
 
     # The end
 

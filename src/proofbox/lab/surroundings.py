@@ -21,6 +21,8 @@ from proofbox.lab.spec import Isolation
 from proofbox.lab.states import Reason, State
 from proofbox.lab.template import Templates
 
+ON_REQUEST = "on request"
+
 
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     """What all attempts of a run have in common."""
@@ -55,6 +57,7 @@ class Watch:
         self.on_activity = on_activity
         self.on_tokens = on_tokens
         self._stop = anyio.Event()
+        self._interrupt = anyio.Event()
         self.reason: Reason | None = None
         self.detail = ""
 
@@ -66,3 +69,15 @@ class Watch:
 
     async def stopped(self) -> None:
         await self._stop.wait()
+
+    def interrupt(self) -> None:
+        """Somebody asks for its end: of the agent's turn, and of what comes before and after it."""
+        self._interrupt.set()
+        self.stop("interrupted", ON_REQUEST)
+
+    @property
+    def is_interrupted(self) -> bool:
+        return self._interrupt.is_set()
+
+    async def interrupted(self) -> None:
+        await self._interrupt.wait()

@@ -29,7 +29,7 @@ from proofbox.agents.events import (
 from proofbox.agents.steps import StepRecorder
 from proofbox.core.digest import sha256_hex
 from proofbox.core.redaction import Redactor
-from proofbox.core.text import preview
+from proofbox.core.text import preview, printable
 from proofbox.evidence.log import BundleLog
 from proofbox.evidence.writer import BundleWriter
 from proofbox.lab.documents import Durations, IntegrityFinding, NoProgress, StepEntry, ToolCallEntry
@@ -38,6 +38,9 @@ from proofbox.lab.spec import Budget
 from proofbox.workspace.workspace import Workspace
 
 PREVIEW = 2048
+ACTIVITY = 80
+_COMMANDS = ("command", "commandExecution", "command_execution", "Bash")
+"""What runtimes call a command line, which says by itself what it is."""
 CALLS, STEPS, EVENTS = "tool.calls.jsonl", "steps.jsonl", "events.jsonl"
 SAME_CALLS = 3
 """This many identical calls in a row are a sign that nothing is gained any more."""
@@ -70,6 +73,7 @@ class Trace:
         self._steps: BundleLog = bundle.open_log(STEPS)
         self._events: BundleLog = bundle.open_log(EVENTS)
         self._kept: set[str] = set()
+        self._begun: set[str] = set()
         self._previous: tuple[str, str] | None = None
         self._same = 0
         self.calls: list[ToolCall] = []
@@ -90,7 +94,8 @@ class Trace:
                 self.turns += 1
                 self._check("turns", self.turns, self._budget.turns)
             case ItemStarted():
-                self._on_activity(event.kind)
+                self._begun.add(event.item)
+                self._on_activity(self._activity(event.kind, event.command))
             case ToolCall():
                 self._tool_call(event)
             case Message():
@@ -175,8 +180,16 @@ class Trace:
         self._same = self._same + 1 if same == self._previous else 1
         self._previous = same
         self.longest_repeat = max(self.longest_repeat, self._same)
-        self._on_activity(self._redactor.preview(event.command or event.tool, 80)[0])
+        if event.item in self._begun:  # and was told then
+            self._begun.discard(event.item)
+        else:
+            self._on_activity(self._activity(event.tool, event.command))
         self._check("tool_calls", len(self.calls), self._budget.tool_calls)
+
+    def _activity(self, kind: str, command: str) -> str:
+        """What the agent is doing, on one line that may be shown anywhere."""
+        what = command if command and kind in _COMMANDS else f"{kind} {command}"
+        return printable(" ".join(self._redactor.preview(what, ACTIVITY)[0].split()))
 
     def _keep_step(self, entry: Mapping[str, Any]) -> None:
         self._steps.append(msgspec.to_builtins(StepEntry(attempt=self._attempt, **entry)))

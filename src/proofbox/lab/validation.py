@@ -2,9 +2,9 @@
 
 A bundle that verifies has the bytes its writer left. This asks more: that they tell one story. Each finding has a code.
 
-`strict` also counts what is merely lacking in an attempt that the machinery failed, where that is the last word on its
-mission. Where another attempt was made in its place, the machinery failed and was helped: nothing rests on what it
-lacks. What it has must agree with itself all the same.
+`strict` also counts what is merely lacking in an attempt that the machinery failed, or whose agent was never begun,
+where that is the last word on its mission. Where another attempt was made in its place, the machinery failed and was
+helped: nothing rests on what it lacks. What it has must agree with itself all the same.
 """
 
 from __future__ import annotations
@@ -82,9 +82,10 @@ def notes_on(bundle: Bundle) -> list[str]:
 def _attempt(bundle: Bundle, strict: bool) -> Iterator[_Found]:
     missing = [name for name in artifacts.EXPECTED if name not in bundle.artifacts]
     infra = _infra(bundle)
+    lacking = infra or _never_begun(bundle)
     if bundle.index.status == "failed" and (strict or not infra):
         yield "attempt_failed", INDEX, "an exception ended it: what its documents say of it counts for nothing"
-    if strict or not infra:
+    if strict or not lacking:
         yield from (("artifact_missing", name, "a whole attempt has it") for name in missing)
     if artifacts.REPORT in bundle.artifacts:
         yield from _told(_story(bundle, whole=strict or not infra), artifacts.REPORT)
@@ -104,6 +105,15 @@ def _infra(bundle: Bundle) -> bool:
         return outcome.parse_outcome(bundle.read_json(outcome.PATH)).infra.result != "ok"
     except (BundleError, ShapeError):
         return artifacts.REPORT not in bundle.artifacts
+
+
+def _never_begun(bundle: Bundle) -> bool:
+    """Whether it was interrupted before its agent was: what agents leave is not there."""
+    try:
+        said = bundle.read_json(artifacts.ATTEMPT)
+        return said["reason"] == "interrupted" and all(each["state"] != "running" for each in said["states"])
+    except (BundleError, KeyError, TypeError):
+        return False
 
 
 def _counted(run: Bundle) -> Iterator[_Found]:

@@ -84,13 +84,18 @@ class Worker:
                     continue
                 attempt, place = wait
                 watch = self._running[attempt.id] = self._watch(attempt)
+                if attempt.interrupt:
+                    watch.interrupt()
                 tasks.start_soon(self._run, attempt, watch, place)
             tasks.cancel_scope.cancel()
         if self._around.shared is not None:
             await self._around.shared.close()
 
     def _next(self) -> tuple[Attempt, str] | float | None:
-        """An attempt to run, with its place at the gate; or how long to wait; or None when all is done."""
+        """An attempt to run, and its place at the gate if it has one; or how long to wait; or None when all is done."""
+        interrupted = self._ledger.claim_interrupted(self._name, self._epoch, LEASE)
+        if interrupted is not None:  # it only ends: that takes no slot, no room, and nothing of the gate's
+            return interrupted, ""
         if len(self._running) >= self._slots:
             return BEAT
         due = self._ledger.next_time()
@@ -116,7 +121,7 @@ class Worker:
         return ASK_AGAIN if attempt is None else (attempt, place)  # another worker was faster
 
     def _leave(self, place: str) -> None:
-        if self._limiter is not None:
+        if self._limiter is not None and place:
             with contextlib.suppress(OSError):  # then the place is free when this process ends
                 self._limiter.leave(place)
 
@@ -147,7 +152,7 @@ class Worker:
             self._limiter.usage_limited(resets)
         elif ended.infra == RateLimited.code:
             self._limiter.rate_limited(began, ended.retry_after)
-        elif ended.infra is None:
+        elif ended.infra is None and ended.strategy:  # else no agent was begun
             self._limiter.went_well()
 
     def _watch(self, attempt: Attempt) -> Watch:
@@ -168,7 +173,7 @@ class Worker:
             with contextlib.suppress(IoFailed):  # a lease lasts for many beats
                 for id in await run_sync(self._renew, limiter=self._beating):
                     if id in self._running:
-                        self._running[id].stop("interrupted", "on request")
+                        self._running[id].interrupt()
             await anyio.sleep(BEAT)
 
     def _renew(self) -> list[str]:

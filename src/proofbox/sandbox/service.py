@@ -136,6 +136,10 @@ class Session:
             self._on_end(self.info)
         self._house.tell(Event("session", "stopped", self.id))
 
+    def cut_off(self) -> None:
+        """From another thread: its commands end as lost, and the box with them. Whoever holds it stops it as ever."""
+        self._connection.close()
+
     def __enter__(self) -> Self:
         return self
 
@@ -250,6 +254,11 @@ class Sandboxes:
     def prune_sessions(self) -> list[str]:
         """Forget the sessions that have ended; their ids."""
         return self._house.prune()
+
+    def cut_off(self) -> None:
+        """From another thread: `Session.cut_off` of every session that this holds now."""
+        for session in list(self._sessions.values()):
+            session.cut_off()
 
     def close(self) -> None:
         with contextlib.ExitStack() as stack:  # one that fails to stop doesn't keep the others

@@ -158,7 +158,8 @@ class Decoder:
                 yield of(Integrity, each, code="TOO_MUCH_OPEN", message=message)
                 yield from self._abandoned(gone, each)
         if kind:
-            yield of(ItemStarted, place, item=id, kind=kind)
+            command = preview(items.command_of(item), NOTE)[0] if kind == "commandExecution" else ""
+            yield of(ItemStarted, place, item=id, kind=kind, command=command)
 
     def _item_completed(self, place: Open, item: Said) -> Iterator[Event]:
         id, kind = members.id(item), members.id(item, "type")

@@ -110,7 +110,8 @@ class Call:
             if answer != "accept":
                 await self.end("declined")
                 return rule
-        await self._scribe.tell(ItemStarted(session="", item=self._told.item, kind=self._told.tool))
+        told = self._told
+        await self._scribe.tell(ItemStarted(session="", item=told.item, kind=told.tool, command=told.command))
         return None
 
     async def show(self, piece: Output) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -48,6 +49,19 @@ class ExplainDocument(Document, frozen=True, kw_only=True):
 class InterruptDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.attempt_interrupt/1"
     attempt: AttemptFacts
+    conducted: bool
+    """Whether a process conducts the run; else it takes effect when the run is resumed."""
+
+
+_STOPPED = {
+    "planned": "it ends within seconds, and is never begun",
+    "claimed": "it is stopped within seconds, before its agent is begun",
+    "preparing": "it is stopped within seconds, before its agent is begun",
+    "running": "its agent is stopped within seconds, and what it left is verified",
+    "stopping": "its agent has ended; it is not verified",
+    "verifying": "its verifier is stopped within seconds, so that it is not verified",
+    "committing": "it has come to its end already, and is being committed",
+}
 
 
 def list_(run: RunPath = Path("out"), *, json: flags.Json = False) -> int:
@@ -104,16 +118,29 @@ def explain_(id: Id, *, run: Run = Path("out"), json: flags.Json = False) -> int
 
 
 def interrupt(id: Id, *, run: Run = Path("out"), json: flags.Json = False) -> int:
-    """Ask whoever runs an attempt to stop it. Its siblings go on.
+    """Stop one attempt, wherever it is: queued, in its setup, its agent's turn or its verification. Its siblings go on.
+
+    Where nobody conducts the run, that takes effect when it is resumed.
 
     For example:
       proofbox attempt interrupt answer.1 --run out
     """
+    from proofbox.lab.plan import is_conducted
+
     with _ledger(run, read_only=False) as (ledger, place):
         attempt = ledger.interrupt(id)
     facts = AttemptFacts.of(attempt, place)
-    words = "it has ended already" if attempt.state == "ended" else "it will be stopped within seconds"
-    show(InterruptDocument(attempt=facts), lambda: f"{attempt.id}: {words}", as_json=json)
+    conducted = is_conducted(place.parent, place.name)
+    if attempt.state == "ended":
+        words = "it has ended already" + (", and is not tried again" if attempt.interrupt else "")
+    elif not conducted:
+        words = (
+            f"nobody conducts the run; it is stopped when that is resumed: proofbox suite resume {quote(str(place))}"
+        )
+    else:
+        words = _STOPPED[facts.state]
+    document = InterruptDocument(attempt=facts, conducted=conducted)
+    show(document, lambda: printable(f"{attempt.id}: {words}"), as_json=json)
     return 0
 
 

@@ -13,15 +13,16 @@ import msgspec
 from cyclopts import Parameter
 from msgspec import UNSET, UnsetType
 
+from proofbox.cli import to_nowhere
 from proofbox.cli.commands import flags
 from proofbox.cli.live import Progress
-from proofbox.cli.output import Document, ErrorBody, Streamed, columns, show, write_json
+from proofbox.cli.output import READER_LEFT, Document, ErrorBody, Streamed, columns, show, write_json
 from proofbox.cli.progress import watched
 from proofbox.cli.schemas import json_schema
 from proofbox.core.ids import IdSource
 from proofbox.core.text import printable
 from proofbox.core.words import counted
-from proofbox.errors import SuiteInvalid, SuiteNotPassed, UsageError
+from proofbox.errors import RunInterrupted, SuiteInvalid, SuiteNotPassed, UsageError
 from proofbox.lab.ledger import Attempt, Ledger
 from proofbox.lab.problems import Problem
 from proofbox.lab.spec import Document as SuiteFile
@@ -118,7 +119,7 @@ class EventDocument(Streamed, frozen=True, kw_only=True):
     run_id: str
     event: str
     """A state of an attempt (preparing, running, stopping, verifying, committing, ended), activity, tokens, lost, or
-    waiting: a limit keeps it from being started."""
+    waiting: a limit, a pause before the next try, or a full disk keeps it from being started."""
     attempt_id: str
     mission_id: str
     activity: str | UnsetType = UNSET
@@ -132,7 +133,9 @@ class EventDocument(Streamed, frozen=True, kw_only=True):
     reason: str | UnsetType = UNSET
     strategy: str | UnsetType = UNSET
     message: str | UnsetType = UNSET
-    """Of `lost`: why its worker could not end the attempt. Of `waiting`: for which limit, and until when."""
+    """Of `lost`: why its worker could not end the attempt. Of `waiting`: for what, and until when."""
+    until: str | UnsetType = UNSET
+    """Of `waiting`: until when, where that is known."""
 
 
 def lint(spec: SpecPath, *, host_root: HostRoot = False, json: flags.Json = False) -> int:
@@ -211,7 +214,7 @@ def run(
 ) -> int:
     """Run every mission of a suite, and commit what happened. Exit 1 unless each one was verified as done.
 
-    Interrupted or killed, it can be gone on with by `suite resume`.
+    Interrupted or killed, or left by whoever read its events (exit 141), it can be gone on with by `suite resume`.
 
     For example:
       proofbox suite run suite.toml --out out
@@ -346,11 +349,17 @@ def _conduct(out: Path, run_id: str, *, json: bool, jsonl: bool) -> int:
         conductor = Conductor(out, run_id, on_event=hear)
         try:
             conductor.conduct()
-        except (KeyboardInterrupt, OSError):  # whoever read the events has left (| head), or they can't be written
+        except (KeyboardInterrupt, OSError) as error:  # the latter: whoever read the events has left, or they are lost
             progress.close()
+            go_on = f"go on with: proofbox suite resume {quote(str(out / run_id))}"
             with contextlib.suppress(OSError):
-                print(f"interrupted; go on with: proofbox suite resume {quote(str(out / run_id))}", file=sys.stderr)
-            raise
+                print(f"interrupted; {go_on}", file=sys.stderr)
+            if json and isinstance(error, KeyboardInterrupt):
+                raise RunInterrupted(f"{run_id} was interrupted", op="suite", fix_hints=[go_on]) from None
+            if not isinstance(error, BrokenPipeError):
+                raise
+            to_nowhere(1)
+            return READER_LEFT  # and not 0, as for a list that was read in part: the run is not done
         finally:
             conductor.close()
     return _show(out, run_id, json=json or jsonl)
