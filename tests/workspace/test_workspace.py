@@ -144,3 +144,14 @@ def test_what_is_no_workspace_is_said_to_be_none(project: Path) -> None:
     Workspace.init(project).close()
     with pytest.raises(WorkspaceExists):
         Workspace.init(project)
+
+
+def test_a_home_that_was_being_made_or_removed_goes_after_a_while(project: Path) -> None:
+    with Workspace.init(project, track=False) as ws:
+        half = registry.base() / f".proofbox-tmp-{ws.id[:-1]}"
+        half.mkdir()
+        registry.sweep()
+        assert half.exists(), "somebody may be at it"
+        registry.sweep(older_than=-1)
+        assert not half.exists()
+        assert ws.history() == []

@@ -94,11 +94,12 @@ def parse_suite(
         raise invalid(name, [toml_problem(error, text)]) from None
     except CanonicalError as error:
         raise invalid(name, [json_problem(error, text)]) from None
-    problems = Problems(positions, values)
+    table = values if isinstance(values, dict) else {}
+    problems = Problems(positions, table)
     check_values(values, problems)
     if not problems.found:
         Shape(problems).visit(Document, values, ())
-        _check_parts(values, base if pinned is None else None, problems, unpacking=unpacking)
+        _check_parts(table, base if pinned is None else None, problems, unpacking=unpacking)
     if problems.found:
         raise invalid(name, problems.found)
     document = msgspec.convert(_with_defaults(values), Document)

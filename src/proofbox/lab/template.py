@@ -106,6 +106,7 @@ def forget_workspaces(work: Path, note: Callable[[set[str]], None]) -> None:
         note({each.store for each in below})
     for each in below:
         registry.forget(each)
+    registry.sweep()
 
 
 def fill(source: Source, dest: Path) -> None:

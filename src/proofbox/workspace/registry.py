@@ -20,12 +20,13 @@ import contextlib
 import errno
 import hashlib
 import os
+import time
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
-from proofbox.core.atomic import create_only, sync_directory, write_document
+from proofbox.core.atomic import TEMPORARY_PREFIX, create_only, sync_directory, write_document
 from proofbox.core.canonical import CanonicalError, canonical_bytes, parse_strict
 from proofbox.core.digest import digest_of
 from proofbox.core.dirs import state_dir
@@ -76,6 +77,11 @@ def home_of(workspace_id: str) -> Path:
     return base() / workspace_id
 
 
+def _aside(workspace_id: str) -> Path:
+    """Where a home is while it is made and while it is removed."""
+    return base() / f"{TEMPORARY_PREFIX}{workspace_id}"
+
+
 def store_path(store_id: str) -> Path:
     return base() / "stores" / store_id
 
@@ -112,9 +118,10 @@ def register(registration: Registration, *, replace: bool = False) -> None:
     `replace` is for a directory that was not there before: what is registered under its path was another one.
     """
     path = bytes.fromhex(registration.path_hex)
-    home = home_of(registration.id)
-    home.mkdir(mode=0o700, parents=True)
-    write(home / "workspace.json", registration)
+    home, unborn = home_of(registration.id), _aside(registration.id)
+    unborn.mkdir(mode=0o700, parents=True)
+    write(unborn / "workspace.json", registration)
+    os.rename(unborn, home)  # so that there is no home of which nobody could say whose it is
     place = _place(path)
     place.parent.mkdir(mode=0o700, exist_ok=True)
     if replace:
@@ -129,7 +136,17 @@ def register(registration: Registration, *, replace: bool = False) -> None:
 def forget(registration: Registration) -> None:
     """The name first: killed in between, there is a home that nothing leads to, and never a name without one."""
     _place(bytes.fromhex(registration.path_hex)).unlink(missing_ok=True)
-    remove_tree(home_of(registration.id))
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(home_of(registration.id), _aside(registration.id))
+    remove_tree(_aside(registration.id))
+
+
+def sweep(older_than: float = 3600.0) -> None:
+    """Remove homes that were being made or removed, seconds ago, by somebody who was killed."""
+    for path in base().glob(f"{TEMPORARY_PREFIX}ws-*"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.lstat().st_mtime > older_than:
+                remove_tree(path)
 
 
 def registered_below(directory: str | os.PathLike[str]) -> list[Registration]:
