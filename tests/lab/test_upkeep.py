@@ -228,7 +228,10 @@ def test_a_run_that_is_being_planned_keeps_what_it_has(tmp_path: Path, monkeypat
 STOPS = """
 import os, pathlib, sys
 from proofbox.lab.run import Conductor
-Conductor(pathlib.Path(sys.argv[1]), sys.argv[2], on_event=lambda event: os._exit(7)).conduct()
+def leave(event):
+    if event["event"] == "running":
+        os._exit(7)
+Conductor(pathlib.Path(sys.argv[1]), sys.argv[2], on_event=leave).conduct()
 """
 
 
