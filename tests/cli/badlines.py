@@ -237,7 +237,7 @@ def _meaningless(command: Command, chance: random.Random) -> Iterator[Line]:
         if not good.command:
             yield line("surplus", assemble(command, good, *["surplus"] * 5, as_json=as_json))
         for each in given:
-            if each.required and each.index is None:
+            if each.required and each.index is None and each.names != ("*",):  # that is several flags together
                 rest = {name: value for name, value in good.flags.items() if name not in each.names}
                 yield line("missing", assemble(command, good._replace(flags=rest), as_json=as_json))
         if any(each.required and each.index is not None for each in given) and len(good.positional) > 0:

@@ -32,7 +32,7 @@ from proofbox.delivery.calls import (
 from proofbox.delivery.settings import BackendSettings
 from proofbox.delivery.transport import KeyedTransport, QuietLogs
 from proofbox.delivery.wire import PullRequestAnswer
-from proofbox.errors import BackendConflict, BackendError, BackendNotFound, BackendUnreachable
+from proofbox.errors import BackendConflict, BackendError, BackendNotFound, BackendUnreachable, UsageError
 
 log = logging.getLogger("BackendClient")
 
@@ -179,7 +179,8 @@ class Sender:
         except httpx2.TransportError as error:
             return Broken(f"the connection broke ({_cause(error)})", sent=True)
         except httpx2.InvalidURL:
-            return Broken("an id makes no address", sent=False, protocol=True)
+            hints = ["give the ids as the backend has them: --app-id, --enterprise-id"]
+            raise UsageError("an id is too long to be part of an address", op=call.op, fix_hints=hints) from None
 
     async def _received(self, response: httpx2.Response, limit: int) -> Answer | Broken:
         good = 200 <= response.status_code < 300
