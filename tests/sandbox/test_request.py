@@ -157,7 +157,7 @@ def test_an_unknown_provider_is_named_with_the_known_ones(boxes: Sandboxes, name
         with pytest.raises(ProviderUnknown) as caught:
             ask()
         check(caught.value, "SANDBOX_PROVIDER_UNKNOWN")
-        assert "bubblewrap" in caught.value.fix_hints[0]
+        assert "bubblewrap" in caught.value.fix_hints[-1]
         assert caught.value.exit_code == 2
 
 

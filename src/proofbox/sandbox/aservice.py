@@ -129,6 +129,9 @@ class AsyncSession:
             self._on_end(self.info)
         self._house.tell(Event("session", "stopped", self.id))
 
+    async def cut_off(self) -> None:
+        self._connection.close()
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -246,6 +249,10 @@ class AsyncSandboxes:
     async def prune_sessions(self) -> list[str]:
         """Forget the sessions that have ended; their ids."""
         return await run_sync(self._house.prune)
+
+    async def cut_off(self) -> None:
+        for session in list(self._sessions.values()):
+            await session.cut_off()
 
     async def close(self) -> None:
         async with contextlib.AsyncExitStack() as stack:

@@ -137,7 +137,8 @@ class Session:
         self._house.tell(Event("session", "stopped", self.id))
 
     def cut_off(self) -> None:
-        """From another thread: its commands end as lost, and the box with them. Whoever holds it stops it as ever."""
+        """From elsewhere, as from another thread: its commands end as lost, and the box with them. Whoever holds it
+        stops it as ever."""
         self._connection.close()
 
     def __enter__(self) -> Self:
@@ -256,7 +257,7 @@ class Sandboxes:
         return self._house.prune()
 
     def cut_off(self) -> None:
-        """From another thread: `Session.cut_off` of every session that this holds now."""
+        """From elsewhere: `cut_off` of every session that this holds now."""
         for session in list(self._sessions.values()):
             session.cut_off()
 

@@ -24,7 +24,9 @@ def provider_named(name: str) -> Provider:
         raise ProviderUnknown(
             f"no provider is called {name!r}",
             op="select",
-            fix_hints=[nearest(name, (AUTO, *PROVIDERS))],
+            fix_hints=list(
+                dict.fromkeys((nearest(name, (AUTO, *PROVIDERS)), f"known: {', '.join((AUTO, *PROVIDERS))}"))
+            ),
             details={"provider": name},
         )
     return kind()
