@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from proofbox import Workspace
 from proofbox.core.dirs import state_dir
 from proofbox.errors import WorkspaceCorrupt, WorkspaceExists, WorkspaceUnknown
 from proofbox.workspace import cache, registry
+from proofbox.workspace.model import Method
 
 Content = dict[str, tuple[int, bytes]]
 
@@ -155,3 +157,24 @@ def test_a_home_that_was_being_made_or_removed_goes_after_a_while(project: Path)
         registry.sweep(older_than=-1)
         assert not half.exists()
         assert ws.history() == []
+
+
+def test_who_closes_it_waits_for_what_is_under_way(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ws = Workspace.init(project)
+    plain = ws._look.refresh
+    closing = threading.Thread(target=ws.close)
+
+    def refresh(*, sealed: bool = False) -> Method:
+        found = plain(sealed=sealed)
+        closing.start()
+        closing.join(0.2)  # it does not end before we do
+        return found
+
+    monkeypatch.setattr(ws._look, "refresh", refresh)
+    made = ws.snapshot("last")
+    closing.join()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        ws.history()
+    with Workspace.open(project, track=False) as again:
+        assert [each.id for each in again.history()] == [made.id]
+        assert again.verify().sound

@@ -41,8 +41,10 @@ class Generation:
             self._lookup, self._events, self._end, self._index_end = Lookup(), [], 0, 0
 
     def close(self) -> None:
-        os.close(self._pack)
-        os.close(self._index)
+        pack, index = self._pack, self._index
+        self._pack = self._index = -1  # their numbers may be other files' from now on
+        os.close(pack)
+        os.close(index)
 
     def __contains__(self, digest: bytes) -> bool:
         return digest in self._places or self._lookup.find(digest) is not None

@@ -16,6 +16,7 @@ one thread at a time.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -29,6 +30,7 @@ from proofbox.core.locks import locked
 from proofbox.core.removal import remove_tree
 from proofbox.core.text import path_fields
 from proofbox.errors import (
+    InternalError,
     RollbackUnfinished,
     SnapshotUnknown,
     UsageError,
@@ -85,6 +87,8 @@ class Workspace:
         self._registration = registration
         self._clock: Clock = clock or SystemClock()
         self._home = registry.home_of(registration.id)
+        self._mutex = threading.RLock()
+        """Held while it works: who closes it from another thread waits for that."""
         self._store = Store(registry.store_path(registration.store))
         self._history = History(self._store, self.id)
         ignore = Ignore(registration.ignore)
@@ -154,10 +158,11 @@ class Workspace:
 
     def close(self) -> None:
         """Stop tracking, and put what is known of the files and all history on the disk."""
-        try:
-            self._look.save()
-        finally:
-            self._release()
+        with self._mutex:
+            try:
+                self._look.save()
+            finally:
+                self._release()
 
     def require_finished(self) -> None:
         """For whoever is to work in the files: raises RollbackUnfinished where a rollback would take them back."""
@@ -171,10 +176,11 @@ class Workspace:
         registry.forget(self._registration)
 
     def _release(self) -> None:
-        try:
-            self._look.close()
-        finally:
-            self._store.close()
+        with self._mutex:
+            try:
+                self._look.close()
+            finally:
+                self._store.close()
 
     # Looking
 
@@ -353,7 +359,7 @@ class Workspace:
 
     @contextmanager
     def _working(self) -> Iterator[None]:
-        with locked(self._home / LOCK), self._store.use():
+        with self._mutex, locked(self._home / LOCK), self._store.use():
             try:
                 yield
                 self._store.flush()  # what is known of the files must not outlive what it refers to
@@ -373,6 +379,8 @@ class Workspace:
         frozen: bool = False,
         overlap: int | None = None,
     ) -> Snapshot:
+        if self._look.directory is None:
+            raise InternalError("nothing is known of the files", op="workspace")
         head = self._history.head()
         if _tree_of(head) == self._look.before and not self._look.skipped:
             changed = self._look.changed
