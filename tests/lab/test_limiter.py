@@ -127,18 +127,20 @@ def test_all_that_were_under_way_count_as_one_reset_that_is_past(tmp_path: Path,
     assert limiter.usage_limited(now - 60) == now + 3
 
 
-def test_an_attempt_without_a_gate_waits_ever_longer_too() -> None:
-    def met(wait: float | None, infra: str = UsageLimited.code) -> Ended:
-        return Ended(
-            claimed="none",
-            verified="none",
-            infra=infra,
-            reason="usage_limited",
-            strategy="process",
-            index_sha256="",
-            retry_after=wait,
-        )
+def met(wait: float | None, infra: str = UsageLimited.code, *, named: bool = False) -> Ended:
+    return Ended(
+        claimed="none",
+        verified="none",
+        infra=infra,
+        reason="infra_failed",
+        strategy="process",
+        index_sha256="",
+        retry_after=wait,
+        reset_named=named,
+    )
 
+
+def test_an_attempt_without_a_gate_waits_ever_longer_too() -> None:
     past = met(1.0)
     assert [pause([past] * count) for count in (1, 2, 3, 10, 11, 99)] == [1, 2, 4, 512, LONGEST_PAST, LONGEST_PAST]
     assert pause([past, past, met(600.0)]) == 600
@@ -148,18 +150,6 @@ def test_an_attempt_without_a_gate_waits_ever_longer_too() -> None:
 
 
 def test_a_usage_limit_uses_up_tries_unless_it_names_its_reset() -> None:
-    def met(wait: float, *, named: bool = False, infra: str = UsageLimited.code) -> Ended:
-        return Ended(
-            claimed="none",
-            verified="none",
-            infra=infra,
-            reason="infra_failed",
-            strategy="process",
-            index_sha256="",
-            retry_after=wait,
-            reset_named=named,
-        )
-
     unknown, past, to_come = met(1.0), met(1.0, named=True), met(600.0, named=True)
     assert counted_tries([unknown] * 3) == 3, "an account without credit is not asked for ever"
     assert counted_tries([to_come] * 99) == 0

@@ -11,7 +11,7 @@ import pytest
 
 from proofbox import AsyncSandboxes, Sandboxes, Workspace
 from proofbox.errors import PolicyRefused
-from proofbox.sandbox import cgroups, freezing
+from proofbox.sandbox import cgroups
 from proofbox.sandbox.service import Session
 
 pytestmark = pytest.mark.needs("bubblewrap")
@@ -73,7 +73,7 @@ def test_an_idle_box_overlaps_with_nothing(ws: Workspace, session: Session) -> N
 def test_a_box_that_cant_be_frozen_is_said_to_be_one(
     ws: Workspace, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(freezing, "_group", lambda _: None)
+    monkeypatch.setattr(cgroups, "group_of", lambda *_: None)
     with pytest.raises(PolicyRefused, match="can't be frozen"):
         ws.snapshot("frozen", freeze=session)
     assert ws.history() == []

@@ -58,12 +58,12 @@ class ThreadStore:
 
     def __init__(self, home: Path) -> None:
         self._directory = home / "threads"
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def save(self, thread: Thread) -> None:
         """Whole or not at all, whenever we are killed. Not synced: a thread is the agent's memory, and no evidence."""
         path = self._directory / f"{thread.id}.json"
         temporary = path.with_suffix(".tmp")  # a thread has one session at a time
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         temporary.write_bytes(msgspec.json.encode(thread))
         os.replace(temporary, path)
 

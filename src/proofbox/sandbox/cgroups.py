@@ -290,6 +290,15 @@ def _write(path: Path, value: object) -> None:
     path.write_text(str(value))
 
 
+def group_of(home: Path | None, label: str) -> Path | None:
+    """The group of a box in one of the tree's homes, whoever made it; None: it has none there."""
+    names: list[str] = []
+    if home is not None:
+        with contextlib.suppress(OSError):
+            names = os.listdir(home)
+    return next((Path(f"{home}/{name}") for name in names if name.startswith(f"{label}.")), None)
+
+
 def group(label: str, policy: Policy, owner: tuple[int, int] | None) -> Group | None:
     """The group of one box; None where nothing is to be limited and nothing could be killed by it."""
     here = tree()

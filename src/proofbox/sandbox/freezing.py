@@ -21,7 +21,7 @@ def frozen(session_id: str, *, patience: float = PATIENCE) -> Iterator[None]:
 
     Raises `PolicyRefused` for a box that can't be frozen here, `NotFrozen` for one that did not stop in time.
     """
-    group = _group(session_id)
+    group = cgroups.group_of(cgroups.tree().unified, session_id)
     if group is None or not (group / "cgroup.freeze").exists():
         reason = cgroups.tree().reason or "it has no control group of ours"
         raise PolicyRefused(
@@ -40,7 +40,7 @@ def frozen(session_id: str, *, patience: float = PATIENCE) -> Iterator[None]:
 
 def commands_alive(session_id: str) -> int | None:
     """How many commands have processes in the box now, those included that outlived their command. None: unknown."""
-    group = _group(session_id)
+    group = cgroups.group_of(cgroups.tree().unified, session_id)
     if group is None:
         return None
     alive = 0
@@ -50,12 +50,6 @@ def commands_alive(session_id: str) -> int | None:
                 with contextlib.suppress(OSError):
                     alive += "populated 1" in (path / "cgroup.events").read_text()
     return alive
-
-
-def _group(session_id: str) -> Path | None:
-    home = cgroups.tree().unified
-    found = list(home.glob(f"{session_id}.*")) if home is not None else []
-    return found[0] if found else None
 
 
 def _wait_for(group: Path, state: str, patience: float, session_id: str) -> None:

@@ -4,7 +4,6 @@ was short of anything. Groups are there for what is limited; what nobody limits,
 from __future__ import annotations
 
 import contextlib
-import os
 from pathlib import Path
 
 import msgspec
@@ -28,7 +27,7 @@ def observed(session_id: str) -> Observed:
     groups = {
         controller: found
         for controller in ("memory", "cpu", "pids")
-        if (found := _group(tree.v1.get(controller) or tree.unified, session_id)) is not None
+        if (found := cgroups.group_of(tree.v1.get(controller) or tree.unified, session_id)) is not None
     }
     memory = groups.get("memory")
     periods, throttled_ms = _throttling(groups.get("cpu"))
@@ -39,14 +38,6 @@ def observed(session_id: str) -> Observed:
         cpu_throttled_ms=throttled_ms,
         peak_pids=_number(groups.get("pids"), "pids.peak"),
     )
-
-
-def _group(parent: Path | None, session_id: str) -> Path | None:
-    names: list[str] = []
-    if parent is not None:
-        with contextlib.suppress(OSError):
-            names = os.listdir(parent)
-    return next((Path(f"{parent}/{name}") for name in names if name.startswith(f"{session_id}.")), None)
 
 
 def _counts_memory(group: Path) -> bool:
