@@ -68,6 +68,7 @@ PACKAGES = {
             (f"qemu-{FOREIGN}-static", f"qemu-{FOREIGN}"),
             f"the test of the wheel's {FOREIGN} binaries",
         ),
+        Package("bindfs", ("bindfs",), "the test of projects on FUSE"),
         Package("ripgrep", ("rg",), "the search that the one in Python is compared with"),
         Package("strace", ("strace",), "the test of what a commit leaves after a power cut"),
         Package("zsh", ("zsh",), "the test of its tab completion"),

@@ -135,6 +135,14 @@ def probe_cc() -> str:
         return trial(["cc", "-static", "-o", f"{scratch}/trial", str(source)]) or trial([f"{scratch}/trial"])
 
 
+def probe_fuse() -> str:
+    if problem := probe_root():
+        return problem
+    if not Path("/dev/fuse").exists():
+        return "no /dev/fuse"
+    return "" if shutil.which("bindfs") else "no bindfs on the PATH"
+
+
 def probe_ripgrep() -> str:
     return trial(["rg", "--version"])
 
@@ -221,6 +229,7 @@ CAPABILITIES = {
         probe_docker, "as root, with dockerd and a static busybox: scripts/setup --test installs them", True
     ),
     "fish": Capability(probe_shell("fish"), "apt-get install fish", False),
+    "fuse": Capability(probe_fuse, "as root, with /dev/fuse: scripts/setup --test installs bindfs", False),
     "git": Capability(probe_git, "scripts/setup --test installs it; 2.38 or newer", True),
     "gvisor": Capability(probe_gvisor, "scripts/setup --test installs runsc", True),
     "index": Capability(probe_index, "a Python package index that uv can reach", True),

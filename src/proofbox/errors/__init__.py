@@ -12,6 +12,7 @@
     │   ├── ProviderUnavailable  SANDBOX_UNAVAILABLE         exit 3
     │   ├── PolicyRefused        SANDBOX_POLICY_REFUSED      exit 3
     │   ├── PathRefused          SANDBOX_PATH_REFUSED        exit 2
+    │   ├── IdmapUnsupported     SANDBOX_IDMAP_UNSUPPORTED   exit 3
     │   ├── RequestInvalid       SANDBOX_REQUEST_INVALID     exit 2
     │   ├── CommandNotFound      SANDBOX_COMMAND_NOT_FOUND   exit 127
     │   ├── CommandNotExecutable SANDBOX_COMMAND_NOT_EXECUTABLE exit 126
@@ -165,6 +166,7 @@ from proofbox.errors.sandbox import (
     CommandNotFound as CommandNotFound,
     DownloadFailed as DownloadFailed,
     EngineRefused as EngineRefused,
+    IdmapUnsupported as IdmapUnsupported,
     ImageCorrupt as ImageCorrupt,
     ImageLocked as ImageLocked,
     ImageUnavailable as ImageUnavailable,

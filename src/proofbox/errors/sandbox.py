@@ -47,6 +47,17 @@ class PathRefused(SandboxError):
     hints = ("name a directory that is there, in the project or mounted",)
 
 
+class IdmapUnsupported(SandboxError):
+    """Root owns a directory for the box, on a file system without idmapped mounts. Nothing was started.
+
+    A box never runs with root's ids: it uses root's files by way of an idmapped mount.
+    """
+
+    code = "SANDBOX_IDMAP_UNSUPPORTED"
+    exit_code = 3
+    hints = ("give the directory to an ordinary user: chown -R 1000:1000 DIRECTORY",)
+
+
 class RequestInvalid(SandboxError):
     """The request itself can't be carried out: NUL bytes, too long an argv, a bad environment name."""
 

@@ -1,4 +1,4 @@
-"""Which mount a directory is on, and whether others lie below it."""
+"""Which mount a directory is on, and which others lie below it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,38 @@ def mount_of(path: str) -> tuple[int, str]:
 
 def mounts_below(path: str) -> bool:
     """Whether anything is mounted in the directory, at any depth."""
-    within = os.fsencode(os.path.realpath(path)).rstrip(b"/") + b"/"
-    listed = Path("/proc/self/mountinfo").read_bytes().splitlines()
-    return any(_place(line).startswith(within) for line in listed)
+    within = _prefix(path)
+    return any(_place(line).startswith(within) for line in _listed())
+
+
+def file_systems(path: str) -> list[tuple[str, str]]:
+    """Return the type of the file system a directory is on, as ".", and of those mounted below it, by relative path."""
+    within = _prefix(path)
+    on, below = b"", []
+    longest = b""
+    for line in _listed():
+        place = _place(line)
+        if place.startswith(within):
+            below.append((os.fsdecode(place[len(within) :]), _kind(line)))
+        elif within.startswith(place.rstrip(b"/") + b"/") and len(place) >= len(longest):
+            on, longest = line, place  # of several at one place, the last one is on top
+    return [*([(".", _kind(on))] if on else []), *below]
+
+
+def _prefix(path: str) -> bytes:
+    return os.fsencode(os.path.realpath(path)).rstrip(b"/") + b"/"
+
+
+def _listed() -> list[bytes]:
+    try:
+        return Path("/proc/self/mountinfo").read_bytes().splitlines()
+    except FileNotFoundError:  # not on Linux
+        return []
+
+
+def _kind(line: bytes) -> str:
+    """The file system's type: the first field after the separator."""
+    return os.fsdecode(line.partition(b" - ")[2].split(b" ", 1)[0])
 
 
 def _place(line: bytes) -> bytes:

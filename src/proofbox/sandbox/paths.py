@@ -8,11 +8,19 @@ from pathlib import Path, PurePosixPath
 from proofbox.core.dirs import state_dir
 from proofbox.errors import PathRefused
 from proofbox.sandbox.contract import Mount
+from proofbox.sandbox.mounts import file_systems
 
 # No project and no mount: they are the host itself, or what the box has of its own.
 _SYSTEM = frozenset(
     Path(p)
     for p in ("/", "/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr", "/var")
+)
+# File systems of the kernel's own settings: what is written there acts on the host, and a container's root may.
+_KERNEL = frozenset(
+    [
+        *("binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs"),
+        *("efivarfs", "proc", "pstore", "securityfs", "sysfs", "tracefs"),
+    ]
 )
 _GUEST_OWN = tuple(PurePosixPath(p) for p in ("/proc", "/dev", "/sys"))
 
@@ -28,7 +36,7 @@ def resolve_project(path: str | os.PathLike[str]) -> Path:
             fix_hints=["name the directory the command works on; give more by --mount HOST:GUEST:ro"],
             details={"project": str(project)},
         )
-    return project
+    return _without_kernel_settings(project, "project")
 
 
 def resolve_cwd(project: Path, cwd: str | os.PathLike[str] | None) -> Path:
@@ -88,7 +96,20 @@ def resolve_mount(mount: Mount) -> Mount:
         raise PathRefused(
             f"mount {host} at {guest}: the box has its own there", op="start", fix_hints=["choose another place"]
         )
-    return Mount(host, str(guest), mount.writable)
+    return Mount(_without_kernel_settings(host, "mount"), str(guest), mount.writable)
+
+
+def _without_kernel_settings(path: Path, what: str) -> Path:
+    for place, kind in file_systems(str(path)):
+        if kind in _KERNEL:
+            where = "it is part of" if place == "." else f"{path / place} is"
+            raise PathRefused(
+                f"{what} {path} gives access to settings of the host's kernel: {where} a mounted {kind}",
+                op="start",
+                fix_hints=["name a directory without it"],
+                details={"path": str(path / place), "file_system": kind},
+            )
+    return path
 
 
 def _not_our_own(path: Path, what: str) -> Path:

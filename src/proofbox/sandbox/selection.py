@@ -6,6 +6,7 @@ program behind the provider changes; a failure never is, since the user is about
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import tempfile
@@ -19,8 +20,19 @@ from proofbox.core.dirs import cache_dir
 from proofbox.core.documents import stored
 from proofbox.errors import CommandNotFound, ProofboxError, ProviderUnavailable
 from proofbox.sandbox.connection import Connection
-from proofbox.sandbox.contract import BoxSpec, Diagnostic, Event, OnEvent, Policy, ProbeResult, Provider, stream_of
+from proofbox.sandbox.contract import (
+    BoxSpec,
+    Diagnostic,
+    Event,
+    Isolation,
+    OnEvent,
+    Policy,
+    ProbeResult,
+    Provider,
+    stream_of,
+)
 from proofbox.sandbox.providers import AUTO, AUTO_ORDER, WITH_AN_IMAGE, provider_named
+from proofbox.sandbox.providers.bubblewrap import COMMAND_ID
 from proofbox.sandbox.refusal import refuse_unenforceable
 from proofbox.sandbox.request import encode_env, make_request
 
@@ -120,6 +132,9 @@ def _unavailable(message: str, diagnostics: dict[str, Diagnostic]) -> ProviderUn
 def _try_out(provider: Provider, policy: Policy) -> None:
     with tempfile.TemporaryDirectory(prefix="proofbox-trial-") as directory:
         project = Path(directory).resolve()
+        if provider.isolation is Isolation.NAMESPACE and os.geteuid() == 0:
+            with contextlib.suppress(OSError):  # whether root's files can be mapped is decided for each project
+                os.chown(project, COMMAND_ID, COMMAND_ID)
         # The directory's name is in the label, since threads may try at once and groups are named after it.
         box = provider.start(BoxSpec(label=project.name, project=project, policy=policy))
         try:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TypeVar
 
-from proofbox.errors import UsageError
+from proofbox.errors import IdmapUnsupported, UsageError
 from proofbox.sandbox.config import Settings
 from proofbox.sandbox.conformance import (
     agent_attacks,
@@ -28,6 +28,7 @@ from proofbox.sandbox.conformance import (
     confinement,
     detached,
     filesystem,
+    kernel,
     killing,
     limits,
     loss,
@@ -66,6 +67,7 @@ CHECKS: tuple[Check, ...] = tuple(
         filesystem,
         reach,
         confinement,
+        kernel,
         agent_attacks,
         loss,
         detached,
@@ -136,6 +138,8 @@ def _attempt(check: Check, context: Context) -> tuple[Outcome, str]:
         return "not_applicable", str(error)
     except NotChecked as error:
         return "not_checked", str(error)
+    except IdmapUnsupported as error:  # about where the checks' own projects are, not about the provider
+        return "not_checked", f"{error.message}; set TMPDIR to a directory on another file system"
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)
         ours = [frame for frame in last if Path(frame.filename).parent == Path(__file__).parent]

@@ -3,27 +3,28 @@
 The box sees an allowlisted, read-only part of the host (programs, libraries, a little of /etc), a private /tmp,
 /home, /run, /proc and /dev, and the project at its own path. It never runs as host root. Started by root, everything
 in it lives in a user namespace where the agent and the commands have unprivileged uids of their own, and an idmapped
-mount gives them root's project; where the file system can't do that, the commands are uid 0 there, without any
-capability. Started by an ordinary user, everything has that user's uid.
+mount gives them root's project; a project whose file system does not support idmapped mounts is refused. Started by an
+ordinary user, everything has that user's uid.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
 
 import msgspec
 
-from proofbox.errors import ProviderUnavailable
+from proofbox.errors import IdmapUnsupported, ProviderUnavailable
 from proofbox.sandbox import cgroups
 from proofbox.sandbox.binaries import program
 from proofbox.sandbox.contract import Box, BoxSpec, Enforcement, Isolation, Policy
 from proofbox.sandbox.environment import BOX_HOME, boxed
 from proofbox.sandbox.localbox import Plumbing, launch
-from proofbox.sandbox.mounts import mount_of, mounts_below
+from proofbox.sandbox.mounts import file_systems, mount_of, mounts_below
 from proofbox.sandbox.providers.covering import covers
 from proofbox.sandbox.providers.hostroot import ROOT, directory, host_parts
 from proofbox.sandbox.providers.own import frozen_within, hidden_within
@@ -40,6 +41,11 @@ _NET_INSIDE = "/run/net"
 _DOORS_INSIDE = "/run/doors"
 # Its own, empty and gone with it. /run stays the agent's: a command has no business there.
 _PRIVATE = {"/tmp": "1777", "/var/tmp": "1777", "/home": "1777", "/run": "0755"}  # noqa: S108
+# Entries of /proc that tell about the host's kernel and its users; container runtimes mask the same ones.
+_MASKED_PROC = (
+    *("acpi", "asound", "interrupts", "kcore", "keys", "latency_stats"),
+    *("sched_debug", "scsi", "timer_list", "timer_stats"),
+)
 
 
 class Bubblewrap:
@@ -93,10 +99,11 @@ class Bubblewrap:
             spec.policy, network=spec.policy.network or "none", access=spec.policy.access or "rw"
         )
         ids = _Ids.choose(spec.project)
+        shifts = ids.shifts(spec, policy)
         group = cgroups.group(spec.label, policy, owner=ids.cgroup_owner)
 
         def argv(with_: Plumbing) -> list[str]:
-            before = [*with_.enter, *ids.launch_options(spec, policy, with_.spare_fd)]
+            before = [*with_.enter, *ids.launch_options(shifts, with_.spare_fd)]
             if policy.layers is not None:
                 lower = [str(path) for path in policy.layers.lower]
                 before += ["--layers", str(spec.project), str(len(lower)), *lower]
@@ -136,59 +143,98 @@ class Bubblewrap:
         return explain(account)
 
 
+class _Shift(msgspec.Struct, frozen=True):
+    """A directory whose owner differs from the commands' ids, and is shown to them as theirs by an idmapped mount."""
+
+    path: Path
+    uid: int
+    gid: int
+
+
 class _Ids(msgspec.Struct, frozen=True):
-    """Who is who: the host ids behind the agent's and the commands' ids, where root may choose them."""
+    """The host ids of the agent and the commands, where root may choose them. None of them is ever 0."""
 
     root: bool
-    agent: int = 0
-    command: tuple[int, int] = (0, 0)
+    agent: int = AGENT_ID
+    command: tuple[int, int] = (COMMAND_ID, COMMAND_ID)
 
     @classmethod
     def choose(cls, project: Path) -> _Ids:
-        if os.geteuid() != 0:
+        if os.geteuid() != 0 or not _is_host_root():
             return cls(root=False)
         st = project.stat()
-        if st.st_uid != 0:
-            return cls(root=True, agent=AGENT_ID, command=(st.st_uid, st.st_gid))
-        if _can_idmap(str(project)):
-            return cls(root=True, agent=AGENT_ID, command=(COMMAND_ID, COMMAND_ID))
-        return cls(root=True)
+        if st.st_uid == 0:
+            return cls(root=True)
+        return cls(root=True, command=(st.st_uid, st.st_gid or COMMAND_ID))
 
     @property
     def cgroup_owner(self) -> tuple[int, int] | None:
         return (self.agent, self.agent) if self.root else None
 
-    @property
-    def inside(self) -> int:
-        return INSIDE_ID if self.command[0] or not self.root else 0
-
-    def launch_options(self, spec: BoxSpec, policy: Policy, userns_fd: int) -> list[str]:
+    def shifts(self, spec: BoxSpec, policy: Policy) -> list[_Shift]:
+        """Return what needs an idmapped mount. Raises IdmapUnsupported where the file system offers none."""
         if not self.root:
             return []
-        if not self.command[0]:
-            return ["--userns", str(userns_fd), "0 0 1", "0 0 1"]
-        options = ["--userns", str(userns_fd), *(f"0 {self.agent} 1,{INSIDE_ID} {id} 1" for id in self.command)]
         homes = [spec.home] if spec.home is not None else []
         outside = [mount.host for mount in policy.mounts if not mount.host.is_relative_to(spec.project)]
         seen = (spec.project,) if policy.layers is None else policy.layers.lower
         mounts = [mount.host for mount in policy.mounts if mount.writable and mount.host in outside]
-        for path in [*seen, *homes, *mounts]:
-            st = path.stat()
-            if (st.st_uid, st.st_gid) != self.command:
-                options += ["--idmap", str(path), str(st.st_uid), str(st.st_gid), *map(str, self.command)]
+        owners = [(path, path.stat()) for path in [*seen, *homes, *mounts]]
+        shifts = [_Shift(path, st.st_uid, st.st_gid) for path, st in owners if (st.st_uid, st.st_gid) != self.command]
+        for shift in shifts:
+            if not _can_idmap(str(shift.path)):
+                raise self._unsupported(shift)
+        return shifts
+
+    def launch_options(self, shifts: list[_Shift], userns_fd: int) -> list[str]:
+        if not self.root:
+            return []
+        options = ["--userns", str(userns_fd), *(f"0 {self.agent} 1,{INSIDE_ID} {id} 1" for id in self.command)]
+        for shift in shifts:
+            options += ["--idmap", str(shift.path), str(shift.uid), str(shift.gid), *map(str, self.command)]
         return options
 
     def agent_options(self, userns_fd: int) -> list[str]:
         if not self.root:
             return []
-        return ["--userns", str(userns_fd), "--user", str(self.inside), str(self.inside)]
+        return ["--userns", str(userns_fd), "--user", str(INSIDE_ID), str(INSIDE_ID)]
+
+    def _unsupported(self, shift: _Shift) -> IdmapUnsupported:
+        found = file_systems(str(shift.path))
+        kinds = " with ".join(kind if place == "." else f"{kind} at {place}" for place, kind in found)
+        owner = ":".join(str(INSIDE_ID if id == COMMAND_ID else id) for id in self.command)
+        chown = f"chown -R {owner} {shlex.quote(str(shift.path))}"
+        return IdmapUnsupported(
+            f"{shift.path} belongs to {shift.uid}:{shift.gid}, and its file system ({kinds}) does not support idmapped"
+            " mounts: a box never runs with root's ids, so its commands could not use it",
+            op="start",
+            fix_hints=[
+                f"give it to an ordinary user, as whom commands then run: {chown}",
+                "or move it to ext4, XFS or Btrfs, or to a tmpfs on Linux 6.3 or newer",
+                "or run proofbox as an ordinary user who owns it",
+            ],
+            details={"path": str(shift.path), "file_systems": [kind for _, kind in found]},
+        )
+
+
+@functools.cache
+def _is_host_root() -> bool:
+    """Whether uid 0 here is the host's: in a container with a user namespace, /proc/sys belongs to somebody else."""
+    return os.stat("/proc/sys").st_uid == 0
 
 
 def command_line(project: Path, policy: Policy) -> list[str]:
-    """bubblewrap as a box is started with it, without the agent and without what boxlaunch does before."""
+    """Return how bubblewrap alone starts a box, without the agent and without what boxlaunch does before.
+
+    Started by root there is no user namespace then: setpriv gives up root's ids, so that no command runs with them.
+    """
     asked = msgspec.structs.replace(policy, network=policy.network or "none", access=policy.access or "rw")
-    options = _box_options(project, asked, _Ids.choose(project))
-    return [_bwrap(), *(option for option in options if option != "--as-pid-1")]
+    ids = _Ids.choose(project)
+    options = [option for option in _box_options(project, asked, ids) if option != "--as-pid-1"]
+    if not ids.root:
+        return [_bwrap(), *options]
+    drop = ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "setpriv", "--no-new-privs", "--inh-caps", "-all"]
+    return [_bwrap(), *options, *drop, "--clear-groups", "--reuid", str(ids.command[0]), "--regid", str(ids.command[1])]
 
 
 def _box_options(project: Path, policy: Policy, ids: _Ids) -> list[str]:
@@ -207,7 +253,7 @@ def _box_options(project: Path, policy: Policy, ids: _Ids) -> list[str]:
     if not ids.root:
         options += ["--unshare-user", "--uid", str(INSIDE_ID), "--gid", str(INSIDE_ID), *_sealed_userns()]
     options += host_parts(policy.network or "none")
-    options += ["--proc", "/proc", "--dev", "/dev"]
+    options += [*_proc_options(), "--dev", "/dev"]
     for path, mode in _PRIVATE.items():
         options += ["--perms", mode, "--tmpfs", path]
     options += ["--ro-bind", str(program("boxagent")), _AGENT_INSIDE]
@@ -224,8 +270,24 @@ def _box_options(project: Path, policy: Policy, ids: _Ids) -> list[str]:
     return options
 
 
+@functools.cache
+def _proc_options() -> tuple[str, ...]:
+    """/proc, read-only as a whole: a single writable key of /proc/sys can run a program as host root.
+
+    bubblewrap's own cover of /proc/sys has no effect for root, because it asks access(2) for a directory that nobody
+    may write. Processes lose /proc/self/oom_score_adj and the like, which programs do without.
+    """
+    options = ["--proc", "/proc"]
+    for path in (Path("/proc", name) for name in _MASKED_PROC):
+        if path.is_dir():
+            options += ["--perms", "0555", "--tmpfs", str(path), "--remount-ro", str(path)]
+        elif path.exists():
+            options += ["--ro-bind", "/dev/null", str(path)]
+    return (*options, "--remount-ro", "/proc")
+
+
 def _writable(project: Path, policy: Policy) -> list[str]:
-    paths = [*_PRIVATE, "/dev", "/proc"]
+    paths = [*_PRIVATE, "/dev"]
     if policy.access != "ro":
         paths.append(str(project))
     paths += [mount.guest for mount in policy.mounts if mount.writable]

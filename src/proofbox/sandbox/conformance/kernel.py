@@ -1,0 +1,59 @@
+"""The kernel's own settings and secrets, which namespaces do not separate: a box can neither change nor read them."""
+
+from __future__ import annotations
+
+from proofbox.sandbox.conformance.check import FILESYSTEM, Subject, expect
+from proofbox.sandbox.conformance.context import Context
+from proofbox.sandbox.contract import Isolation
+
+subject = Subject("kernel")
+check = subject.check
+
+# A file is opened for appending and nothing is written: permission is decided there, and nothing changes where it is
+# granted. What can't be listed is tried by name.
+OPEN_SETTINGS = """
+true > control
+{
+    echo control
+    for f in core_pattern modprobe hotplug poweroff_cmd sysrq; do echo /proc/sys/kernel/$f; done
+    for f in register status; do echo /proc/sys/fs/binfmt_misc/$f; done
+    for f in kernel/uevent_helper power/state power/disk; do echo /sys/$f; done
+    for d in acpi bus driver fs irq mtrr scsi sys sysrq-trigger tty; do echo /proc/$d; done | while read -r d; do
+        find "$d" ! -type d ! -type l
+    done
+    find /sys ! -type d ! -type l
+} 2>/dev/null | while IFS= read -r f; do
+    { true >> "$f"; } 2>/dev/null && echo "$f"
+done
+rm -f control
+"""
+_READ_SECRETS = """
+for f in kcore keys kmsg latency_stats sched_debug timer_list timer_stats; do
+    [ "$(head -c 1 /proc/$f 2>/dev/null | wc -c)" -gt 0 ] && echo /proc/$f
+done
+for d in acpi asound scsi; do
+    ls /proc/$d/* 2>/dev/null
+done
+"""
+
+
+@check(FILESYSTEM)
+def settings(context: Context) -> None:
+    """No setting opens for writing: not the program that takes core dumps, nor any other key that acts on the host."""
+    for network in ("none", "full"):
+        session = context.session(network="none" if network == "none" else "full")
+        context.fence(session)
+        opened = context.sh(session, OPEN_SETTINGS).stdout.split()
+        session.stop()
+        expect(opened[:1] == ["control"], "a file of the project can't be opened: nothing was tried")
+        found = opened[1:]
+        if context.isolation is Isolation.SANDBOXED_KERNEL:
+            found = [path for path in found if not path.startswith("/proc/sys/net/")]  # of that kernel's own network
+        expect(not found, f"with network {network}, open for writing: {', '.join(found[:5])}")
+
+
+@check(FILESYSTEM)
+def secrets(context: Context) -> None:
+    """The kernel's memory, timers and keys are masked, as container runtimes do."""
+    seen = context.sh(context.session(), _READ_SECRETS).stdout.split()
+    expect(not seen, f"can be read: {', '.join(seen[:6])}")

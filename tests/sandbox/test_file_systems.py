@@ -1,0 +1,188 @@
+"""A project's file system never decides whether a box gets root's ids or the kernel's settings.
+
+Each case runs in a mount namespace of its own, with the project on one kind of file system.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from capabilities import OrdinaryUser
+
+from proofbox.errors import PathRefused
+from proofbox.sandbox.conformance.kernel import OPEN_SETTINGS
+from proofbox.sandbox.contract import Mount, Policy
+from proofbox.sandbox.paths import resolve_mount, resolve_project
+from proofbox.sandbox.providers import bubblewrap
+
+BASE = 'mount -t tmpfs tmpfs "$1" && cd "$1" && mkdir project lower upper work'
+OVERLAY = "mount -t overlay overlay -o lowerdir=lower,upperdir=upper,workdir=work"
+MOUNTS = {
+    "overlay": f"{BASE} && {OVERLAY} project",
+    "tmpfs": BASE,
+    "bind": 'cd "$1" && mkdir project source && mount --bind source project',
+    "fuse": f"{BASE} && bindfs -o allow_other lower project",
+    # The project itself can be mapped, and what is mounted in it can't.
+    "mount inside": f"{BASE} && mkdir project/sub && {OVERLAY} project/sub",
+}
+UNSUPPORTED = ("overlay", "fuse", "mount inside")
+KINDS = [pytest.param(kind, marks=pytest.mark.needs("fuse") if kind == "fuse" else ()) for kind in MOUNTS]
+
+PROGRAM = """
+import json, os, sys
+from proofbox import Sandboxes
+from proofbox.errors import ProofboxError
+project, script, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+def read(session, name):
+    lines = session.exec(["cat", "/proc/self/" + name]).stdout.splitlines()
+    return [line.split()[1] for line in lines]
+try:
+    with Sandboxes(project) as boxes, boxes.start_session(provider="bubblewrap", **options) as session:
+        made = session.exec(["touch", "made"]).exit_code == 0 and os.path.exists(project + "/made")
+        opened = session.exec(["sh", "-c", script], timeout=60).stdout.split()
+        print(json.dumps({"opened": opened, "made": made, **{n: read(session, n) for n in ("uid_map", "gid_map")}}))
+except ProofboxError as error:
+    print(json.dumps(error.as_dict()))
+"""
+Answer = dict[str, Any]
+
+
+@pytest.fixture
+def place() -> Generator[Path]:
+    """A directory that every user can reach, unlike tmp_path."""
+    path = Path(tempfile.mkdtemp(prefix="file-systems-"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)
+
+
+def try_box(
+    place: Path,
+    kind: str,
+    owner: str,
+    *,
+    project: str = "project",
+    run: Sequence[str] = (),
+    python: str = sys.executable,
+    **options: object,
+) -> Answer:
+    # The mounts end with the namespace; a FUSE server ends when its mount does.
+    end = f"status=$?; cd /; umount -R {place}/project; exit $status"
+    script = f'{MOUNTS[kind]} && chown {owner} project && shift && "$@"; {end}'
+    words = [str(place / project), OPEN_SETTINGS, json.dumps(options)]
+    argv = ["unshare", "--mount", "sh", "-c", script, "sh", str(place), *run, python, "-c", PROGRAM, *words]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.stdout, done.stderr
+    answer: Answer = json.loads(done.stdout)
+    return answer
+
+
+def idmaps(kind: str, place: Path) -> bool:
+    release = tuple(int(part) for part in os.uname().release.split(".")[:2])
+    return {"tmpfs": release >= (6, 3), "bind": bubblewrap._can_idmap(str(place))}[kind]
+
+
+@pytest.mark.needs("bubblewrap", "root")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("owner", "advised"), [("0:0", "1000:1000"), ("0:1234", "1000:1000"), ("1234:0", "1234:1000")])
+def test_root_s_ids_are_mapped_on_no_file_system(place: Path, kind: str, owner: str, advised: str) -> None:
+    answer = try_box(place, kind, owner)
+    if kind in UNSUPPORTED or not idmaps(kind, place):
+        assert answer["code"] == "SANDBOX_IDMAP_UNSUPPORTED"
+        assert f"chown -R {advised} {place}/project" in answer["fix_hints"][0]
+        return
+    assert answer["opened"] == ["control"], "no setting of the kernel opens for writing"
+    assert answer["made"]
+    assert "0" not in [*answer["uid_map"], *answer["gid_map"]]
+
+
+@pytest.mark.needs("bubblewrap", "root")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_project_of_an_ordinary_user_is_worked_on_by_root_s_box(place: Path, kind: str) -> None:
+    answer = try_box(place, kind, "1234:1234")
+    assert answer["opened"] == ["control"]
+    assert answer["made"]
+    assert answer["uid_map"] == answer["gid_map"] == [str(bubblewrap.AGENT_ID), "1234"]
+
+
+@pytest.mark.needs("bubblewrap", "root", "unprivileged-user")
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_ordinary_user_s_box_opens_no_setting(place: Path, kind: str, ordinary_user: OrdinaryUser) -> None:
+    answer = try_box(place, kind, owned_by(ordinary_user), run=becoming(ordinary_user), python=ordinary_user.python)
+    assert answer["opened"] == ["control"]
+    assert answer["made"]
+
+
+@pytest.mark.needs("bubblewrap", "root", "unprivileged-user")
+def test_root_of_a_user_namespace_counts_as_an_ordinary_user(place: Path, ordinary_user: OrdinaryUser) -> None:
+    run = [*becoming(ordinary_user), "unshare", "--user", "--map-root-user"]
+    answer = try_box(place, "overlay", owned_by(ordinary_user), run=run, python=ordinary_user.python)
+    assert answer["opened"] == ["control"]
+    assert answer["made"]
+
+
+def becoming(user: OrdinaryUser) -> list[str]:
+    environment = [f"{name}={value}" for name, value in user.env.items()]
+    return ["setpriv", f"--reuid={user.uid}", f"--regid={user.uid}", "--clear-groups", "env", "-i", *environment]
+
+
+def owned_by(user: OrdinaryUser) -> str:
+    return f"{user.uid}:{user.uid}"
+
+
+@pytest.mark.needs("bubblewrap", "root")
+@pytest.mark.parametrize("access", ["ro", "overlay"])
+def test_no_access_lifts_the_refusal(place: Path, access: str) -> None:
+    assert try_box(place, "overlay", "0:0", access=access)["code"] == "SANDBOX_IDMAP_UNSUPPORTED"
+
+
+@pytest.mark.needs("bubblewrap", "root")
+def test_a_writable_mount_without_idmapping_is_refused_by_its_own_path(place: Path) -> None:
+    mounts = [f"{place}/project:/mnt/data:rw"]
+    answer = try_box(place, "overlay", "0:0", project="lower", mounts=mounts)
+    assert (answer["code"], answer["path"]) == ("SANDBOX_IDMAP_UNSUPPORTED", f"{place}/project")
+
+
+@pytest.mark.needs("bubblewrap", "root")
+def test_a_box_of_bubblewrap_alone_gives_up_root_s_ids(place: Path) -> None:
+    argv = [*bubblewrap.command_line(place, Policy()), "sh", "-c", f"id -u; id -G; cd /tmp; {OPEN_SETTINGS}"]
+    shown = subprocess.run(argv, capture_output=True, text=True)
+    assert shown.stdout.split() == [str(bubblewrap.COMMAND_ID)] * 2 + ["control"], shown.stderr
+
+
+@pytest.mark.needs("root")
+@pytest.mark.parametrize("path", ["/proc/sys/kernel", "/sys/kernel", "/proc/self"])
+def test_the_kernel_s_settings_are_neither_project_nor_mount(path: str) -> None:
+    with pytest.raises(PathRefused, match="settings of the host's kernel"):
+        resolve_project(path)
+    with pytest.raises(PathRefused, match="settings of the host's kernel"):
+        resolve_mount(Mount(Path(path), "/mnt/settings", writable=True))
+
+
+CONTAINS = """
+import sys
+from pathlib import Path
+from proofbox.errors import PathRefused
+from proofbox.sandbox.paths import resolve_project
+try:
+    resolve_project(sys.argv[1])
+except PathRefused as error:
+    print(error.details["path"])
+"""
+
+
+@pytest.mark.needs("root")
+def test_a_project_that_contains_a_mounted_proc_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "chroot/proc").mkdir(parents=True)
+    script = 'mount -t proc proc "$1/chroot/proc" && exec "$2" -c "$3" "$1"'
+    argv = ["unshare", "--mount", "sh", "-c", script, "sh", str(tmp_path), sys.executable, CONTAINS]
+    assert subprocess.run(argv, capture_output=True, text=True).stdout.strip() == str(tmp_path / "chroot/proc")
