@@ -41,7 +41,7 @@ pytestmark = [pytest.mark.needs("docker"), pytest.mark.xdist_group("docker")]
 
 # gVisor takes a second for what others do in a tenth: those checks where it differs most, and all of them in a soak.
 SOAK = os.environ.get("PROOFBOX_SOAK", "") not in ("", "0")
-SAMPLED = {"agent", "killing", "limits", "policy", "commands.one-death-among-many"}
+SAMPLED = {"agent", "kernel", "killing", "limits", "policy", "commands.one-death-among-many", "network.socket-families"}
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,10 @@ pytestmark = [pytest.mark.needs("podman"), pytest.mark.xdist_group("podman")]
 SOAK = os.environ.get("PROOFBOX_SOAK", "") not in ("", "0")
 SAMPLED = (
     "commands.exit-codes",
+    "kernel.settings",
+    "kernel.secrets",
     "killing.timeout-daemon",
+    "network.socket-families",
     "reach.hidden-state",
     "agent.descriptors-of-the-agent",
     "detached.used-by-another-process",

@@ -16,7 +16,7 @@
  *                       for a kernel that lets others open a process's descriptors by way of /proc (gVisor)
  *     --home PATH       make this directory, for the commands' user
  *     --rw PATH         landlock: nothing may be written but beneath these paths (and the devices)
- *     --seccomp         refuse the system calls that a command has no use for in a box
+ *     --seccomp         refuse the system calls and the kinds of sockets that a command has no use for in a box
  *     --no-suid         with it: refuse to give a file the setuid or setgid bit, which would count outside
  *     --version         print the protocol version
  *
@@ -54,6 +54,7 @@
 #include <linux/capability.h>
 #include <linux/filter.h>
 #include <linux/landlock.h>
+#include <linux/netlink.h>
 #include <linux/sched.h>
 #include <linux/seccomp.h>
 #include <poll.h>
@@ -1122,6 +1123,21 @@ static void serve_relays(const struct pollfd *set) { /* in the order of watch_re
     BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, O_CREAT | (O_TMPFILE & ~O_DIRECTORY), 0, 3), ARGUMENT(mode), \
     BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, S_ISUID | S_ISGID, 0, 1), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM), \
     BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)
+#define REFUSE(error) BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (error))
+#define IF_EQUAL(value, yes, no) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, value, yes, no)
+/* Every family is kernel code that a box could attack, and some know no network namespace: AF_VSOCK reaches the hypervisor
+ * whatever the box's network is. Allowed are AF_UNIX; AF_INET and AF_INET6 with TCP, UDP and ping (AF_INET with SOCK_PACKET
+ * is AF_PACKET); and AF_NETLINK for routes, by which the C library lists addresses. */
+#define ONLY_KNOWN_SOCKETS \
+    IF_EQUAL(SYS_socket, 0, 19), ARGUMENT(0), \
+    IF_EQUAL(AF_UNIX, 14, 0), IF_EQUAL(AF_NETLINK, 11, 0), IF_EQUAL(AF_INET, 1, 0), IF_EQUAL(AF_INET6, 0, 13), \
+    ARGUMENT(1), BPF_STMT(BPF_ALU | BPF_AND | BPF_K, 0xf), IF_EQUAL(SOCK_PACKET, 10, 0), \
+    ARGUMENT(2), IF_EQUAL(0, 6, 0), IF_EQUAL(IPPROTO_TCP, 5, 0), IF_EQUAL(IPPROTO_UDP, 4, 0), \
+    IF_EQUAL(IPPROTO_ICMP, 3, 0), IF_EQUAL(IPPROTO_ICMPV6, 2, 3), \
+    ARGUMENT(2), IF_EQUAL(NETLINK_ROUTE, 0, 1), \
+    BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW), REFUSE(EPROTONOSUPPORT), REFUSE(EAFNOSUPPORT), \
+    IF_EQUAL(SYS_socketpair, 0, 4), ARGUMENT(0), \
+    IF_EQUAL(AF_UNIX, 0, 1), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW), REFUSE(EAFNOSUPPORT)
 #ifndef SYS_openat2
 #define SYS_openat2 437
 #endif
@@ -1155,7 +1171,8 @@ static void install_seccomp(bool no_suid) {
         DENY(open_by_handle_at), DENY(reboot), DENY(swapon), DENY(swapoff), DENY(acct),
         DENY(quotactl), DENY(settimeofday), DENY(clock_settime), DENY(clock_adjtime), DENY(adjtimex),
         DENY(sethostname), DENY(setdomainname), DENY(syslog),
-        MISSING(io_uring_setup), MISSING(io_uring_enter), MISSING(io_uring_register),
+        MISSING(io_uring_setup), MISSING(io_uring_enter), MISSING(io_uring_register), /* it opens sockets, too */
+        ONLY_KNOWN_SOCKETS,
         no_suid ? (struct sock_filter)BPF_STMT(BPF_JMP | BPF_JA, 0) : (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
 #if defined(__x86_64__)
         NO_SUID(chmod, 1), NO_SUID(creat, 1), NO_SUID(mknod, 1), NO_SUID_CREATED(open, 1, 2),

@@ -6,17 +6,27 @@ control, so that a box in which the attempt itself is broken does not pass for a
 
 from __future__ import annotations
 
+import socket
 import time
 
 from proofbox.errors import ProofboxError
 from proofbox.sandbox.config import Settings
 from proofbox.sandbox.conformance.check import NETWORK, NotChecked, Subject, expect
 from proofbox.sandbox.conformance.context import PATIENCE, Context
-from proofbox.sandbox.conformance.probing import connect, listeners
+from proofbox.sandbox.conformance.probing import SystemCalls, connect, listeners
 from proofbox.sandbox.service import Sandboxes
 
 subject = Subject("network")
 check = subject.check
+
+LAST_FAMILY = 63  # well beyond the highest one that Linux has
+LAST_NETLINK = 31
+SOCK_PACKET = 10
+IPPROTO_SMC, IPPROTO_MPTCP = 256, 262
+_ROOM = "x" * 63  # where a call may write its answer
+_FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6)
+_KINDS = (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_RAW, socket.SOCK_SEQPACKET)
+_PROTOCOLS = (socket.IPPROTO_SCTP, socket.IPPROTO_UDPLITE, IPPROTO_SMC, IPPROTO_MPTCP)
 
 
 @check(NETWORK)
@@ -91,6 +101,33 @@ print(socket.create_connection(("127.0.0.1", {port}), 10).recv(16).decode())
             raise NotChecked("the box has no python3 to serve and to connect with")
         result = session.exec(["python3", "-c", script], timeout=PATIENCE)
         expect(result.stdout == "inside\n", f"its own loopback does not work: {result.stderr[-300:]!r}")
+
+
+@check(NETWORK)
+def socket_families(context: Context) -> None:
+    """Only the families that programs need open, in every mode: others, such as AF_VSOCK, pass by the network namespace
+    or are rarely used parts of the kernel."""
+    allowed = {f"family {family:d}" for family in _FAMILIES} | {"netlink 0", "pair 1"}
+    families = range(LAST_FAMILY + 1)
+    calls = [
+        *(
+            (f"family {family}", "socket", family, int(kind), 0)
+            for family in families
+            for kind in _KINDS
+            if family != 16
+        ),
+        *((f"netlink {number}", "socket", 16, int(socket.SOCK_RAW), number) for number in range(LAST_NETLINK + 1)),
+        *((f"pair {family}", "socketpair", family, int(kind), 0, _ROOM) for family in families for kind in _KINDS),
+        *((f"protocol {each:d}", "socket", 2, int(kind), int(each)) for each in _PROTOCOLS for kind in _KINDS),
+        ("AF_INET with SOCK_PACKET", "socket", 2, SOCK_PACKET, 0),
+        ("io_uring", "io_uring_setup", 1, _ROOM * 2),
+    ]
+    for network in ("none", "full"):
+        session = context.session(network="none" if network == "none" else "full")
+        opened = set(SystemCalls(context, session).allowed(*calls))
+        session.stop()
+        expect(not opened - allowed, f"with network {network}, opened: {', '.join(sorted(opened - allowed))}")
+        expect({"family 1", "family 2", "pair 1"} <= opened, f"with network {network}, only {sorted(opened)} opened")
 
 
 @check(NETWORK)

@@ -90,6 +90,8 @@ for my $way (@ARGV) {
 _NUMBERS = {
     "x86_64": {
         "open": 2,
+        "socket": 41,
+        "socketpair": 53,
         "clone": 56,
         "creat": 85,
         "chmod": 90,
@@ -104,6 +106,7 @@ _NUMBERS = {
         "mknodat": 259,
         "fchmodat": 268,
         "unshare": 272,
+        "io_uring_setup": 425,
         "pidfd_open": 434,
         "pidfd_getfd": 438,
         "fchmodat2": 452,
@@ -119,7 +122,10 @@ _NUMBERS = {
         "unshare": 97,
         "ptrace": 117,
         "getppid": 173,
+        "socket": 198,
+        "socketpair": 199,
         "clone": 220,
+        "io_uring_setup": 425,
         "pidfd_open": 434,
         "pidfd_getfd": 438,
         "fchmodat2": 452,
