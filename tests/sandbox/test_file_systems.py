@@ -1,6 +1,6 @@
-"""A project's file system never decides whether a box gets root's ids or the kernel's settings.
+"""Boxes have neither root's ids nor access to kernel settings, on every kind of file system.
 
-Each case runs in a mount namespace of its own, with the project on one kind of file system.
+Each case mounts the project in a private mount namespace.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def idmaps(kind: str, place: Path) -> bool:
 @pytest.mark.needs("bubblewrap", "root")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("owner", "advised"), [("0:0", "1000:1000"), ("0:1234", "1000:1000"), ("1234:0", "1234:1000")])
-def test_root_s_ids_are_mapped_on_no_file_system(place: Path, kind: str, owner: str, advised: str) -> None:
+def test_root_ids_are_never_mapped(place: Path, kind: str, owner: str, advised: str) -> None:
     answer = try_box(place, kind, owner)
     if kind in UNSUPPORTED or not idmaps(kind, place):
         assert answer["code"] == "SANDBOX_IDMAP_UNSUPPORTED"
@@ -107,7 +107,7 @@ def test_root_s_ids_are_mapped_on_no_file_system(place: Path, kind: str, owner: 
 
 @pytest.mark.needs("bubblewrap", "root")
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_project_of_an_ordinary_user_is_worked_on_by_root_s_box(place: Path, kind: str) -> None:
+def test_root_runs_an_ordinary_users_project_as_its_owner(place: Path, kind: str) -> None:
     answer = try_box(place, kind, "1234:1234")
     assert answer["opened"] == ["control"]
     assert answer["made"]
@@ -116,14 +116,14 @@ def test_a_project_of_an_ordinary_user_is_worked_on_by_root_s_box(place: Path, k
 
 @pytest.mark.needs("bubblewrap", "root", "unprivileged-user")
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_ordinary_user_s_box_opens_no_setting(place: Path, kind: str, ordinary_user: OrdinaryUser) -> None:
+def test_ordinary_user_cannot_open_kernel_settings(place: Path, kind: str, ordinary_user: OrdinaryUser) -> None:
     answer = try_box(place, kind, owned_by(ordinary_user), run=becoming(ordinary_user), python=ordinary_user.python)
     assert answer["opened"] == ["control"]
     assert answer["made"]
 
 
 @pytest.mark.needs("bubblewrap", "root", "unprivileged-user")
-def test_root_of_a_user_namespace_counts_as_an_ordinary_user(place: Path, ordinary_user: OrdinaryUser) -> None:
+def test_namespaced_root_runs_like_an_ordinary_user(place: Path, ordinary_user: OrdinaryUser) -> None:
     run = [*becoming(ordinary_user), "unshare", "--user", "--map-root-user"]
     answer = try_box(place, "overlay", owned_by(ordinary_user), run=run, python=ordinary_user.python)
     assert answer["opened"] == ["control"]
@@ -141,19 +141,19 @@ def owned_by(user: OrdinaryUser) -> str:
 
 @pytest.mark.needs("bubblewrap", "root")
 @pytest.mark.parametrize("access", ["ro", "overlay"])
-def test_no_access_lifts_the_refusal(place: Path, access: str) -> None:
+def test_read_only_and_overlay_access_are_refused_too(place: Path, access: str) -> None:
     assert try_box(place, "overlay", "0:0", access=access)["code"] == "SANDBOX_IDMAP_UNSUPPORTED"
 
 
 @pytest.mark.needs("bubblewrap", "root")
-def test_a_writable_mount_without_idmapping_is_refused_by_its_own_path(place: Path) -> None:
+def test_writable_mount_without_idmapping_is_refused(place: Path) -> None:
     mounts = [f"{place}/project:/mnt/data:rw"]
     answer = try_box(place, "overlay", "0:0", project="lower", mounts=mounts)
     assert (answer["code"], answer["path"]) == ("SANDBOX_IDMAP_UNSUPPORTED", f"{place}/project")
 
 
 @pytest.mark.needs("bubblewrap", "root")
-def test_a_box_of_bubblewrap_alone_gives_up_root_s_ids(place: Path) -> None:
+def test_command_line_drops_root_ids(place: Path) -> None:
     argv = [*bubblewrap.command_line(place, Policy()), "sh", "-c", f"id -u; id -G; cd /tmp; {OPEN_SETTINGS}"]
     shown = subprocess.run(argv, capture_output=True, text=True)
     assert shown.stdout.split() == [str(bubblewrap.COMMAND_ID)] * 2 + ["control"], shown.stderr
@@ -161,7 +161,7 @@ def test_a_box_of_bubblewrap_alone_gives_up_root_s_ids(place: Path) -> None:
 
 @pytest.mark.needs("root")
 @pytest.mark.parametrize("path", ["/proc/sys/kernel", "/sys/kernel", "/proc/self"])
-def test_the_kernel_s_settings_are_neither_project_nor_mount(path: str) -> None:
+def test_kernel_file_systems_are_refused_as_project_and_mount(path: str) -> None:
     with pytest.raises(PathRefused, match="settings of the host's kernel"):
         resolve_project(path)
     with pytest.raises(PathRefused, match="settings of the host's kernel"):
@@ -181,7 +181,7 @@ except PathRefused as error:
 
 
 @pytest.mark.needs("root")
-def test_a_project_that_contains_a_mounted_proc_is_refused(tmp_path: Path) -> None:
+def test_project_with_a_mounted_proc_is_refused(tmp_path: Path) -> None:
     (tmp_path / "chroot/proc").mkdir(parents=True)
     script = 'mount -t proc proc "$1/chroot/proc" && exec "$2" -c "$3" "$1"'
     argv = ["unshare", "--mount", "sh", "-c", script, "sh", str(tmp_path), sys.executable, CONTAINS]

@@ -1,6 +1,6 @@
-"""Which sockets a command may open: the ways that neither a shell nor an interpreter has to ask for one.
+"""Sockets that a command may open, and attempts through other system call ABIs.
 
-What they have is in the conformance suite, as `network.socket-families`.
+The conformance check `network.socket-families` tries every family through the native one.
 """
 
 from __future__ import annotations
@@ -23,12 +23,16 @@ FOREIGN = r"""
 
 static long i386(long number, long a, long b, long c) {
     long answer;
-    __asm__ volatile("int $0x80" : "=a"(answer) : "a"(number), "b"(a), "c"(b), "d"(c) : "memory", "r8", "r9", "r10", "r11");
+    __asm__ volatile("int $0x80"
+                     : "=a"(answer)
+                     : "a"(number), "b"(a), "c"(b), "d"(c)
+                     : "memory", "r8", "r9", "r10", "r11");
     return (int)answer;
 }
 
 int main(void) {
-    unsigned *low = mmap((void *)0x10000000, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED; /* an address that i386 can hold */
+    unsigned *low = mmap((void *)0x10000000, 4096, PROT_READ | PROT_WRITE, flags, -1, 0);
     if (low == MAP_FAILED) return 1;
     low[0] = 40, low[1] = 1, low[2] = 0;
     printf("native %d\n", syscall(41, 40, 1, 0) >= 0);
@@ -60,7 +64,7 @@ print("usable")
 
 @pytest.mark.needs("bubblewrap", "cc")
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the other ways into the kernel are those of x86_64")
-def test_no_other_abi_opens_a_denied_socket(tmp_path: Path) -> None:
+def test_foreign_abis_cannot_open_denied_sockets(tmp_path: Path) -> None:
     (tmp_path / "foreign.c").write_text(FOREIGN)
     subprocess.run(["cc", "-O1", "-static", "-o", tmp_path / "foreign", tmp_path / "foreign.c"], check=True)
     with Sandboxes(tmp_path) as boxes:
@@ -71,7 +75,7 @@ def test_no_other_abi_opens_a_denied_socket(tmp_path: Path) -> None:
 
 @pytest.mark.needs("bubblewrap")
 @pytest.mark.parametrize("network", ["none", "full"])
-def test_what_programs_need_of_sockets_works(tmp_path: Path, network: Network) -> None:
+def test_common_socket_families_work(tmp_path: Path, network: Network) -> None:
     with Sandboxes(tmp_path) as boxes, boxes.start_session(provider="bubblewrap", network=network) as session:
         if session.exec(["sh", "-c", "command -v python3"]).exit_code:
             pytest.skip("the box has no python3")

@@ -1125,9 +1125,9 @@ static void serve_relays(const struct pollfd *set) { /* in the order of watch_re
     BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)
 #define REFUSE(error) BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (error))
 #define IF_EQUAL(value, yes, no) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, value, yes, no)
-/* Every family is kernel code that a box could attack, and some know no network namespace: AF_VSOCK reaches the hypervisor
- * whatever the box's network is. Allowed are AF_UNIX; AF_INET and AF_INET6 with TCP, UDP and ping (AF_INET with SOCK_PACKET
- * is AF_PACKET); and AF_NETLINK for routes, by which the C library lists addresses. */
+/* Every family is kernel code that a box could attack, and AF_VSOCK ignores network namespaces: it reaches the hypervisor in
+ * every network mode. Allowed are AF_UNIX; AF_INET and AF_INET6 with TCP, UDP and ICMP echo (AF_INET with SOCK_PACKET is
+ * AF_PACKET); and NETLINK_ROUTE, because the C library lists addresses with it. */
 #define ONLY_KNOWN_SOCKETS \
     IF_EQUAL(SYS_socket, 0, 19), ARGUMENT(0), \
     IF_EQUAL(AF_UNIX, 14, 0), IF_EQUAL(AF_NETLINK, 11, 0), IF_EQUAL(AF_INET, 1, 0), IF_EQUAL(AF_INET6, 0, 13), \
@@ -1261,7 +1261,8 @@ static void carry(int *rfd, int *wfd) {
     pid_t agent = fork();
     if (agent < 0) die("fork");
     if (agent == 0) {
-        if (mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL)) die("mounting /proc");
+        /* Read-only: it lacks what the engine had mounted over its own /proc, such as a read-only /proc/sys. */
+        if (mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_RDONLY, NULL)) die("mounting /proc");
         close(*rfd), close(*wfd), close(stream[0]), close(account[0]);
         if (dup2(account[1], 2) < 0) die("dup2");
         close(account[1]);

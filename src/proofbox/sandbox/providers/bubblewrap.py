@@ -219,7 +219,7 @@ class _Ids(msgspec.Struct, frozen=True):
 
 @functools.cache
 def _is_host_root() -> bool:
-    """Whether uid 0 here is the host's: in a container with a user namespace, /proc/sys belongs to somebody else."""
+    """Return whether uid 0 here is the host's. In a user namespace without it, /proc/sys has another owner."""
     return os.stat("/proc/sys").st_uid == 0
 
 
@@ -272,10 +272,10 @@ def _box_options(project: Path, policy: Policy, ids: _Ids) -> list[str]:
 
 @functools.cache
 def _proc_options() -> tuple[str, ...]:
-    """/proc, read-only as a whole: a single writable key of /proc/sys can run a program as host root.
+    """Mount /proc read-only as a whole: a single writable key of /proc/sys can run a program as host root.
 
-    bubblewrap's own cover of /proc/sys has no effect for root, because it asks access(2) for a directory that nobody
-    may write. Processes lose /proc/self/oom_score_adj and the like, which programs do without.
+    bubblewrap skips its own read-only mount of /proc/sys, because access(2) reports that directory as not writable.
+    Commands can't write /proc/self/oom_score_adj and the like either; programs continue without it.
     """
     options = ["--proc", "/proc"]
     for path in (Path("/proc", name) for name in _MASKED_PROC):
