@@ -186,3 +186,15 @@ def test_project_with_a_mounted_proc_is_refused(tmp_path: Path) -> None:
     script = 'mount -t proc proc "$1/chroot/proc" && exec "$2" -c "$3" "$1"'
     argv = ["unshare", "--mount", "sh", "-c", script, "sh", str(tmp_path), sys.executable, CONTAINS]
     assert subprocess.run(argv, capture_output=True, text=True).stdout.strip() == str(tmp_path / "chroot/proc")
+
+
+@pytest.mark.needs("bubblewrap", "root")
+def test_probe_and_doctor_do_not_depend_on_the_file_system_of_tmp(place: Path) -> None:
+    script = f'{MOUNTS["overlay"]} && export TMPDIR="$1/project" && shift && "$@"'
+    doctor = [sys.executable, "-m", "proofbox", "doctor", "--provider", "bubblewrap", "--quick", "--json"]
+    argv = ["unshare", "--mount", "sh", "-c", script, "sh", str(place), *doctor]
+    found = json.loads(subprocess.run(argv, capture_output=True, text=True).stdout)["providers"]["bubblewrap"]
+    assert found["works"]["available"]
+    outcomes = {result["outcome"] for result in found["report"]["results"]}
+    assert outcomes <= {"not_checked", "not_applicable", "passed"}
+    assert any("set TMPDIR" in result["detail"] for result in found["report"]["results"])

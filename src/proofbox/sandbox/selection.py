@@ -10,6 +10,7 @@ import contextlib
 import os
 import platform
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -129,12 +130,18 @@ def _unavailable(message: str, diagnostics: dict[str, Diagnostic]) -> ProviderUn
     )
 
 
-def _try_out(provider: Provider, policy: Policy) -> None:
+@contextlib.contextmanager
+def trial_project(provider: Provider) -> Iterator[Path]:
+    """Create an empty project that a box can use on every file system: a trial is about the machine, not about /tmp."""
     with tempfile.TemporaryDirectory(prefix="proofbox-trial-") as directory:
-        project = Path(directory).resolve()
         if provider.isolation is Isolation.NAMESPACE and os.geteuid() == 0:
-            with contextlib.suppress(OSError):  # whether root's files can be mapped is decided for each project
-                os.chown(project, COMMAND_ID, COMMAND_ID)
+            with contextlib.suppress(OSError):  # root of a user namespace can't give it away, and need not
+                os.chown(directory, COMMAND_ID, COMMAND_ID)
+        yield Path(directory).resolve()
+
+
+def _try_out(provider: Provider, policy: Policy) -> None:
+    with trial_project(provider) as project:
         # The directory's name is in the label, since threads may try at once and groups are named after it.
         box = provider.start(BoxSpec(label=project.name, project=project, policy=policy))
         try:

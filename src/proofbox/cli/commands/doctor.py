@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import shlex
-import tempfile
 import time
 from pathlib import Path
 from statistics import median
@@ -29,7 +28,7 @@ from proofbox.sandbox.config import Settings, load
 from proofbox.sandbox.conformance import CHECKS, Report, Result, run_conformance
 from proofbox.sandbox.contract import Diagnostic, Policy
 from proofbox.sandbox.providers import PROVIDERS, provider_named
-from proofbox.sandbox.selection import diagnose
+from proofbox.sandbox.selection import diagnose, trial_project
 from proofbox.sandbox.service import Sandboxes
 
 # One of each kind of promise, for those in a hurry.
@@ -142,7 +141,7 @@ def _examine(name: str, settings: Settings, quick: bool, progress: bool) -> Prov
 def _latency(name: str, settings: Settings) -> float:
     times = []
     with (
-        tempfile.TemporaryDirectory(prefix="proofbox-doctor-") as project,
+        trial_project(provider_named(name)) as project,
         Sandboxes(project, settings=settings) as boxes,
         boxes.start_session(provider=name) as session,
     ):
