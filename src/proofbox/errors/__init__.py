@@ -11,6 +11,7 @@
     │   ├── ProviderUnknown      SANDBOX_PROVIDER_UNKNOWN    exit 2
     │   ├── ProviderUnavailable  SANDBOX_UNAVAILABLE         exit 3
     │   ├── PolicyRefused        SANDBOX_POLICY_REFUSED      exit 3
+    │   ├── ConsentRequired      SANDBOX_CONSENT_REQUIRED    exit 3
     │   ├── PathRefused          SANDBOX_PATH_REFUSED        exit 2
     │   ├── RequestInvalid       SANDBOX_REQUEST_INVALID     exit 2
     │   ├── CommandNotFound      SANDBOX_COMMAND_NOT_FOUND   exit 127
@@ -105,6 +106,7 @@
     │   ├── EvidenceIncomplete   ATTEMPT_EVIDENCE_INCOMPLETE exit 1
     │   ├── AttemptUnknown       ATTEMPT_UNKNOWN             exit 2
     │   ├── RunUnknown           RUN_UNKNOWN                 exit 2
+    │   ├── PlanUntrusted        RUN_PLAN_UNTRUSTED          exit 3
     │   ├── RunBusy              RUN_BUSY                    exit 4
     │   ├── RunInterrupted       RUN_INTERRUPTED             exit 130
     │   ├── NotFreed             RUN_NOT_FREED               exit 1
@@ -163,6 +165,7 @@ from proofbox.errors.sandbox import (
     ChecksFailed as ChecksFailed,
     CommandNotExecutable as CommandNotExecutable,
     CommandNotFound as CommandNotFound,
+    ConsentRequired as ConsentRequired,
     DownloadFailed as DownloadFailed,
     EngineRefused as EngineRefused,
     ImageCorrupt as ImageCorrupt,
@@ -265,6 +268,7 @@ from proofbox.errors.lab import (
     LabError as LabError,
     LeaseLost as LeaseLost,
     NotFreed as NotFreed,
+    PlanUntrusted as PlanUntrusted,
     RunBusy as RunBusy,
     RunInterrupted as RunInterrupted,
     RunUnknown as RunUnknown,

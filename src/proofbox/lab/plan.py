@@ -14,6 +14,7 @@ from proofbox.agents.registry import installed
 from proofbox.agents.settings import RuntimeSettings
 from proofbox.agents.strategies import Chain, parse_chain
 from proofbox.core.clock import Clock, SystemClock
+from proofbox.core.digest import sha256_hex
 from proofbox.core.ids import IdSource
 from proofbox.core.locks import locked
 from proofbox.core.redaction import Redactor
@@ -24,6 +25,7 @@ from proofbox.lab.sharing import SharedSession
 from proofbox.lab.spec import Isolation
 from proofbox.lab.surroundings import Surroundings
 from proofbox.lab.template import Templates
+from proofbox.sandbox.config import Settings, load_users
 
 PLAN = "plan"
 WORK = ".work"
@@ -53,6 +55,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     retries: int = 1
     runtimes: dict[str, dict[str, Any]] = {}
     flags: dict[str, Any] = {}
+    box_settings: Settings = Settings()
+    """The user's own defaults for boxes, as they were when the run was planned."""
     pinned: str | None = None
     """Where copies of what the suite names are, once the run is planned."""
     inputs: dict[str, str] = {}
@@ -112,6 +116,16 @@ def read_plan(ledger: Ledger) -> Plan:
     return msgspec.json.decode(ledger.about(PLAN), type=Plan)
 
 
+def plan_digest(plan: Plan) -> str:
+    """A digest of everything that the plan says."""
+    return sha256_hex(msgspec.json.encode(plan, order="deterministic"))
+
+
+def box_settings() -> Settings:
+    """The user's own defaults for boxes; those for agents are part of the plan already."""
+    return msgspec.structs.replace(load_users(), strategies=(), runtimes={})
+
+
 def stores_of(ledger: Ledger) -> set[str]:
     """The stores that were made for the run, as far as nothing else leads to them any more."""
     return set(ledger.about(STORES).split())
@@ -142,6 +156,7 @@ def surroundings(
         chain=plan.parsed_chain(),
         registry=installed(),
         settings=plan.runtime_settings(),
+        box_settings=plan.box_settings,
         redactor=redactor_of(plan, os.environ if env is None else env),
         provider=plan.provider,
         isolation=plan.isolation,
@@ -176,8 +191,9 @@ def refuse_secrets(plan: Plan, env: Mapping[str, str]) -> None:
     suite = plan.suite()
     texts = [plan.suite_source.encode(), plan.chain.encode(), msgspec.json.encode(suite.missions)]
     for mission in suite.missions:
-        with contextlib.suppress(OSError):  # the attempt will say so
-            texts.append(suite.at(mission.prompt_file).read_bytes() if mission.prompt_file is not None else b"")
+        if mission.prompt_file is not None and suite.pinned is not None:  # not read before it is copied
+            with contextlib.suppress(OSError):  # the attempt will say so
+                texts.append(suite.at(mission.prompt_file).read_bytes())
     if not any(map(redactor_of(plan, env).contains_secret, texts)):
         return
     found = [name for name in sorted(env) if any(map(redactor_of(plan, {name: env[name]}).contains_secret, texts))]

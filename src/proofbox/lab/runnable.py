@@ -22,6 +22,7 @@ from proofbox.lab.positions import Path
 from proofbox.lab.problems import Problems
 from proofbox.lab.shape import Shape
 from proofbox.lab.spec import Mission, SuiteFields
+from proofbox.lab.suitefiles import SuiteFiles
 from proofbox.sandbox.allowlist import parse_network
 from proofbox.sandbox.providers import ALIASES, AUTO, PROVIDERS, provider_named
 from proofbox.sandbox.request import encode_env
@@ -69,13 +70,15 @@ def check_mission(mission: Mission, problems: Problems, at: Path) -> None:
         problems.say((*at, "expect", "min_tool_calls"), f"min_tool_calls {least} is more than max_tool_calls {most}")
 
 
-def check_archive(mission: Mission, base: FilePath, problems: Problems, at: Path) -> None:
-    """That the archive its attempts begin with can be unpacked: by unpacking it."""
-    if mission.workspace is None or not (base / mission.workspace).is_file():
+def check_archive(mission: Mission, files: SuiteFiles, problems: Problems, at: Path) -> None:
+    """That the archive its attempts begin with can be unpacked: by unpacking it. One outside is left alone."""
+    found = None if mission.workspace is None else files.find(mission.workspace)
+    if mission.workspace is None or found is None or found.outside or not found.real.is_file():
         return
     with tempfile.TemporaryDirectory(prefix="proofbox-lint-", ignore_cleanup_errors=True) as scratch:
         try:
-            unpack(base / mission.workspace, FilePath(scratch))
+            with files.opened(found) as archive:
+                unpack(FilePath(f"/dev/fd/{archive}"), FilePath(scratch))
         except ArchiveRefused as error:
             why = str(error)
         except OSError as error:

@@ -21,6 +21,7 @@ import msgspec
 
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.core.digest import sha256_hex
+from proofbox.core.nofollow import opened
 from proofbox.core.overlaying import Overlaid
 from proofbox.core.redaction import Redactor
 from proofbox.core.text import gap, preview, preview_end
@@ -125,7 +126,8 @@ def lay_beside(verify: Verify, at: Callable[[str], Path], dest: Path) -> dict[st
     if verify.mounts or verify.reward is not None:
         dest.mkdir()
     for place, path in verify.mounts.items():
-        Overlaid(dest).put(beside[place].name, at(path))
+        with opened(at(path)) as copy:
+            Overlaid(dest).put(beside[place].name, copy)
         if place in verify.sha256 and tree_sha256(beside[place]) != verify.sha256[place]:
             raise SuiteInvalid(
                 f"{path} is not what it was when the run was planned",
