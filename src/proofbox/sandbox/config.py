@@ -70,7 +70,7 @@ class Settings(msgspec.Struct, frozen=True):
         if _differs(self.provider, users.provider or ("auto" if self.provider == "off" else None)):
             found.append(f"provider = {_toml(self.provider)}")
         if _is_wider(self.network, users.network):
-            found.append(f"network = {self.network!r}")
+            found.append(f"network = {_toml(self.network)}")
         # Whether another is as strict nobody can say.
         found += [
             f"{name} = {_toml(getattr(self, name))}"
