@@ -20,6 +20,7 @@ from proofbox.core.text import printable
 from proofbox.errors import SuiteInvalid
 from proofbox.lab import textfiles
 from proofbox.lab.problems import Problem, invalid
+from proofbox.lab.suitefiles import SuiteFiles
 
 MOST_ENTRIES = 100_000
 MOST_BYTES = 8 << 30
@@ -70,7 +71,11 @@ def tree_sha256(
 def read_text(root: Path, name: str) -> str:
     """A file of a directory that `tree_sha256` has accepted."""
     try:
-        return textfiles.read_text(root / name, LARGEST_TEXT)
+        with SuiteFiles(root) as files:
+            found = files.find(name)
+            if found.outside:  # a link swapped in since
+                raise textfiles.Unreadable("leads out of it")
+            return files.read(found, LARGEST_TEXT)
     except textfiles.Unreadable as why:
         raise _refused(root, f"{name} {why}", why.line) from None
 
