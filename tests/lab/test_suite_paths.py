@@ -34,7 +34,11 @@ def base(tmp_path: Path) -> Path:
 
 
 def secrets_below(place: Path) -> list[Path]:
-    return [each for each in place.rglob("*") if each.is_file() and SECRET.encode() in each.read_bytes()]
+    return [
+        each
+        for each in place.rglob("*")
+        if not each.is_symlink() and each.is_file() and SECRET.encode() in each.read_bytes()
+    ]
 
 
 def swap(path: Path, target: Path) -> None:

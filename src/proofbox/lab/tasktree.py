@@ -73,11 +73,11 @@ def read_text(root: Path, name: str) -> str:
     try:
         with SuiteFiles(root) as files:
             found = files.find(name)
-            if found.outside:  # a link swapped in since
-                raise textfiles.Unreadable("leads out of it")
-            return files.read(found, LARGEST_TEXT)
+            if not found.outside:
+                return files.read(found, LARGEST_TEXT)
     except textfiles.Unreadable as why:
         raise _refused(root, f"{name} {why}", why.line) from None
+    raise _refused(root, f"{name} leads out of it")  # a link swapped in since
 
 
 def _digest(root: Path, name: str, folder: int) -> bytes:
