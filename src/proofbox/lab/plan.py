@@ -48,6 +48,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     chain_origin: str
     strategy: str | None = None
     """The first of the chain that could be used when the run was planned; None: that was not asked."""
+    skipped: dict[str, str] = {}
+    """Strategies of the chain before it that could not be used then, and why."""
     concurrency: int
     isolation: Isolation = "process"
     provider: str | None = None

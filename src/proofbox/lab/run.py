@@ -52,6 +52,7 @@ from proofbox.lab.plan import (
     refuse_secrets,
 )
 from proofbox.lab.reading import Suite
+from proofbox.lab.runnable import refuse_idle
 from proofbox.lab.sharing import refuse_unshareable
 from proofbox.lab.spec import SCHEMA as SUITE_SCHEMA
 from proofbox.lab.suitefiles import SuiteFiles
@@ -85,10 +86,12 @@ def create_run(plan: Plan, out: Path, *, trust: bool = False, clock: Clock | Non
     suite = plan.suite()
     plan = msgspec.structs.replace(plan, box_settings=box_settings())
     with SuiteFiles(Path(plan.base)) as files:
+        chain = plan.parsed_chain()
+        refuse_idle(chain, plan.strategy or chain.candidates[0].strategy, suite.missions)
         require_consent(plan, suite, files, trust=trust)
         refuse_secrets(plan, os.environ)
         if plan.isolation == "shared":
-            refuse_unshareable(suite.missions, plan.provider, plan.parsed_chain())
+            refuse_unshareable(suite.missions, plan.provider, chain)
         out.mkdir(parents=True, exist_ok=True)
         with locked(conductor_lock(out, plan.run_id)):  # until there is a ledger, its files look like a dead run's
             return _create_run(plan, suite, files, out, clock)

@@ -6,6 +6,7 @@ An attempt with a provider that nobody has, or a script that can't be played, wo
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -14,10 +15,17 @@ import msgspec
 from proofbox.agents.environment import check_name, is_blocked
 from proofbox.agents.registry import installed
 from proofbox.agents.script import Step, wrong_with
-from proofbox.agents.strategies import parse_chain
+from proofbox.agents.strategies import Chain, parse_chain
 from proofbox.core.archives import ArchiveRefused, unpack
 from proofbox.core.nearest import nearest
-from proofbox.errors import EnvPolicyRefused, ProofboxError, ProviderUnknown, RequestInvalid, StrategyUnsupported
+from proofbox.errors import (
+    EnvPolicyRefused,
+    ProofboxError,
+    ProviderUnknown,
+    RequestInvalid,
+    StrategyUnavailable,
+    StrategyUnsupported,
+)
 from proofbox.lab.positions import Path
 from proofbox.lab.problems import Problems
 from proofbox.lab.shape import Shape
@@ -33,6 +41,23 @@ def check_provider(name: str) -> None:
     """Raises `ProviderUnknown`, with the nearest name that is known."""
     if name != AUTO:
         provider_named(name)
+
+
+def refuse_idle(chain: Chain, strategy: str, missions: Sequence[Mission]) -> None:
+    """Raise `StrategyUnavailable` where the scripted agent would run for want of another, with nothing to play.
+
+    It would do nothing, and every mission would look like a failure of an agent that nobody chose.
+    """
+    chosen = chain.origin != "default" and chain.candidates[0].strategy == strategy
+    idle = [mission.id for mission in missions if not mission.script.step]
+    if strategy != "scripted" or chosen or not idle:
+        return
+    more = f" and {len(idle) - 1} more" if len(idle) > 1 else ""
+    raise StrategyUnavailable(
+        f"no agent is chosen, and the scripted one has nothing to play: mission {idle[0]}{more} has no script",
+        op="strategy",
+        fix_hints=["name an agent: --strategies ID (proofbox runtime list shows them)"],
+    )
 
 
 def check_suite(suite: SuiteFields, problems: Problems) -> None:

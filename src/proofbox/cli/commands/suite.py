@@ -68,6 +68,8 @@ class LintDocument(Document, frozen=True, kw_only=True):
     problems: tuple[Problem, ...]
     notes: Mapping[str, tuple[str, ...]] = {}
     """Of each mission that was written for another system what of it is left out or done differently here."""
+    warnings: Mapping[str, tuple[str, ...]] = {}
+    """Of each mission what an agent could use to be verified without having done it."""
     widenings: tuple[Widening, ...] = ()
     """What the suite asks for beyond your own settings. `suite run` needs your consent to it."""
     error: ErrorBody | None = None
@@ -122,6 +124,8 @@ class RunDocument(Document, frozen=True, kw_only=True):
     totals: Totals
     not_comparable: Mapping[str, tuple[str, ...]] = {}
     """Missions whose results must not be set beside those of the system they were written for, and why."""
+    skipped: Mapping[str, str] = {}
+    """Strategies that were preferred to the one that ran, and why they could not be used."""
     error: ErrorBody | None = None
 
 
@@ -171,6 +175,7 @@ def lint(spec: SpecPath, *, host_root: HostRoot = False, json: flags.Json = Fals
         sha256=None if suite is None else suite.sha256,
         problems=problems,
         notes=_notes(suite),
+        warnings={} if suite is None else _warnings(suite),
         widenings=() if suite is None else _widenings(suite),
         error=error,
     )
@@ -179,6 +184,7 @@ def lint(spec: SpecPath, *, host_root: HostRoot = False, json: flags.Json = Fals
         if suite is not None:
             lines = [f"{spec}: suite {suite.id}, {counted(len(suite.missions), 'mission')}"]
             lines += [f"{id}: note: {note}" for id, notes in document.notes.items() for note in notes]
+            lines += [f"{id}: warning: {each}" for id, found in document.warnings.items() for each in found]
             lines += [f"asks for {each}" for each in describe(document.widenings)]
             return printable("\n".join(lines))
         return printable("\n".join(f"{spec}:{problem}" for problem in problems) or str(error and error.message))
@@ -274,7 +280,8 @@ def run(
         flags=said,
     )
     plan.runtime_settings().check(chain, installed())
-    plan = msgspec.structs.replace(plan, strategy=anyio.run(_preflight, plan))
+    strategy, skipped = anyio.run(_preflight, plan)
+    plan = msgspec.structs.replace(plan, strategy=strategy, skipped=skipped)
     try:
         create_run(plan, out, trust=trust)
     except ConsentRequired as required:
@@ -349,6 +356,15 @@ def _notes(suite: Suite | None) -> dict[str, tuple[str, ...]]:
     return found
 
 
+def _warnings(suite: Suite) -> dict[str, tuple[str, ...]]:
+    from proofbox.lab.suitefiles import SuiteFiles
+    from proofbox.lab.warning import warnings_of
+
+    with SuiteFiles(suite.base) as files:
+        found = {mission.id: tuple(warnings_of(mission, files)) for mission in suite.missions}
+    return {id: warnings for id, warnings in found.items() if warnings}
+
+
 def _widenings(suite: Suite) -> tuple[Widening, ...]:
     from proofbox.lab.plan import box_settings
     from proofbox.lab.suitefiles import SuiteFiles
@@ -373,9 +389,9 @@ def _consents(required: ConsentRequired) -> bool:
     return True
 
 
-async def _preflight(plan: Plan) -> str:
-    """The first agent of the chain that could be used; and whether the provider is known. Nothing is written or started
-    before."""
+async def _preflight(plan: Plan) -> tuple[str, dict[str, str]]:
+    """The first agent of the chain that could be used, and why those before it could not; and whether the provider is
+    known. Nothing is written or started before."""
     from proofbox.agents.registry import installed
     from proofbox.agents.strategies import first_usable
     from proofbox.lab.runnable import check_provider
@@ -389,8 +405,8 @@ async def _preflight(plan: Plan) -> str:
             refuse_to_share(runtime)
         return runtime.id
 
-    strategy, _ = await first_usable(plan.parsed_chain(), installed(), found, settings=plan.runtime_settings())
-    return strategy
+    strategy, considered = await first_usable(plan.parsed_chain(), installed(), found, settings=plan.runtime_settings())
+    return strategy, {each.strategy: f"{each.reason} ({each.code})" for each in considered if each.code}
 
 
 def _conduct(out: Path, run_id: str, *, json: bool, jsonl: bool, trust: bool = False) -> int:
@@ -459,6 +475,7 @@ def _show(out: Path, run_id: str, *, json: bool, again: bool = False) -> int:
         attempts=tuple(AttemptFacts.of(each, out / run_id) for each in attempts),
         totals=counted,
         not_comparable=suite.not_comparable,
+        skipped=plan.skipped,
         error=None if error is None else ErrorBody.of(error),
     )
     resume = f"proofbox suite resume {quote(document.bundle)}"
@@ -485,6 +502,7 @@ def _text(document: RunDocument, attempts: Sequence[Attempt], *, state: str, sha
         + (f"; {lied} claimed success and failed" if lied else "")
         + ("" if judged else ": nothing verifies these missions"),
     ]
+    lines += [printable(f"{id} was skipped: {why}") for id, why in document.skipped.items()]
     if shared:
         lines.append("isolation: shared, so that attempts could reach each other; not promotable by the usual policies")
     by_reason: dict[tuple[str, ...], list[str]] = {}
