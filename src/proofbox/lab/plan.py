@@ -20,11 +20,14 @@ from proofbox.core.locks import locked
 from proofbox.core.redaction import Redactor
 from proofbox.errors import SuiteInvalid
 from proofbox.lab.ledger import Ledger, Planned
+from proofbox.lab.meaning import LARGEST_PROMPT
 from proofbox.lab.reading import Suite, parse_suite
 from proofbox.lab.sharing import SharedSession
 from proofbox.lab.spec import Isolation
+from proofbox.lab.suitefiles import SuiteFiles
 from proofbox.lab.surroundings import Surroundings
 from proofbox.lab.template import Templates
+from proofbox.lab.textfiles import Unreadable
 from proofbox.sandbox.config import Settings, load_users
 
 PLAN = "plan"
@@ -188,13 +191,18 @@ def redactor_of(plan: Plan, env: Mapping[str, str]) -> Redactor:
     return Redactor.from_environment(long, keys)
 
 
-def refuse_secrets(plan: Plan, env: Mapping[str, str]) -> None:
-    """What a suite says is in the evidence of its run, so that it must not hold a secret that this process knows."""
+def refuse_secrets(plan: Plan, env: Mapping[str, str], files: SuiteFiles | None = None) -> None:
+    """What a suite says is in the evidence of its run, so that it must not hold a secret that this process knows.
+
+    `files` has its prompts while they are not copied yet.
+    """
     suite = plan.suite()
     texts = [plan.suite_source.encode(), plan.chain.encode(), msgspec.json.encode(suite.missions)]
     for mission in suite.missions:
-        if mission.prompt_file is not None and suite.pinned is not None:  # not read before it is copied
-            with contextlib.suppress(OSError):  # the attempt will say so
+        with contextlib.suppress(OSError, Unreadable):  # the attempt will say so
+            if mission.prompt_file is not None and files is not None:
+                texts.append(files.read(files.find(mission.prompt_file), LARGEST_PROMPT).encode())
+            elif mission.prompt_file is not None:
                 texts.append(suite.at(mission.prompt_file).read_bytes())
     if not any(map(redactor_of(plan, env).contains_secret, texts)):
         return

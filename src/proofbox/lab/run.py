@@ -89,7 +89,7 @@ def create_run(plan: Plan, out: Path, *, trust: bool = False, clock: Clock | Non
         chain = plan.parsed_chain()
         refuse_idle(chain, plan.strategy or chain.candidates[0].strategy, suite.missions)
         require_consent(plan, suite, files, trust=trust)
-        refuse_secrets(plan, os.environ)
+        refuse_secrets(plan, os.environ, files)
         if plan.isolation == "shared":
             refuse_unshareable(suite.missions, plan.provider, chain)
         out.mkdir(parents=True, exist_ok=True)
@@ -108,7 +108,6 @@ def _create_run(plan: Plan, suite: Suite, files: SuiteFiles, out: Path, clock: C
         inputs = pin(suite, files, work / PINNED, skip)
         plan = msgspec.structs.replace(plan, pinned=str(work / PINNED), inputs=inputs)
         check_pinned(plan.suite())
-        refuse_secrets(plan, os.environ)
         consent.remember_plan(plan.run_id, plan_digest(plan))
     except BaseException:
         remove_tree(work)  # without a ledger nobody would find it
