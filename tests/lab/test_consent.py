@@ -98,7 +98,10 @@ def test_provider_flag_and_user_config_are_the_users_own_word(base: Path, tmp_pa
         ({"verify": {"commands": ["true"], "files": "../beside"}}, 'verify.files = "{beside}" outside'),
         ({"verify": {"commands": ["true"], "mounts": {"/tests": "link"}}}, 'verify.mounts./tests = "{beside}" outside'),
         ({"solution": "../beside/key"}, 'solution = "{beside}/key" outside'),
-        ({"capabilities": "../beside/caps.toml"}, 'capabilities = "{beside}/caps.toml", with whatever it allows, out'),
+        (
+            {"capabilities": "../beside/caps.toml"},
+            'capabilities = "{beside}/caps.toml", with everything it allows, out',
+        ),
     ],
 )
 def test_everything_that_widens_is_listed_and_refused_before_it_is_used(

@@ -19,7 +19,7 @@ READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 def open_below(root: int, path: str, flags: int = READ) -> int:
-    """Return a new descriptor of what is at `path` below `root`. The path must have no `..`; empty is the root itself.
+    """Open `path` below `root` and return its descriptor. The path must have no `..`; empty is the root itself.
 
     Raises `OSError`: `ELOOP` or `ENOTDIR` where a name is a link.
     """

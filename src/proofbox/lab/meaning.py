@@ -151,7 +151,7 @@ def _check_capabilities(
 
 
 def capabilities_of(mission: Mission, files: SuiteFiles) -> Capabilities | None:
-    """The capabilities of a mission; None where it has none, or names a file outside the suite's directory.
+    """Read the capabilities of a mission; None for a mission without, or with a file outside the suite's directory.
 
     Raises `Unreadable` or `CapabilitiesInvalid`.
     """

@@ -1,8 +1,8 @@
 """What a suite names, copied and digested when a run is planned, so that no later change of it decides anything.
 
 The files that attempts begin with are copied as templates, and only digested here. Copied are the others: prompts,
-tests no agent sees, solutions, capabilities. Everything is read through descriptors of what `SuiteFiles` found, and so
-through no link that was swapped in since.
+tests no agent sees, solutions, capabilities. Everything is read through the descriptors of
+`SuiteFiles`, and so through no link that was swapped in since.
 """
 
 from __future__ import annotations

@@ -192,7 +192,7 @@ def redactor_of(plan: Plan, env: Mapping[str, str]) -> Redactor:
 
 
 def refuse_secrets(plan: Plan, env: Mapping[str, str], files: SuiteFiles | None = None) -> None:
-    """What a suite says is in the evidence of its run, so that it must not hold a secret that this process knows.
+    """Refuse a suite that holds a secret known to this process: its text becomes part of the evidence.
 
     `files` has its prompts while they are not copied yet.
     """

@@ -46,7 +46,7 @@ def check_provider(name: str) -> None:
 def refuse_idle(chain: Chain, strategy: str, missions: Sequence[Mission]) -> None:
     """Raise `StrategyUnavailable` where the scripted agent would run for want of another, with nothing to play.
 
-    It would do nothing, and every mission would look like a failure of an agent that nobody chose.
+    It would do nothing, and every mission would look like the failure of an agent.
     """
     chosen = chain.origin != "default" and chain.candidates[0].strategy == strategy
     idle = [mission.id for mission in missions if not mission.script.step]

@@ -1,6 +1,6 @@
 """What known test runners load by themselves, and so what an agent could plant to run inside the verifier.
 
-Without a `protect` of its own, a mission protects what the runners in its `verify.commands` load: their configuration,
+A mission without `verify.protect` protects what the runners in its `verify.commands` load: their configuration,
 and names at which a file of the agent's would be imported in place of one of the runner's own modules. `unprotected`
 says for lint what remains.
 """
@@ -120,7 +120,7 @@ def imported_as(path: str, *, is_link: bool) -> str | None:
 
 
 def unprotected(verify: Verify, given: Sequence[str]) -> Iterator[str]:
-    """Yield what an agent could change of what the verifier runs, for lint. `given` are the paths of `verify.files`."""
+    """Yield lint warnings for files that the verifier runs and the agent can change. `given` lists `verify.files`."""
     protection = Protection(verify)
     taken = [Glob(pattern) for pattern in verify.take]
     if not protection.by_default:

@@ -61,8 +61,8 @@ class Verify(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     take: tuple[str, ...] = ()
     """Globs of what is taken of the agent's work; empty: all of it."""
     protect: tuple[str, ...] | None = None
-    """Globs of what is put back to what was given, before anything runs. None: hooks and configuration that the test
-    runners in `commands` load by themselves."""
+    """Globs of paths that are restored to their given state before any command runs. None: the hooks and configuration
+    that the test runners in `commands` load."""
     timeout: Seconds = 300.0
     """Seconds, for all commands together."""
     mounts: dict[GuestPath, str] = {}

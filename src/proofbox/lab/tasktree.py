@@ -91,7 +91,7 @@ def _digest(root: Path, name: str, folder: int) -> bytes:
 def _entries(
     root: Path, parts: Collection[str] | None, at: int | None, skip: Collection[Identity]
 ) -> Iterator[tuple[str, int, os.stat_result]]:
-    """Everything below, each with a descriptor of its directory, in an order of its own. No link is followed."""
+    """Yield everything below, each with a descriptor of its directory, in a fixed order. No link is followed."""
     with contextlib.ExitStack() as stack:
         if at is None:
             try:

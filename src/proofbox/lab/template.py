@@ -37,7 +37,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     workspace: int | None = None
     """A descriptor of a directory or an archive."""
     name: str = ""
-    """What the workspace is called in errors."""
+    """The name of the workspace in errors."""
     files: tuple[tuple[str, int | str], ...] = ()
     """Places in it, and what goes there: a descriptor, or the target of a link."""
     skip: tuple[Identity, ...] = ()

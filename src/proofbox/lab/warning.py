@@ -15,7 +15,7 @@ MOST_FILES = 10_000
 
 
 def warnings_of(mission: Mission, files: SuiteFiles) -> Iterator[str]:
-    """Yield what an agent can see or change of what verifies the mission. Nothing outside is looked at."""
+    """Yield a warning for each file of the verifier that the agent can see or change. Nothing outside is looked at."""
     verify = mission.verify
     if not verify.commands:
         return

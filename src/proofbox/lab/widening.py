@@ -68,7 +68,7 @@ def _asked(mission: Mission, files: SuiteFiles, users: Settings, provider: str |
         yield from (f"capabilities = {_quoted(mission.capabilities)} with {each}" for each in allowed)
     for field, found in files.named_by(mission):
         if found.outside:
-            what = ", with whatever it allows," if field == ("capabilities",) else ""
+            what = ", with everything it allows," if field == ("capabilities",) else ""
             yield f"{'.'.join(field)} = {_quoted(str(found.real))}{what} outside the suite's directory"
 
 
