@@ -56,7 +56,7 @@ def refuse_idle(chain: Chain, strategy: str, missions: Sequence[Mission]) -> Non
     raise StrategyUnavailable(
         f"no agent is chosen, and the scripted one has nothing to play: mission {idle[0]}{more} has no script",
         op="strategy",
-        fix_hints=["name an agent: --strategies ID (proofbox runtime list shows them)"],
+        fix_hints=["name an agent: --strategies ID", "see which there are: proofbox runtime list"],
     )
 
 

@@ -106,7 +106,7 @@ class Protection:
 
 
 def imported_as(path: str, *, is_link: bool) -> str | None:
-    """The module that Python would load from a path, as a path without suffix: `a/b` of `a/b.py` and `a/b/__init__.py`.
+    """The module that Python would load from a path, as a path without suffix; for `__init__` files, the package.
 
     A directory without `__init__` shadows nothing; a link may lead to one that has it.
     """
