@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from suites import HEAD, attempts, command, conduct, mission, plan, say, write
@@ -22,7 +23,7 @@ CONFIGS = {
 }
 
 
-def run(suite: str, tmp_path: Path, **options: object) -> dict[str, Attempt]:
+def run(suite: str, tmp_path: Path, **options: Any) -> dict[str, Attempt]:
     base = tmp_path / "suite"
     base.mkdir(exist_ok=True)
     made = plan(HEAD + suite, tmp_path / "out", base, **options)

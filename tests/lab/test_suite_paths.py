@@ -13,8 +13,10 @@ from suites import HEAD, attempts, conduct, mission, plan, say
 from proofbox.core.overlaying import Overlaid
 from proofbox.errors import SuiteInvalid
 from proofbox.lab import run
-from proofbox.lab.plan import WORK
+from proofbox.lab.ledger import Ledger
+from proofbox.lab.plan import WORK, ledger_path, read_plan
 from proofbox.lab.tasktree import read_text, tree_sha256
+from proofbox.lab.widening import require_consent
 
 SECRET = "PRIVATE KEY"
 
@@ -54,7 +56,7 @@ def swap(path: Path, target: Path) -> None:
 def test_link_swapped_in_after_the_check_is_not_followed(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, target: str
 ) -> None:
-    checked: Callable[..., None] = run.require_consent
+    checked: Callable[..., None] = require_consent
 
     def check_and_swap(*args: object, **options: object) -> None:
         checked(*args, **options)
@@ -134,7 +136,7 @@ def test_output_inside_a_workspace_is_not_copied_into_itself(base: Path) -> None
         given = out / WORK / made.run_id / "templates" / id / "given"
         assert sorted(each.name for each in given.iterdir()) == ["app", "prompt", "solve.sh", "tests"]
     again = plan(source, out, base)
-    with run.Ledger(run.ledger_path(out, again.run_id)) as ledger:
-        inputs = run.read_plan(ledger).inputs
-    with run.Ledger(run.ledger_path(out, made.run_id)) as ledger:
-        assert run.read_plan(ledger).inputs == inputs  # the digest does not depend on earlier output
+    with Ledger(ledger_path(out, again.run_id)) as ledger:
+        inputs = read_plan(ledger).inputs
+    with Ledger(ledger_path(out, made.run_id)) as ledger:
+        assert read_plan(ledger).inputs == inputs  # the digest does not depend on earlier output
