@@ -195,8 +195,10 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     into.mkdir()
     with pytest.raises(OSError, match="no regular file"):
         unpack(tmp_path / "pipe", into)
+    pipe = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     with pytest.raises(OSError, match="no regular file"):
-        Overlaid(into).put("a", tmp_path / "pipe")
+        Overlaid(into).put("a", pipe)
+    os.close(pipe)
     assert not list(into.iterdir())
 
 

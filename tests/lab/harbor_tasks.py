@@ -81,7 +81,7 @@ class Ran:
             flags=flags or {},
         )
         self.out = out
-        create_run(self.plan, out)
+        create_run(self.plan, out, trust=True)
         if conducted:
             self.conduct()
 

@@ -47,7 +47,8 @@ def say(text: str) -> dict[str, Any]:
     return {"say": text}
 
 
-def plan(source: str, out: Path, base: Path, **options: Any) -> Plan:
+def plan(source: str, out: Path, base: Path, *, trust: bool = False, **options: Any) -> Plan:
+    """Plan a run; `trust` is consent to what the suite asks for beyond the defaults."""
     fields: dict[str, Any] = {"concurrency": 4, "provider": "bubblewrap", "chain": "scripted", **options}
     made = Plan(
         run_id=IdSource().new_id("run"),
@@ -57,7 +58,7 @@ def plan(source: str, out: Path, base: Path, **options: Any) -> Plan:
         chain_origin="flag",
         **fields,
     )
-    create_run(made, out)
+    create_run(made, out, trust=trust)
     return made
 
 

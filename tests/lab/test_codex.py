@@ -196,6 +196,7 @@ def test_the_same_missions_score_the_same_by_protocol_and_by_command_line(tmp_pa
         MISSIONS.replace("[[mission]]", f'[[mission]]\nnetwork = "allow:127.0.0.1:{port}"'),
         tmp_path / "process",
         tmp_path,
+        trust=True,
         chain="process!",
         runtimes={
             "process": {

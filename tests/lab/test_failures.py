@@ -331,7 +331,7 @@ def test_a_box_that_can_not_be_had_is_no_failure_of_the_agent(
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nobody.sock")
     (tmp_path / "solve.sh").write_text("echo 42 > answer.txt\n")
     source = HEAD + mission("a", *DOES_IT, expect={"file": [{"path": "answer.txt"}]}, **fields)
-    made = plan(source, out, tmp_path, chain=chain, provider=provider, retries=0)
+    made = plan(source, out, tmp_path, chain=chain, provider=provider, retries=0, trust=True)
     conduct(made, out)
     assert results(made, out) == {"a.1": ("none", "none", code, "infra_failed")}
 

@@ -32,7 +32,7 @@ def test_missions_that_need_different_boxes_are_refused_by_name(
     source = HEAD + mission("first") + mission("second") + mission("third", **fields)
     options = {"chain": "process", "isolation": "shared", "runtimes": PROCESS, **options}
     with pytest.raises(SuiteInvalid, match=f"'first' and 'third' differ in {named}") as refused:
-        plan(source, tmp_path / "out", tmp_path, **options)
+        plan(source, tmp_path / "out", tmp_path, trust=True, **options)
     assert refused.value.details["missions"] == ["first", "third"]
     assert list(refused.value.details["differs"]) == [named]
     assert not (tmp_path / "out").exists()

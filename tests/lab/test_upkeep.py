@@ -32,7 +32,6 @@ from proofbox.lab import retention
 from proofbox.lab import run as run_module
 from proofbox.lab.pinning import pin
 from proofbox.lab.plan import Plan
-from proofbox.lab.reading import Suite
 from proofbox.lab.retention import Rules, collect, survey
 from proofbox.lab.run import Conductor
 from proofbox.lab.validation import validate
@@ -208,10 +207,10 @@ def test_a_run_that_is_being_planned_keeps_what_it_has(tmp_path: Path, monkeypat
     out = tmp_path / "out"
     found = []
 
-    def planning(suite: Suite, place: Path) -> dict[str, str]:
+    def planning(*args: Any) -> dict[str, str]:
         (work,) = (each for each in survey(out, Rules(), SystemClock().now()) if each.kind == "work")
         found.append(collect([work]))
-        return pin(suite, place)
+        return pin(*args)
 
     with monkeypatch.context() as patch:
         patch.setattr(run_module, "pin", planning)
@@ -383,7 +382,7 @@ def test_a_directory_that_is_not_there_is_not_taken_for_a_clean_one(
 
 
 def test_a_plan_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: Suite, __: Path) -> dict[str, str]:
+    def fail(*_: object) -> dict[str, str]:
         raise OSError(errno.ENOSPC, "the disk is full")
 
     monkeypatch.setattr(run_module, "pin", fail)

@@ -23,7 +23,7 @@ def test_every_variable_of_the_agent_is_named(tmp_path: Path, monkeypatch: pytes
     out = tmp_path / "out"
     source = HEAD + mission("a", command(TELLS), env=["MY_OWN"], verify={"commands": ["cat names"]})
     source = source.replace('"do it"', f"'''{TELLS}'''")
-    made = plan(source, out, tmp_path, chain=chain, runtimes={"process": {"command": ["/bin/sh", "-s"]}})
+    made = plan(source, out, tmp_path, trust=True, chain=chain, runtimes={"process": {"command": ["/bin/sh", "-s"]}})
     conduct(made, out)
     attempt = attempts(made, out)["a.1"]
     had = set(document(out, made, attempt, "verification.json")["commands"][0]["stdout"].split()) - OF_THE_SHELL

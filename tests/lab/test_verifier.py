@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import py_compile
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from proofbox.core.redaction import Redactor
+from proofbox.lab.runners import unprotected
 from proofbox.lab.spec import Command, Verify
 from proofbox.lab.verifier import KEPT, check, lay_out
+from proofbox.sandbox.config import Settings
 from proofbox.sandbox.service import Sandboxes
 from proofbox.workspace.workspace import Workspace
 
@@ -148,3 +152,88 @@ def test_an_output_that_fits_is_whole_and_no_end_shows_a_secret(tmp_path: Path) 
     assert "correct" not in stdout
     assert "battery" not in stdout
     assert stdout.endswith("20000\n\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}[redacted]\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "planted"),
+    [
+        ("python3 -m unittest", ["unittest/__init__.py", "argparse.py", "signal.cpython-311-x86_64-linux-gnu.so"]),
+        ("python3 -m pytest -q", ["pytest.py", "_pytest/__init__.py", "pyproject.toml", "sub/pyproject.toml"]),
+        ("pytest", ["pyproject.toml", ".pytest.ini"]),
+        ("python3 tests/check.py", ["tests/json.py", "tests/subprocess/__init__.py"]),
+        ("npm test", ["package.json", ".npmrc", "jest.config.js"]),
+        ("make -s test", ["Makefile", "GNUmakefile"]),
+        ("cargo test", [".cargo/config.toml", "build.rs"]),
+    ],
+)
+def test_what_a_known_runner_loads_is_put_back(
+    workspace: Workspace, tmp_path: Path, command: str, planted: list[str]
+) -> None:
+    harmless = ["app.py", "json/data.txt", "html/index.html", "lib/calendar.py", "code"]
+    for name in (*planted, *harmless):
+        (workspace.path / name).parent.mkdir(parents=True, exist_ok=True)
+        (workspace.path / name).write_text("planted")
+    dest, put_back = laid_out(workspace, tmp_path, Verify(commands=(command,)))
+    assert sorted(put_back) == sorted(planted)
+    assert [name for name in harmless if not (dest / name).exists()] == []
+
+
+def test_a_link_to_a_package_of_the_runner_is_put_back(workspace: Workspace, tmp_path: Path) -> None:
+    (workspace.path / "evil").mkdir()
+    (workspace.path / "evil/__init__.py").write_text("planted")
+    (workspace.path / "unittest").symlink_to("evil")
+    dest, put_back = laid_out(workspace, tmp_path, Verify(commands=("python3 -m unittest",)))
+    assert put_back == ["unittest"]
+    assert not (dest / "unittest").is_symlink()
+
+
+def test_nothing_shadows_the_files_the_agent_never_saw(workspace: Workspace, tmp_path: Path) -> None:
+    hidden = tmp_path / "hidden"
+    (hidden / "tests").mkdir(parents=True)
+    (hidden / "tests/test_app.py").write_text("the real one")
+    planted = ["tests/test_app/__init__.py", "tests/test_app.cpython-311-x86_64-linux-gnu.so"]
+    compiled = ["tests/__pycache__/test_app.cpython-311.pyc", "app.pyc"]
+    for name in (*planted, *compiled):
+        (workspace.path / name).parent.mkdir(parents=True, exist_ok=True)
+        (workspace.path / name).write_text("planted")
+    dest, put_back = laid_out(workspace, tmp_path, Verify(), hidden)
+    assert sorted(put_back) == sorted(planted)  # compiled files are put back without a word
+    assert [name for name in (*planted, *compiled) if (dest / name).exists()] == []
+
+
+@pytest.mark.parametrize("how", ["package", "link", "compiled"])
+def test_a_planted_runner_does_not_pass_a_wrong_solution(workspace: Workspace, tmp_path: Path, how: str) -> None:
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    (hidden / "test_it.py").write_text("import unittest\nclass T(unittest.TestCase):\n def test(self): self.fail()\n")
+    evil = "import os; os._exit(0)"
+    if how == "compiled":
+        source = tmp_path / "evil.py"
+        source.write_text(evil)
+        name = f"__pycache__/test_it.{sys.implementation.cache_tag}.pyc"
+        unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH
+        py_compile.compile(str(source), str(workspace.path / name), invalidation_mode=unchecked)
+    else:
+        name = "evil" if how == "link" else "unittest"
+        (workspace.path / name).mkdir()
+        (workspace.path / name / "__init__.py").write_text(evil)
+    if how == "link":
+        (workspace.path / "unittest").symlink_to("evil")
+    verify = Verify(commands=(f"{sys.executable} -m unittest test_it",))
+    dest, _ = laid_out(workspace, tmp_path, verify, hidden)
+    with Sandboxes(dest, settings=Settings()) as boxes:
+        found = check(boxes, verify, Redactor(), provider="off", policy={})
+    assert found.passed is False
+
+
+def test_lint_says_what_the_agent_can_change_of_what_the_verifier_runs() -> None:
+    verify = Verify(
+        commands=("./run.sh", "sh tests/check.sh", "go test ./...", "pytest"),
+        protect=("**/conftest.py",),
+        env={"PATH": "/usr/bin:bin"},
+    )
+    found = "\n".join(unprotected(verify, ["tests/check.sh"]))
+    for word in ("run.sh, which", "TestMain", "pyproject.toml", "verify.env.PATH"):
+        assert word in found
+    assert "check.sh" not in found
+    assert not list(unprotected(Verify(commands=("grep -qx 42 answer.txt", "python3 -m unittest")), []))

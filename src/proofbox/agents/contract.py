@@ -20,6 +20,7 @@ from proofbox.agents.events import Listener, TokenUsage, TurnStatus
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
 from proofbox.errors import AgentError
+from proofbox.sandbox.config import Settings as BoxSettings
 from proofbox.sandbox.inside import PolicyOptions
 from proofbox.workspace.capabilities.capabilities import Capabilities as Grants
 
@@ -77,6 +78,8 @@ class SessionOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Where the runtime keeps its threads, for a later session to resume or fork; None: a new one within `scratch`."""
     provider: str | None = None
     policy: PolicyOptions = {}
+    box_settings: BoxSettings | None = None
+    """Defaults for the box. None: those of the workspace's own configuration file and the user's."""
     settings: Mapping[str, Any] = {}
     """This runtime's own settings, from flags and `[runtimes.ID]`, checked by the runtime."""
     env: Mapping[str, str] = {}

@@ -140,7 +140,7 @@ class ProcessSession(HostedSession):
     ) -> None:
         super().__init__(runtime, options, clock=clock, ids=ids)
         self._said = said
-        self._boxes = AsyncSandboxes(options.workspace, clock=self._clock, ids=self._ids)
+        self._boxes = AsyncSandboxes(options.workspace, settings=options.box_settings, clock=self._clock, ids=self._ids)
         self._box: AsyncSession | None = None
         self._running: dict[str, AsyncProcess] = {}
         self._given: Collection[str] = options.env

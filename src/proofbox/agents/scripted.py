@@ -84,7 +84,7 @@ class BoxedTools:
     """The tool environment over a session of its own."""
 
     def __init__(self, options: SessionOptions) -> None:
-        self._boxes = Sandboxes(options.workspace)
+        self._boxes = Sandboxes(options.workspace, settings=options.box_settings)
         provider = options.provider if options.sandboxed else "off"
         self._session = self._boxes.start_session(provider=provider, **options.policy)
         self._env = dict(options.env)

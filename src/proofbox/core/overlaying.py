@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
-from proofbox.core.plainfile import open_plain
+from proofbox.core.nofollow import DIRECTORY, open_below, open_regular
 from proofbox.core.removal import remove_tree
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 PIECE = 1 << 18
+Identity = tuple[int, int]
+"""Device and inode of a directory."""
 
 
 class Overlaid:
@@ -46,38 +50,60 @@ class Overlaid:
         with self.place(path):
             pass
 
-    def put(self, path: str, source: Path) -> None:
-        """Put a file there, or what is below a directory."""
-        if source.is_symlink():
-            self.link(path, os.readlink(source))
-        elif source.is_dir():
-            self.lay(source, path)
+    def put(self, path: str, source: int, skip: Collection[Identity] = (), *, name: str = "") -> None:
+        """Put an open regular file there, or what is below an open directory."""
+        mode = os.fstat(source).st_mode
+        if stat.S_ISDIR(mode):
+            self.lay(source, path, skip, name=name)
+        elif stat.S_ISREG(mode):
+            with open(os.dup(source), "rb") as original:
+                original.seek(0)
+                self._copy(path, original)
         else:
-            self._copy(path, source)
+            raise OSError(errno.EINVAL, "it is no regular file", path)
 
-    def lay(self, source: Path, at: str = "") -> None:
+    def lay(self, source: Path | int, at: str = "", skip: Collection[Identity] = (), *, name: str = "") -> None:
         """Lay every file, link and directory below `source` over what is here, or is here at `at`.
 
-        What can't be read is an error: a copy that lacks something would pass for the whole. Pipes, sockets and devices
-        hold nothing that could be copied, and stay behind.
+        Below `source` no link is followed, and a directory that is replaced by one meanwhile is an error. So is what
+        can't be read: a copy that lacks something would pass for the whole. Pipes, sockets and devices hold nothing
+        that could be copied, and stay behind, and so do directories in `skip`. `name` is what errors call a source
+        that is given as a descriptor.
         """
+        if isinstance(source, Path):
+            root = os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                self.lay(root, at, skip, name=str(source))
+            finally:
+                os.close(root)
+            return
         with self.folder(at):
             pass
         modes: list[tuple[str, int]] = []
-        waiting = [(source, at)]
+        waiting = [""]
         while waiting:
-            here, place = waiting.pop()
-            for entry in os.scandir(here):
-                there = f"{place}/{entry.name}" if place else entry.name
-                if entry.is_symlink():
-                    self.link(there, os.readlink(entry.path))
-                elif entry.is_dir():
-                    with self.folder(there):
-                        pass
-                    modes.append((there, stat.S_IMODE(entry.stat().st_mode)))
-                    waiting.append((Path(entry.path), there))
-                elif entry.is_file():
-                    self._copy(there, Path(entry.path))
+            path = waiting.pop()
+            with _naming(os.path.join(name, path)):
+                here = open_below(source, path, DIRECTORY)
+            try:
+                for entry in os.scandir(here):
+                    below = f"{path}/{entry.name}" if path else entry.name
+                    there = f"{at}/{below}" if at else below
+                    info = entry.stat(follow_symlinks=False)
+                    if stat.S_ISLNK(info.st_mode):
+                        self.link(there, os.readlink(entry.name, dir_fd=here))
+                    elif stat.S_ISDIR(info.st_mode) and (info.st_dev, info.st_ino) not in skip:
+                        with self.folder(there):
+                            pass
+                        modes.append((there, stat.S_IMODE(info.st_mode)))
+                        waiting.append(below)
+                    elif stat.S_ISREG(info.st_mode):
+                        with _naming(os.path.join(name, below)):
+                            original = open_regular(entry.name, here)
+                        with original:
+                            self._copy(there, original)
+            finally:
+                os.close(here)
         # At the end and from below: nothing can be put into a directory that may not be written to.
         for there, mode in reversed(modes):
             self.chmod(there, mode)
@@ -99,10 +125,9 @@ class Overlaid:
         with self.folder(path) as fd:
             os.fchmod(fd, mode)
 
-    def _copy(self, path: str, source: Path) -> None:
-        with open_plain(source) as original:
-            mode = stat.S_IMODE(os.fstat(original.fileno()).st_mode)
-            self.write(path, iter(lambda: original.read(PIECE), b""), mode)
+    def _copy(self, path: str, original: BinaryIO) -> None:
+        mode = stat.S_IMODE(os.fstat(original.fileno()).st_mode)
+        self.write(path, iter(lambda: original.read(PIECE), b""), mode)
 
     def _enter(self, fd: int, name: str) -> int:
         try:
@@ -115,3 +140,13 @@ class Overlaid:
     def _clear(self, fd: int, name: str) -> None:
         if left := remove_tree(name, dir_fd=fd):
             raise OSError(left[0].errno, f"what stands in the way can't be removed: {left[0].reason}", name)
+
+
+@contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Let an `OSError` name the whole path, and not its last part."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = path.rstrip("/")
+        raise

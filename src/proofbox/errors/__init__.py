@@ -11,6 +11,7 @@
     │   ├── ProviderUnknown      SANDBOX_PROVIDER_UNKNOWN    exit 2
     │   ├── ProviderUnavailable  SANDBOX_UNAVAILABLE         exit 3
     │   ├── PolicyRefused        SANDBOX_POLICY_REFUSED      exit 3
+    │   ├── ConsentRequired      SANDBOX_CONSENT_REQUIRED    exit 3
     │   ├── PathRefused          SANDBOX_PATH_REFUSED        exit 2
     │   ├── IdmapUnsupported     SANDBOX_IDMAP_UNSUPPORTED   exit 3
     │   ├── RequestInvalid       SANDBOX_REQUEST_INVALID     exit 2
@@ -106,6 +107,7 @@
     │   ├── EvidenceIncomplete   ATTEMPT_EVIDENCE_INCOMPLETE exit 1
     │   ├── AttemptUnknown       ATTEMPT_UNKNOWN             exit 2
     │   ├── RunUnknown           RUN_UNKNOWN                 exit 2
+    │   ├── PlanUntrusted        RUN_PLAN_UNTRUSTED          exit 3
     │   ├── RunBusy              RUN_BUSY                    exit 4
     │   ├── RunInterrupted       RUN_INTERRUPTED             exit 130
     │   ├── NotFreed             RUN_NOT_FREED               exit 1
@@ -164,6 +166,7 @@ from proofbox.errors.sandbox import (
     ChecksFailed as ChecksFailed,
     CommandNotExecutable as CommandNotExecutable,
     CommandNotFound as CommandNotFound,
+    ConsentRequired as ConsentRequired,
     DownloadFailed as DownloadFailed,
     EngineRefused as EngineRefused,
     IdmapUnsupported as IdmapUnsupported,
@@ -267,6 +270,7 @@ from proofbox.errors.lab import (
     LabError as LabError,
     LeaseLost as LeaseLost,
     NotFreed as NotFreed,
+    PlanUntrusted as PlanUntrusted,
     RunBusy as RunBusy,
     RunInterrupted as RunInterrupted,
     RunUnknown as RunUnknown,

@@ -60,6 +60,14 @@ class RunUnknown(LabError):
     hints = ("name the --out directory of a run",)
 
 
+class PlanUntrusted(LabError):
+    """A run's plan was not made here by this user, or was changed after it was made. Nothing of it was run."""
+
+    code = "RUN_PLAN_UNTRUSTED"
+    exit_code = 3
+    hints = ("read the plan's suite, and if you trust it: proofbox suite resume --trust",)
+
+
 class RunBusy(LabError):
     """Another process conducts that run."""
 

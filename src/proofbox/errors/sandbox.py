@@ -39,6 +39,17 @@ class PolicyRefused(SandboxError):
     hints = ("choose a provider that can (`proofbox probe` lists them), or don't ask for it",)
 
 
+class ConsentRequired(SandboxError):
+    """A suite or a task asks for more than your own settings give a box, and you have not consented to it.
+
+    `details["widenings"]` lists each request. Nothing was started, and no file outside its directory was read.
+    """
+
+    code = "SANDBOX_CONSENT_REQUIRED"
+    exit_code = 3
+    hints = ("read what is listed, and if you agree, repeat the command with --trust",)
+
+
 class PathRefused(SandboxError):
     """A project, cwd or mount that doesn't exist, escapes, or has no place inside the box."""
 

@@ -275,6 +275,7 @@ class _Supervisor:
                 scratch=scratch,
                 provider=self._boxes.provider,
                 policy=self._boxes.agent_policy(workspace),
+                box_settings=around.box_settings,
                 grants=self._boxes.grants(),
                 settings=settings,
                 env=self._environment.values,

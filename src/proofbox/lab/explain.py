@@ -97,6 +97,9 @@ def _story(attempt: Attempt, result: Ended, bundle: Path, replacement: str | Non
     documents = read_documents(bundle)
     yield from _failure(documents, replacement)
     yield _reason(result, documents)
+    for each in documents.get(artifacts.ATTEMPT, {}).get("considered", []):
+        if each.get("code"):
+            yield f"{each['strategy']} was skipped ({each['code']}): {each['reason']}"
     if documents.get(artifacts.RUNNER, {}).get("shared"):
         yield "It shared its agent's process with other attempts, which could reach it."
     if attempt.parent is not None:

@@ -39,4 +39,6 @@ def bounds_of(suite: Suite) -> dict[str, int]:
 
 def _provider(plan: Plan, mission: Mission, given: Path) -> Iterator[str]:
     with contextlib.suppress(ProofboxError):
-        yield House(given).chosen(plan.provider or mission.provider, asked_of_a_box(mission))
+        yield House(given, settings=plan.box_settings).chosen(
+            plan.provider or mission.provider, asked_of_a_box(mission)
+        )

@@ -7,7 +7,6 @@ import datetime
 import math
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path as FilePath
 from typing import Any
 
 from proofbox.core.canonical import MAX_DEPTH, MAX_INTEGER
@@ -15,16 +14,19 @@ from proofbox.errors import CapabilitiesRefused, ProofboxError
 from proofbox.lab.positions import Path
 from proofbox.lab.problems import Problems
 from proofbox.lab.spec import Command, Mission, SuiteFields
-from proofbox.lab.textfiles import Unreadable, kind_of, read_text
+from proofbox.lab.suitefiles import SuiteFiles, paths_of
+from proofbox.lab.textfiles import Unreadable
 from proofbox.workspace.capabilities.capabilities import Capabilities
 from proofbox.workspace.capabilities.compiling import refuse_execute
-from proofbox.workspace.capabilities.grants import PRESETS
+from proofbox.workspace.capabilities.grants import PRESETS, SIZE_LIMIT, parse
 
 LARGEST_PROMPT = 1 << 20
 DEEPEST = MAX_DEPTH // 2  # the records that repeat a part of a suite have it deeper, and a limit of their own
 LONGEST_NAME = 255
 MOST_GROUPS = 100
 """Of one pattern: Python's compiler goes as deep into itself as they are nested."""
+_KINDS: Mapping[tuple[str, ...], tuple[str, ...]] = {("prompt_file",): ("file",), ("verify", "files"): ("directory",)}
+"""Of fields that must name one kind."""
 _FREE = ("prompt", "script", "expect", "title")
 """Where a text is a text. All others become paths, words of commands and values of variables, which have no NUL."""
 
@@ -59,9 +61,9 @@ def _is_free(path: Path) -> bool:
 
 
 def check_meaning(
-    suite: SuiteFields | None, missions: Mapping[int, Mission], base: FilePath | None, problems: Problems
+    suite: SuiteFields | None, missions: Mapping[int, Mission], files: SuiteFiles | None, problems: Problems
 ) -> None:
-    """`missions` are by their place in the file. `base` is where paths start; None: what they name was found before."""
+    """`missions` are by their place in the file. `files` is None where what they name was found before."""
     seen: set[str] = set()
     for number, mission in missions.items():
         at: Path = ("mission", number)
@@ -76,10 +78,10 @@ def check_meaning(
             problems.say(
                 (*at, "prompt_file"), f"mission {mission.id!r} has prompt and prompt_file", "leave one of them out"
             )
-        if base is not None:
-            _check_files(mission, base, problems, at)
+        if files is not None:
+            _check_files(mission, files, problems, at)
         if mission.capabilities is not None:
-            _check_capabilities(suite, mission, base, problems, (*at, "capabilities"))
+            _check_capabilities(suite, mission, files, problems, (*at, "capabilities"))
         for index, condition in enumerate(mission.expect.file):
             if _leaves(condition.path) or not condition.names:
                 problems.say(
@@ -107,51 +109,60 @@ def _leaves(place: str) -> bool:
     return place.startswith("/") or ".." in place.split("/") or "\0" in place
 
 
-def _check_files(mission: Mission, base: FilePath, problems: Problems, at: Path) -> None:
-    """That what the mission names is there, and of the kind that it must be."""
-    verify = mission.verify
-    for path, value, kinds in (
-        (("prompt_file",), mission.prompt_file, ("file",)),
-        (("workspace",), mission.workspace, ("file", "directory")),
-        (("solution",), mission.solution, ("file", "directory")),
-        (("verify", "files"), verify.files, ("directory",)),
-        *((("files", place), each, ("file", "directory")) for place, each in mission.files.items()),
-        *((("verify", "mounts", place), each, ("file", "directory")) for place, each in verify.mounts.items()),
-    ):
-        if value is None:
+def _check_files(mission: Mission, files: SuiteFiles, problems: Problems, at: Path) -> None:
+    """That what the mission names is there, and of the kind that it must be. Nothing outside is opened."""
+    for path, value in paths_of(mission):
+        if path == ("capabilities",):  # checked with what it says
             continue
+        kinds = _KINDS.get(path, ("file", "directory"))
         wrong = ""
         try:
-            kind = kind_of(base / value)
+            found = files.find(value)
+            kind = files.kind(found)
             if kind not in kinds:
                 wrong = f"is a {kind}, and must be a {kinds[0]}"
-            elif path == ("prompt_file",) and not read_text(base / value, LARGEST_PROMPT):
+            elif path == ("prompt_file",) and not found.outside and not files.read(found, LARGEST_PROMPT):
                 wrong = "is empty"
         except Unreadable as why:
             wrong = str(why)
         if wrong:
-            problems.say((*at, *path), f"{value[:200]!r} {wrong}", f"paths start at {base}")
+            problems.say((*at, *path), f"{value[:200]!r} {wrong}", f"paths start at {files.base}")
 
 
 def _check_capabilities(
-    suite: SuiteFields | None, mission: Mission, base: FilePath | None, problems: Problems, at: Path
+    suite: SuiteFields | None, mission: Mission, files: SuiteFiles | None, problems: Problems, at: Path
 ) -> None:
     """They say what the network is, so nothing else may; and they bind one workspace, so a box must have one."""
     if mission.network is not None:
         problems.say(at, "capabilities say what can be reached, and so does network", "leave one of them out")
     if suite is not None and suite.isolation == "shared":
         problems.say(at, "a process that attempts share can't be held to one's capabilities", 'isolation = "process"')
-    if base is None or mission.capabilities is None:
+    if files is None or mission.capabilities is None:
         return
     named = mission.capabilities
     try:
-        if named not in PRESETS:
-            kind_of(base / named)  # a pipe would be waited for
-        refuse_execute(Capabilities.load(named if named in PRESETS else base / named))
+        grants = capabilities_of(mission, files)
+        if grants is not None:
+            refuse_execute(grants)
     except Unreadable as why:
         problems.say(at, f"{named[:200]!r} is neither a preset nor a file: it {why}", _usable_presets())
     except ProofboxError as error:
         problems.say(at, f"{named[:200]!r}: {error.message}", _usable_presets())
+
+
+def capabilities_of(mission: Mission, files: SuiteFiles) -> Capabilities | None:
+    """Read the capabilities of a mission; None for a mission without, or with a file outside the suite's directory.
+
+    Raises `Unreadable` or `CapabilitiesInvalid`.
+    """
+    named = mission.capabilities
+    if named is None or named in PRESETS:
+        return None if named is None else Capabilities.load(named)
+    found = files.find(named)
+    if found.outside:
+        files.kind(found)
+        return None
+    return Capabilities(parse(files.read(found, SIZE_LIMIT)))
 
 
 def _usable_presets() -> str:

@@ -44,7 +44,7 @@ class MissionBoxes:
     @contextlib.contextmanager
     def over(self, files: Path) -> Iterator[Sandboxes]:
         """Boxes over these files, one such at a time; `cut_off` ends what runs in them."""
-        with Sandboxes(files, clock=self._around.clock) as boxes:
+        with Sandboxes(files, settings=self._around.box_settings, clock=self._around.clock) as boxes:
             self._open = boxes
             try:
                 yield boxes

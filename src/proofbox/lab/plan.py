@@ -14,16 +14,21 @@ from proofbox.agents.registry import installed
 from proofbox.agents.settings import RuntimeSettings
 from proofbox.agents.strategies import Chain, parse_chain
 from proofbox.core.clock import Clock, SystemClock
+from proofbox.core.digest import sha256_hex
 from proofbox.core.ids import IdSource
 from proofbox.core.locks import locked
 from proofbox.core.redaction import Redactor
 from proofbox.errors import SuiteInvalid
 from proofbox.lab.ledger import Ledger, Planned
+from proofbox.lab.meaning import LARGEST_PROMPT
 from proofbox.lab.reading import Suite, parse_suite
 from proofbox.lab.sharing import SharedSession
 from proofbox.lab.spec import Isolation
+from proofbox.lab.suitefiles import SuiteFiles
 from proofbox.lab.surroundings import Surroundings
 from proofbox.lab.template import Templates
+from proofbox.lab.textfiles import Unreadable
+from proofbox.sandbox.config import Settings, load_users
 
 PLAN = "plan"
 WORK = ".work"
@@ -46,6 +51,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     chain_origin: str
     strategy: str | None = None
     """The first of the chain that could be used when the run was planned; None: that was not asked."""
+    skipped: dict[str, str] = {}
+    """Strategies of the chain before it that could not be used then, and why."""
     concurrency: int
     isolation: Isolation = "process"
     provider: str | None = None
@@ -53,6 +60,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     retries: int = 1
     runtimes: dict[str, dict[str, Any]] = {}
     flags: dict[str, Any] = {}
+    box_settings: Settings = Settings()
+    """The user's own defaults for boxes, as they were when the run was planned."""
     pinned: str | None = None
     """Where copies of what the suite names are, once the run is planned."""
     inputs: dict[str, str] = {}
@@ -112,6 +121,16 @@ def read_plan(ledger: Ledger) -> Plan:
     return msgspec.json.decode(ledger.about(PLAN), type=Plan)
 
 
+def plan_digest(plan: Plan) -> str:
+    """A digest of everything that the plan says."""
+    return sha256_hex(msgspec.json.encode(plan, order="deterministic"))
+
+
+def box_settings() -> Settings:
+    """The user's own defaults for boxes; those for agents are part of the plan already."""
+    return msgspec.structs.replace(load_users(), strategies=(), runtimes={})
+
+
 def stores_of(ledger: Ledger) -> set[str]:
     """The stores that were made for the run, as far as nothing else leads to them any more."""
     return set(ledger.about(STORES).split())
@@ -142,6 +161,7 @@ def surroundings(
         chain=plan.parsed_chain(),
         registry=installed(),
         settings=plan.runtime_settings(),
+        box_settings=plan.box_settings,
         redactor=redactor_of(plan, os.environ if env is None else env),
         provider=plan.provider,
         isolation=plan.isolation,
@@ -171,13 +191,19 @@ def redactor_of(plan: Plan, env: Mapping[str, str]) -> Redactor:
     return Redactor.from_environment(long, keys)
 
 
-def refuse_secrets(plan: Plan, env: Mapping[str, str]) -> None:
-    """What a suite says is in the evidence of its run, so that it must not hold a secret that this process knows."""
+def refuse_secrets(plan: Plan, env: Mapping[str, str], files: SuiteFiles | None = None) -> None:
+    """Refuse a suite that holds a secret known to this process: its text becomes part of the evidence.
+
+    `files` has its prompts while they are not copied yet.
+    """
     suite = plan.suite()
     texts = [plan.suite_source.encode(), plan.chain.encode(), msgspec.json.encode(suite.missions)]
     for mission in suite.missions:
-        with contextlib.suppress(OSError):  # the attempt will say so
-            texts.append(suite.at(mission.prompt_file).read_bytes() if mission.prompt_file is not None else b"")
+        with contextlib.suppress(OSError, Unreadable):  # the attempt will say so
+            if mission.prompt_file is not None and files is not None:
+                texts.append(files.read(files.find(mission.prompt_file), LARGEST_PROMPT).encode())
+            elif mission.prompt_file is not None:
+                texts.append(suite.at(mission.prompt_file).read_bytes())
     if not any(map(redactor_of(plan, env).contains_secret, texts)):
         return
     found = [name for name in sorted(env) if any(map(redactor_of(plan, {name: env[name]}).contains_secret, texts))]

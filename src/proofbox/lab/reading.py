@@ -17,6 +17,7 @@ from proofbox.lab.problems import Problem, Problems, invalid, json_problem, toml
 from proofbox.lab.runnable import check_archive, check_mission, check_suite
 from proofbox.lab.shape import Shape
 from proofbox.lab.spec import Document, Mission, MissionFields, SuiteFields
+from proofbox.lab.suitefiles import SuiteFiles
 from proofbox.lab.textfiles import Absent, Unreadable, read_text
 
 SIZE_LIMIT = 4 << 20
@@ -130,17 +131,19 @@ def _check_parts(values: dict[str, Any], base: FilePath | None, problems: Proble
         mission = _converted({**defaults, **each}, Mission) if isinstance(each, dict) else None
         if mission is not None:
             found[number] = mission
-    check_meaning(suite, found, base, problems)
-    if base is None:
-        return  # it was asked when the run was planned, and is not a new reason why its results can't be read
-    if suite is not None:
-        check_suite(suite, problems)
-    for number, mission in found.items():
-        if problems.enough:
-            return
-        check_mission(mission, problems, ("mission", number))
-        if unpacking:
-            check_archive(mission, base, problems, ("mission", number))
+    if base is None:  # asked when the run was planned: it is not a new reason why its results can't be read
+        check_meaning(suite, found, None, problems)
+        return
+    with SuiteFiles(base) as files:
+        check_meaning(suite, found, files, problems)
+        if suite is not None:
+            check_suite(suite, problems)
+        for number, mission in found.items():
+            if problems.enough:
+                return
+            check_mission(mission, problems, ("mission", number))
+            if unpacking:
+                check_archive(mission, files, problems, ("mission", number))
 
 
 def _converted(value: Any, kind: type[T]) -> T | None:

@@ -31,7 +31,7 @@ from proofbox.lab.ledger import Ledger
 from proofbox.lab.plan import WORK, conductor_lock, ledger_path, note_stores, stores_of
 from proofbox.lab.pressure import size_of
 from proofbox.lab.template import forget_workspaces
-from proofbox.sandbox import cgroups
+from proofbox.sandbox import cgroups, consent
 from proofbox.sandbox.scratch import abandoned_scratch
 from proofbox.sandbox.sessions import SessionStore
 from proofbox.workspace import registry
@@ -182,6 +182,8 @@ def _remove_run(path: Path) -> str:
         return left
     for suffix in ("", "-wal", "-shm"):
         left = left or _remove(Path(f"{ledger_path(path.parent, path.name)}{suffix}"))
+    if not left:
+        consent.forget_plan(path.name)
     return left or in_store
 
 

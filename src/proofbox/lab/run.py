@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from shlex import quote
 
 import msgspec
 
@@ -20,7 +21,7 @@ from proofbox.core.ids import IdSource
 from proofbox.core.locks import locked
 from proofbox.core.removal import remove_tree
 from proofbox.core.text import require_utf8
-from proofbox.errors import RunBusy, RunUnknown, WorkerLost
+from proofbox.errors import PlanUntrusted, RunBusy, RunUnknown, WorkerLost
 from proofbox.evidence.identity import world
 from proofbox.evidence.paths import INDEX
 from proofbox.evidence.schedule import PATH as SCHEDULE
@@ -33,28 +34,33 @@ from proofbox.lab.failures import counted_tries, pause
 from proofbox.lab.lanes import bounds_of, lanes_of
 from proofbox.lab.ledger import Attempt, Ledger, Planned
 from proofbox.lab.limiter import Limiter
-from proofbox.lab.pinning import PINNED, pin
+from proofbox.lab.pinning import PINNED, check_pinned, pin, source_of
 from proofbox.lab.plan import (
     PLAN,
     TEMPLATES,
     WORK,
     Plan,
     attempts_of,
+    box_settings,
     conductor_lock,
     credential_of,
     ledger_path,
     note_stores,
+    plan_digest,
     read_plan,
     redactor_of,
     refuse_secrets,
 )
 from proofbox.lab.reading import Suite
+from proofbox.lab.runnable import refuse_idle
 from proofbox.lab.sharing import refuse_unshareable
 from proofbox.lab.spec import SCHEMA as SUITE_SCHEMA
-from proofbox.lab.spec import Mission
+from proofbox.lab.suitefiles import SuiteFiles
 from proofbox.lab.summary import SUMMARY, summarize
-from proofbox.lab.template import GIVEN, Source, fill, forget_workspaces
+from proofbox.lab.template import GIVEN, fill, forget_workspaces
 from proofbox.lab.waiting import Waiting
+from proofbox.lab.widening import require_consent
+from proofbox.sandbox import consent
 
 CONDUCTOR = "conductor"
 MOST_LOST = 3
@@ -68,26 +74,41 @@ TAKEN_OVER = 60.0
 _EXPECTED = ("environment.json", SCHEDULE, SUMMARY)
 
 
-def create_run(plan: Plan, out: Path, *, clock: Clock | None = None) -> Path:
-    """Plan it: after this it can be resumed from any process. The path of its ledger."""
+def create_run(plan: Plan, out: Path, *, trust: bool = False, clock: Clock | None = None) -> Path:
+    """Plan it: after this it can be resumed from any process. The path of its ledger.
+
+    Raises `ConsentRequired` where the suite asks for more than the user's own settings give a box, and the user has
+    not consented to that list. `trust` is that consent, and is recorded.
+    """
     require_utf8(out.absolute(), "the output directory", "suite")
     require_utf8(plan.base, "the suite's directory", "suite")
     require_utf8(plan.suite_name, "the suite's file", "suite")
     suite = plan.suite()
-    refuse_secrets(plan, os.environ)
-    if plan.isolation == "shared":
-        refuse_unshareable(suite.missions, plan.provider, plan.parsed_chain())
-    out.mkdir(parents=True, exist_ok=True)
-    with locked(conductor_lock(out, plan.run_id)):  # until there is a ledger, its files look like a dead run's
-        return _create_run(plan, suite, out, clock)
+    plan = msgspec.structs.replace(plan, box_settings=box_settings())
+    with SuiteFiles(Path(plan.base)) as files:
+        chain = plan.parsed_chain()
+        refuse_idle(chain, plan.strategy or chain.candidates[0].strategy, suite.missions)
+        require_consent(plan, suite, files, trust=trust)
+        refuse_secrets(plan, os.environ, files)
+        if plan.isolation == "shared":
+            refuse_unshareable(suite.missions, plan.provider, chain)
+        out.mkdir(parents=True, exist_ok=True)
+        with locked(conductor_lock(out, plan.run_id)):  # until there is a ledger, its files look like a dead run's
+            return _create_run(plan, suite, files, out, clock)
 
 
-def _create_run(plan: Plan, suite: Suite, out: Path, clock: Clock | None) -> Path:
+def _create_run(plan: Plan, suite: Suite, files: SuiteFiles, out: Path, clock: Clock | None) -> Path:
     work = (out / WORK / plan.run_id).absolute()
     try:
+        work.mkdir(parents=True)
+        skip = tuple((info.st_dev, info.st_ino) for info in map(os.stat, (out, work.parent)))
         for mission in suite.missions:
-            fill(_source(suite, mission), work / TEMPLATES / mission.id / GIVEN)
-        plan = msgspec.structs.replace(plan, pinned=str(work / PINNED), inputs=pin(suite, work / PINNED))
+            with source_of(mission, files, skip) as source:
+                fill(source, work / TEMPLATES / mission.id / GIVEN)
+        inputs = pin(suite, files, work / PINNED, skip)
+        plan = msgspec.structs.replace(plan, pinned=str(work / PINNED), inputs=inputs)
+        check_pinned(plan.suite())
+        consent.remember_plan(plan.run_id, plan_digest(plan))
     except BaseException:
         remove_tree(work)  # without a ledger nobody would find it
         conductor_lock(out, plan.run_id).unlink()
@@ -133,13 +154,18 @@ class Conductor:
         gate = None if credential is None else Limiter(credential, self._plan.concurrency, clock=self._clock)
         self._waiting = Waiting(self._ledger, gate, out / run_id, self._tell, self._clock)
 
-    def conduct(self) -> Path:
-        """Run what is missing, then commit. The path of the run's bundle. Interrupted, it can be resumed."""
+    def conduct(self, *, trust: bool = False) -> Path:
+        """Run what is missing, then commit. The path of the run's bundle. Interrupted, it can be resumed.
+
+        Raises `PlanUntrusted` unless the plan is the one that `create_run` recorded for this user; `trust` accepts
+        another, as it is now.
+        """
         run_dir = self._out / self._run_id
         with self._alone():
             if (run_dir / INDEX).exists():
                 self._tidy_up()  # killed between the commit and this
                 return run_dir
+            self._require_known_plan(trust=trust)
             refuse_secrets(self._plan, os.environ)
             self._epoch = self._ledger.begin_epoch()
             redactor = redactor_of(self._plan, os.environ)
@@ -165,8 +191,23 @@ class Conductor:
             self._tidy_up()
         return run_dir
 
+    def _require_known_plan(self, *, trust: bool) -> None:
+        digest = plan_digest(self._plan)
+        if trust:
+            consent.remember_plan(self._run_id, digest)
+        elif not consent.knows_plan(self._run_id, digest):
+            raise PlanUntrusted(
+                f"the plan of {self._run_id} was not made here by you, or was changed since",
+                op="suite",
+                fix_hints=[
+                    "start a new run: proofbox suite run FILE",
+                    f"if you trust what it says: proofbox suite resume --trust {quote(str(self._out / self._run_id))}",
+                ],
+            )
+
     def _tidy_up(self) -> None:
         """After the commit. May be repeated."""
+        consent.forget_plan(self._run_id)
         if self._ledger.about("committed") != "yes":
             self._ledger.set_about("committed", "yes")
         work = self._out / WORK / self._run_id
@@ -291,13 +332,3 @@ def _moment(seconds: float | None) -> datetime | None:
 
 def _source_name(plan: Plan) -> str:
     return "suite.json" if plan.suite_json else "suite.toml"
-
-
-def _source(suite: Suite, mission: Mission) -> Source:
-    in_docker = mission.provider == "docker"
-    image = (mission.image, mission.workdir) if in_docker and mission.image and mission.workdir else None
-    return Source(
-        image=image,
-        workspace=None if mission.workspace is None else suite.base / mission.workspace,
-        files=tuple((place, suite.base / path) for place, path in mission.files.items()),
-    )

@@ -6,6 +6,7 @@ An attempt with a provider that nobody has, or a script that can't be played, wo
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -14,14 +15,22 @@ import msgspec
 from proofbox.agents.environment import check_name, is_blocked
 from proofbox.agents.registry import installed
 from proofbox.agents.script import Step, wrong_with
-from proofbox.agents.strategies import parse_chain
+from proofbox.agents.strategies import Chain, parse_chain
 from proofbox.core.archives import ArchiveRefused, unpack
 from proofbox.core.nearest import nearest
-from proofbox.errors import EnvPolicyRefused, ProofboxError, ProviderUnknown, RequestInvalid, StrategyUnsupported
+from proofbox.errors import (
+    EnvPolicyRefused,
+    ProofboxError,
+    ProviderUnknown,
+    RequestInvalid,
+    StrategyUnavailable,
+    StrategyUnsupported,
+)
 from proofbox.lab.positions import Path
 from proofbox.lab.problems import Problems
 from proofbox.lab.shape import Shape
 from proofbox.lab.spec import Mission, SuiteFields
+from proofbox.lab.suitefiles import SuiteFiles
 from proofbox.sandbox.allowlist import parse_network
 from proofbox.sandbox.providers import ALIASES, AUTO, PROVIDERS, provider_named
 from proofbox.sandbox.request import encode_env
@@ -32,6 +41,23 @@ def check_provider(name: str) -> None:
     """Raises `ProviderUnknown`, with the nearest name that is known."""
     if name != AUTO:
         provider_named(name)
+
+
+def refuse_idle(chain: Chain, strategy: str, missions: Sequence[Mission]) -> None:
+    """Raise `StrategyUnavailable` where the scripted agent would run for want of another, with nothing to play.
+
+    It would do nothing, and every mission would look like the failure of an agent.
+    """
+    chosen = chain.origin != "default" and chain.candidates[0].strategy == strategy
+    idle = [mission.id for mission in missions if not mission.script.step]
+    if strategy != "scripted" or chosen or not idle:
+        return
+    more = f" and {len(idle) - 1} more" if len(idle) > 1 else ""
+    raise StrategyUnavailable(
+        f"no agent is chosen, and the scripted one has nothing to play: mission {idle[0]}{more} has no script",
+        op="strategy",
+        fix_hints=["name an agent: --strategies ID", "see which there are: proofbox runtime list"],
+    )
 
 
 def check_suite(suite: SuiteFields, problems: Problems) -> None:
@@ -69,13 +95,15 @@ def check_mission(mission: Mission, problems: Problems, at: Path) -> None:
         problems.say((*at, "expect", "min_tool_calls"), f"min_tool_calls {least} is more than max_tool_calls {most}")
 
 
-def check_archive(mission: Mission, base: FilePath, problems: Problems, at: Path) -> None:
-    """That the archive its attempts begin with can be unpacked: by unpacking it."""
-    if mission.workspace is None or not (base / mission.workspace).is_file():
+def check_archive(mission: Mission, files: SuiteFiles, problems: Problems, at: Path) -> None:
+    """That the archive its attempts begin with can be unpacked: by unpacking it. One outside is left alone."""
+    found = None if mission.workspace is None else files.find(mission.workspace)
+    if mission.workspace is None or found is None or found.outside or not found.real.is_file():
         return
     with tempfile.TemporaryDirectory(prefix="proofbox-lint-", ignore_cleanup_errors=True) as scratch:
         try:
-            unpack(base / mission.workspace, FilePath(scratch))
+            with files.opened(found) as archive:
+                unpack(FilePath(f"/dev/fd/{archive}"), FilePath(scratch))
         except ArchiveRefused as error:
             why = str(error)
         except OSError as error:

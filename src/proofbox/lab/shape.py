@@ -12,6 +12,7 @@ from msgspec.structs import FieldInfo
 from proofbox.core.nearest import nearest
 from proofbox.lab.positions import Path
 from proofbox.lab.problems import Problems
+from proofbox.lab.spec import Document, MissionFields, SuiteFields
 
 
 @cache
@@ -45,6 +46,15 @@ class Shape:
                 hint = nearest(value, words) if words and isinstance(value, str) else ""
                 self._problems.say(path, f"{self._problems.shown(path) or 'the suite'}: {error}", hint)
 
+    @staticmethod
+    def _elsewhere(struct: type[msgspec.Struct], name: str) -> str:
+        """Where a field belongs that `[suite]` or a document does not have, and missions do."""
+        if struct in (SuiteFields, Document) and name in _fields(MissionFields):
+            return f"write it in [defaults] for every mission, or in a [[mission]]: {name} = ..."
+        if struct in (Document, MissionFields) and name in _fields(SuiteFields):
+            return f"write it in [suite]: {name} = ..."
+        return ""
+
     def _struct(self, struct: type[msgspec.Struct], value: dict[str, Any], path: Path) -> None:
         fields = _fields(struct)
         for name in value:
@@ -52,7 +62,7 @@ class Shape:
                 self._problems.say(
                     (*path, name),
                     f"{self._problems.shown(path) or 'a suite'} has no field {name[:80]!r}",
-                    nearest(name, fields),
+                    self._elsewhere(struct, name) or nearest(name, fields),
                 )
         for name, field in fields.items():
             if name in value:

@@ -60,17 +60,9 @@ class Verify(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A directory that is laid over the agent's files, and that it never saw."""
     take: tuple[str, ...] = ()
     """Globs of what is taken of the agent's work; empty: all of it."""
-    protect: tuple[str, ...] = (
-        "**/conftest.py",
-        "**/sitecustomize.py",
-        "**/usercustomize.py",
-        "**/*.pth",
-        "**/pytest.ini",
-        "**/.pytest.ini",
-        "**/tox.ini",
-        "**/setup.cfg",
-    )
-    """Globs of what is put back to what was given, before anything runs."""
+    protect: tuple[str, ...] | None = None
+    """Globs of paths that are restored to their given state before any command runs. None: the hooks and configuration
+    that the test runners in `commands` load."""
     timeout: Seconds = 300.0
     """Seconds, for all commands together."""
     mounts: dict[GuestPath, str] = {}

@@ -20,6 +20,7 @@ from proofbox.lab.sharing import SharedSession
 from proofbox.lab.spec import Isolation
 from proofbox.lab.states import Reason, State
 from proofbox.lab.template import Templates
+from proofbox.sandbox.config import Settings
 
 ON_REQUEST = "on request"
 
@@ -35,6 +36,8 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     chain: Chain
     registry: Registry
     settings: Callable[[AgentRuntime], dict[str, Any]]
+    box_settings: Settings
+    """Defaults for every box of the run: the user's own. Files in a workspace never configure a box over it."""
     redactor: Redactor
     provider: str | None
     isolation: Isolation

@@ -6,6 +6,7 @@ end. Such a directory is refused as a whole.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import stat
@@ -13,43 +14,55 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from proofbox.core.digest import sha256_file
+from proofbox.core.nofollow import directory_below, open_regular
+from proofbox.core.overlaying import Identity
 from proofbox.core.text import printable
 from proofbox.errors import SuiteInvalid
 from proofbox.lab import textfiles
 from proofbox.lab.problems import Problem, invalid
+from proofbox.lab.suitefiles import SuiteFiles
 
 MOST_ENTRIES = 100_000
 MOST_BYTES = 8 << 30
 LARGEST_TEXT = 1 << 20
 
 
-def tree_sha256(root: Path, parts: Collection[str] | None = None, *, trusted: bool = False) -> str:
+def tree_sha256(
+    root: Path,
+    parts: Collection[str] | None = None,
+    *,
+    trusted: bool = False,
+    at: int | None = None,
+    skip: Collection[Identity] = (),
+) -> str:
     """A digest of every path below `root`, its kind, its content and whether it can be executed.
+
+    No link is followed. `at` is a descriptor of the root, where one is held. Directories in `skip` don't count.
 
     With `parts` only of these names in it. Raises `SuiteInvalid` for what can't be read, leads out, is no file, or is
     too much. One that is `trusted` may have links to anywhere and any number of files, and pipes, which don't count.
     """
     whole = hashlib.sha256()
     size = 0
-    for number, (path, info) in enumerate(_entries(root, parts)):
-        relative = os.fsencode(path.relative_to(root))
+    for number, (name, folder, info) in enumerate(_entries(root, parts, at, skip)):
+        relative = os.fsencode(name)
         if number >= MOST_ENTRIES and not trusted:
             raise _refused(root, f"it has more than {MOST_ENTRIES} files")
         if stat.S_ISLNK(info.st_mode):
-            content = os.fsencode(os.readlink(path))
-            if not trusted and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root)):
-                raise _refused(root, f"{path.relative_to(root)} is a link that leads out of it")
+            content = os.fsencode(os.readlink(os.path.basename(name), dir_fd=folder))
+            if not trusted and not Path(os.path.realpath(root / name)).is_relative_to(os.path.realpath(root)):
+                raise _refused(root, f"{name} is a link that leads out of it")
         elif stat.S_ISREG(info.st_mode):
             size += info.st_size
             if size > MOST_BYTES and not trusted:
                 raise _refused(root, f"its files are larger than {MOST_BYTES >> 30} GiB")
-            content = _digest(root, path)
+            content = _digest(root, name, folder)
         elif stat.S_ISDIR(info.st_mode):
             content = b""
         elif trusted:
             continue
         else:
-            raise _refused(root, f"{path.relative_to(root)} is neither a file nor a directory")
+            raise _refused(root, f"{name} is neither a file nor a directory")
         kind = f"{stat.S_IFMT(info.st_mode):o} {bool(info.st_mode & stat.S_IXUSR):d} {len(relative)} {len(content)} "
         whole.update(kind.encode() + relative + content)
     return whole.hexdigest()
@@ -58,36 +71,56 @@ def tree_sha256(root: Path, parts: Collection[str] | None = None, *, trusted: bo
 def read_text(root: Path, name: str) -> str:
     """A file of a directory that `tree_sha256` has accepted."""
     try:
-        return textfiles.read_text(root / name, LARGEST_TEXT)
+        with SuiteFiles(root) as files:
+            found = files.find(name)
+            if not found.outside:
+                return files.read(found, LARGEST_TEXT)
     except textfiles.Unreadable as why:
         raise _refused(root, f"{name} {why}", why.line) from None
+    raise _refused(root, f"{name} leads out of it")  # a link swapped in since
 
 
-def _digest(root: Path, path: Path) -> bytes:
+def _digest(root: Path, name: str, folder: int) -> bytes:
     try:
-        return sha256_file(path)[0].encode()
+        with open_regular(os.path.basename(name), folder) as file:
+            return sha256_file(file.fileno())[0].encode()
     except OSError as error:
-        raise _refused(root, f"{path.relative_to(root)} can't be read: {error.strerror}") from None
+        raise _refused(root, f"{name} can't be read: {error.strerror}") from None
 
 
-def _entries(root: Path, parts: Collection[str] | None) -> Iterator[tuple[Path, os.stat_result]]:
-    """Everything below, in an order of its own, without following any link."""
-    waiting = [root]
-    while waiting:
-        folder = waiting.pop()
-        try:
-            found = sorted(os.scandir(folder), key=lambda entry: os.fsencode(entry.name))
-        except OSError as error:
-            raise _refused(root, f"{folder.relative_to(root)} can't be read: {error.strerror}") from None
-        if folder == root and parts is not None:
-            found = [entry for entry in found if entry.name in parts]
-        for entry in found:
+def _entries(
+    root: Path, parts: Collection[str] | None, at: int | None, skip: Collection[Identity]
+) -> Iterator[tuple[str, int, os.stat_result]]:
+    """Yield everything below, each with a descriptor of its directory, in a fixed order. No link is followed."""
+    with contextlib.ExitStack() as stack:
+        if at is None:
             try:
-                info = entry.stat(follow_symlinks=False)
+                at = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             except OSError as error:
-                raise _refused(root, f"{Path(entry.path).relative_to(root)}: {error.strerror}") from None
-            yield Path(entry.path), info
-        waiting += [Path(entry.path) for entry in reversed(found) if entry.is_dir(follow_symlinks=False)]
+                raise _refused(root, f". can't be read: {error.strerror}") from None
+            stack.callback(os.close, at)
+        waiting = [""]
+        while waiting:
+            path = waiting.pop()
+            try:
+                with directory_below(at, path) as folder:
+                    found = _listed(path, folder, None if path else parts, skip)
+                    yield from ((name, folder, info) for name, info in found)
+            except OSError as error:
+                raise _refused(root, f"{path or '.'} can't be read: {error.strerror}") from None
+            waiting += [name for name, info in reversed(found) if stat.S_ISDIR(info.st_mode)]
+
+
+def _listed(
+    path: str, folder: int, parts: Collection[str] | None, skip: Collection[Identity]
+) -> list[tuple[str, os.stat_result]]:
+    with os.scandir(folder) as entries:
+        found = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries]
+    return [
+        (f"{path}/{name}" if path else name, info)
+        for name, info in sorted(found, key=lambda each: os.fsencode(each[0]))
+        if (parts is None or name in parts) and (info.st_dev, info.st_ino) not in skip
+    ]
 
 
 def _refused(root: Path, what: str, line: int = 0) -> SuiteInvalid:

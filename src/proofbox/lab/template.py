@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -13,7 +14,8 @@ import msgspec
 
 from proofbox.core.archives import ArchiveRefused, unpack
 from proofbox.core.clock import Clock
-from proofbox.core.overlaying import Overlaid
+from proofbox.core.nofollow import opened
+from proofbox.core.overlaying import Identity, Overlaid
 from proofbox.core.removal import remove_tree
 from proofbox.errors import SuiteInvalid, WorkspaceError
 from proofbox.sandbox.imagefiles import copy_from_image
@@ -32,10 +34,14 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
     image: tuple[str, str] | None = None
     """An image, and the directory of it."""
-    workspace: Path | None = None
-    """A directory or an archive."""
-    files: tuple[tuple[str, Path], ...] = ()
-    """Places in it, and what goes there."""
+    workspace: int | None = None
+    """A descriptor of a directory or an archive."""
+    name: str = ""
+    """The name of the workspace in errors."""
+    files: tuple[tuple[str, int | str], ...] = ()
+    """Places in it, and what goes there: a descriptor, or the target of a link."""
+    skip: tuple[Identity, ...] = ()
+    """Directories that are left out, wherever they are: the output of the run itself."""
 
 
 class Templates:
@@ -93,7 +99,8 @@ class Templates:
 
 def make_template(source: Path, dest: Path) -> str:
     """A workspace at `dest`, which is not there, with the files of `source`; the snapshot that forks start from."""
-    fill(Source(workspace=source), dest)
+    with opened(source) as given:
+        fill(Source(workspace=given), dest)
     with Workspace.init(dest, track=False) as workspace:
         return workspace.snapshot("as given").id
 
@@ -116,23 +123,28 @@ def fill(source: Source, dest: Path) -> None:
     making.parent.mkdir(parents=True, exist_ok=True)
     if source.image is not None:
         copy_from_image(*source.image, making)
-    _fill(source.workspace, making)
+    _fill(source, making)
     over = Overlaid(making)
-    for place, path in source.files:
-        over.put(place, path)
+    for place, content in source.files:
+        if isinstance(content, str):
+            over.link(place, content)
+        else:
+            over.put(place, content, source.skip, name=place)
     os.rename(making, dest)
 
 
-def _fill(source: Path | None, dest: Path) -> None:
+def _fill(source: Source, dest: Path) -> None:
     dest.mkdir(exist_ok=True)
-    if source is None:
+    if source.workspace is None:
         return
-    if source.is_dir():
-        Overlaid(dest).lay(source)
+    if stat.S_ISDIR(os.fstat(source.workspace).st_mode):
+        Overlaid(dest).lay(source.workspace, skip=source.skip, name=source.name)
         return
     try:
-        unpack(source, dest)
+        unpack(Path(f"/dev/fd/{source.workspace}"), dest)
     except ArchiveRefused as error:
         raise SuiteInvalid(
-            f"{source} can't be unpacked: {error}", op="suite", fix_hints=["name a directory, or a tar or zip archive"]
+            f"{source.name} can't be unpacked: {error}",
+            op="suite",
+            fix_hints=["name a directory, or a tar or zip archive"],
         ) from error

@@ -46,6 +46,11 @@ def read_text(path: Path, limit: int) -> str:
             data = file.read(limit + 1)
     except OSError as error:
         raise Absent(f"can't be read: {error.strerror}") from None
+    return decode(data, limit)
+
+
+def decode(data: bytes, limit: int) -> str:
+    """Return the text of at most `limit` bytes. Raises `Unreadable`."""
     if len(data) > limit:
         size = f"{limit >> 20} MiB" if limit >= 1 << 20 else f"{limit} bytes"
         raise Unreadable(f"is larger than {size}")

@@ -2,7 +2,8 @@
 
 They run over a copy of the agent's final files that is made from the sealed snapshot, in which three things differ:
 
-- What `protect` names is as it was given: hooks that interpreters and test runners load by themselves are put back.
+- What `protect` names is as it was given: hooks that interpreters and test runners load by themselves are put back,
+  and whatever Python would load in place of one of `files`.
 - With `take`, of what the agent changed only that is there.
 - `files` lie over everything. The agent never saw them, and can't have changed them.
 
@@ -21,12 +22,14 @@ import msgspec
 
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.core.digest import sha256_hex
+from proofbox.core.nofollow import opened
 from proofbox.core.overlaying import Overlaid
 from proofbox.core.redaction import Redactor
 from proofbox.core.text import gap, preview, preview_end
 from proofbox.errors import SuiteInvalid
 from proofbox.evidence.paths import shown
 from proofbox.lab.reward import Reward, read_reward
+from proofbox.lab.runners import COMPILED, Protection, imported_as
 from proofbox.lab.spec import Command, Verify
 from proofbox.lab.tasktree import tree_sha256
 from proofbox.sandbox.contract import ExecResult, Mount
@@ -85,7 +88,8 @@ def lay_out(
 
     `given` is the snapshot that the agent began with, `final` the one it left.
     """
-    protected = [Glob(pattern) for pattern in verify.protect]
+    protection = Protection(verify)
+    laid = _Laid(files)
     taken = [Glob(pattern) for pattern in verify.take]
     put_back: list[str] = []
     left_out: list[str] = []
@@ -93,8 +97,11 @@ def lay_out(
     def undo(store: Store, old: bytes, new: bytes) -> None:
         undone = []
         for each in differences(store, old, new):
-            if any(glob.matches(each.path) for glob in protected):
+            is_link = each.new is not None and each.new.kind == "symlink"
+            if protection.covers(each.path, is_link=is_link) or laid.shadowed_by(each.path, is_link=is_link):
                 put_back.append(each.path)
+            elif protection.by_default and any(glob.matches(each.path) for glob in COMPILED):
+                pass  # undone as well, and made anew when it is needed
             elif taken and not any(glob.matches(each.path) for glob in taken):
                 left_out.append(each.path)
             else:
@@ -119,13 +126,25 @@ def lay_out(
     return tuple(dict.fromkeys(map(shown, put_back))), tuple(dict.fromkeys(map(shown, left_out)))
 
 
+class _Laid:
+    """What lies over the agent's files: Python must load nothing in its place."""
+
+    def __init__(self, files: Path | None) -> None:
+        self._paths = frozenset() if files is None else frozenset(str(p.relative_to(files)) for p in files.rglob("*"))
+        self._modules = {imported_as(path, is_link=False) for path in self._paths} - {None}
+
+    def shadowed_by(self, path: str, *, is_link: bool) -> bool:
+        return path not in self._paths and imported_as(path, is_link=is_link) in self._modules
+
+
 def lay_beside(verify: Verify, at: Callable[[str], Path], dest: Path) -> dict[str, Path]:
     """Copies of what the verifier's box has besides the workspace, made below `dest`: place → directory or file."""
     beside = {place: dest / str(number) for number, place in enumerate(verify.mounts)}
     if verify.mounts or verify.reward is not None:
         dest.mkdir()
     for place, path in verify.mounts.items():
-        Overlaid(dest).put(beside[place].name, at(path))
+        with opened(at(path)) as copy:
+            Overlaid(dest).put(beside[place].name, copy)
         if place in verify.sha256 and tree_sha256(beside[place]) != verify.sha256[place]:
             raise SuiteInvalid(
                 f"{path} is not what it was when the run was planned",

@@ -69,8 +69,8 @@ class Settings(msgspec.Struct, frozen=True):
         found += [f"[runtimes.{id}]" for id, said in self.runtimes.items() if said]
         if _differs(self.provider, users.provider or ("auto" if self.provider == "off" else None)):
             found.append(f"provider = {_toml(self.provider)}")
-        if self.network not in (None, "none", users.network):
-            found.append(f"network = {self.network!r}")
+        if _is_wider(self.network, users.network):
+            found.append(f"network = {_toml(self.network)}")
         # Whether another is as strict nobody can say.
         found += [
             f"{name} = {_toml(getattr(self, name))}"
@@ -101,7 +101,7 @@ def load(project: Path) -> Settings:
     path = project / PROJECT_FILE
     data = _read(path)
     own = _parse(data, path) if data is not None else Settings()
-    users = _users()
+    users = load_users()
     widening = own.widening(users)
     if data is not None and widening and not is_trusted(project, data, own):
         raise PolicyRefused(
@@ -168,7 +168,8 @@ def render(settings: Settings) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _users() -> Settings:
+def load_users() -> Settings:
+    """Load the user's own settings, without those of any project."""
     path = config_dir() / "config.toml"
     data = _read(path)
     users = _parse(data, path) if data is not None else Settings()
@@ -177,6 +178,15 @@ def _users() -> Settings:
             f"{path}: provision is for a project's own {PROJECT_FILE}", op="config", fix_hints=["move it there"]
         )
     return users
+
+
+def _is_wider(own: str | None, users: str | None) -> bool:
+    """Whether a network reaches more than the user's own. Another spelling of a rule counts as another rule."""
+    mode, hosts = parse_network(own)
+    limit, allowed = parse_network(users)
+    if mode in (None, "none") or limit == "full":
+        return False
+    return mode == "full" or limit != "allow" or not set(hosts) <= set(allowed)
 
 
 def _differs(own: str | None, users: str | None) -> bool:

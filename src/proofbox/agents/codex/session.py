@@ -217,7 +217,9 @@ class CodexSession:
             async with way_to_model(self._gateway, self._options, directory) as (base_url, doors):
                 self._facts["gateway"] = "a socket of its own" if doors else "loopback of the host"
                 launch = prepare(self._options, self._settings, self._binary, self._home, base_url, doors)
-                async with AsyncSandboxes(self._options.workspace, clock=self._clock, ids=self._ids) as boxes:
+                async with AsyncSandboxes(
+                    self._options.workspace, settings=self._options.box_settings, clock=self._clock, ids=self._ids
+                ) as boxes:
                     while not self._closing.is_set() and len(self._recoveries) <= MOST_RECOVERIES:
                         await self._one_life(boxes, launch)
         except Exception as error:  # nobody else would hear of it

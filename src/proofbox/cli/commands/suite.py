@@ -22,11 +22,12 @@ from proofbox.cli.schemas import json_schema
 from proofbox.core.ids import IdSource
 from proofbox.core.text import printable
 from proofbox.core.words import counted
-from proofbox.errors import RunInterrupted, SuiteInvalid, SuiteNotPassed, UsageError
+from proofbox.errors import ConsentRequired, RunInterrupted, SuiteInvalid, SuiteNotPassed, UsageError
 from proofbox.lab.ledger import Attempt, Ledger
 from proofbox.lab.problems import Problem
 from proofbox.lab.spec import Document as SuiteFile
 from proofbox.lab.totals import Totals, final_attempts, totals
+from proofbox.sandbox.consent import Widening, agree, describe
 
 if TYPE_CHECKING:
     from proofbox.agents.contract import AgentRuntime
@@ -45,6 +46,14 @@ HostRoot = Annotated[
     ),
 ]
 RunPath = Annotated[Path, Parameter(help="A run's directory, or the --out directory, whose last run is meant.")]
+Trust = Annotated[
+    bool,
+    Parameter(
+        name="--trust",
+        negative="",
+        help="Consent to everything the suite asks for beyond your own settings: suite lint lists it.",
+    ),
+]
 SHOWN_IDS = 3
 """Of missions about which one thing is said."""
 Jsonl = Annotated[bool, Parameter(name="--jsonl", negative="", help="Events as they happen, one JSON object a line.")]
@@ -59,6 +68,10 @@ class LintDocument(Document, frozen=True, kw_only=True):
     problems: tuple[Problem, ...]
     notes: Mapping[str, tuple[str, ...]] = {}
     """Of each mission that was written for another system what of it is left out or done differently here."""
+    warnings: Mapping[str, tuple[str, ...]] = {}
+    """Of each mission what an agent could use to be verified without having done it."""
+    widenings: tuple[Widening, ...] = ()
+    """What the suite asks for beyond your own settings. `suite run` needs your consent to it."""
     error: ErrorBody | None = None
 
 
@@ -111,6 +124,8 @@ class RunDocument(Document, frozen=True, kw_only=True):
     totals: Totals
     not_comparable: Mapping[str, tuple[str, ...]] = {}
     """Missions whose results must not be set beside those of the system they were written for, and why."""
+    skipped: Mapping[str, str] = {}
+    """Strategies that were preferred to the one that ran, and why they could not be used."""
     error: ErrorBody | None = None
 
 
@@ -141,6 +156,8 @@ class EventDocument(Streamed, frozen=True, kw_only=True):
 def lint(spec: SpecPath, *, host_root: HostRoot = False, json: flags.Json = False) -> int:
     """Check a suite's file, or Harbor's tasks, and point at everything that is wrong with it. Exit 1 when anything is.
 
+    Everything it asks for beyond your own settings is listed as well: `suite run` needs your consent to that.
+
     For example:
       proofbox suite lint suite.toml
     """
@@ -158,6 +175,8 @@ def lint(spec: SpecPath, *, host_root: HostRoot = False, json: flags.Json = Fals
         sha256=None if suite is None else suite.sha256,
         problems=problems,
         notes=_notes(suite),
+        warnings={} if suite is None else _warnings(suite),
+        widenings=() if suite is None else _widenings(suite),
         error=error,
     )
 
@@ -165,6 +184,8 @@ def lint(spec: SpecPath, *, host_root: HostRoot = False, json: flags.Json = Fals
         if suite is not None:
             lines = [f"{spec}: suite {suite.id}, {counted(len(suite.missions), 'mission')}"]
             lines += [f"{id}: note: {note}" for id, notes in document.notes.items() for note in notes]
+            lines += [f"{id}: warning: {each}" for id, found in document.warnings.items() for each in found]
+            lines += [f"asks for {each}" for each in describe(document.widenings)]
             return printable("\n".join(lines))
         return printable("\n".join(f"{spec}:{problem}" for problem in problems) or str(error and error.message))
 
@@ -209,10 +230,15 @@ def run(
     model: flags.Model = None,
     base_url: flags.BaseUrl = None,
     api_key_env: flags.ApiKeyEnv = None,
+    trust: Trust = False,
     jsonl: Jsonl = False,
     json: flags.Json = False,
 ) -> int:
     """Run every mission of a suite, and commit what happened. Exit 1 unless each one was verified as done.
+
+    A suite that asks for more than your own settings give a box (no sandbox, the network, variables, an image, files
+    outside its directory) needs your consent: at a terminal you are asked, elsewhere --trust gives it. It is recorded
+    for that list, and asked for again only if the suite asks for anything new.
 
     Interrupted or killed, or left by whoever read its events (exit 141), it can be gone on with by `suite resume`.
 
@@ -254,12 +280,31 @@ def run(
         flags=said,
     )
     plan.runtime_settings().check(chain, installed())
-    create_run(msgspec.structs.replace(plan, strategy=anyio.run(_preflight, plan)), out)
+    strategy, skipped = anyio.run(_preflight, plan)
+    plan = msgspec.structs.replace(plan, strategy=strategy, skipped=skipped)
+    try:
+        create_run(plan, out, trust=trust)
+    except ConsentRequired as required:
+        if json or jsonl or not _consents(required):
+            raise
+        create_run(plan, out)
     return _conduct(out, plan.run_id, json=json, jsonl=jsonl)
 
 
-def resume(run: RunPath = Path("out"), *, jsonl: Jsonl = False, json: flags.Json = False) -> int:
+def resume(
+    run: RunPath = Path("out"),
+    *,
+    trust: Annotated[
+        bool,
+        Parameter(name="--trust", negative="", help="Run a plan that was not made here by you, or was changed since."),
+    ] = False,
+    jsonl: Jsonl = False,
+    json: flags.Json = False,
+) -> int:
     """Go on with a run that was interrupted or killed: what is committed stays, what is missing is run.
+
+    The consent that was given when it was planned still counts. A plan that was made elsewhere, or changed since, is
+    refused.
 
     For example:
       proofbox suite resume out
@@ -267,7 +312,7 @@ def resume(run: RunPath = Path("out"), *, jsonl: Jsonl = False, json: flags.Json
     from proofbox.lab.run import find_run
 
     out, run_id = find_run(run)
-    return _conduct(out, run_id, json=json, jsonl=jsonl)
+    return _conduct(out, run_id, json=json, jsonl=jsonl, trust=trust)
 
 
 def report(run: RunPath = Path("out"), *, json: flags.Json = False) -> int:
@@ -311,9 +356,42 @@ def _notes(suite: Suite | None) -> dict[str, tuple[str, ...]]:
     return found
 
 
-async def _preflight(plan: Plan) -> str:
-    """The first agent of the chain that could be used; and whether the provider is known. Nothing is written or started
-    before."""
+def _warnings(suite: Suite) -> dict[str, tuple[str, ...]]:
+    from proofbox.lab.suitefiles import SuiteFiles
+    from proofbox.lab.warning import warnings_of
+
+    with SuiteFiles(suite.base) as files:
+        found = {mission.id: tuple(warnings_of(mission, files)) for mission in suite.missions}
+    return {id: warnings for id, warnings in found.items() if warnings}
+
+
+def _widenings(suite: Suite) -> tuple[Widening, ...]:
+    from proofbox.lab.plan import box_settings
+    from proofbox.lab.suitefiles import SuiteFiles
+    from proofbox.lab.widening import widenings
+
+    with SuiteFiles(suite.base) as files:
+        return widenings(suite, files, box_settings(), provider=None)
+
+
+def _consents(required: ConsentRequired) -> bool:
+    """Ask at a terminal, and record a yes for the list that was shown."""
+    if sys.stdin is None or not sys.stdin.isatty():
+        return False
+    asked = msgspec.convert(required.details["widenings"], tuple[Widening, ...])
+    path = required.details["path"]
+    lines = [f"{path} asks for more than your own settings give a box:", *(f"  {each}" for each in describe(asked))]
+    print(printable("\n".join(lines)), file=sys.stderr)
+    print("Run it with that? It is remembered for this list. [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        return False
+    agree(Path(path), asked)
+    return True
+
+
+async def _preflight(plan: Plan) -> tuple[str, dict[str, str]]:
+    """The first agent of the chain that could be used, and why those before it could not; and whether the provider is
+    known. Nothing is written or started before."""
     from proofbox.agents.registry import installed
     from proofbox.agents.strategies import first_usable
     from proofbox.lab.runnable import check_provider
@@ -327,11 +405,11 @@ async def _preflight(plan: Plan) -> str:
             refuse_to_share(runtime)
         return runtime.id
 
-    strategy, _ = await first_usable(plan.parsed_chain(), installed(), found, settings=plan.runtime_settings())
-    return strategy
+    strategy, considered = await first_usable(plan.parsed_chain(), installed(), found, settings=plan.runtime_settings())
+    return strategy, {each.strategy: f"{each.reason} ({each.code})" for each in considered if each.code}
 
 
-def _conduct(out: Path, run_id: str, *, json: bool, jsonl: bool) -> int:
+def _conduct(out: Path, run_id: str, *, json: bool, jsonl: bool, trust: bool = False) -> int:
     from proofbox.lab.plan import ledger_path
     from proofbox.lab.run import Conductor
 
@@ -348,7 +426,7 @@ def _conduct(out: Path, run_id: str, *, json: bool, jsonl: bool) -> int:
 
         conductor = Conductor(out, run_id, on_event=hear)
         try:
-            conductor.conduct()
+            conductor.conduct(trust=trust)
         except (KeyboardInterrupt, OSError) as error:  # the latter: whoever read the events has left, or they are lost
             progress.close()
             go_on = f"go on with: proofbox suite resume {quote(str(out / run_id))}"
@@ -397,6 +475,7 @@ def _show(out: Path, run_id: str, *, json: bool, again: bool = False) -> int:
         attempts=tuple(AttemptFacts.of(each, out / run_id) for each in attempts),
         totals=counted,
         not_comparable=suite.not_comparable,
+        skipped=plan.skipped,
         error=None if error is None else ErrorBody.of(error),
     )
     resume = f"proofbox suite resume {quote(document.bundle)}"
@@ -423,6 +502,7 @@ def _text(document: RunDocument, attempts: Sequence[Attempt], *, state: str, sha
         + (f"; {lied} claimed success and failed" if lied else "")
         + ("" if judged else ": nothing verifies these missions"),
     ]
+    lines += [printable(f"{id} was skipped: {why}") for id, why in document.skipped.items()]
     if shared:
         lines.append("isolation: shared, so that attempts could reach each other; not promotable by the usual policies")
     by_reason: dict[tuple[str, ...], list[str]] = {}

@@ -62,7 +62,7 @@ def compile_rules(capabilities: Capabilities, root: str) -> BoxRules:
         _refuse_delete(capabilities, area)
     access: Access = "rw" if areas == [""] else "ro"
     return BoxRules(
-        network=_network(capabilities.network),
+        network=network_of(capabilities.network),
         access=access,
         writable=tuple(areas) if access == "ro" else (),
         hidden=hidden,
@@ -180,7 +180,8 @@ def refuse_execute(capabilities: Capabilities) -> None:
         )
 
 
-def _network(rules: HostRules) -> str:
+def network_of(rules: HostRules) -> str:
+    """The network of a box under these rules, as its policy says it. Raises CapabilitiesRefused."""
     if not rules.allow:
         return "none"
     denied = [rule for _, rule in rules.deny]

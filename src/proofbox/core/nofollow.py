@@ -1,0 +1,66 @@
+"""Open files and directories below a directory's descriptor, through no symbolic link.
+
+Every name of a path is opened from the directory before it with `O_NOFOLLOW`. A link, or another directory swapped in
+while the path is walked, fails the open or stays below the root; it never leads elsewhere.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+
+def open_below(root: int, path: str, flags: int = READ) -> int:
+    """Open `path` below `root` and return its descriptor. The path must have no `..`; empty is the root itself.
+
+    Raises `OSError`: `ELOOP` or `ENOTDIR` where a name is a link.
+    """
+    *above, last = [name for name in path.split("/") if name not in ("", ".")] or ["."]
+    if ".." in (*above, last):
+        raise OSError(errno.EXDEV, "the path leads upwards", path)
+    held = os.dup(root)
+    try:
+        for name in above:
+            below = os.open(name, DIRECTORY, dir_fd=held)
+            os.close(held)
+            held = below
+        return os.open(last, flags, dir_fd=held)
+    finally:
+        os.close(held)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[int]:
+    """Hold a descriptor of a file or directory that is not itself a link."""
+    fd = os.open(path, READ)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def directory_below(root: int, path: str) -> Iterator[int]:
+    """Hold a descriptor of the directory at `path` below `root`."""
+    fd = open_below(root, path, DIRECTORY)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def open_regular(name: str, folder: int) -> BinaryIO:
+    """Open a regular file of a directory for reading. Raises `OSError` for everything else, without waiting for it."""
+    fd = os.open(name, READ, dir_fd=folder)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is no regular file", name)
+    return open(fd, "rb")
