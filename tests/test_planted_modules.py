@@ -90,7 +90,7 @@ class HostileDirectory:
 
 @pytest.fixture(scope="module")
 def names() -> set[str]:
-    """The top-level names of all that any command imports, and of what Python imports by itself."""
+    """The top-level names of all modules that a command or Python's startup may import."""
     done = subprocess.run([sys.executable, "-I", "-c", EVERYTHING], capture_output=True, text=True, check=True)
     found = set(json.loads(done.stdout)) | set(sys.stdlib_module_names) | {"sitecustomize", "usercustomize"}
     return found - {"__main__"}

@@ -24,7 +24,7 @@ WORKING_DIRECTORY = "/"
 _STARTED_IN = os.path.abspath(os.curdir) if os.path.exists(os.curdir) else WORKING_DIRECTORY
 _PACKAGES = str(Path(__file__).absolute().parents[2])
 
-# `runpy` is imported first, from the standard library. What the child has on its path by itself comes last.
+# `runpy` is imported first, from the standard library. The child's default path comes last.
 _RUN_MODULE = """\
 import runpy, sys
 sys.path[:] = dict.fromkeys({path!r} + sys.path)

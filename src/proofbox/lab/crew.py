@@ -1,6 +1,6 @@
 """The worker processes of a run: hired, heard, let go, and ended for good.
 
-A worker runs `proofbox.lab.worker` in an interpreter of its own (`core.interpreter`); each line that it writes to
+A worker runs `proofbox.lab.worker` in a child interpreter (`core.interpreter`); each line that it writes to
 stdout is an event, which is passed on. The ledger decides which attempts there are and which worker has them.
 """
 

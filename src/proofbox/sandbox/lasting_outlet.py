@@ -4,7 +4,7 @@ The process holds a connection to the session's agent on which it never says any
 use): when it breaks, the box is gone. If the process is killed first, the box has no way out any more. Decisions are
 written to `network.jsonl` beside the session's record, since there is no caller to be told.
 
-The process runs this module (`core.interpreter`): what to do comes on stdin, what a box must be told goes to stdout.
+The process runs this module (`core.interpreter`). It reads its task from stdin and prints the box's settings to stdout.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ class Stage:
             self.env[f"XDG_{name}_HOME"] = str(place / "home" / name.lower())
 
     def child(self, module: str, *words: str) -> ChildInterpreter:
-        """A program of ours that runs in the demo's directory."""
+        """Build the start of a proofbox module in the demo's directory."""
         return module_child(module, *words, cwd=self.place, env=self.env)
 
     def say(self, text: str) -> None:

@@ -1,6 +1,6 @@
-"""One call of the sandbox service in a process of its own, its answer as JSON: what `detached.py` needs another for.
+"""A second client for the checks of `detached.py`: makes one call of the sandbox service and prints the answer as JSON.
 
-Its arguments are the project, the provider, what to do (`start`, `exec` or `stop`), and what that takes.
+Arguments: the project, the provider, one of `start`, `exec` and `stop`, and the arguments of that call.
 """
 
 from __future__ import annotations
