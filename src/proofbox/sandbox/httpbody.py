@@ -28,7 +28,7 @@ def parse_fields(lines: list[str]) -> list[tuple[str, str]]:
 
 
 class RequestBody:
-    """Cuts the body out of what a client sends: `take` returns what of the data belongs to it."""
+    """Finds the end of a request's body in the stream that a client sends."""
 
     def __init__(self, fields: list[tuple[str, str]]) -> None:
         lengths = [value for name, value in fields if name.lower() == "content-length"]
@@ -49,7 +49,7 @@ class RequestBody:
         return not self._chunked and not self._left
 
     def take(self, data: bytes) -> bytes:
-        """Return the part of the data that belongs to the body. The rest is for nobody."""
+        """Return the part of the data that belongs to the body; the rest is to be dropped."""
         at = 0
         while at < len(data) and not self.complete:
             if self._left:

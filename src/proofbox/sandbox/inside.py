@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypedDict, TypeVar, cast
 import msgspec
 
 from proofbox.core.nearest import nearest
-from proofbox.errors import CommandNotFound, PathRefused, ProofboxError
+from proofbox.errors import CommandNotFound, PathRefused, ProofboxError, RequestInvalid
 from proofbox.sandbox import cgroups
 from proofbox.sandbox.allowlist import parse_network
 from proofbox.sandbox.call import Call
@@ -237,6 +237,9 @@ def make_policy(options: PolicyOptions, settings: Settings) -> Policy:
     Every policy of a box is made and checked here, before any provider is tried.
     """
     refuse_unknown(options, BOX_OPTIONS)
+    for name in ("mounts", "hidden", "frozen"):
+        if isinstance(options.get(name), str | bytes):  # a list of its characters would be something else
+            raise RequestInvalid(f"{name} is one string, not a list", op="start", fix_hints=[f"write {name}=[…]"])
     network, allow = parse_network(_first(options.get("network"), settings.network))
     mounts = [*settings.mounts, *(options.get("mounts") or ())]
     policy = Policy(
