@@ -220,11 +220,11 @@ def get_uv() -> str:
     def by_pip() -> bool:
         # --target is inside the checkout, so it is neither the user's packages nor the system's (PEP 668).
         place = str(TOOLS / "uv")
-        return attempt([sys.executable, "-m", "pip", "install", "--quiet", "--target", place, wanted], tried)
+        return attempt([sys.executable, "-P", "-m", "pip", "install", "--quiet", "--target", place, wanted], tried)
 
     def by_venv() -> bool:
-        return attempt([sys.executable, "-m", "venv", "--clear", str(TOOLS / "uv-venv")], tried) and attempt(
-            [str(TOOLS / "uv-venv/bin/python"), "-m", "pip", "install", "--quiet", wanted], tried
+        return attempt([sys.executable, "-P", "-m", "venv", "--clear", str(TOOLS / "uv-venv")], tried) and attempt(
+            [str(TOOLS / "uv-venv/bin/python"), "-P", "-m", "pip", "install", "--quiet", wanted], tried
         )
 
     venv_package = f"python{sys.version_info.major}.{sys.version_info.minor}-venv"

@@ -297,6 +297,9 @@ def test_it_is_found_by_setting_path_npm_and_pypi(tmp_path: Path, monkeypatch: p
     assert found.package == found.path.parent.parent
     with pytest.raises(StrategyUnavailable, match="no program"):
         find_binary(str(tmp_path / "nothing"))
+    monkeypatch.chdir(plain.parent)
+    with pytest.raises(StrategyUnavailable, match="relative path"):
+        find_binary("./codex")
     monkeypatch.setattr("proofbox.agents.codex.binary._pypi", lambda: None)
     with pytest.raises(StrategyUnavailable) as caught:
         find_binary(path=str(tmp_path))

@@ -41,7 +41,7 @@ MADE_OF_HEAVY_TYPES = (
 def test_the_contract_is_what_was_agreed(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     """A change here is a change for every program that drives proofbox. If it is meant:
 
-    .venv/bin/proofbox contract --json | python3 -m json.tool > tests/cli/contract.json
+    .venv/bin/proofbox contract --json | python3 -I -m json.tool > tests/cli/contract.json
     """
     assert main(["contract", "--json"]) == 0
     said = json.loads(capfdbinary.readouterr().out)

@@ -352,7 +352,7 @@ def test_a_lenient_policy_under_a_known_name_is_found(tmp_path: Path, tree: Path
         result = verify(bundle.path)
         assert "policy_misnamed" in [finding.code for finding in result.findings]
         assert result.error() is not None
-    audit = [sys.executable, "-m", "proofbox.evidence.verify", str(bundle.path)]
+    audit = [sys.executable, "-P", "-m", "proofbox.evidence.verify", str(bundle.path)]
     said = subprocess.run(audit, capture_output=True, text=True)
     assert (said.returncode, "policy_misnamed" in said.stdout) == (1, True)
 

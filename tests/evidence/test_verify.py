@@ -196,9 +196,9 @@ def test_a_signed_packet_is_audited_with_cryptography_alone(tmp_path: Path) -> N
     assert "signature_wrong" in done.stdout
 
 
-def test_the_module_runs_as_documented(tmp_path: Path) -> None:
+def test_the_file_runs_as_documented(tmp_path: Path) -> None:
     write(tmp_path)
-    argv = [sys.executable, "-m", "proofbox.evidence.verify", str(tmp_path)]
+    argv = [sys.executable, "-I", "-S", str(SRC / "proofbox/evidence/verify.py"), str(tmp_path)]
     done = subprocess.run(argv, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     done = subprocess.run([*argv[:-1], str(tmp_path / "absent")], capture_output=True, text=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -75,10 +76,9 @@ def patch_workers(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     start = subprocess.Popen
 
     def hire(argv: list[str], **options: Any) -> subprocess.Popen[Any]:
-        program, flag, module, *words = argv
-        assert (flag, module) == ("-m", "proofbox.lab.worker")
+        at = argv.index("proofbox.lab.worker")
         source = f"import os, sys\nfrom proofbox.lab import worker\n{code}\nworker.main(sys.argv[1:])"
-        return start([program, "-c", source, *words], **options)
+        return start([sys.executable, "-c", source, *argv[at + 1 :]], **options)
 
     monkeypatch.setattr(crew, "Popen", hire)
 

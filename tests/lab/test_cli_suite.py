@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -14,8 +15,11 @@ from suites import HEAD, command, conduct, mission, plan, say, write
 from proofbox.cli import main
 from proofbox.core.locks import locked
 from proofbox.core.removal import remove_tree
+from proofbox.lab.ledger import Ledger
 from proofbox.lab.limiter import Limiter
-from proofbox.lab.plan import conductor_lock
+from proofbox.lab.plan import conductor_lock, read_plan
+from proofbox.sandbox.config import Settings
+from proofbox.sandbox.initialize import initialize
 
 pytestmark = pytest.mark.needs("bubblewrap")
 
@@ -240,3 +244,19 @@ def test_bad_input_is_a_typed_error(
     assert error["code"]
     assert "Traceback" not in error["message"]
     assert not list(tmp_path.glob("out/run-*"))
+
+
+def test_a_relative_mount_of_a_runtime_is_resolved_when_the_run_is_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "agent").mkdir()
+    (tmp_path / "agent/agent.sh").write_text("echo 42 > answer.txt\n")
+    (tmp_path / "suite.toml").write_text(HEAD + mission("answer", verify=ANSWER))
+    settings = Settings(runtimes={"process": {"command": ["sh", "/agent/agent.sh"], "mounts": ["agent:/agent:ro"]}})
+    initialize(tmp_path, settings)
+    monkeypatch.chdir(tmp_path)
+    words = ["--strategies", "process!", "--provider", "bubblewrap", "--json"]
+    assert main(["suite", "run", "suite.toml", "--out", "out", *words]) == 0, capsys.readouterr().out
+    with contextlib.closing(Ledger(next((tmp_path / "out").glob("*.ledger")))) as ledger:
+        plan = read_plan(ledger)
+    assert plan.runtimes["process"]["mounts"] == [f"{tmp_path}/agent:/agent:ro"]

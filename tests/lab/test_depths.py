@@ -28,7 +28,7 @@ def test_it_ends_with_evidence_and_disturbs_nobody(deep_path: Path, capfd: pytes
             mission("both", command(nest(1500, "n" * 255)), command("touch answer"), say("done"), verify=answer),
             mission("neighbour", command("touch answer"), say("done"), verify=answer),
         ]
-    ).replace("verify =", 'limits = {"disk_mb" = 100}\nverify =')
+    ).replace("verify =", 'limits = {"disk" = 100}\nverify =')
     out = deep_path / "out"
     made = plan(source, out, deep_path, concurrency=2)
     run = conduct(made, out)

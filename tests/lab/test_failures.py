@@ -315,7 +315,7 @@ def test_whatever_is_said_can_be_written_down(said: Any) -> None:
     ("chain", "provider", "fields", "code"),
     [
         ("scripted", None, {"provider": "docker", "image": "nothere"}, "SANDBOX_UNAVAILABLE"),
-        ("scripted", "bubblewrap", {"limits": {"memory_mb": 1}}, "SANDBOX_REQUEST_INVALID"),
+        ("scripted", "bubblewrap", {"limits": {"memory": 1}}, "SANDBOX_REQUEST_INVALID"),
         ("oracle", "off", {"solution": "solve.sh"}, "SANDBOX_POLICY_REFUSED"),
     ],
 )

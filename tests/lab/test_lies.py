@@ -68,7 +68,7 @@ SUITE = HEAD + "".join(
             command("head -c 300M /dev/zero > big; sleep 600"),
             say("done"),
             verify=ANSWER,
-            limits={"disk_mb": 64},
+            limits={"disk": 64},
         ),
         mission(
             "leaves-a-daemon",

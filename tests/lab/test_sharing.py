@@ -17,7 +17,7 @@ PROCESS = {"process": {"command": ["/bin/sh", "-s"]}}
     ("fields", "options", "named"),
     [
         ({"network": "none"}, {}, "network"),
-        ({"limits": {"memory_mb": 64}}, {}, "limits"),
+        ({"limits": {"memory": 64}}, {}, "limits"),
         ({"provider": "docker"}, {"provider": None}, "provider"),
         ({"image": "alpine"}, {}, "image"),
         ({"env": ["LANG"]}, {}, "env"),
@@ -46,7 +46,7 @@ def test_what_binds_a_box_to_one_attempt_can_not_be_shared(tmp_path: Path, field
 
 
 def test_what_holds_for_each_attempt_by_itself_may_differ(tmp_path: Path) -> None:
-    ours = {"timeout": 5, "limits": {"disk_mb": 9}, "provider": "docker", "solution": "solve.sh"}
+    ours = {"timeout": 5, "limits": {"disk": 9}, "provider": "docker", "solution": "solve.sh"}
     (tmp_path / "solve.sh").touch()
     source = HEAD + mission("first") + mission("second", **ours)
     made = plan(source, tmp_path / "out", tmp_path, chain="process", isolation="shared", runtimes=PROCESS)

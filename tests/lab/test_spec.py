@@ -297,3 +297,16 @@ def test_a_byte_order_mark_is_called_one() -> None:
     (problem,) = problems("\ufeff" + SMALLEST)
     assert (problem["line"], problem["column"], problem["fix_hint"]) == (1, 1, "save it as UTF-8 without one")
     assert "byte order mark" in str(problem["message"])
+
+
+def test_limits_have_the_names_and_units_of_the_flags() -> None:
+    def with_limits(limits: str) -> str:
+        return SMALLEST.replace("[[mission]]", f"[defaults]\nlimits = {{ {limits} }}\n[[mission]]")
+
+    (mission,) = parse_suite(with_limits('memory = "2g", disk = 512'), base=Path()).missions
+    assert (mission.limits.memory_mb, mission.limits.disk_mb) == (2048, 512)
+    for old, new in (("memory_mb", "memory"), ("disk_mb", "disk")):
+        (problem,) = problems(with_limits(f"{old} = 64"))
+        assert f"has no field '{old}'" in str(problem["message"])
+        assert (problem["line"], problem["fix_hint"]) == (4, f"did you mean {new}?")
+    assert len(problems(with_limits('memory = "2", disk = true'))) == 2

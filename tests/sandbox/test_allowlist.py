@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proofbox.errors import RequestInvalid
-from proofbox.sandbox.allowlist import canonical_host, find_rule, parse_rules, split_port
+from proofbox.sandbox.allowlist import canonical_host, find_rule, is_public, parse_rules, split_port
 from proofbox.sandbox.contract import Event
 from proofbox.sandbox.proxy import PROXY_SOCKET, AllowlistProxy
 
@@ -224,13 +224,110 @@ def test_what_is_not_listed_or_not_clear_is_refused(ask: Ask, server: Server, li
 
 @pytest.mark.parametrize(
     "address",
-    ["127.0.0.1", "10.1.2.3", "192.168.0.1", "169.254.169.254", "::1", "fe80::1", "0.0.0.0"],  # noqa: S104
+    [
+        *("127.0.0.1", "10.1.2.3", "192.168.0.1", "169.254.169.254", "::1", "fe80::1", "fe80::1%lo", "0.0.0.0"),  # noqa: S104
+        *("100.64.0.1", "224.0.0.251", "239.1.2.3", "255.255.255.255", "::", "::7f00:1", "::ffff:127.0.0.1"),
+        *("64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe", "64:ff9b:1::7f00:1", "2002:7f00:1::", "2002:a00:1::1", "fec0::1"),
+        *("fc00::1", "2001:0:7f00:1::", "2001:db8::1", "ff02::1", "ff0e::1", "5f00::1"),
+    ],
 )
 def test_a_listed_name_that_leads_to_a_private_address_is_refused(ask: Ask, server: Server, address: str) -> None:
     said = f"CONNECT only.example:{server.port} HTTP/1.1\r\n\r\n".encode()
     answer = ask([f"only.example:{server.port}"], said, addresses=[address])
     assert answer.startswith(b"HTTP/1.1 403")
     assert b"private address" in answer
+    assert server.heard == []
+
+
+@pytest.mark.parametrize(
+    "address", ["8.8.8.8", "2606:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808", "2002:808:808::1"]
+)
+def test_a_public_address_is_public_however_it_is_embedded(address: str) -> None:
+    assert is_public(address)
+
+
+class Recorder(Server):
+    """Reads until the proxy has sent everything, and answers then."""
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            stream, _ = self._listener.accept()
+            with stream:
+                heard = b""
+                while data := stream.recv(65536):
+                    heard += data
+                self.heard.append(heard)
+                stream.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello")
+
+
+@pytest.fixture
+def recorder() -> Iterator[Recorder]:
+    found = Recorder()
+    yield found
+    found.close()
+
+
+SECOND = b"GET http://127.0.0.1/second HTTP/1.1\r\nHost: other.example\r\n\r\n"
+bodies = {
+    "none": (b"", b""),
+    "length": (b"Content-Length: 4\r\n", b"body"),
+    "chunked": (b"Transfer-Encoding: chunked\r\n", b"4;x=y\r\nbody\r\n3\r\n\r\n!\r\n0\r\nTrailer: x\r\n\r\n"),
+}
+
+
+@pytest.mark.parametrize(("header", "body"), bodies.values(), ids=bodies)
+@pytest.mark.parametrize("piece", [1, 7, 65536])
+def test_one_request_is_passed_on_and_nothing_after_it(
+    tmp_path: Path, recorder: Recorder, header: bytes, body: bytes, piece: int
+) -> None:
+    rule = f"127.0.0.1:{recorder.port}"
+    head = f"POST http://{rule}/x HTTP/1.1\r\n".encode() + header + b"\r\n"
+    proxy = AllowlistProxy(tmp_path, parse_rules([rule]))
+    try:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(60)
+            client.connect(str(tmp_path / PROXY_SOCKET))
+            said = head + body + SECOND
+            for at in range(0, len(said), piece):
+                client.sendall(said[at : at + piece])
+            client.shutdown(socket.SHUT_WR)
+            answer = b""
+            while data := client.recv(65536):
+                answer += data
+    finally:
+        proxy.close()
+    assert answer.endswith(b"hello")
+    [heard] = recorder.heard
+    assert heard.startswith(b"POST /x HTTP/1.1\r\n")
+    assert heard.endswith(b"\r\n\r\n" + body)
+    assert b"second" not in heard
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET http://RULE/ HTTP/1.1\nHost: x\r\n\r\n",
+        b"GET http://RULE/ HTTP/1.1\r\nA: b\nHost: evil\r\n\r\n",
+        b"GET http://RULE/ HTTP/1.1\r\nA: b\rHost: evil\r\n\r\n",
+        b"GET http://RULE/ HTTP/1.1\n\n",
+        b"GET http://RULE/ HTTP/1.1\r\nA: b\r\n folded\r\n\r\n",
+        b"GET http://RULE/ HTTP/1.1\r\n\tHost: evil\r\n\r\n",
+        b"GET http://RULE/ HTTP/1.1\r\nHost : evil\r\n\r\n",
+        b"GET http://RULE/ HTTP/1.1\r\nno colon\r\n\r\n",
+        b"GET http://RULE/ HTTP/1.1\r\nA: nul\0\r\n\r\n",
+        b"GET http://RULE/ HTTP/1.10\r\n\r\n",
+        b"POST http://RULE/ HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        b"POST http://RULE/ HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"POST http://RULE/ HTTP/1.1\r\nContent-Length: +1\r\n\r\n",
+        b"POST http://RULE/ HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n",
+        b"POST http://RULE/ HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0x4\r\nbody\r\n",
+        b"POST http://RULE/ HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n4\nbody\r\n",
+        b"POST http://RULE/ HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nbodies\r\n",
+    ],
+)
+def test_a_request_that_can_be_read_in_two_ways_is_refused(ask: Ask, server: Server, said: bytes) -> None:
+    rule = f"127.0.0.1:{server.port}"
+    assert ask([rule], said.replace(b"RULE", rule.encode())).startswith(b"HTTP/1.1 400")
     assert server.heard == []
 
 

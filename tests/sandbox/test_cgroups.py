@@ -123,7 +123,7 @@ def test_without_control_groups_a_limit_is_refused_with_the_reason(monkeypatch: 
     from proofbox import Sandboxes
 
     with pytest.raises(PolicyRefused) as caught:
-        Sandboxes().exec(["true"], provider="off", memory_mb=64, pids=10)
+        Sandboxes().exec(["true"], provider="off", memory=64, pids=10)
     assert set(caught.value.details["refused"]) == {"memory", "pids"}
     assert cgroups.group("box", Policy(), owner=None) is None
 

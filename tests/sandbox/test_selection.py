@@ -82,7 +82,7 @@ def test_without_bwrap_auto_fails_closed_and_says_how_to_get_it(
         error = caught.value
         assert (error.code, error.exit_code) == ("SANDBOX_UNAVAILABLE", 3)
         assert any("apt-get install bubblewrap" in hint for hint in error.fix_hints)
-        assert any("--provider off" in hint for hint in error.fix_hints)
+        assert not any("off" in hint.split() for hint in error.fix_hints), "no hint takes the sandbox away"
         assert not any("on Linux" in hint for hint in error.fix_hints), "no advice to use what just failed"
         assert "off" not in error.details["diagnostics"]
         assert not any(found["available"] for found in error.details["diagnostics"].values())

@@ -7,6 +7,7 @@ nearest one that is. A flag such as `--model` is for every runtime of the chain 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -30,6 +31,20 @@ def read_settings(kind: type[S], said: Mapping[str, Any], runtime: str) -> S:
         return msgspec.convert(dict(said), kind)
     except msgspec.ValidationError as error:
         raise UsageError(f"[runtimes.{runtime}]: {error}", op="settings", fix_hints=["see docs/agents.md"]) from None
+
+
+def with_absolute_mounts(tables: Mapping[str, Mapping[str, Any]], base: Path) -> dict[str, dict[str, Any]]:
+    """Return the tables with every mount's host path made absolute: a worker runs in another directory."""
+    return {
+        id: {name: _anchored(value, base) if name == "mounts" else value for name, value in said.items()}
+        for id, said in tables.items()
+    }
+
+
+def _anchored(mounts: Any, base: Path) -> Any:
+    if not isinstance(mounts, list | tuple) or not all(isinstance(each, str) for each in mounts):
+        return mounts  # the runtime says what is wrong with them
+    return [f"{base}/{each}" if each and not each.startswith(("/", ":")) else each for each in mounts]
 
 
 class RuntimeSettings:

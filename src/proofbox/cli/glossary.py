@@ -75,7 +75,7 @@ NOUNS = {
     "access": "To the project: rw, ro, or a throw-away overlay.",
     "mounts": "Other directories in the box.",
     "memory_mb": "The box's memory limit, in MB.",
-    "memory": "The box's memory limit, in MB; of a provider, whether it can enforce one.",
+    "memory": "The box's memory limit: MB, or text with a unit (`2g`); of a provider, whether it can enforce one.",
     "cpus": "The box's limit in cores; of a provider, whether it can enforce one.",
     "pids": "Most processes and threads in the box; of a provider, whether it can enforce that.",
     "disk_mb": "Most MB written.",

@@ -29,7 +29,7 @@ URL_VARIABLE = "MOZAIKS_BACKEND_URL"
 KEY_VARIABLE = "INTERNAL_API_KEY"
 DEFAULT_URL = "http://localhost:3000"
 
-_NEW_KEY = f"export {KEY_VARIABLE}=$(python3 -c 'import secrets; print(secrets.token_urlsafe(32))')"
+_NEW_KEY = f"export {KEY_VARIABLE}=$(python3 -I -c 'import secrets; print(secrets.token_urlsafe(32))')"
 _DOTENV_LIMIT = 1 << 16
 _LINE = re.compile(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*?)\s*")
 _MIN_KEY = 8

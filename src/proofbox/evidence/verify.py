@@ -1,6 +1,9 @@
 """The one command an auditor runs, on any Python with nothing but `cryptography` installed beside it:
 
-    python -m proofbox.evidence.verify PATH [--key PUB] [--bundle DIR] [--json]
+    python3 -I .../proofbox/evidence/verify.py PATH [--key PUB] [--bundle DIR] [--json]
+
+With `-I`, Python imports nothing from the current directory, which may well be the directory of the bundle. `python -m`
+would: a `json.py` beside the bundle would run before any line of this file.
 
 PATH is an output directory (its LATEST is followed), a run's directory, or a promotion packet. Checked are every size
 and digest, every line of every log, every nested bundle, and, where there is a packet, its pins, its verdict and its
@@ -22,6 +25,9 @@ import os
 import sys
 from collections.abc import Sequence
 from typing import Any
+
+if not __package__:  # started as a file: the package is imported from where this file is, and nothing from beside it
+    sys.path[: 0 if sys.flags.safe_path else 1] = [os.path.abspath(os.path.join(__file__, "../../.."))]
 
 from proofbox.core.text import printable
 from proofbox.errors import (
@@ -162,9 +168,7 @@ def _note_newer(result: Verification, directory: str) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m proofbox.evidence.verify", description="Verify a bundle or packet."
-    )
+    parser = argparse.ArgumentParser(prog="verify.py", description="Verify a bundle or packet.")
     parser.add_argument("path", help="an output directory, a run's directory, or a promotion packet")
     parser.add_argument("--key", metavar="PUB", help="the file of the public key that must have signed the packet")
     parser.add_argument(

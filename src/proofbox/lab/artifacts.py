@@ -26,6 +26,7 @@ from proofbox.lab.documents import (
     AttemptVerification,
     FinalSnapshot,
     Requested,
+    RequestedLimits,
     Resources,
     RunnerMetrics,
     RunnerRef,
@@ -181,7 +182,7 @@ def _attempt(story: Story) -> AttemptRecord:
         states=story.states,
         timeout=mission.timeout,
         requested=Requested(
-            **msgspec.structs.asdict(mission.limits),
+            **msgspec.structs.asdict(RequestedLimits.of(mission.limits)),
             provider=mission.provider,
             network=mission.network,
             image=mission.image,
@@ -230,7 +231,7 @@ def _report(story: Story) -> AttemptReport:
         reward=None if story.checked.reward is None else story.checked.reward.value,
         **story.report,
         tokens=dict(story.tokens),
-        resources=Resources(story.mission.limits, facts.get("policy"), facts.get("observed")),
+        resources=Resources(RequestedLimits.of(story.mission.limits), facts.get("policy"), facts.get("observed")),
         put_back=story.checked.put_back,
         retry_after=story.retry_after,
     )

@@ -1,7 +1,7 @@
 """The worker processes of a run: hired, heard, let go, and ended for good.
 
-A worker is `python -m proofbox.lab.worker`; what it says on stdout, an event a line, is told on. Nothing is decided
-here: which attempts there are and who has them is the ledger's to say.
+A worker runs `proofbox.lab.worker` in a child interpreter (`core.interpreter`); each line that it writes to
+stdout is an event, which is passed on. The ledger decides which attempts there are and which worker has them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from subprocess import Popen
 from typing import Any
 
 from proofbox.core.ids import IdSource
+from proofbox.core.interpreter import module_child
 from proofbox.errors import InternalError
 
 PATIENCE = 0.2
@@ -65,10 +65,17 @@ class Crew:
         """As many as are wanted, each for so many attempts at once."""
         while len(self._workers) < wanted:
             name = self._ids.new_id("worker")
-            argv = [sys.executable, "-m", "proofbox.lab.worker", str(self._out), self._run_id, name]
-            argv += [str(epoch), str(slots), str(os.getpid())]
+            task = (str(self._out.absolute()), self._run_id, name, str(epoch), str(slots), str(os.getpid()))
+            child = module_child("proofbox.lab.worker", *task)
             # In a session of its own: a terminal's Ctrl-C is for who conducts the run, who then ends its workers.
-            worker = Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True)
+            worker = Popen(
+                child.argv,
+                cwd=child.cwd,
+                env=child.env,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                start_new_session=True,
+            )
             self._workers[name] = worker
             reader = threading.Thread(target=self._listen, args=(worker,), daemon=True)
             reader.start()

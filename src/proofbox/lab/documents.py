@@ -34,7 +34,21 @@ class SuiteNamed(msgspec.Struct, frozen=True):
     """Of what it says, not of how it is spelled."""
 
 
-class Requested(Limits, frozen=True, kw_only=True):
+class RequestedLimits(msgspec.Struct, frozen=True):
+    """The limits that a mission names, in one unit each."""
+
+    memory_mb: int | None
+    cpus: float | None
+    pids: int | None
+    disk_mb: int | None
+    """Of the workspace. It is measured several times a second and is not a quota."""
+
+    @classmethod
+    def of(cls, limits: Limits) -> RequestedLimits:
+        return cls(limits.memory_mb, limits.cpus, limits.pids, limits.disk_mb)
+
+
+class Requested(RequestedLimits, frozen=True, kw_only=True):
     """What the mission asked of the box."""
 
     provider: str | None
@@ -163,7 +177,7 @@ class IntegrityFinding(msgspec.Struct, frozen=True):
 
 
 class Resources(msgspec.Struct, frozen=True):
-    requested: Limits
+    requested: RequestedLimits
     """By the mission."""
     enforced: Any
     """The policy of the box."""

@@ -264,11 +264,11 @@ class _Reader:
                     yield dest / path.name if into else dest, path.relative_to(self._root)
 
     def _limits(self, asked: tasktable.Environment) -> dict[str, float]:
-        wanted = {"memory_mb": asked.memory_mb, "cpus": asked.cpus, "disk_mb": asked.storage_mb}
+        wanted = {"memory": asked.memory_mb, "cpus": asked.cpus, "disk": asked.storage_mb}
         limits = {name: value for name, value in wanted.items() if value is not None}
         if self._host_root:
             can = provider_named("bubblewrap").enforcement()
-            for name, enforced in (("memory_mb", can.memory), ("cpus", can.cpus)):
+            for name, enforced in (("memory", can.memory), ("cpus", can.cpus)):
                 if name in limits and not enforced:
                     self._differs.append(f"{name} = {limits.pop(name):g} can't be enforced here")
         return limits

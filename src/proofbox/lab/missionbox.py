@@ -26,7 +26,7 @@ def asked_of_a_box(mission: Mission) -> PolicyOptions:
     limits = mission.limits
     return {
         "network": mission.network,
-        "memory_mb": limits.memory_mb,
+        "memory": limits.memory,
         "cpus": limits.cpus,
         "pids": limits.pids,
         "image": mission.image,

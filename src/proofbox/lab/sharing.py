@@ -88,7 +88,7 @@ def _decided(mission: Mission, provider: str | None, chain: Chain) -> dict[str, 
         "provider": provider or mission.provider,
         "image": mission.image,
         "network": mission.network,
-        "limits": {"memory_mb": limits.memory_mb, "cpus": limits.cpus, "pids": limits.pids},
+        "limits": {"memory": limits.memory_mb, "cpus": limits.cpus, "pids": limits.pids},
         "env": sorted(set(mission.env)),
         "tools": msgspec.to_builtins(mission.tools),
     }

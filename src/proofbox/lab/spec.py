@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from proofbox.core.documents import stored
+from proofbox.sandbox.size import PATTERN, megabytes
 
 SCHEMA = "proofbox.suite/1"
 
@@ -27,6 +28,8 @@ GuestPath = Annotated[str, msgspec.Meta(pattern=r"^(?:/(?!\.\.?(?:/|$))[^/\0:]+)
 """An absolute path in a box, below its root."""
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
+Amount = Count | Annotated[str, msgspec.Meta(pattern=PATTERN)]
+"""Of memory or disk space: a number of MB, or text with a unit."""
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=7 * 86400)]
 Isolation = Literal["process", "shared"]
 
@@ -139,11 +142,21 @@ class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the box of an attempt may use; the verifier's has the same."""
 
-    memory_mb: Count | None = None
+    memory: Amount | None = None
+    """MB, or text with a unit: 512, `"512m"`, `"2g"`."""
     cpus: Annotated[float, msgspec.Meta(gt=0)] | None = None
     pids: Count | None = None
-    disk_mb: Count | None = None
-    """Of the workspace. Watched several times a second, and not a quota: over it, the attempt is ended."""
+    disk: Amount | None = None
+    """Of the workspace: MB, or text with a unit. It is measured several times a second and is not a quota: an attempt
+    that exceeds it is ended."""
+
+    @property
+    def memory_mb(self) -> int | None:
+        return None if self.memory is None else megabytes(self.memory, "memory")
+
+    @property
+    def disk_mb(self) -> int | None:
+        return None if self.disk is None else megabytes(self.disk, "disk")
 
 
 class ToolPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,4 +1,4 @@
-"""A process that takes attempts from a run's ledger and runs several at a time: `python -m proofbox.lab.worker`.
+"""A process that takes attempts from a run's ledger and runs several at a time.
 
 It dies with its conductor, and its boxes die with it. What it says on stdout, one JSON object a line, is for whoever
 watches; nothing rests on it.

@@ -20,6 +20,8 @@ from proofbox.sandbox.contract import Network
 
 WEB_PORTS = (80, 443)
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
 _NUMERIC = re.compile(r"(0x[0-9a-f]*|[0-9]+)")
 
 
@@ -89,6 +91,23 @@ def is_address(text: str) -> bool:
     except ValueError:
         return False
     return "%" not in text  # no zones: an address means one place
+
+
+def is_public(text: str) -> bool:
+    """Whether an address is one of the public internet's, and leads to no other by an embedded IPv4 address.
+
+    `is_global` alone is not enough: in some versions of Python it accepts NAT64, 6to4 and site-local addresses.
+    """
+    address = ipaddress.ip_address(text)
+    if isinstance(address, ipaddress.IPv6Address):
+        embedded = address.ipv4_mapped or address.sixtofour
+        if address in _NAT64:
+            embedded = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+        if embedded is not None:
+            return is_public(str(embedded))
+        if address not in _GLOBAL_UNICAST or address.teredo is not None:
+            return False
+    return address.is_global and not address.is_multicast
 
 
 def split_port(text: str) -> tuple[str, int | None] | None:

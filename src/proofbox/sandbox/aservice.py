@@ -29,7 +29,7 @@ from proofbox.sandbox.aconnection import AsyncConnection
 from proofbox.sandbox.config import Settings
 from proofbox.sandbox.contract import DEFAULT_TTL, Event, ExecResult, OnEvent, ProbeResult, stream_of
 from proofbox.sandbox.house import House, Opened, kill_detached
-from proofbox.sandbox.inside import ExecOptions, Inside, PolicyOptions, RunOptions
+from proofbox.sandbox.inside import ExecOptions, Inside, PolicyOptions, RunOptions, split_options
 from proofbox.sandbox.request import check_ttl, encode_env
 from proofbox.sandbox.service import START_PATIENCE, Sandboxes
 from proofbox.sandbox.sessions import Record, SessionInfo
@@ -71,7 +71,7 @@ class AsyncSession:
         """Run a command in the box and wait for its end. Many tasks may do so at once."""
         return await self.run(argv, options)
 
-    async def run(self, argv: Sequence[str | bytes], options: ExecOptions | RunOptions) -> ExecResult:
+    async def run(self, argv: Sequence[str | bytes], options: ExecOptions) -> ExecResult:
         inside = self._inside
         request = inside.request(argv, options, self._environment)
         before = inside.oom_kills()
@@ -175,8 +175,9 @@ class AsyncSandboxes:
         **options: Unpack[RunOptions],
     ) -> ExecResult:
         """One command in a box of its own, which ends with it."""
-        async with await self._start(provider, options) as session:
-            return await session.run(argv, options)
+        policy, command = split_options(options)
+        async with await self._start(provider, policy) as session:
+            return await session.run(argv, command)
 
     async def start_session(
         self,
@@ -271,9 +272,7 @@ class AsyncSandboxes:
         self._sessions.pop(ended.id, None)
         self._house.remember_end(ended)
 
-    async def _start(
-        self, provider: str | None, policy: PolicyOptions | RunOptions, ttl: float | None = None
-    ) -> AsyncSession:
+    async def _start(self, provider: str | None, policy: PolicyOptions, ttl: float | None = None) -> AsyncSession:
         # Not cancellable: a box that was started must come into the hands of a session, which ends it.
         with anyio.CancelScope(shield=True):
             opened = await run_sync(functools.partial(self._house.open, provider, policy, ttl=ttl))

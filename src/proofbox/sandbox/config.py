@@ -25,6 +25,7 @@ from proofbox.core.plainfile import read_plain
 from proofbox.core.toml import parse_toml
 from proofbox.errors import PolicyRefused, RequestInvalid, UsageError
 from proofbox.sandbox.allowlist import parse_network
+from proofbox.sandbox.size import Size, megabytes
 
 PROJECT_FILE = Path(".proofbox/config.toml")
 SIZE_LIMIT = 64 << 10
@@ -42,10 +43,10 @@ class Settings(msgspec.Struct, frozen=True):
     network: str | None = None
     access: Literal["rw", "ro", "overlay"] | None = None
     cpus: float | None = None
-    memory: int | None = None
+    memory: Size | None = None
     pids: int | None = None
-    disk: int | None = None
-    """Most MB a box may write, with access `overlay`."""
+    disk: Size | None = None
+    """The most that a box may write, with access `overlay`: MB, or text with a unit."""
     mounts: tuple[str, ...] = ()
     env: tuple[str, ...] = ()
     """Names of the caller's variables that every command gets."""
@@ -82,8 +83,8 @@ class Settings(msgspec.Struct, frozen=True):
             found.append('access = "rw"')
         for name in ("cpus", "memory", "pids", "disk"):
             own, limit = getattr(self, name), getattr(users, name)
-            if own is not None and limit is not None and own > limit:
-                found.append(f"{name} = {own}")
+            if own is not None and limit is not None and _amount(own, name) > _amount(limit, name):
+                found.append(f"{name} = {_toml(own)}")
         return found
 
 
@@ -189,6 +190,10 @@ def _is_wider(own: str | None, users: str | None) -> bool:
     return mode == "full" or limit != "allow" or not set(hosts) <= set(allowed)
 
 
+def _amount(limit: float | str, name: str) -> float:
+    return megabytes(limit, name) if isinstance(limit, str) else limit
+
+
 def _differs(own: str | None, users: str | None) -> bool:
     return None not in (own, users) and own != users
 
@@ -246,6 +251,9 @@ def _parse(data: bytes, path: Path) -> Settings:
         raise UsageError(f"{path}: {error}", op="config", fix_hints=["see: proofbox init --help"]) from None
     try:
         parse_network(settings.network)
+        for name in ("memory", "disk"):
+            if (size := getattr(settings, name)) is not None:
+                megabytes(size, name)
     except RequestInvalid as error:
         hints = [*error.fix_hints, "see: proofbox init --help"]
         raise UsageError(f"{path}: {error.message}", op="config", fix_hints=hints) from None

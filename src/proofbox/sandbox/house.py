@@ -18,7 +18,7 @@ from proofbox.sandbox.config import Settings, load
 from proofbox.sandbox.containers import kill_container, our_containers, reap_containers
 from proofbox.sandbox.contract import Box, BoxSpec, Diagnostic, Event, OnEvent, ProbeResult, Provider
 from proofbox.sandbox.engine import Engine
-from proofbox.sandbox.inside import Inside, PolicyOptions, RunOptions, make_policy
+from proofbox.sandbox.inside import Inside, PolicyOptions, make_policy
 from proofbox.sandbox.lasting_outlet import LastingOutlet
 from proofbox.sandbox.outlet import Outlet
 from proofbox.sandbox.paths import resolve_project
@@ -108,11 +108,11 @@ class House:
     def chosen(self, provider: str | None, options: PolicyOptions) -> str:
         """The name of the provider that `open` would take."""
         settings = self._settings_for(resolve_project(self.project_root))
-        name = _named(provider, settings)
-        chosen = provider_named(name) if name != AUTO else choose(name, make_policy(options, settings)).provider
+        name, policy = _named(provider, settings), make_policy(options, settings)
+        chosen = provider_named(name) if name != AUTO else choose(name, policy).provider
         return chosen.name
 
-    def open(self, provider: str | None, options: PolicyOptions | RunOptions, *, ttl: float | None = None) -> Opened:
+    def open(self, provider: str | None, options: PolicyOptions, *, ttl: float | None = None) -> Opened:
         """Start a box; with a ttl, one that listens in the session store and is recorded there."""
         project = resolve_project(self.project_root)
         settings = self._settings_for(project)

@@ -13,7 +13,6 @@ from proofbox.sandbox.config import PROJECT_FILE, Settings
 from proofbox.sandbox.inside import make_policy
 from proofbox.sandbox.paths import resolve_project
 from proofbox.sandbox.providers import AUTO, provider_named
-from proofbox.sandbox.refusal import check_values
 
 
 class Initialized(msgspec.Struct, frozen=True):
@@ -49,6 +48,6 @@ def initialize(
     wanted = settings or Settings()
     if wanted.provider not in (None, AUTO):
         provider_named(str(wanted.provider))
-    check_values(make_policy({}, msgspec.structs.replace(wanted, mounts=())))  # those may be of another machine
+    make_policy({}, msgspec.structs.replace(wanted, mounts=()))  # checks it; mounts may be of another machine
     config.write(project, wanted)
     return Initialized(path, wanted, written=True)

@@ -7,11 +7,12 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, TypeVar
+from typing import TYPE_CHECKING, TypedDict, TypeVar, cast
 
 import msgspec
 
-from proofbox.errors import CommandNotFound, PathRefused, ProofboxError
+from proofbox.core.nearest import nearest
+from proofbox.errors import CommandNotFound, PathRefused, ProofboxError, RequestInvalid
 from proofbox.sandbox import cgroups
 from proofbox.sandbox.allowlist import parse_network
 from proofbox.sandbox.call import Call
@@ -31,22 +32,31 @@ from proofbox.sandbox.contract import (
     Policy,
 )
 from proofbox.sandbox.paths import parse_mount, resolve_cwd, resolve_mount
+from proofbox.sandbox.refusal import check_values
 from proofbox.sandbox.request import Request, Stdin, encode_env, make_request
+from proofbox.sandbox.size import Size, megabytes
 
 if TYPE_CHECKING:  # selection loads every provider, and what each of them needs
     from proofbox.sandbox.selection import Choice
 
 Asked = TypeVar("Asked")
 
+# Parameters of the service's methods: a misspelt one arrives among the options.
+_PARAMETERS = ("provider", "detached", "ttl")
+
 
 class PolicyOptions(TypedDict, total=False):
-    """What may be asked of a box; see `Policy`. Mounts may be written as on the command line: `HOST:GUEST:ro`."""
+    """What may be asked of a box; see `Policy`. The names are those of the flags and of `config.toml`.
+
+    Mounts may be written as on the command line: `HOST:GUEST:ro`. `memory` and `disk` are MB, or text with a unit:
+    512, `"512m"`, `"2g"`.
+    """
 
     network: str | None
     """`none`, `full`, or `allow:HOST[:PORT],…`."""
     access: Access | None
-    disk_mb: int | None
-    memory_mb: int | None
+    disk: Size | None
+    memory: Size | None
     cpus: float | None
     pids: int | None
     mounts: Sequence[str | Mount]
@@ -80,6 +90,10 @@ class ExecOptions(TypedDict, total=False):
 
 class RunOptions(ExecOptions, PolicyOptions, total=False):
     """Both, for a command in a box of its own."""
+
+
+BOX_OPTIONS = PolicyOptions.__optional_keys__
+COMMAND_OPTIONS = ExecOptions.__optional_keys__
 
 
 class Inside(msgspec.Struct, frozen=True):
@@ -119,11 +133,12 @@ class Inside(msgspec.Struct, frozen=True):
     def request(
         self,
         argv: Sequence[str | bytes],
-        options: ExecOptions | RunOptions,
+        options: ExecOptions,
         environment: Mapping[bytes, bytes],
         pty: tuple[int, int] | None = None,
     ) -> Request:
         """`environment` is this box's, encoded: what `encode_env(inside.environment)` gives."""
+        refuse_unknown(options, COMMAND_OPTIONS)
         extra = {name: os.environ[name] for name in self.forwards if name in os.environ} | dict(
             options.get("env") or {}
         )
@@ -193,16 +208,46 @@ class Inside(msgspec.Struct, frozen=True):
         )
 
 
-def make_policy(options: PolicyOptions | RunOptions, settings: Settings) -> Policy:
-    """What was asked for in the call, and where it says nothing, in the files. Mounts add up."""
+def split_options(options: RunOptions) -> tuple[PolicyOptions, ExecOptions]:
+    """Separate what is asked of the box from what is asked of the command. An unknown option is a TypeError."""
+    refuse_unknown(options, BOX_OPTIONS | COMMAND_OPTIONS)
+    named = dict(options)
+    policy = {name: named.pop(name) for name in options if name in BOX_OPTIONS}
+    return cast(PolicyOptions, policy), cast(ExecOptions, named)
+
+
+def refuse_unknown(options: Mapping[str, object], known: frozenset[str]) -> None:
+    """Raise TypeError for an option that is not known: ignored, a misspelt limit would be no limit."""
+    for name in options:
+        if name not in known:
+            raise TypeError(f"unexpected option {name!r} ({_instead(name)})")
+
+
+def _instead(name: str) -> str:
+    if name in BOX_OPTIONS:
+        return "it is asked of a box, when that is started; a command in it can't change it"
+    if name in COMMAND_OPTIONS:
+        return "it is asked of a command, when that is run"
+    return nearest(name, sorted({*BOX_OPTIONS, *COMMAND_OPTIONS, *_PARAMETERS}))
+
+
+def make_policy(options: PolicyOptions, settings: Settings) -> Policy:
+    """Combine the options of a call with the settings that hold where it says nothing. Mounts add up.
+
+    Every policy of a box is made and checked here, before any provider is tried.
+    """
+    refuse_unknown(options, BOX_OPTIONS)
+    for name in ("mounts", "hidden", "frozen"):
+        if isinstance(options.get(name), str | bytes):  # a list of its characters would be something else
+            raise RequestInvalid(f"{name} is one string, not a list", op="start", fix_hints=[f"write {name}=[…]"])
     network, allow = parse_network(_first(options.get("network"), settings.network))
     mounts = [*settings.mounts, *(options.get("mounts") or ())]
-    return Policy(
+    policy = Policy(
         network=network,
         allow=allow,
         access=_first(options.get("access"), settings.access),
-        disk_mb=_first(options.get("disk_mb"), settings.disk),
-        memory_mb=_first(options.get("memory_mb"), settings.memory),
+        disk_mb=_megabytes(options.get("disk"), settings.disk, "disk"),
+        memory_mb=_megabytes(options.get("memory"), settings.memory, "memory"),
         cpus=_first(options.get("cpus"), settings.cpus),
         pids=_first(options.get("pids"), settings.pids),
         mounts=tuple(parse_mount(each) if isinstance(each, str) else resolve_mount(each) for each in mounts),
@@ -213,6 +258,13 @@ def make_policy(options: PolicyOptions | RunOptions, settings: Settings) -> Poli
         frozen=tuple(options.get("frozen") or ()),
         layers=options.get("layers"),
     )
+    check_values(policy)
+    return policy
+
+
+def _megabytes(asked: Size | None, default: Size | None, name: str) -> int | None:
+    size = default if asked is None else asked
+    return None if size is None else megabytes(size, name)
 
 
 def _first(asked: Asked | None, default: Asked | None) -> Asked | None:

@@ -4,12 +4,11 @@ The process holds a connection to the session's agent on which it never says any
 use): when it breaks, the box is gone. If the process is killed first, the box has no way out any more. Decisions are
 written to `network.jsonl` beside the session's record, since there is no caller to be told.
 
-    python -m proofbox.sandbox.lasting_outlet    what to do comes on stdin, what a box must be told goes to stdout
+The process runs this module (`core.interpreter`). It reads its task from stdin and prints the box's settings to stdout.
 """
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-import proofbox.sandbox
+from proofbox.core.interpreter import module_child
 from proofbox.errors import ProofboxError, StartFailed
 from proofbox.sandbox.contract import Event, Forward
 from proofbox.sandbox.outlet import Outlet, usable_rules
@@ -48,14 +47,14 @@ class LastingOutlet:
 
     def __init__(self, rules: tuple[str, ...], *, name: str, session: Path, log: Path) -> None:
         usable_rules(rules)  # what is wrong with them is said here, not by a process that ends
-        packages = [str(Path(proofbox.sandbox.__file__).parents[2]), *(path for path in sys.path if path)]
+        child = module_child("proofbox.sandbox.lasting_outlet")
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "proofbox.sandbox.lasting_outlet"],
+            child.argv,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            cwd="/",
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(packages))},
+            cwd=child.cwd,
+            env=child.env,
             start_new_session=True,
         )
         wish = msgspec.json.encode(_Wish(rules, name, str(session), str(log)))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import ipaddress
+import re
 import socket
 import threading
 import time
@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Literal
 
 from proofbox.core.text import printable
-from proofbox.sandbox.allowlist import Rule, canonical_host, find_rule, is_address, split_port
+from proofbox.sandbox.allowlist import Rule, canonical_host, find_rule, is_address, is_public, split_port
 from proofbox.sandbox.contract import Event, OnEvent
+from proofbox.sandbox.httpbody import Malformed, RequestBody, parse_fields
 
 Resolve = Callable[[str, int], Sequence[str]]
 
@@ -36,6 +37,10 @@ PAUSE = 0.05
 PROXY_SOCKET = "proxy"
 _PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED, errno.EPERM})
 """What keeps one from being accepted now, and is no reason to accept nobody any more."""
+
+
+_HOP_BY_HOP = re.compile(r"host|connection|proxy-.*|keep-alive|te|upgrade")
+_BARE = re.compile(rb"(?<!\r)\n|\r(?=[^\n])")
 
 
 class Refused(Exception):
@@ -152,13 +157,15 @@ class AllowlistProxy:
     def _serve_http(self, client: socket.socket) -> None:
         try:
             head, rest = _read_head(client)
-            method, host, port, onward = _parse_head(head)
+            host, port, onward, body = _parse_head(head)
             known = canonical_host(host)
             rule = find_rule(self._rules, known, port) if known is not None else None
             if known is None or rule is None:
                 raise self._denied(host, port)
-            answer = b"HTTP/1.1 200 Connection established\r\n\r\n" if method == "CONNECT" else b""
-            self._pass(client, known, port, rule, onward + rest, answer)
+            if body is None:
+                self._pass(client, known, port, rule, rest, b"HTTP/1.1 200 Connection established\r\n\r\n")
+            else:
+                self._pass(client, known, port, rule, onward + _part_of(body, rest), b"", body)
         except Refused as refusal:
             text = f"proofbox: {printable(str(refusal))}\n".encode()
             lines = f"HTTP/1.1 {refusal.status}\r\nContent-Type: text/plain\r\nContent-Length: {len(text)}\r\n"
@@ -168,7 +175,17 @@ class AllowlistProxy:
         self._tell("denied", host, port, None)
         return Refused("403 Forbidden", f"{host}:{port} is not on this box's allowlist")
 
-    def _pass(self, client: socket.socket, host: str, port: int, rule: Rule, first: bytes, answer: bytes) -> None:
+    def _pass(
+        self,
+        client: socket.socket,
+        host: str,
+        port: int,
+        rule: Rule,
+        first: bytes,
+        answer: bytes,
+        body: RequestBody | None = None,
+    ) -> None:
+        """Copy both ways until both ends are closed. With a body, drop what the client sends after it."""
         upstream = self._connect(host, port, rule)
         self._tell("allowed", host, port, rule)
         sent = received = 0
@@ -183,7 +200,7 @@ class AllowlistProxy:
                 counts = [len(first), 0]
                 back = threading.Thread(target=_copy, args=(upstream, client, counts, 1), daemon=True)
                 back.start()
-                _copy(client, upstream, counts, 0)
+                _copy(client, upstream, counts, 0, body)
                 back.join()
                 sent, received = counts
         finally:
@@ -196,7 +213,7 @@ class AllowlistProxy:
         except OSError as error:
             raise Refused("502 Bad Gateway", f"{host} can't be resolved: {error}") from None
         named = is_address(rule.host) or rule.host == "localhost"
-        allowed = [each for each in addresses if named or ipaddress.ip_address(each).is_global]
+        allowed = [each for each in addresses if named or is_public(each)]
         if not allowed:
             self._tell("denied", host, port, rule, reason="it leads to a private address")
             raise Refused("403 Forbidden", f"{host} leads to a private address, which its rule does not name")
@@ -222,30 +239,45 @@ def _resolve(host: str, port: int) -> list[str]:
 
 
 def _read_head(client: socket.socket) -> tuple[bytes, bytes]:
-    held = b""
-    while b"\r\n\r\n" not in held:
+    held, end = b"", -1
+    while end < 0:
         if len(held) > HEAD_LIMIT:
             raise Refused("431 Request Header Fields Too Large", "the request's head has no end")
         data = client.recv(CHUNK)
         if not data:
             raise Refused("400 Bad Request", "the request ended in its head")
+        new = max(0, len(held) - 3)
         held += data
-    head, _, rest = held.partition(b"\r\n\r\n")
-    return head, rest
+        end = held.find(b"\r\n\r\n", new)
+        if _BARE.search(held, new, end if end >= 0 else len(held)):
+            raise Refused("400 Bad Request", "a line of the request's head does not end with CR LF")
+    return held[:end], held[end + 4 :]
 
 
-def _parse_head(head: bytes) -> tuple[str, str, int, bytes]:
-    """Method, host and port, and what the origin server is to be sent (nothing for CONNECT)."""
+def _part_of(body: RequestBody, data: bytes) -> bytes:
+    try:
+        return body.take(data)
+    except Malformed as error:
+        raise Refused("400 Bad Request", str(error)) from None
+
+
+def _parse_head(head: bytes) -> tuple[str, int, bytes, RequestBody | None]:
+    """Host and port, the head that the origin server is sent, and its body; neither of them for CONNECT."""
     line, *headers = head.decode("latin-1").split("\r\n")
     words = line.split(" ")
-    if len(words) != 3 or not words[2].startswith("HTTP/1.") or any(ord(c) < 33 for word in words for c in word):
+    if len(words) != 3 or words[2] not in ("HTTP/1.0", "HTTP/1.1") or any(ord(c) < 33 for word in words for c in word):
         raise Refused("400 Bad Request", "that is no HTTP request")
     method, target, version = words
+    try:
+        fields = parse_fields(headers)
+        body = RequestBody(fields)
+    except Malformed as error:
+        raise Refused("400 Bad Request", str(error)) from None
     if method == "CONNECT":
         parts = split_port(target)
         if parts is None or parts[1] is None:
             raise Refused("400 Bad Request", "CONNECT needs HOST:PORT")
-        return method, parts[0], parts[1], b""
+        return parts[0], parts[1], b"", None
     scheme, separator, rest = target.partition("://")
     authority, slash, path = rest.partition("/")
     parts = split_port(authority)
@@ -253,15 +285,18 @@ def _parse_head(head: bytes) -> tuple[str, str, int, bytes]:
         raise Refused("400 Bad Request", "a proxy takes http://HOST/… without user information, or CONNECT")
     # The Host header says the same as the target, whatever the client wrote: the rule was for the target. One request
     # a connection: a second one could be for another host.
-    dropped = ("host:", "connection:", "proxy-", "keep-alive:", "te:", "upgrade:")
-    kept = [header for header in headers if header and not header.lower().startswith(dropped)]
+    kept = [f"{name}: {value}" for name, value in fields if not _HOP_BY_HOP.fullmatch(name.lower())]
     lines = [f"{method} {slash or '/'}{path} {version}", f"Host: {authority}", "Connection: close", *kept, "", ""]
-    return method, parts[0], parts[1] or 80, "\r\n".join(lines).encode("latin-1")
+    return parts[0], parts[1] or 80, "\r\n".join(lines).encode("latin-1"), body
 
 
-def _copy(source: socket.socket, target: socket.socket, counts: list[int], which: int) -> None:
-    with contextlib.suppress(OSError):
+def _copy(
+    source: socket.socket, target: socket.socket, counts: list[int], which: int, body: RequestBody | None = None
+) -> None:
+    with contextlib.suppress(OSError, Malformed):
         while data := source.recv(CHUNK):
+            if body is not None:
+                data = body.take(data)
             target.sendall(data)
             counts[which] += len(data)
     with contextlib.suppress(OSError):

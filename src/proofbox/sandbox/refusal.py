@@ -11,7 +11,6 @@ LEAST_DOOR = 1024  # below it a box may not listen
 
 
 def refuse_unenforceable(provider: str, policy: Policy, enforced: Enforcement) -> None:
-    check_values(policy)
     asked = {
         "network none": (policy.network == "none", enforced.network_none),
         "network allow": (policy.network == "allow", enforced.network_allow),
@@ -39,7 +38,10 @@ def refuse_unenforceable(provider: str, policy: Policy, enforced: Enforcement) -
 
 
 def check_values(policy: Policy) -> None:
-    """Words and numbers that mean nothing, and combinations that contradict themselves."""
+    """Refuse words and numbers that mean nothing, and combinations that contradict each other.
+
+    They are wrong on every machine, so this is asked once, before a provider is chosen: none of them could say more.
+    """
     for name, word, known in (
         ("network", policy.network, get_args(Network)),
         ("access", policy.access, get_args(Access)),
@@ -55,9 +57,13 @@ def check_values(policy: Policy) -> None:
         ("disk", policy.disk_mb, 1),
     ):
         kind = (int, float) if name == "cpus" else int
-        if value is not None and not (isinstance(value, kind) and least <= value < 2**40):
+        good = isinstance(value, kind) and not isinstance(value, bool) and least <= value < 2**40
+        if value is not None and not good:
+            unit = " MB" if name in ("memory", "disk") else ""
             raise RequestInvalid(
-                f"a {name} limit of {value} makes no sense", op="start", fix_hints=[f"give {least} or more"]
+                f"a {name} limit of {value}{unit} makes no sense",
+                op="start",
+                fix_hints=[f"give {least}{unit} or more" + (", such as 512 or 2g" if unit else "")],
             )
     if policy.doors and policy.network == "full":
         raise RequestInvalid(
@@ -76,7 +82,7 @@ def check_values(policy: Policy) -> None:
         raise RequestInvalid(
             "layers are an overlay, and have no disk limit of their own",
             op="start",
-            fix_hints=["ask for access overlay, without disk_mb"],
+            fix_hints=["ask for access overlay, without a disk limit"],
         )
     if policy.disk_mb is not None and policy.access != "overlay":
         raise RequestInvalid(

@@ -125,7 +125,7 @@ def _unavailable(message: str, diagnostics: dict[str, Diagnostic]) -> ProviderUn
     return ProviderUnavailable(
         message,
         op="select",
-        fix_hints=[*hints, "run without any isolation, and say so: --provider off"],
+        fix_hints=[*hints, "see what each one lacks: proofbox doctor"],
         details={"diagnostics": msgspec.to_builtins(diagnostics)},
     )
 

@@ -23,7 +23,7 @@ from proofbox.sandbox.config import Settings
 from proofbox.sandbox.connection import Connection, RunningCall
 from proofbox.sandbox.contract import DEFAULT_TTL, Event, ExecResult, OnEvent, ProbeResult, stream_of
 from proofbox.sandbox.house import House, Opened, kill_detached
-from proofbox.sandbox.inside import ExecOptions, Inside, PolicyOptions, RunOptions
+from proofbox.sandbox.inside import ExecOptions, Inside, PolicyOptions, RunOptions, split_options
 from proofbox.sandbox.request import check_ttl, encode_env
 from proofbox.sandbox.sessions import Record, SessionInfo
 from proofbox.sandbox.signals import passing_on
@@ -68,7 +68,7 @@ class Session:
         """Run a command in the box and wait for its end. Many threads may do so at once."""
         return self.run(argv, options)
 
-    def run(self, argv: Sequence[str | bytes], options: ExecOptions | RunOptions) -> ExecResult:
+    def run(self, argv: Sequence[str | bytes], options: ExecOptions) -> ExecResult:
         inside = self._inside
         request = inside.request(argv, options, self._environment)
         before = inside.oom_kills()
@@ -184,8 +184,9 @@ class Sandboxes:
         **options: Unpack[RunOptions],
     ) -> ExecResult:
         """One command in a box of its own, which ends with it."""
-        with self._start(provider, options) as session:
-            return session.run(argv, options)
+        policy, command = split_options(options)
+        with self._start(provider, policy) as session:
+            return session.run(argv, command)
 
     def start_session(
         self,
@@ -278,7 +279,7 @@ class Sandboxes:
         self._sessions.pop(ended.id, None)
         self._house.remember_end(ended)
 
-    def _start(self, provider: str | None, policy: PolicyOptions | RunOptions, ttl: float | None = None) -> Session:
+    def _start(self, provider: str | None, policy: PolicyOptions, ttl: float | None = None) -> Session:
         opened = self._house.open(provider, policy, ttl=ttl)
         if ttl is not None:
             return self._detach(opened)

@@ -61,6 +61,10 @@ class Schema(msgspec.Struct, frozen=True):
 def find_binary(setting: str | None = None, path: str | None = None) -> Binary:
     if setting is not None:
         found = Path(setting).expanduser()
+        if not found.is_absolute():  # it would be another program in every directory, and anyone's in a stranger's
+            raise StrategyUnavailable(
+                f"binary {setting[:200]!r} is a relative path", op="probe", fix_hints=["name it by an absolute path"]
+            )
         if not os.access(found, os.X_OK) or not found.is_file():
             raise StrategyUnavailable(
                 f"binary {setting[:200]!r} is no program", op="probe", fix_hints=["check the path", *INSTALL[:2]]

@@ -69,7 +69,7 @@ class CodexAppServer:
             raise UsageError(
                 "a session that is to be sandboxed can't have the provider off",
                 op="start",
-                fix_hints=["choose another provider, or say that it runs outside any box"],
+                fix_hints=["choose another provider: auto, bubblewrap, docker"],
             )
         endpoint = checked.endpoint()
         binary = await run_sync(_usable, checked.binary)

@@ -1,4 +1,4 @@
-"""`python -m proofbox.agents.fakemodel [--port N] [--rules FILE]`: prints its base URL and serves until it is ended."""
+"""`python -P -m proofbox.agents.fakemodel [--port N] [--rules FILE]`: print the base URL and serve until terminated."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def serve_(
     The key is taken from INTERNAL_API_KEY, or from .env here. Pages: open the address it prints.
 
     For example:
-      export INTERNAL_API_KEY=$(python3 -c 'import secrets; print(secrets.token_urlsafe(32))')
+      export INTERNAL_API_KEY=$(python3 -I -c 'import secrets; print(secrets.token_urlsafe(32))')
       proofbox backend serve
     """
     from proofbox.delivery.backend.serve import serve

@@ -77,7 +77,7 @@ def contract(*, json: flags.Json = False) -> int:
     """List every command, schema, code and provider, for programs that drive proofbox.
 
     For example:
-      proofbox contract --json | python3 -m json.tool
+      proofbox contract --json | python3 -I -m json.tool
     """
     document = make_contract()
     show(document, lambda: _text(document), as_json=json)

@@ -22,6 +22,7 @@ from cyclopts import Parameter
 
 from proofbox.cli.commands import flags
 from proofbox.cli.output import Document, ErrorBody, show
+from proofbox.core.interpreter import ChildInterpreter, module_child
 from proofbox.core.text import require_utf8
 from proofbox.errors import DemoFailed, ProofboxError
 
@@ -111,6 +112,10 @@ class Stage:
         for name in ("STATE", "CACHE", "CONFIG"):
             self.env[f"XDG_{name}_HOME"] = str(place / "home" / name.lower())
 
+    def child(self, module: str, *words: str) -> ChildInterpreter:
+        """Build the start of a proofbox module in the demo's directory."""
+        return module_child(module, *words, cwd=self.place, env=self.env)
+
     def say(self, text: str) -> None:
         if not self._quiet:
             print("\n" + self._coloured(text, BOLD), flush=True)
@@ -119,9 +124,15 @@ class Stage:
         """One command of ours. Any other exit code than the expected one ends the demo."""
         if not self._quiet:
             print("$ " + self._coloured(folded(["proofbox", *words]), CYAN), flush=True)
-        argv = [sys.executable, "-c", "from proofbox.cli import entry; entry()", *words]
+        child = self.child("proofbox", *words)
         done = subprocess.run(
-            argv, cwd=self.place, env=self.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False
+            child.argv,
+            cwd=child.cwd,
+            env=child.env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
         )
         if not self._quiet:
             for line in done.stdout.replace(f"{self.place}/", "").splitlines():
@@ -180,7 +191,7 @@ def play(stage: Stage, stack: contextlib.ExitStack, *, codex: bool) -> None:
             copy(source, place / name)
     agent = ["--strategies", "scripted"]
     if codex:
-        url = stack.enter_context(_serving(stage, "-m", "proofbox.agents.fakemodel", "--rules", "model.toml"))
+        url = stack.enter_context(_serving(stage.child("proofbox.agents.fakemodel", "--rules", "model.toml")))
         agent = ["--strategies", "codex_app_server!", "--base-url", url, "--model", "fake-model"]
 
     stage.say("1. Three missions for an agent in a box: one is done, one a lie, one endless.")
@@ -222,11 +233,9 @@ def _flip(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _serving(stage: Stage, *words: str) -> Iterator[str]:
+def _serving(child: ChildInterpreter) -> Iterator[str]:
     """A server of ours that says its address when it is ready."""
-    server = subprocess.Popen(
-        [sys.executable, *words], cwd=stage.place, env=stage.env, stdout=subprocess.PIPE, text=True
-    )
+    server = subprocess.Popen(child.argv, cwd=child.cwd, env=child.env, stdout=subprocess.PIPE, text=True)
     try:
         yield (server.stdout.readline() if server.stdout else "").strip()
     finally:
@@ -236,11 +245,10 @@ def _serving(stage: Stage, *words: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _backend(stage: Stage, port: int) -> Iterator[None]:
-    words = ["backend", "serve", "--port", str(port), "--data", "backend"]
-    argv = [sys.executable, "-c", "from proofbox.cli import entry; entry()", *words]
+    child = stage.child("proofbox", "backend", "serve", "--port", str(port), "--data", "backend")
     log = (stage.place / "backend.log").open("wb")
     with log:
-        server = subprocess.Popen(argv, cwd=stage.place, env=stage.env, stdout=log, stderr=log)
+        server = subprocess.Popen(child.argv, cwd=child.cwd, env=child.env, stdout=log, stderr=log)
         try:
             end = time.monotonic() + PATIENCE
             while not _answers(port):

@@ -20,6 +20,15 @@ def place(_: object, tokens: Sequence[Token]) -> Path:
     return Path(tokens[0].value)
 
 
+def size(_: object, tokens: Sequence[Token]) -> str | int:
+    """A number of MB, or text with a unit, which the box's policy checks."""
+    text = tokens[0].value
+    try:
+        return int(text)
+    except ValueError:
+        return text
+
+
 Json = Annotated[bool, Parameter(name="--json", negative="", help="One JSON document on stdout.")]
 Provider = Annotated[
     str | None,
@@ -60,10 +69,16 @@ Mount = Annotated[
 ]
 Image = Annotated[str | None, Parameter(name="--image", help="The image to run, for docker.")]
 Runtime = Annotated[str | None, Parameter(name="--runtime", help="The engine's runtime: runsc for gVisor.")]
-Memory = Annotated[int | None, Parameter(name="--memory", help="Limit of the whole box, in MB.")]
+Memory = Annotated[
+    str | int | None,
+    Parameter(name="--memory", converter=size, help="Limit of the whole box: MB, or with a unit: 512m, 2g."),
+]
 Cpus = Annotated[float | None, Parameter(name="--cpus", help="Limit of the whole box, in cores: 0.5, 2.")]
 Pids = Annotated[int | None, Parameter(name="--pids", help="Most processes and threads in the box.")]
-Disk = Annotated[int | None, Parameter(name="--disk", help="Most MB written to the overlay.")]
+Disk = Annotated[
+    str | int | None,
+    Parameter(name="--disk", converter=size, help="The most written to the overlay: MB, or with a unit: 512m, 2g."),
+]
 
 
 @dataclass(frozen=True)
@@ -85,10 +100,10 @@ class BoxFlags:
             "network": self.network,
             "access": self.access,
             "mounts": self.mount,
-            "memory_mb": self.memory,
+            "memory": self.memory,
             "cpus": self.cpus,
             "pids": self.pids,
-            "disk_mb": self.disk,
+            "disk": self.disk,
             "image": self.image,
             "runtime": self.runtime,
         }

@@ -250,6 +250,7 @@ def run(
     import anyio
 
     from proofbox.agents.registry import installed
+    from proofbox.agents.settings import with_absolute_mounts
     from proofbox.agents.strategies import decide_chain
     from proofbox.lab.plan import Plan
     from proofbox.lab.run import create_run
@@ -276,7 +277,7 @@ def run(
         provider=provider,
         replicates=replicates,
         retries=max(0, retries),
-        runtimes=dict(settings.runtimes),
+        runtimes=with_absolute_mounts(settings.runtimes, Path().resolve()),
         flags=said,
     )
     plan.runtime_settings().check(chain, installed())

@@ -6,12 +6,10 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
-import proofbox.sandbox
+from proofbox.core.interpreter import module_child
 from proofbox.errors import SandboxLost, SessionUnknown
 from proofbox.sandbox.conformance.check import DETACHED, Failed, Subject, expect
 from proofbox.sandbox.conformance.context import PATIENCE, Context, commands_of, settled
@@ -21,23 +19,6 @@ from proofbox.sandbox.conformance.loss import SOON, find_agent
 subject = Subject("detached")
 check = subject.check
 
-# What another process does: one call of the service, its answer as JSON.
-_OTHER = """
-import json, sys
-from proofbox.sandbox.service import Sandboxes
-project, provider, what, *args = sys.argv[1:]
-with Sandboxes(project) as boxes:
-    if what == "start":
-        session = boxes.start_session(provider=provider, detached=True, ttl=float(args[0]))
-        if args[1:]:
-            session.exec(["sh", "-c", *args[1:]], timeout=30)
-        print(json.dumps({"id": session.id, "state": session.info.state}))
-    elif what == "exec":
-        result = boxes.exec_in_session(args[0], ["sh", "-c", *args[1:]], timeout=30)
-        print(json.dumps({"exit_code": result.exit_code, "stdout": result.stdout, "provider": result.provider}))
-    elif what == "stop":
-        print(json.dumps({"state": boxes.stop_session(args[0]).state}))
-"""
 _DAEMON = '(setsid sh -c "$1" "$0" </dev/null >/dev/null 2>&1 &); until [ -s beat ]; do sleep 0.05; done'
 
 
@@ -112,10 +93,11 @@ def lost(context: Context) -> None:
 
 
 def _other(context: Context, what: str, *args: str) -> dict[str, Any]:
-    packages = [str(Path(proofbox.sandbox.__file__).parents[2]), *(path for path in sys.path if path)]
+    child = module_child("proofbox.sandbox.conformance.client", str(context.project), context.provider, what, *args)
     done = subprocess.run(
-        [sys.executable, "-c", _OTHER, str(context.project), context.provider, what, *args],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(packages))},
+        child.argv,
+        cwd=child.cwd,
+        env=child.env,
         capture_output=True,
         text=True,
         timeout=PATIENCE,

@@ -36,7 +36,7 @@ def memory(context: Context) -> None:
     if context.enforcement.memory_kill == "box":
         _ends_the_box(context, 'dd if=/dev/zero of=/dev/null bs="$1" count=1 && echo had')
         return
-    session = context.session(memory_mb=MEMORY_MB)
+    session = context.session(memory=MEMORY_MB)
     small = context.sh(session, "echo small")
     expect(small.exit_code == 0 and not small.usage.oom_killed, "a small command is said to be killed for memory")
     result = context.sh(session, 'x=$(head -c "$1" /dev/zero | tr "\\0" x); echo "${#x}"', str(TOO_MUCH))
@@ -55,7 +55,7 @@ def memory_by_files(context: Context) -> None:
     if context.enforcement.memory_kill == "box":
         _ends_the_box(context, 'head -c "$1" /dev/zero > /tmp/big && echo had')
         return
-    session = context.session(memory_mb=MEMORY_MB)
+    session = context.session(memory=MEMORY_MB)
     result = context.sh(session, 'head -c "$1" /dev/zero > /tmp/big && wc -c < /tmp/big; df -k /tmp', str(TOO_MUCH))
     if result.exit_code == 0 and "tmpfs" not in result.stdout:
         raise NotChecked("the box's /tmp is on a disk")
@@ -63,7 +63,7 @@ def memory_by_files(context: Context) -> None:
 
 
 def _ends_the_box(context: Context, script: str) -> None:
-    session = context.session(memory_mb=MEMORY_MB)
+    session = context.session(memory=MEMORY_MB)
     context.alive(session)
     try:
         result = context.sh(session, script, str(TOO_MUCH))
@@ -146,7 +146,7 @@ def _work(context: Context, session: Session, commands: int) -> int:
 @check(DISK)
 def disk(context: Context) -> None:
     """The overlay is full when it is full, and the project untouched."""
-    session = context.session(access="overlay", disk_mb=8)
+    session = context.session(access="overlay", disk=8)
     result = context.sh(
         session,
         "head -c 3000000 /dev/zero > fits && echo fits; dd if=/dev/zero of=big bs=1000000 count=30; wc -c < big",

@@ -36,10 +36,10 @@ def refusals(context: Context) -> None:
         (NETWORK, {"network": "none"}),
         (READ_ONLY, {"access": "ro"}),
         (OVERLAY, {"access": "overlay"}),
-        (DISK, {"access": "overlay", "disk_mb": 16}),
+        (DISK, {"access": "overlay", "disk": 16}),
         (MOUNTS, {"mounts": [f"{context.outside}:/mnt/outside:ro"]}),
         (HIDDEN, {"hidden": ["some"]}),
-        (MEMORY, {"memory_mb": 256}),
+        (MEMORY, {"memory": 256}),
         (CPUS, {"cpus": 0.5}),
         (PIDS, {"pids": 64}),
     ]
@@ -61,13 +61,13 @@ def refusals(context: Context) -> None:
 @check()
 def values_without_sense(context: Context) -> None:
     asked: list[PolicyOptions] = [
-        {"memory_mb": 0},
-        {"memory_mb": -5},
+        {"memory": 0},
+        {"memory": -5},
         {"cpus": 0.0},
         {"cpus": float("nan")},
         {"pids": 0},
-        {"disk_mb": 0, "access": "overlay"},
-        {"disk_mb": 5},
+        {"disk": 0, "access": "overlay"},
+        {"disk": 5},
     ]
     for options in asked:
         context.refused(RequestInvalid, str(options), context.session, **options)

@@ -10,10 +10,10 @@ import functools
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Protocol
 
+from proofbox.core.interpreter import script_child
 from proofbox.errors import ToolError
 from proofbox.workspace.search.dialect import Pattern
 
@@ -98,13 +98,14 @@ class PythonEngine:
 
     def lines(self, pattern: Pattern, text: bytes, most: int, seconds: float) -> list[int]:
         head = f"{most} {pattern.python}\n".encode("ascii")
+        child = script_child(_WORKER)
         try:
             done = subprocess.run(
-                [sys.executable, "-I", "-S", "-B", str(_WORKER)],
+                child.argv,
                 input=head + text,
                 capture_output=True,
-                cwd="/",
-                env={},
+                cwd=child.cwd,
+                env=child.env,
                 timeout=seconds,
                 check=False,
             )

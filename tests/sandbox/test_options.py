@@ -1,0 +1,200 @@
+"""Options of the SDK: a name that is not known is a TypeError, and limits have one name and one spelling everywhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from proofbox import AsyncSandboxes, Sandboxes
+from proofbox.cli import main
+from proofbox.cli.commands.flags import BoxFlags
+from proofbox.errors import PolicyRefused, ProviderUnavailable, RequestInvalid, UsageError
+from proofbox.sandbox import selection
+from proofbox.sandbox.config import PROJECT_FILE, Settings, load
+from proofbox.sandbox.contract import Policy
+from proofbox.sandbox.inside import BOX_OPTIONS, COMMAND_OPTIONS, make_policy
+from proofbox.sandbox.size import megabytes
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "project").mkdir()
+    return tmp_path / "project"
+
+
+@pytest.fixture
+def boxes(project: Path) -> Sandboxes:
+    return Sandboxes(project)
+
+
+Call = Callable[[Sandboxes, dict[str, Any]], object]
+calls: dict[str, Call] = {
+    "exec": lambda boxes, options: boxes.exec(["touch", "ran"], provider="off", **options),
+    "start_session": lambda boxes, options: boxes.start_session(provider="off", **options),
+    "detached": lambda boxes, options: boxes.start_session(provider="off", detached=True, **options),
+    "start": lambda boxes, options: boxes.start(["touch", "ran"], provider="off", **options),
+}
+misspelt = {
+    "acces": "did you mean access?",
+    "memory_mb": "did you mean memory?",
+    "disk_mb": "did you mean disk?",
+    "netwrok": "did you mean network?",
+    "provder": "did you mean provider?",
+    "mount": "did you mean mounts?",
+    "xyzzy": "known: access, ",
+}
+
+
+@pytest.mark.parametrize("call", calls.values(), ids=calls)
+@pytest.mark.parametrize(("name", "suggestion"), misspelt.items())
+def test_a_misspelt_option_is_a_type_error_with_a_suggestion(
+    boxes: Sandboxes, project: Path, call: Call, name: str, suggestion: str
+) -> None:
+    with boxes, pytest.raises(TypeError, match=f"unexpected option '{name}'") as caught:
+        call(boxes, {name: "ro"})
+    assert suggestion in str(caught.value)
+    assert not (project / "ran").exists()
+
+
+@pytest.mark.parametrize("name", sorted(BOX_OPTIONS))
+def test_a_command_in_a_session_can_not_be_given_options_of_the_box(boxes: Sandboxes, name: str) -> None:
+    options: dict[str, Any] = {name: None}
+    with boxes, boxes.start_session(provider="off") as session:
+        for ask in (session.exec, lambda argv, **more: boxes.exec_in_session(session.id, argv, **more)):
+            with pytest.raises(TypeError, match=f"unexpected option '{name}' .it is asked of a box"):
+                ask(["true"], **options)
+
+
+@pytest.mark.parametrize("name", sorted(COMMAND_OPTIONS))
+def test_a_session_can_not_be_given_options_of_a_command(boxes: Sandboxes, name: str) -> None:
+    options: dict[str, Any] = {name: None}
+    with boxes, pytest.raises(TypeError, match=f"unexpected option '{name}' .it is asked of a command"):
+        boxes.start_session(provider="off", **options)
+
+
+def test_a_misspelt_option_is_a_type_error_for_async_callers_too(project: Path) -> None:
+    async def ask() -> None:
+        wrong: dict[str, Any] = {"acces": "ro"}
+        late: dict[str, Any] = {"timeot": 3}
+        async with AsyncSandboxes(project) as boxes:
+            for call in (boxes.exec(["touch", "ran"], provider="off", **wrong), boxes.start_session(**wrong)):
+                with pytest.raises(TypeError, match="did you mean access"):
+                    await call
+            with pytest.raises(TypeError, match="did you mean access"):
+                await boxes.start(["touch", "ran"], provider="off", **wrong)
+            async with await boxes.start_session(provider="off") as session:
+                with pytest.raises(TypeError, match="did you mean access"):
+                    await session.exec(["true"], **wrong)
+                with pytest.raises(TypeError, match="did you mean timeout"):
+                    await boxes.exec_in_session(session.id, ["true"], **late)
+
+    anyio.run(ask)
+    assert not (project / "ran").exists()
+
+
+def test_limits_have_the_same_names_in_flags_settings_and_options() -> None:
+    names = {"network", "access", "memory", "cpus", "pids", "disk", "image", "runtime"}
+    assert names <= BOX_OPTIONS
+    assert names <= set(Settings.__struct_fields__)
+    assert names <= set(BoxFlags.__dataclass_fields__)
+
+
+@pytest.mark.parametrize(
+    ("size", "wanted"), [(512, 512), ("512m", 512), ("512M", 512), ("2g", 2048), ("2G", 2048), ("1t", 1 << 20)]
+)
+def test_a_size_is_a_number_of_megabytes_or_has_a_unit(size: int | str, wanted: int) -> None:
+    assert megabytes(size, "memory") == wanted
+    policy = make_policy({"memory": size, "disk": size, "access": "overlay"}, Settings())
+    assert (policy.memory_mb, policy.disk_mb) == (wanted, wanted)
+    assert make_policy({}, Settings(memory=size)).memory_mb == wanted
+
+
+@pytest.mark.parametrize("size", ["", "512", "g", "1.5g", "-1g", "1 g", "1gb", "1k", "１g", True, 1.5, [1]])
+def test_what_is_not_a_size_is_refused_with_an_example(size: Any) -> None:
+    with pytest.raises(RequestInvalid, match="is not a size") as caught:
+        make_policy({"memory": size}, Settings())
+    assert "'512m'" in caught.value.fix_hints[0]
+
+
+def test_a_project_s_size_is_compared_with_the_user_s_in_one_unit(project: Path) -> None:
+    (project / PROJECT_FILE).parent.mkdir()
+    (project / PROJECT_FILE).write_text('memory = "1g"\n')
+    assert load(project).memory == "1g"
+    assert Settings(memory="1g").widening(Settings(memory=512)) == ['memory = "1g"']
+    assert Settings(memory="1g").widening(Settings(memory="1024m")) == []
+    assert Settings(memory=900).widening(Settings(memory="1g")) == []
+    (project / PROJECT_FILE).write_text('memory = "much"\n')
+    with pytest.raises(UsageError, match=r"config\.toml: memory 'much' is not a size"):
+        load(project)
+
+
+# A wrong value is the caller's mistake, not the machine's
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    found: list[str] = []
+    real = selection.diagnose
+
+    def counted(provider: Any, policy: Policy) -> Any:
+        found.append(provider.name)
+        return real(provider, policy)
+
+    monkeypatch.setattr(selection, "diagnose", counted)
+    return found
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"memory": 1}, {"memory": "1m"}, {"pids": 1}, {"cpus": 0}, {"cpus": True}, {"disk": 5}, {"access": "readonly"}],
+    ids=str,
+)
+def test_a_wrong_value_is_refused_before_any_provider_is_tried(
+    boxes: Sandboxes, tried: list[str], options: Any
+) -> None:
+    for ask in (
+        lambda: boxes.exec(["true"], **options),
+        lambda: boxes.start_session(**options),
+        lambda: boxes._house.chosen(None, options),
+        lambda: boxes._house.chosen("docker", options),
+        lambda: Sandboxes(boxes._house.project_root, settings=Settings(**options)).probe(),
+    ):
+        with pytest.raises(RequestInvalid):
+            ask()
+    assert tried == []
+
+
+def test_a_wrong_limit_on_the_command_line_is_a_usage_error(
+    project: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    words = ["session", "start", "--project", str(project), "--json", "--memory"]
+    for value, message in (("1", "a memory limit of 1 MB"), ("lots", "memory 'lots' is not a size")):
+        assert main([*words, value]) == 2
+        error = json.loads(capfdbinary.readouterr().out)["error"]
+        assert error["code"] == "SANDBOX_REQUEST_INVALID"
+        assert error["message"].startswith(message)
+
+
+@pytest.mark.needs("bubblewrap")
+def test_a_size_with_a_unit_on_the_command_line(project: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    words = ["exec", "--project", str(project), "--provider", "bubblewrap", "--access", "overlay", "--json"]
+    assert main([*words, "--memory", "1g", "--disk", "64", "--", "true"]) == 0
+    policy = json.loads(capfdbinary.readouterr().out)["policy"]
+    assert (policy["memory_mb"], policy["disk_mb"]) == (1024, 64)
+
+
+def test_no_hint_suggests_to_run_without_a_sandbox(
+    boxes: Sandboxes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for ask in (lambda: boxes.exec(["true"]), lambda: boxes.probe("bubblewrap"), lambda: boxes.probe()):
+        with pytest.raises((ProviderUnavailable, PolicyRefused)) as caught:
+            ask()
+        assert caught.value.fix_hints
+        assert not [hint for hint in caught.value.fix_hints if "off" in hint.split() or "isolation" in hint]
