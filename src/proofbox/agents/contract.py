@@ -19,7 +19,7 @@ import msgspec
 from proofbox.agents.events import Listener, TokenUsage, TurnStatus
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
-from proofbox.errors import AgentError
+from proofbox.errors import AgentError, ProofboxError
 from proofbox.sandbox.inside import PolicyOptions
 from proofbox.workspace.capabilities.capabilities import Capabilities as Grants
 
@@ -115,6 +115,16 @@ class AgentSession(Protocol):
     runtime: str
     version: str
 
+    @property
+    def broken(self) -> ProofboxError | None:
+        """Why the session takes no further turn; None while it does. A closed session is broken."""
+
+    def owner_of(self, thread: str) -> str:
+        """The thread of the caller's that a thread works for: itself, or the one whose sub-agent it is.
+
+        Empty for a thread whose origin the runtime did not tell.
+        """
+
     def facts(self) -> Mapping[str, Any]:
         """What is to be kept about how it runs: transport, provider, isolation, sandboxed or not, recoveries so far."""
 
@@ -145,8 +155,18 @@ class AgentSession(Protocol):
     async def wait_turn(self, turn: str) -> TurnResult:
         """Wait for a turn's end, however it ends. A failed turn is a result, not an exception."""
 
+    async def end_thread(self, thread: str) -> None:
+        """End what a thread and its sub-agents still run: turns, commands in the background, detached processes.
+
+        The end of each call has been told when this returns. What could not be ended is an `Integrity` event. Needed
+        only in a session that goes on: closing it ends all of this, too.
+        """
+
     async def close(self) -> None:
-        """End the program and everything it started. May be repeated; leaves no process, socket or directory."""
+        """End the program and everything it started. May be repeated; leaves no process, socket or directory.
+
+        Every call that began has been told when this returns, as `abandoned` where its end was not seen.
+        """
 
 
 class AgentRuntime(Protocol):

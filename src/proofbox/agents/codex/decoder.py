@@ -6,7 +6,7 @@ raises, texts are bounded, and what has no translation is kept as `Unrecognized`
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -95,14 +95,15 @@ class Decoder:
         found = self._open.get((thread, item))
         return items.paths_of(found.item) if found is not None else []
 
-    def running(self, turn: str) -> list[str]:
-        """The tools of a turn that have begun and not ended."""
-        return [id for (_, id), each in self._open.of_turn(turn) if members.text(each.item, "type") in items.TOOLS]
+    def running(self, threads: Collection[str] | None = None, turn: str | None = None) -> list[opened.Key]:
+        """The tools of some threads, or of one turn, that have begun and not ended."""
+        found = self._open.of(threads, turn)
+        return [key for key, each in found if members.text(each.item, "type") in items.TOOLS]
 
-    def abandon(self, turn: str | None = None) -> list[Event]:
-        """Nobody will ever say how these ended: what is open of a turn, or all of it."""
+    def abandon(self, threads: Collection[str] | None = None, turn: str | None = None) -> list[Event]:
+        """Nobody will ever say how these ended: what is open of some threads, of a turn, or all of it."""
         left: list[Event] = []
-        for key, each in self._open.of_turn(turn):
+        for key, each in self._open.of(threads, turn):
             self._open.pop(key)
             left += self._abandoned(key[1], each)
         return left
@@ -179,7 +180,7 @@ class Decoder:
 
     def _turn_completed(self, place: Open, turn: Said) -> Iterator[Event | TurnOver]:
         status = members.text(turn, "status")
-        for key, each in self._open.of_turn(place.turn):
+        for key, each in self._open.of(turn=place.turn):
             if members.text(each.item, "type") not in items.TOOLS:
                 self._open.pop(key)
                 yield from self._abandoned(key[1], each)

@@ -183,12 +183,9 @@ class FakeModel:
             if answer.kind == "run":
                 arguments = msgspec.json.encode({"cmd": answer.text}).decode()
             call = {"type": "function_call", "id": f"fc_{number}", "call_id": f"call_{number}"}
-            events.append(
-                {
-                    "type": "response.output_item.done",
-                    "item": {**call, "name": answer.tool or "exec_command", "arguments": arguments},
-                }
-            )
+            namespace, _, name = (answer.tool or "exec_command").rpartition(".")
+            call |= {"name": name, **({"namespace": namespace} if namespace else {})}
+            events.append({"type": "response.output_item.done", "item": {**call, "arguments": arguments}})
         return [*events, {"type": "response.completed", "response": {**response, "usage": _usage(answer.usage)}}]
 
 

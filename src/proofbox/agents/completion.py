@@ -1,0 +1,113 @@
+"""The record of what an agent did, kept until it is complete: for a trial and for an attempt alike.
+
+A turn's end is not the end of what it started: a command may go on in the background, a sub-agent may still work. So
+whoever records goes on listening until all of it has been ended (`finish`). A call that began and whose end was never
+seen is on record as `abandoned`. Where calls may be missing, `doubt` says why, and nothing may be concluded from what
+the record does not show.
+"""
+
+from __future__ import annotations
+
+from proofbox.agents.contract import AgentSession
+from proofbox.agents.events import Event, FileChange, Integrity, ItemStarted, Listener, ToolCall
+
+NOT_ABOUT_CALLS = frozenset(
+    {
+        *("USAGE_DISAGREES", "GATEWAY_REFUSED", "GATEWAY_FAILED", "GATEWAY_ENDED"),
+        # These calls are on record, as abandoned.
+        *("ITEM_NOT_ENDED", "COMMAND_NOT_ENDED"),
+    }
+)
+"""Findings after which the record of calls is still complete. After any other, calls may be missing."""
+MOST_OPEN = 10_000
+
+
+class Recording:
+    """Listens to a session, or to one thread of it and that thread's sub-agents, until `finish`."""
+
+    def __init__(self, session: AgentSession, *listeners: Listener) -> None:
+        self._session = session
+        self._listeners = listeners
+        self._numbers: list[int] = []
+        self._open: dict[tuple[str, str], str] = {}
+        self._doubt = ""
+        self._thread: str | None = None
+        self.failure: Exception | None = None
+        """What a listener raised: from then on it has heard nothing."""
+
+    def start(self, thread: str | None = None) -> None:
+        """Begin to listen: to everything, or to one thread and its sub-agents."""
+        self._thread = thread
+        for listener in (self._watch, *self._listeners):
+            self._numbers.append(self._session.add_listener(self._guarded(listener)))
+
+    async def finish(self, thread: str, *, close: bool) -> None:
+        """End what the thread has left running, by closing the session or without, and stop listening.
+
+        When this returns, `doubt` and `failure` are final. `thread` may be empty: none was started.
+        """
+        try:
+            if close:
+                await self._session.close()
+            elif thread:
+                await self._session.end_thread(thread)
+        finally:
+            for number in self._numbers:
+                self._session.remove_listener(number)
+            self._numbers.clear()
+
+    @property
+    def doubt(self) -> str:
+        """Why calls may be missing from the record; empty: it is complete."""
+        if self.failure is not None:
+            return f"a listener failed ({type(self.failure).__name__})"
+        if not self._doubt and self._open:
+            return f"no end was told of {', '.join(list(self._open.values())[:3])[:200]}"
+        return self._doubt
+
+    async def _watch(self, event: Event) -> None:
+        match event:
+            case ItemStarted() if event.command:
+                self._open[event.thread, event.item] = event.command
+                if len(self._open) > MOST_OPEN:
+                    self._doubt = self._doubt or f"more than {MOST_OPEN} calls were open at a time"
+                    del self._open[next(iter(self._open))]
+            case ToolCall() | FileChange():
+                self._open.pop((event.thread, event.item), None)
+            case Integrity() if event.code not in NOT_ABOUT_CALLS:
+                self._doubt = self._doubt or f"{event.code}: {event.message}"
+            case _:
+                pass
+
+    def _guarded(self, listener: Listener) -> Listener:
+        async def hear(event: Event) -> None:
+            heard = self._mine(event)
+            if heard is None:
+                return
+            try:
+                await listener(heard)
+            except Exception as error:
+                self.failure = self.failure or error
+                raise
+
+        return hear
+
+    def _mine(self, event: Event) -> Event | None:
+        """The event if it is of this thread, of its sub-agents or of none.
+
+        A call of a thread whose owner is unknown may be anyone's: everyone is told that it can't be attributed.
+        """
+        if self._thread is None or not event.thread:
+            return event
+        owner = self._session.owner_of(event.thread)
+        if owner == self._thread:
+            return event
+        if owner or not isinstance(event, ItemStarted | ToolCall | FileChange):
+            return None
+        return Integrity(
+            session=event.session,
+            seq=event.seq,
+            at_ms=event.at_ms,
+            code="CALL_UNATTRIBUTED",
+            message="a call in the shared session belongs to no known attempt",
+        )

@@ -1,0 +1,163 @@
+"""Calls that outlive their turn: background commands, interrupted ones, sub-agents. All of them are on record."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from suites import HEAD, attempts, conduct, document, lines, plan, serving, toml
+
+from proofbox.evidence.reader import load_bundle
+from proofbox.evidence.verify import verify
+from proofbox.lab.ledger import Attempt, Ledger
+from proofbox.lab.plan import Plan, ledger_path
+from proofbox.lab.validation import validate
+
+pytestmark = pytest.mark.needs("bubblewrap", "codex")
+
+ISOLATIONS = ("process", "shared")
+
+
+@pytest.fixture
+def model() -> Iterator[str]:
+    with serving("-m", "proofbox.agents.fakemodel") as url:
+        yield url
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+def mission(id: str, prompt: str, **fields: Any) -> str:
+    fields = {"prompt": prompt, "expect": {"claimed": "success"}, **fields}
+    return f'[[mission]]\nid = "{id}"\n' + "".join(f"{name} = {toml(value)}\n" for name, value in fields.items())
+
+
+def codex(source: str, out: Path, model: str, **options: Any) -> Plan:
+    said = {"base_url": model, "model": "fake-model"}
+    return plan(HEAD + source, out, out.parent, chain="codex_app_server!", flags=said, **options)
+
+
+def background(command: str) -> str:
+    """A command that goes on after a second in the background, while the agent goes on with its turn."""
+    return f"[[call exec_command {json.dumps({'cmd': command, 'yield_time_ms': 1000})}]]"
+
+
+def spawn(prompt: str) -> str:
+    """A sub-agent with a prompt of its own, whose brackets must not be the parent's."""
+    message = json.dumps({"message": prompt}).replace("[", "\\u005b").replace("]", "\\u005d")
+    return f"[[call multi_agent_v1.spawn_agent {message}]]"
+
+
+def calls(out: Path, made: Plan, attempt: Attempt) -> list[tuple[str, str, bool]]:
+    found = lines(out, made, attempt, "tool.calls.jsonl")
+    return [(each["command"], each["status"], each["late"]) for each in found]
+
+
+def unmet(out: Path, made: Plan, attempt: Attempt) -> list[str]:
+    return [each["condition"] for each in document(out, made, attempt, "verification.json")["unmet"]]
+
+
+def findings(run: Path) -> list[tuple[str, str]]:
+    assert verify(run).ok
+    return [(each.code, each.path) for each in validate(load_bundle(run), strict=True)]
+
+
+ALIVE = "grep -lz '^sleep 300[.]125' /proc/[0-9]*/cmdline | grep -c . > alive.txt"
+
+
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+def test_background_command_counts_and_ends_with_its_attempt(out: Path, model: str, isolation: str) -> None:
+    expect = {"no_commands": ["300.125"], "max_tool_calls": 0, "claimed": "success"}
+    source = mission("first", background("(setsid sleep 300.125 &); sleep 300.125") + "[[say done]]", expect=expect)
+    look = {"file": [{"path": "alive.txt", "contains": "0"}]}
+    source += mission("second", f"[[run {ALIVE}]] [[say done]]", expect=look)
+    made = codex(source, out, model, isolation=isolation, concurrency=1)
+    run = conduct(made, out)
+    first, second = attempts(made, out).values()
+    [(command, status, late)] = calls(out, made, first)
+    assert ("sleep 300.125" in command, status, late) == (True, "failed", True)
+    assert unmet(out, made, first) == ["max_tool_calls", "no_commands"]
+    assert (first.result and first.result.verified) == "failed"
+    assert unmet(out, made, second) == []
+    assert findings(run) == []
+
+
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+def test_timed_out_and_interrupted_commands_are_recorded(out: Path, model: str, isolation: str) -> None:
+    source = mission("slow", "[[run sleep 301.125]] [[say done]]", timeout=3.0)
+    source += mission("stopped", "[[run sleep 302.125]] [[say done]]")
+    made = codex(source, out, model, isolation=isolation)
+
+    def stop(event: dict[str, Any]) -> None:
+        if event["attempt_id"] == "stopped.1" and event.get("activity") == "sleep 302.125":
+            ledger = Ledger(ledger_path(out, made.run_id))
+            ledger.interrupt("stopped.1")
+            ledger.close()
+
+    run = conduct(made, out, stop)
+    found = attempts(made, out)
+    for id, command, reason in (
+        ("slow.1", "sleep 301.125", "timed_out"),
+        ("stopped.1", "sleep 302.125", "interrupted"),
+    ):
+        result = found[id].result
+        assert result is not None
+        assert result.reason == reason
+        [(line, status, late)] = calls(out, made, found[id])
+        assert (line, status != "completed", late) == (command, True, True)
+    assert findings(run) == []
+
+
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+def test_command_that_kills_codex_is_recorded(out: Path, model: str, isolation: str) -> None:
+    kill = "for p in /proc/[0-9]*; do grep -qz app-server $p/cmdline && kill -9 ${p#/proc/}; done; sleep 9"
+    made = codex(mission("kills", f"[[run {kill}]] [[say done]]"), out, model, isolation=isolation, retries=0)
+    run = conduct(made, out)
+    [attempt] = attempts(made, out).values()
+    assert attempt.result is not None
+    assert (attempt.result.infra, attempt.result.verified) == ("RUNTIME_CRASH", "none")
+    assert calls(out, made, attempt) == [(kill, "abandoned", False)]
+    assert findings(run) == []
+
+
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+def test_sub_agents_calls_count(out: Path, model: str, isolation: str) -> None:
+    prompt = spawn("[[run touch by-sub.txt]] [[say ok]]") + "[[run until [ -e by-sub.txt ]; do sleep 0.05; done]]"
+    expect = {"no_commands": ["^touch by-sub"], "claimed": "success"}
+    made = codex(mission("spawns", prompt + "[[say done]]", expect=expect), out, model, isolation=isolation)
+    run = conduct(made, out)
+    [attempt] = attempts(made, out).values()
+    assert ("touch by-sub.txt", "completed", False) in calls(out, made, attempt)
+    assert unmet(out, made, attempt) == ["no_commands"]
+    assert findings(run) == []
+
+
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+def test_sub_agent_that_outlives_the_turn_is_ended_and_recorded(out: Path, model: str, isolation: str) -> None:
+    prompt = spawn("[[run touch begun; sleep 300.125]] [[say ok]]") + "[[run until [ -e begun ]; do sleep 0.05; done]]"
+    look = {"file": [{"path": "alive.txt", "contains": "0"}]}
+    source = mission("spawns", prompt + "[[say done]]") + mission("looks", f"[[run {ALIVE}]] [[say done]]", expect=look)
+    made = codex(source, out, model, isolation=isolation, concurrency=1)
+    run = conduct(made, out)
+    spawns, looks = attempts(made, out).values()
+    statuses = {command: status for command, status, _ in calls(out, made, spawns)}
+    assert statuses["touch begun; sleep 300.125"] != "completed"
+    assert unmet(out, made, looks) == []
+    assert findings(run) == []
+
+
+def test_shared_session_that_crashed_too_often_is_replaced(out: Path, model: str) -> None:
+    kill = "for p in /proc/[0-9]*; do grep -qz app-server $p/cmdline && kill -9 ${p#/proc/}; done; sleep 9"
+    source = "".join(mission(f"m{n}", f"[[run {kill}]]") for n in range(5)) + mission("m5", "[[say done]]")
+    made = codex(source, out, model, isolation="shared", concurrency=1, retries=0)
+    conduct(made, out)
+    found = attempts(made, out)
+    assert [each.result and (each.result.infra, each.result.verified) for each in found.values()] == [
+        *[("RUNTIME_CRASH", "none")] * 5,
+        (None, "passed"),
+    ]
