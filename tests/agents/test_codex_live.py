@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 import private_engine
 import pytest
 from anyio.to_thread import run_sync
@@ -47,6 +49,7 @@ from proofbox.agents.events import (
     Unrecognized,
     Usage,
 )
+from proofbox.agents.fakemodel.script import Answer
 from proofbox.errors import UsageError
 
 pytestmark = pytest.mark.needs("codex", "bubblewrap")
@@ -367,6 +370,47 @@ def test_a_patch_is_a_change_of_files(tmp_path: Path) -> None:
             assert change.status == "completed"
             assert [Path(path).name for path in change.paths] == ["note.txt"]
             assert (lab.workspace / "note.txt").read_text() == "hello\n"
+
+    run(tmp_path, work)
+
+
+def test_what_is_typed_into_a_running_command_is_a_call(tmp_path: Path) -> None:
+    async def work(lab: Lab) -> None:
+        choose = lab.model._choose
+
+        def with_session(body: dict[str, Any]) -> tuple[Answer, str]:
+            answer, key = choose(body)
+            session = re.findall(r"session ID (\d+)", str(body["input"]))
+            return msgspec.structs.replace(answer, text=answer.text.replace("SESSION", "".join(session[:1]))), key
+
+        lab.model._choose = with_session  # type: ignore[method-assign]
+        typed = '[[call write_stdin {"session_id": SESSION, "chars": "touch typed.txt\\n"}]]'
+        shell = '[[call exec_command {"cmd": "sh", "yield_time_ms": 500, "tty": true}]]'
+        async with lab.session() as seat:
+            await seat.turn(f"{shell} {typed} [[run until [ -e typed.txt ]; do sleep 0.05; done]] [[say done]]")
+            assert [(call.tool, call.command) for call in seat.of(ToolCall)][:1] == [
+                ("write_stdin", "touch typed.txt\n")
+            ]
+            assert not seat.of(Integrity)
+
+    run(tmp_path, work)
+
+
+def test_sub_agents_belong_to_the_thread_that_spawned_them(tmp_path: Path) -> None:
+    message = json.dumps({"message": "[[run touch by-sub.txt]]"}).replace("[", "\\u005b").replace("]", "\\u005d")
+    wait = "[[run until [ -e by-sub.txt ]; do sleep 0.05; done]]"
+
+    async def work(lab: Lab) -> None:
+        async with lab.session() as seat:
+            thread, other = await seat.session.start_thread(), await seat.session.start_thread()
+            await seat.turn(f"[[call multi_agent_v1.spawn_agent {message}]] {wait} [[say done]]", thread)
+            [call] = seat.of(ToolCall, command="touch by-sub.txt")
+            assert call.thread not in (thread, other)
+            assert seat.session.owner_of(call.thread) == thread
+            await seat.session.end_thread(thread)
+            started, ended = seat.of(TurnStarted, thread=call.thread), seat.of(TurnEnded, thread=call.thread)
+            assert [each.turn for each in started] == [each.turn for each in ended]
+            assert (await seat.turn("[[say on]]", other)).final_message == "on"
 
     run(tmp_path, work)
 

@@ -19,6 +19,7 @@ from proofbox.lab.validation import validate
 pytestmark = pytest.mark.needs("bubblewrap", "codex")
 
 ISOLATIONS = ("process", "shared")
+FAKE = Path(__file__).parents[1] / "agents" / "fakecodex.py"
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def findings(run: Path) -> list[tuple[str, str]]:
     return [(each.code, each.path) for each in validate(load_bundle(run), strict=True)]
 
 
-ALIVE = "grep -lz '^sleep 300[.]125' /proc/[0-9]*/cmdline | grep -c . > alive.txt"
+ALIVE = "cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep -c '^sleep 300[.]125\\|[^a-z]sleep 300[.]125' > alive.txt"
 
 
 @pytest.mark.parametrize("isolation", ISOLATIONS)
@@ -115,7 +116,7 @@ def test_timed_out_and_interrupted_commands_are_recorded(out: Path, model: str, 
 
 @pytest.mark.parametrize("isolation", ISOLATIONS)
 def test_command_that_kills_codex_is_recorded(out: Path, model: str, isolation: str) -> None:
-    kill = "for p in /proc/[0-9]*; do grep -qz app-server $p/cmdline && kill -9 ${p#/proc/}; done; sleep 9"
+    kill = "for p in /proc/[0-9]*; do grep -qz '[a]pp-server' $p/cmdline && kill -9 ${p#/proc/}; done; sleep 9"
     made = codex(mission("kills", f"[[run {kill}]] [[say done]]"), out, model, isolation=isolation, retries=0)
     run = conduct(made, out)
     [attempt] = attempts(made, out).values()
@@ -152,7 +153,7 @@ def test_sub_agent_that_outlives_the_turn_is_ended_and_recorded(out: Path, model
 
 
 def test_shared_session_that_crashed_too_often_is_replaced(out: Path, model: str) -> None:
-    kill = "for p in /proc/[0-9]*; do grep -qz app-server $p/cmdline && kill -9 ${p#/proc/}; done; sleep 9"
+    kill = "for p in /proc/[0-9]*; do grep -qz '[a]pp-server' $p/cmdline && kill -9 ${p#/proc/}; done; sleep 9"
     source = "".join(mission(f"m{n}", f"[[run {kill}]]") for n in range(5)) + mission("m5", "[[say done]]")
     made = codex(source, out, model, isolation="shared", concurrency=1, retries=0)
     conduct(made, out)
@@ -161,3 +162,39 @@ def test_shared_session_that_crashed_too_often_is_replaced(out: Path, model: str
         *[("RUNTIME_CRASH", "none")] * 5,
         (None, "passed"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("isolation", "mode", "code"),
+    [
+        ("process", "twice", "ITEM_ENDED_TWICE"),
+        ("process", "garbage", "GARBAGE_ON_STREAM"),
+        ("shared", "stray", "CALL_UNATTRIBUTED"),
+    ],
+)
+def test_conditions_on_calls_fail_where_calls_may_be_missing(out: Path, isolation: str, mode: str, code: str) -> None:
+    expect = {"no_commands": ["^rm "], "max_tool_calls": 9, "min_tool_calls": 0, "claimed": "none"}
+    source = HEAD + mission("odd", "do it", expect=expect, env=[f"FAKE_MODE={mode}"])
+    said = {"base_url": "http://127.0.0.1:9/v1", "binary": str(FAKE)}
+    made = plan(source, out, out.parent, chain="codex_app_server!", flags=said, isolation=isolation)
+    run = conduct(made, out)
+    [attempt] = attempts(made, out).values()
+    assert (attempt.result and attempt.result.verified) == "failed"
+    assert unmet(out, made, attempt) == ["min_tool_calls", "max_tool_calls", "no_commands"]
+    found = document(out, made, attempt, "verification.json")["unmet"]
+    assert all(code in each["found"] for each in found)
+    assert code in {each for each, _ in findings(run)}
+
+
+def test_detached_child_of_a_process_ends_with_its_attempt_in_a_shared_session(out: Path) -> None:
+    detach = "setsid sleep 300.125 >/dev/null 2>&1 & until grep -qz '^sleep$' /proc/$!/cmdline; do :; done; echo done"
+    look = {"file": [{"path": "alive.txt", "contains": "0"}]}
+    source = HEAD + mission("detaches", detach) + mission("looks", f"{ALIVE}; echo done", expect=look)
+    agent = {"process": {"command": ["/bin/sh", "-s"]}}
+    options = {"chain": "process!", "runtimes": agent, "isolation": "shared", "concurrency": 1}
+    made = plan(source, out, out.parent, **options)
+    run = conduct(made, out)
+    detaches, looks = attempts(made, out).values()
+    assert (detaches.result and detaches.result.verified) == "passed"
+    assert unmet(out, made, looks) == []
+    assert findings(run) == []

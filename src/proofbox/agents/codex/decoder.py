@@ -53,7 +53,7 @@ _NOTICES = frozenset(
         *("thread/goal/updated", "thread/goal/cleared", "thread/settings/updated", "thread/queue/changed"),
         *("thread/environment/connected", "thread/environment/disconnected", "thread/prediction/updated"),
         *("turn/plan/updated", "turn/diff/updated", "turn/moderationMetadata", "hook/started", "hook/completed"),
-        *("item/commandExecution/terminalInteraction", "item/fileChange/patchUpdated", "item/mcpToolCall/progress"),
+        *("item/fileChange/patchUpdated", "item/mcpToolCall/progress"),
         *("item/reasoning/summaryPartAdded", "item/autoApprovalReview/started", "item/autoApprovalReview/completed"),
         *("autoApprovalReview/strictReviewRequired", "serverRequest/resolved", "mcpServer/startupStatus/updated"),
         *("model/rerouted", "model/verification", "model/safetyBuffering/updated", "skills/changed", "fs/changed"),
@@ -81,6 +81,7 @@ class Decoder:
         self._done: dict[tuple[str, str], None] = {}
         self._ended: dict[str, None] = {}
         self._errors: dict[str, Said] = {}
+        self._typed = 0
 
     def decode(self, method: str, params: Any) -> list[Event | TurnOver]:
         said: Said = params if isinstance(params, dict) else {}
@@ -132,6 +133,8 @@ class Decoder:
             yield from self._item_started(place, members.inner(said, "item"))
         elif method == "item/completed":
             yield from self._item_completed(place, members.inner(said, "item"))
+        elif method == "item/commandExecution/terminalInteraction":
+            yield self._typed_into(place, said)
         elif method == "turn/started":
             yield of(TurnStarted, place)
         elif method == "turn/completed":
@@ -177,6 +180,22 @@ class Decoder:
             yield of(Notice, place, kind=kind, message=members.note(item))
         elif translate is not None:
             yield translate(place, id, item, place.turn in self._ended)
+
+    def _typed_into(self, place: Open, said: Said) -> Event:
+        """The agent wrote to a command that runs: a call, since a shell does what it is told. Polling is none."""
+        typed = members.text(said, "stdin")
+        if not typed:
+            return of(Notice, place, kind="terminal_polled", message="")
+        self._typed += 1
+        return of(
+            ToolCall,
+            place,
+            item=f"{members.id(said, 'itemId')}/stdin-{self._typed}",
+            tool="write_stdin",
+            command=preview(typed, PAYLOAD)[0],
+            status="completed",
+            late=place.turn in self._ended,
+        )
 
     def _turn_completed(self, place: Open, turn: Said) -> Iterator[Event | TurnOver]:
         status = members.text(turn, "status")
