@@ -74,7 +74,7 @@ def play(thread, turn):
             say(method="item/completed", params={**place, "item": item})
     if MODE == "stray":
         item = {"type": "commandExecution", "id": "c1", "command": "ls", "status": "completed", "exitCode": 0}
-        say(method="item/completed", params={"threadId": "thread-nobody", "turnId": "turn-nobody", "item": item})
+        say(method="item/completed", params={"threadId": "thread-stray", "turnId": "turn-stray", "item": item})
     if MODE == "die":
         item = {"type": "commandExecution", "id": "c1", "command": "/bin/sh -c 'make it'", "status": "inProgress"}
         say(method="item/started", params={**place, "item": item})

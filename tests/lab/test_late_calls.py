@@ -44,12 +44,12 @@ def codex(source: str, out: Path, model: str, **options: Any) -> Plan:
 
 
 def background(command: str) -> str:
-    """A command that goes on after a second in the background, while the agent goes on with its turn."""
+    """Run a command that moves to the background after a second."""
     return f"[[call exec_command {json.dumps({'cmd': command, 'yield_time_ms': 1000})}]]"
 
 
 def spawn(prompt: str) -> str:
-    """A sub-agent with a prompt of its own, whose brackets must not be the parent's."""
+    """Spawn a sub-agent. Its directives are escaped, so that the parent does not follow them."""
     message = json.dumps({"message": prompt}).replace("[", "\\u005b").replace("]", "\\u005d")
     return f"[[call multi_agent_v1.spawn_agent {message}]]"
 

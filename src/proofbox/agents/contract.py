@@ -117,12 +117,12 @@ class AgentSession(Protocol):
 
     @property
     def broken(self) -> ProofboxError | None:
-        """Why the session takes no further turn; None while it does. A closed session is broken."""
+        """The error that keeps the session from taking further turns, or None. A closed session is broken."""
 
     def owner_of(self, thread: str) -> str:
-        """The thread of the caller's that a thread works for: itself, or the one whose sub-agent it is.
+        """Return the thread that the caller started and this one works for: itself, or its sub-agent's ancestor.
 
-        Empty for a thread whose origin the runtime did not tell.
+        Empty for a thread of unknown origin.
         """
 
     def facts(self) -> Mapping[str, Any]:
@@ -156,16 +156,16 @@ class AgentSession(Protocol):
         """Wait for a turn's end, however it ends. A failed turn is a result, not an exception."""
 
     async def end_thread(self, thread: str) -> None:
-        """End what a thread and its sub-agents still run: turns, commands in the background, detached processes.
+        """End everything a thread and its sub-agents run: turns, background commands, detached processes.
 
-        The end of each call has been told when this returns. What could not be ended is an `Integrity` event. Needed
-        only in a session that goes on: closing it ends all of this, too.
+        Before this returns, every call is reported, and an `Integrity` event names anything that could not be ended.
+        Only sessions that stay open need this: `close` ends all of it as well.
         """
 
     async def close(self) -> None:
         """End the program and everything it started. May be repeated; leaves no process, socket or directory.
 
-        Every call that began has been told when this returns, as `abandoned` where its end was not seen.
+        Before this returns, every call that began is reported, as `abandoned` if its end was not seen.
         """
 
 

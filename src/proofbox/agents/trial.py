@@ -20,12 +20,12 @@ import anyio
 import msgspec
 from anyio.to_thread import run_sync
 
-from proofbox.agents.completion import Recording
 from proofbox.agents.contract import AgentRuntime, AgentSession, SessionOptions
 from proofbox.agents.environment import AgentEnvironment, decide_environment
 from proofbox.agents.events import Event, Integrity, Listener, RateWindows, TokenUsage, ToolCall
 from proofbox.agents.outcome import CallMade, Failure, ForkedFrom, Status, Trial, TrialRequest
 from proofbox.agents.record import Record, bounded, copy_home
+from proofbox.agents.recording import Recording
 from proofbox.agents.registry import Registry, installed
 from proofbox.agents.settings import RuntimeSettings
 from proofbox.agents.steps import StepRecorder, reach_of

@@ -19,9 +19,9 @@ import anyio
 import msgspec
 from anyio.to_thread import run_sync
 
-from proofbox.agents.completion import Recording
 from proofbox.agents.contract import AgentRuntime, AgentSession, ApprovalRule, SessionOptions, TurnResult
 from proofbox.agents.environment import EnvironmentRecord, decide_environment
+from proofbox.agents.recording import Recording
 from proofbox.agents.strategies import Considered, first_usable
 from proofbox.core.clock import isoformat
 from proofbox.core.removal import remove_tree

@@ -46,7 +46,7 @@ class Did(msgspec.Struct, frozen=True):
 def unmet(expect: Expect, feedback: Feedback, calls: Sequence[Did], find: Find, *, doubt: str = "") -> list[Unmet]:
     """Every condition that does not hold, in the order of the spec.
 
-    `doubt` says why calls may be missing. Then no condition on calls holds: what is not on record may have happened.
+    `doubt` says why calls may be missing from the record. Then no condition on calls holds.
     """
     found: list[Unmet] = []
 

@@ -23,7 +23,7 @@ from proofbox.lab.spec import Mission
 
 
 class Started(msgspec.Struct, frozen=True):
-    """A session, and what is known of how it was started: the same for each attempt that has it."""
+    """A session and how it was started: the same for each attempt that uses it."""
 
     session: AgentSession
     considered: tuple[Considered, ...]

@@ -182,7 +182,7 @@ class Decoder:
             yield translate(place, id, item, place.turn in self._ended)
 
     def _typed_into(self, place: Open, said: Said) -> Event:
-        """The agent wrote to a command that runs: a call, since a shell does what it is told. Polling is none."""
+        """Text that the agent types into a running command is a call: the command may be a shell. Polling is not."""
         typed = members.text(said, "stdin")
         if not typed:
             return of(Notice, place, kind="terminal_polled", message="")

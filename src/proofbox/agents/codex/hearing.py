@@ -84,7 +84,7 @@ class Hearing:
             if isinstance(event, TurnStarted) and turn and not self.feed.knows(turn):
                 await self._begin_unasked(turn, thread)
             elif isinstance(event, ItemStarted | ToolCall | FileChange):
-                self._requested.told(thread, turn, event.item)
+                self._requested.reported(thread, turn, event.item)
             elif isinstance(event, Usage):
                 active = self.feed.active_turn(thread)
                 if active is not None and active.id == turn:
@@ -158,7 +158,7 @@ class Hearing:
             )
 
     def call_requested(self, exchange: Exchange, call: RequestedCall) -> None:
-        """Of the gateway: the model is about to ask Codex for a call."""
+        """Remember a call that the gateway saw the model request."""
         if exchange.thread in self.threads and self.feed.knows(exchange.turn):
             self._requested.add(exchange, call)
 
@@ -176,7 +176,7 @@ class Hearing:
                 await self.feed.end_turn(turn.id, _status_of(verdict), verdict)
 
     async def abandon(self, threads: Sequence[str] | None = None, turn: str | None = None) -> bool:
-        """Whether anything of some threads, or of one turn, was left open. It is now told as abandoned."""
+        """Report as abandoned what is still open of some threads or of one turn. Return whether anything was."""
         left = self.decoder.abandon(threads, turn)
         for event in left:
             await self.feed.tell(event)

@@ -71,7 +71,7 @@ class Program:
             await self._process.kill()
 
     async def kill_commands(self, thread: str, call: str = "") -> bool:
-        """Kill what a call, or any call of a thread, has started, detached processes included: Codex marks them all."""
+        """Kill every process of a call or of a thread, by the variables that Codex gives them; whether none is left."""
         marks = [f"CODEX_THREAD_ID={thread}", *([f"CODEX_TOOL_CALL_ID={call}"] if call else ())]
         return await kill_marked(self.box, marks)
 

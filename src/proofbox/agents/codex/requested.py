@@ -1,7 +1,7 @@
-"""Calls that the model has asked for, until Codex tells of them.
+"""Calls that the model has requested, until Codex reports them.
 
-Codex tells of a command some 150 ms after it started it. A command that kills Codex before that would be on no record,
-if the gateway had not seen the model ask for it.
+Codex reports a command some 150 ms after starting it. A command that kills Codex before that is known only from the
+gateway, which saw the model request it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from proofbox.agents.traffic import Exchange, RequestedCall
 from proofbox.core.text import preview
 
 MOST_TURNS = 1000
-TOLD_OTHERWISE = ("write_stdin",)
-"""Tools whose calls are told under the id of another item."""
+REPORTED_ELSEWHERE = ("write_stdin",)
+"""Tools whose calls Codex reports under the id of another item."""
 
 
 class RequestedCalls:
@@ -38,20 +38,22 @@ class RequestedCalls:
         if len(self._turns) > MOST_TURNS:
             del self._turns[next(iter(self._turns))]
 
-    def told(self, thread: str, turn: str, call: str) -> None:
+    def reported(self, thread: str, turn: str, call: str) -> None:
         self._turns.get((thread, turn), (0, {}))[1].pop(call, None)
 
     def forget(self, thread: str, turn: str) -> None:
-        """A turn that was completed had the outcome of every call."""
+        """Forget a completed turn: the model received the outcome of every call."""
         self._turns.pop((thread, turn), None)
 
     def abandon(self, threads: Collection[str] | None) -> list[ToolCall]:
-        """The calls of these threads (None: of all) that Codex told nothing of, and never will."""
+        """Remove and return the calls of these threads (None: of all) that Codex never reported."""
         left: list[ToolCall] = []
         for thread, turn in list(self._turns):
             if threads is None or thread in threads:
                 _, calls = self._turns.pop((thread, turn))
-                left += [_abandoned(thread, turn, call) for call in calls.values() if call.tool not in TOLD_OTHERWISE]
+                left += [
+                    _abandoned(thread, turn, call) for call in calls.values() if call.tool not in REPORTED_ELSEWHERE
+                ]
         return left
 
 

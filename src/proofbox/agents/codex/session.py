@@ -208,9 +208,9 @@ class CodexSession:
         return await self.feed.wait_turn(turn)
 
     async def end_thread(self, thread: str) -> None:
-        """End it by its turns, its sub-agents' turns, and then all that any of them has started."""
+        """Interrupt the turns of the thread and its sub-agents, then end everything they started."""
         verdict = TurnInterrupted("the turn that it worked for has ended", op="turn")
-        for _ in range(END_ROUNDS):  # a turn that ends may begin another, of whoever waited for it
+        for _ in range(END_ROUNDS):  # the end of one turn may start another, in a thread that waited for it
             family = self._family(thread)
             under_way = [turn for turn in self.feed.turns_under_way() if turn.thread in family]
             for turn in under_way:
@@ -391,10 +391,10 @@ class CodexSession:
     async def _end_commands(
         self, threads: Sequence[str], turn: str | None = None, calls: Collection[tuple[str, str]] = ()
     ) -> None:
-        """End what these threads run, or only these calls of one turn, until the end of each call has been told.
+        """End everything these threads run, or only these calls of one turn, and wait for each call's end.
 
-        Codex lets the command of an interrupted turn go on, as a terminal in the background: clear those, then kill
-        whatever has got away from them.
+        Codex keeps the command of an interrupted turn running as a background terminal: clear those, then kill the
+        processes that detached themselves.
         """
         program, hear = self._program, self._hearing
         if program is not None:
@@ -422,7 +422,7 @@ class CodexSession:
             await self._ask("thread/backgroundTerminals/clean", lambda _: {"threadId": thread})
 
     async def _end_left_over(self) -> None:
-        """Have Codex end the commands that outlived their turns: then it tells how each ended, and what it printed."""
+        """Have Codex end the commands that outlived their turns, so that it reports their exit codes and output."""
 
         def left_over() -> set[str]:
             busy = {turn.thread for turn in self.feed.turns_under_way()}

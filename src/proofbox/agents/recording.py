@@ -1,9 +1,8 @@
-"""The record of what an agent did, kept until it is complete: for a trial and for an attempt alike.
+"""Recording an agent until the record is complete, for trials and attempts alike.
 
-A turn's end is not the end of what it started: a command may go on in the background, a sub-agent may still work. So
-whoever records goes on listening until all of it has been ended (`finish`). A call that began and whose end was never
-seen is on record as `abandoned`. Where calls may be missing, `doubt` says why, and nothing may be concluded from what
-the record does not show.
+When a turn ends, its commands may still run in the background, and its sub-agents may still work. A `Recording`
+therefore listens until everything has been ended (`finish`). A call that began and whose end was never seen is recorded
+as `abandoned`. If calls may be missing, `doubt` says why, and the absence of a call from the record proves nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ NOT_ABOUT_CALLS = frozenset(
         *("ITEM_NOT_ENDED", "COMMAND_NOT_ENDED"),
     }
 )
-"""Findings after which the record of calls is still complete. After any other, calls may be missing."""
+"""Findings that leave the record of calls complete. After any other finding, calls may be missing."""
 MOST_OPEN = 10_000
 
 
@@ -33,18 +32,18 @@ class Recording:
         self._doubt = ""
         self._thread: str | None = None
         self.failure: Exception | None = None
-        """What a listener raised: from then on it has heard nothing."""
+        """The first exception that a listener raised. A listener that raises hears no further events."""
 
     def start(self, thread: str | None = None) -> None:
-        """Begin to listen: to everything, or to one thread and its sub-agents."""
+        """Start listening: to the whole session, or to one thread and its sub-agents."""
         self._thread = thread
         for listener in (self._watch, *self._listeners):
             self._numbers.append(self._session.add_listener(self._guarded(listener)))
 
     async def finish(self, thread: str, *, close: bool) -> None:
-        """End what the thread has left running, by closing the session or without, and stop listening.
+        """End everything the thread started, then stop listening. With `close`, close the whole session.
 
-        When this returns, `doubt` and `failure` are final. `thread` may be empty: none was started.
+        When this returns, `doubt` and `failure` are final. `thread` is empty if no thread was started.
         """
         try:
             if close:
@@ -62,7 +61,7 @@ class Recording:
         if self.failure is not None:
             return f"a listener failed ({type(self.failure).__name__})"
         if not self._doubt and self._open:
-            return f"no end was told of {', '.join(list(self._open.values())[:3])[:200]}"
+            return f"calls without an end: {', '.join(list(self._open.values())[:3])[:200]}"
         return self._doubt
 
     async def _watch(self, event: Event) -> None:
@@ -93,9 +92,9 @@ class Recording:
         return hear
 
     def _mine(self, event: Event) -> Event | None:
-        """The event if it is of this thread, of its sub-agents or of none.
+        """Return the event if it belongs to this thread, to its sub-agents or to no thread.
 
-        A call of a thread whose owner is unknown may be anyone's: everyone is told that it can't be attributed.
+        A call in a thread with an unknown owner could be this thread's, so it becomes a finding.
         """
         if self._thread is None or not event.thread:
             return event
@@ -109,5 +108,5 @@ class Recording:
             seq=event.seq,
             at_ms=event.at_ms,
             code="CALL_UNATTRIBUTED",
-            message="a call in the shared session belongs to no known attempt",
+            message="a call in the shared session can't be attributed to an attempt",
         )

@@ -8,9 +8,9 @@ import anyio
 import pytest
 
 from proofbox.agents.codex.lineage import MOST_SUB_AGENTS, Lineage
-from proofbox.agents.completion import Recording
 from proofbox.agents.events import Event, Integrity, ItemStarted, Notice, ToolCall
 from proofbox.agents.feed import Feed
+from proofbox.agents.recording import Recording
 from proofbox.core.clock import SystemClock
 
 
@@ -46,7 +46,7 @@ def begun(thread: str, item: str = "c1") -> ItemStarted:
 def recorded(
     *events: Event, late: tuple[Event, ...] = (), thread: str | None = None, fails: bool = False
 ) -> tuple[list[Event], Recording, Session]:
-    """What a listener hears of these events, and of late ones, which come when everything is ended."""
+    """Play these events, and late ones when the session ends its threads. Return what a listener heard."""
     session, heard = Session(), list[Event]()
     session.late = list(late)
 
@@ -83,7 +83,7 @@ def test_hears_its_thread_and_sub_agents_and_no_other_attempt() -> None:
 
 
 @pytest.mark.parametrize("event", [call("unknown"), begun("unknown")])
-def test_call_of_an_unknown_thread_is_everyones_doubt(event: Event) -> None:
+def test_call_in_an_unknown_thread_makes_the_record_incomplete(event: Event) -> None:
     heard, recording, _ = recorded(event, thread="one")
     assert [getattr(each, "code", "") for each in heard] == ["CALL_UNATTRIBUTED"]
     assert "CALL_UNATTRIBUTED" in recording.doubt
@@ -99,7 +99,7 @@ def test_findings_make_the_record_incomplete_unless_they_are_about_something_els
 
 def test_call_without_an_end_makes_the_record_incomplete() -> None:
     _, recording, _ = recorded(begun("one", "make all"))
-    assert recording.doubt == "no end was told of make all"
+    assert recording.doubt == "calls without an end: make all"
 
 
 def test_listener_that_fails_after_the_turn_is_noticed() -> None:
