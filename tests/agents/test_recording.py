@@ -90,7 +90,8 @@ def test_call_in_an_unknown_thread_makes_the_record_incomplete(event: Event) -> 
 
 
 @pytest.mark.parametrize(
-    ("code", "complete"), [("GARBAGE_ON_STREAM", False), ("SOMETHING_NEW", False), ("USAGE_DISAGREES", True)]
+    ("code", "complete"),
+    [("GARBAGE_ON_STREAM", False), ("SOMETHING_NEW", False), ("USAGE_DISAGREES", True), ("GATEWAY_REFUSED", True)],
 )
 def test_findings_make_the_record_incomplete_unless_they_are_about_something_else(code: str, complete: bool) -> None:
     _, recording, _ = recorded(Integrity(session="", code=code, message="odd"))

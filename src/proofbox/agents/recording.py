@@ -10,14 +10,9 @@ from __future__ import annotations
 from proofbox.agents.contract import AgentSession
 from proofbox.agents.events import Event, FileChange, Integrity, ItemStarted, Listener, ToolCall
 
-NOT_ABOUT_CALLS = frozenset(
-    {
-        *("USAGE_DISAGREES", "GATEWAY_REFUSED", "GATEWAY_FAILED", "GATEWAY_ENDED"),
-        # These calls are on record, as abandoned.
-        *("ITEM_NOT_ENDED", "COMMAND_NOT_ENDED"),
-    }
-)
-"""Findings that leave the record of calls complete. After any other finding, calls may be missing."""
+# Tokens and requests to the model; calls that are on record as abandoned.
+NOT_ABOUT_CALLS = ("USAGE_", "GATEWAY_", "ITEM_NOT_ENDED", "COMMAND_NOT_ENDED")
+"""Prefixes of findings that leave the record of calls complete. After any other finding, calls may be missing."""
 MOST_OPEN = 10_000
 
 
@@ -73,7 +68,7 @@ class Recording:
                     del self._open[next(iter(self._open))]
             case ToolCall() | FileChange():
                 self._open.pop((event.thread, event.item), None)
-            case Integrity() if event.code not in NOT_ABOUT_CALLS:
+            case Integrity() if not event.code.startswith(NOT_ABOUT_CALLS):
                 self._doubt = self._doubt or f"{event.code}: {event.message}"
             case _:
                 pass
