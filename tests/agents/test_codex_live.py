@@ -97,7 +97,7 @@ def test_a_whole_turn_in_a_network_namespace_with_no_route_but_to_the_model(tmp_
 
 FAULTS = {
     "429 once": ("[[http 429 times=1 retry_after=1]] [[say ok]]", ""),
-    "429 for ever": ("[[http 429]]", "RUNTIME_RATE_LIMIT"),
+    "429 for ever": ("[[http 429 retry_after=0.1]]", "RUNTIME_RATE_LIMIT"),
     "usage limit": ("[[http 429 type=usage_limit_reached resets=60]]", "RUNTIME_USAGE_LIMIT"),
     "quota in the stream": ("[[fail insufficient_quota]]", "RUNTIME_USAGE_LIMIT"),
     "rate limit in the stream": ("[[fail rate_limit_exceeded message='try again in 0.1s']]", "RUNTIME_RATE_LIMIT"),
@@ -108,6 +108,7 @@ FAULTS = {
     "400": ("[[http 400]]", "RUNTIME_MODEL_ERROR"),
     "500 once": ("[[http 500 times=1]] [[say ok]]", ""),
     "500 for ever": ("[[http 500]]", "RUNTIME_MODEL_ERROR"),
+    "server error in the stream": ("[[fail server_error]]", "RUNTIME_MODEL_ERROR"),
     "overloaded": ("[[http 503 type=server_is_overloaded]]", "RUNTIME_OVERLOADED"),
     "context exceeded": ("[[fail context_length_exceeded]]", "RUNTIME_CONTEXT_EXCEEDED"),
     "dropped before": ("[[drop before]]", "RUNTIME_STREAM_DISCONNECT"),
@@ -115,6 +116,13 @@ FAULTS = {
     "dropped once": ("[[drop mid times=1]] [[say ok]]", ""),
     "idle": ("[[idle]]", "RUNTIME_STREAM_DISCONNECT"),
     "garbage": ("[[garbage]]", "RUNTIME_STREAM_DISCONNECT"),
+}
+
+
+RETRIED = {
+    "429 once": "RUNTIME_RATE_LIMIT",
+    "500 once": "RUNTIME_MODEL_ERROR",
+    "dropped once": "RUNTIME_STREAM_DISCONNECT",
 }
 
 
@@ -132,11 +140,17 @@ def test_each_fault_of_the_model_ends_with_its_code_in_time(tmp_path: Path, name
             assert result.status == ("failed" if code else "completed")
             [ended] = seat.of(TurnEnded)
             assert ended.code == code
-            if name in ("429 once", "dropped once"):
-                assert seat.of(Retrying)
+            if name in ("429 once", "500 once", "dropped once"):
+                assert [event.code for event in seat.of(Retrying)] == [RETRIED[name]]
             if name == "usage limit":
                 assert result.error is not None
                 assert result.error.details["resets_at"] > time.time()
+            if name in ("rate limit in the stream", "429 for ever"):
+                assert result.error is not None
+                assert result.error.details["retry_after"] == pytest.approx(0.1)
+            if name == "server error in the stream":
+                assert result.error is not None
+                assert result.error.retryable
             again = await seat.turn("[[say after]]", ended.thread)
             assert (again.status, again.final_message) == ("completed", "after")
         await seat.until(lambda: not lab.model.open)

@@ -10,7 +10,7 @@ import msgspec
 from proofbox.agents.codex import members
 from proofbox.agents.codex.approvals import answer
 from proofbox.agents.codex.decoder import Decoder, TurnOver, last_usage
-from proofbox.agents.codex.failures import classify
+from proofbox.agents.codex.failures import classify, retried
 from proofbox.agents.codex.ledger import UsageLedger
 from proofbox.agents.codex.lineage import Lineage
 from proofbox.agents.codex.requested import RequestedCalls
@@ -21,6 +21,7 @@ from proofbox.agents.events import (
     Integrity,
     ItemStarted,
     RateWindows,
+    Retrying,
     ToolCall,
     TurnStarted,
     TurnStatus,
@@ -63,6 +64,8 @@ class Hearing:
         self._on_change = on_change
         self._signs: dict[str, float] = {}
         self._failed: dict[str, Exchange] = {}
+        self._retries_reported: dict[str, int] = {}
+        """Of a turn, the number of its failed request that a retry was last reported for."""
 
     def begin(self, turn: str, thread: str) -> None:
         self.threads.setdefault(thread, self.life)
@@ -85,6 +88,8 @@ class Hearing:
                 await self._begin_unasked(turn, thread)
             elif isinstance(event, ItemStarted | ToolCall | FileChange):
                 self._requested.reported(thread, turn, event.item)
+            elif isinstance(event, Retrying) and turn in self._failed:
+                event = self._retry(event, self._failed[turn])
             elif isinstance(event, Usage):
                 active = self.feed.active_turn(thread)
                 if active is not None and active.id == turn:
@@ -143,6 +148,11 @@ class Hearing:
         turn = exchange.turn if self.feed.knows(exchange.turn) else ""
         session = self.feed.session
         self._sign(thread)
+        before = self._failed.get(turn)
+        if before is not None and self._retries_reported.get(turn) != before.number:
+            await self.feed.tell(
+                self._retry(Retrying(session=session, thread=thread, turn=turn, code="", message=""), before)
+            )
         if exchange.outcome == "completed":
             self._failed.pop(turn, None)
         elif turn:
@@ -200,6 +210,7 @@ class Hearing:
         elif status == "failed":
             error = classify(over.error or {}, self._failed.get(over.turn))
         self._failed.pop(over.turn, None)
+        self._retries_reported.pop(over.turn, None)
         if status == "completed":
             self._requested.forget(over.thread, over.turn)
         difference = self.ledger.settle(over.thread, complete=status == "completed")
@@ -207,6 +218,12 @@ class Hearing:
             message = "the tokens that codex reports are not those that passed through the gateway"
             await self._doubt("USAGE_DISAGREES", message, thread=over.thread, turn=over.turn, details=difference)
         await self.feed.end_turn(over.turn, status, error)
+
+    def _retry(self, event: Retrying, failed: Exchange) -> Retrying:
+        """Report the retry of a failed request, with the failure that the gateway saw."""
+        self._retries_reported[event.turn] = failed.number
+        seen = retried(failed)
+        return msgspec.structs.replace(event, code=seen.code, message=event.message or seen.message)
 
     async def _doubt(self, code: str, message: str, **members: Any) -> None:
         await self.feed.tell(Integrity(session=self.feed.session, code=code, message=message, **members))
