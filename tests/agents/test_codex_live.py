@@ -311,6 +311,22 @@ def test_an_interrupt_ends_the_turn_and_its_command(tmp_path: Path) -> None:
     run(tmp_path, work)
 
 
+def test_text_of_an_interrupted_turn_is_kept(tmp_path: Path) -> None:
+    async def work(lab: Lab) -> None:
+        async with lab.session() as seat:
+            thread = await seat.session.start_thread()
+            turn = await seat.session.start_turn(thread, "[[idle 300 after=2]] [[say half of it is done]]")
+            await seat.until(lambda: "".join(each.text for each in seat.of(Delta, kind="message")) == "half of ")
+            await seat.session.interrupt_turn(thread, turn)
+            result = await seat.session.wait_turn(turn)
+            assert (result.status, result.final_message) == ("interrupted", "half of ")
+            assert [event.text for event in seat.of(Message)] == ["half of "]
+            assert (await seat.turn("[[drop mid times=1]] [[say all of it]]", thread)).final_message == "all of it"
+            assert [event.text for event in seat.of(Message)] == ["half of ", "all of it"]
+
+    run(tmp_path, work)
+
+
 def test_a_word_while_it_works(tmp_path: Path) -> None:
     async def work(lab: Lab) -> None:
         async with lab.session() as seat:

@@ -322,10 +322,12 @@ class _Supervisor:
         self._feedback = read_feedback(result.final_message)
         stopped = self._watch.reason
         # A turn may end sooner than it hears the word to stop. What it used is a fact all the same.
-        if stopped is not None and (result.status != "completed" or stopped == "budget_exceeded"):
-            self._reason, self._detail = stopped, self._watch.detail
-            # Who was stopped has claimed nothing, whatever he had just said.
+        was_stopped = stopped is not None and (result.status != "completed" or stopped == "budget_exceeded")
+        if was_stopped or result.status == "interrupted":
+            # An agent that was stopped has claimed nothing, whatever it had just said.
             self._feedback = msgspec.structs.replace(self._feedback, claimed="none")
+        if stopped is not None and was_stopped:
+            self._reason, self._detail = stopped, self._watch.detail
         elif result.status == "interrupted":
             self._reason = "interrupted"
         elif result.status == "failed":

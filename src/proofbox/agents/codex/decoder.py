@@ -21,6 +21,7 @@ from proofbox.agents.events import (
     FileChange,
     Integrity,
     ItemStarted,
+    Message,
     Notice,
     RateWindows,
     Retrying,
@@ -34,6 +35,9 @@ from proofbox.agents.events import (
 from proofbox.core.text import preview
 
 PIECE = 256 << 10
+PARTIAL = 64 << 10
+"""Characters kept of a message that is not complete yet."""
+PARTIAL_MESSAGES = 1000
 REMEMBERED = 20_000
 
 _DELTAS: dict[str, Literal["message", "reasoning", "output"]] = {
@@ -82,6 +86,8 @@ class Decoder:
         self._ended: dict[str, None] = {}
         self._errors: dict[str, Said] = {}
         self._typed = 0
+        self._partial: dict[str, tuple[str, str]] = {}
+        """Of each thread the message under way: its item, and the text so far."""
 
     def decode(self, method: str, params: Any) -> list[Event | TurnOver]:
         said: Said = params if isinstance(params, dict) else {}
@@ -128,6 +134,8 @@ class Decoder:
         place = Open(thread, turn, {})
         if method in _DELTAS:
             text = preview(members.text(said, "delta"), PIECE)[0]
+            if _DELTAS[method] == "message":
+                self._keep_partial(thread, members.id(said, "itemId"), text)
             yield of(Delta, place, item=members.id(said, "itemId"), kind=_DELTAS[method], text=text)
         elif method == "item/started":
             yield from self._item_started(place, members.inner(said, "item"))
@@ -181,6 +189,11 @@ class Decoder:
         elif translate is not None:
             yield translate(place, id, item, place.turn in self._ended)
 
+    def _keep_partial(self, thread: str, item: str, text: str) -> None:
+        current, before = self._partial.get(thread, ("", ""))
+        kept = (before if current == item else "") + text
+        _remember(self._partial, thread, (item, kept[:PARTIAL]), PARTIAL_MESSAGES)
+
     def _typed_into(self, place: Open, said: Said) -> Event:
         """Text that the agent types into a running command is a call: the command may be a shell. Polling is not."""
         typed = members.text(said, "stdin")
@@ -199,6 +212,9 @@ class Decoder:
 
     def _turn_completed(self, place: Open, turn: Said) -> Iterator[Event | TurnOver]:
         status = members.text(turn, "status")
+        item, text = self._partial.pop(place.thread, ("", ""))
+        if status == "interrupted" and text and self._open.get((place.thread, item)) is not None:
+            yield of(Message, place, item=item, text=text)
         for key, each in self._open.of(turn=place.turn):
             if members.text(each.item, "type") not in items.TOOLS:
                 self._open.pop(key)
@@ -250,9 +266,9 @@ def _unrecognized(method: str, params: Any) -> Unrecognized:
     )
 
 
-def _remember(kept: dict[K, V], key: K, value: V) -> None:
+def _remember(kept: dict[K, V], key: K, value: V, most: int | None = None) -> None:
     """The latest of them: what a program says must not fill our memory."""
     kept.pop(key, None)
     kept[key] = value
-    if len(kept) > REMEMBERED:
+    if len(kept) > (REMEMBERED if most is None else most):
         del kept[next(iter(kept))]

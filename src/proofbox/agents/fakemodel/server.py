@@ -128,6 +128,8 @@ class FakeModel:
                     await responder.write(_sse(event))
                 await responder.abort()
             elif fault.kind == "idle":
+                for event in events[1 : 2 + fault.after] if fault.after else ():
+                    await responder.write(_sse(event))
                 await anyio.sleep(float(fault.value or IDLE_SECONDS))
                 await responder.abort()
             else:
