@@ -12,6 +12,7 @@ from suites import HEAD, attempts, conduct, document, lines, plan, serving, toml
 
 from proofbox.evidence.reader import load_bundle
 from proofbox.evidence.verify import verify
+from proofbox.lab.explain import explain
 from proofbox.lab.ledger import Attempt, Ledger
 from proofbox.lab.plan import Plan, ledger_path
 from proofbox.lab.validation import validate
@@ -82,6 +83,7 @@ def test_background_command_counts_and_ends_with_its_attempt(out: Path, model: s
     first, second = attempts(made, out).values()
     [(command, status, late)] = calls(out, made, first)
     assert ("sleep 300.125" in command, status, late) == (True, "failed", True)
+    assert [line for line in explain(first, run / first.path) if "still running at the end of the turn" in line]
     assert unmet(out, made, first) == ["max_tool_calls", "no_commands"]
     assert (first.result and first.result.verified) == "failed"
     assert unmet(out, made, second) == []
