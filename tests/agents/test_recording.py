@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from proofbox.agents.codex.lineage import MOST_SUB_AGENTS, Lineage
-from proofbox.agents.events import Event, Integrity, ItemStarted, Notice, ToolCall
+from proofbox.agents.events import Event, Integrity, ItemStarted, Notice, ToolCall, Unrecognized
 from proofbox.agents.feed import Feed
 from proofbox.agents.recording import Recording
 from proofbox.core.clock import SystemClock
@@ -101,6 +101,13 @@ def test_findings_make_the_record_incomplete_unless_they_are_about_something_els
 def test_call_without_an_end_makes_the_record_incomplete() -> None:
     _, recording, _ = recorded(begun("one", "make all"))
     assert recording.doubt == "calls without an end: make all"
+
+
+def test_unknown_item_makes_the_record_incomplete() -> None:
+    _, recording, _ = recorded(Unrecognized(session="", method="item/completed", payload="{}"))
+    assert "unknown kind" in recording.doubt
+    _, recording, _ = recorded(Unrecognized(session="", method="brand/new", payload="{}"))
+    assert recording.doubt == ""
 
 
 def test_listener_that_fails_after_the_turn_is_noticed() -> None:

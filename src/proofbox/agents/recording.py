@@ -8,7 +8,7 @@ as `abandoned`. If calls may be missing, `doubt` says why, and the absence of a 
 from __future__ import annotations
 
 from proofbox.agents.contract import AgentSession
-from proofbox.agents.events import Event, FileChange, Integrity, ItemStarted, Listener, ToolCall
+from proofbox.agents.events import Event, FileChange, Integrity, ItemStarted, Listener, ToolCall, Unrecognized
 
 # Tokens and requests to the model; calls that are on record as abandoned.
 NOT_ABOUT_CALLS = ("USAGE_", "GATEWAY_", "ITEM_NOT_ENDED", "COMMAND_NOT_ENDED")
@@ -68,6 +68,8 @@ class Recording:
                     del self._open[next(iter(self._open))]
             case ToolCall() | FileChange():
                 self._open.pop((event.thread, event.item), None)
+            case Unrecognized(method="item/completed"):
+                self._doubt = self._doubt or "an item of an unknown kind, which may be a call"
             case Integrity() if not event.code.startswith(NOT_ABOUT_CALLS):
                 self._doubt = self._doubt or f"{event.code}: {event.message}"
             case _:

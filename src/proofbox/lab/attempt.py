@@ -324,7 +324,7 @@ class _Supervisor:
         # A turn may end sooner than it hears the word to stop. What it used is a fact all the same.
         was_stopped = stopped is not None and (result.status != "completed" or stopped == "budget_exceeded")
         if was_stopped or result.status == "interrupted":
-            # An agent that was stopped has claimed nothing, whatever it had just said.
+            # An agent that was stopped has claimed nothing, even if its last message did.
             self._feedback = msgspec.structs.replace(self._feedback, claimed="none")
         if stopped is not None and was_stopped:
             self._reason, self._detail = stopped, self._watch.detail
