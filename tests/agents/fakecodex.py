@@ -72,6 +72,9 @@ def play(thread, turn):
         item = {"type": "commandExecution", "id": "c1", "command": "ls", "status": "completed", "exitCode": 0}
         for _ in range(2):
             say(method="item/completed", params={**place, "item": item})
+    if MODE == "stray":
+        item = {"type": "commandExecution", "id": "c1", "command": "ls", "status": "completed", "exitCode": 0}
+        say(method="item/completed", params={"threadId": "thread-stray", "turnId": "turn-stray", "item": item})
     if MODE == "die":
         item = {"type": "commandExecution", "id": "c1", "command": "/bin/sh -c 'make it'", "status": "inProgress"}
         say(method="item/started", params={**place, "item": item})

@@ -62,13 +62,13 @@ def test_what_is_remembered_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None
     for number in range(5):
         [begun] = start(number)
         assert len(begun.thread) == 200
-    assert len(decoder.running("u")) == 5
+    assert len(decoder.running(turn="u")) == 5
     [doubt, left, _] = start(5)
     assert isinstance(doubt, Integrity)
     assert isinstance(left, ToolCall)
     assert (doubt.code, left.status, left.item[:2], left.command) == ("TOO_MUCH_OPEN", "abandoned", "0-", "x")
     start(6, command="y" * 10**6)
-    assert decoder.running("u") == [], "larger than everything may be together"
+    assert decoder.running(turn="u") == [], "larger than everything may be together"
     for number in range(20):
         decoder.decode("item/completed", {"turnId": "u", "item": {"type": "sleep", "id": str(number)}})
         decoder.decode("turn/completed", {"turn": {"id": f"{number}", "status": "completed"}})
@@ -95,8 +95,9 @@ def test_the_size_of_what_is_open_is_what_it_is(steps: list[tuple[str, str, int,
             found = kept.pop((thread, id))
             assert (found.item["command"] if found is not None else None) == model.pop((thread, id), None)
     assert kept._size == sum(len(command) + len("sleep") for command in model.values())
-    assert {key for key, _ in kept.of_turn(None)} == set(model)
-    assert {key for key, _ in kept.of_turn("turn of t")} == {key for key in model if key[0] == "t"}
+    assert {key for key, _ in kept.of()} == set(model)
+    assert {key for key, _ in kept.of(turn="turn of t")} == {key for key in model if key[0] == "t"}
+    assert kept.of(["t"]) == kept.of(turn="turn of t")
 
 
 class Sessionless:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 import private_engine
 import pytest
 from anyio.to_thread import run_sync
@@ -47,6 +49,7 @@ from proofbox.agents.events import (
     Unrecognized,
     Usage,
 )
+from proofbox.agents.fakemodel.script import Answer
 from proofbox.errors import UsageError
 
 pytestmark = pytest.mark.needs("codex", "bubblewrap")
@@ -94,7 +97,7 @@ def test_a_whole_turn_in_a_network_namespace_with_no_route_but_to_the_model(tmp_
 
 FAULTS = {
     "429 once": ("[[http 429 times=1 retry_after=1]] [[say ok]]", ""),
-    "429 for ever": ("[[http 429]]", "RUNTIME_RATE_LIMIT"),
+    "429 for ever": ("[[http 429 retry_after=0.1]]", "RUNTIME_RATE_LIMIT"),
     "usage limit": ("[[http 429 type=usage_limit_reached resets=60]]", "RUNTIME_USAGE_LIMIT"),
     "quota in the stream": ("[[fail insufficient_quota]]", "RUNTIME_USAGE_LIMIT"),
     "rate limit in the stream": ("[[fail rate_limit_exceeded message='try again in 0.1s']]", "RUNTIME_RATE_LIMIT"),
@@ -105,6 +108,7 @@ FAULTS = {
     "400": ("[[http 400]]", "RUNTIME_MODEL_ERROR"),
     "500 once": ("[[http 500 times=1]] [[say ok]]", ""),
     "500 for ever": ("[[http 500]]", "RUNTIME_MODEL_ERROR"),
+    "server error in the stream": ("[[fail server_error]]", "RUNTIME_MODEL_ERROR"),
     "overloaded": ("[[http 503 type=server_is_overloaded]]", "RUNTIME_OVERLOADED"),
     "context exceeded": ("[[fail context_length_exceeded]]", "RUNTIME_CONTEXT_EXCEEDED"),
     "dropped before": ("[[drop before]]", "RUNTIME_STREAM_DISCONNECT"),
@@ -112,6 +116,13 @@ FAULTS = {
     "dropped once": ("[[drop mid times=1]] [[say ok]]", ""),
     "idle": ("[[idle]]", "RUNTIME_STREAM_DISCONNECT"),
     "garbage": ("[[garbage]]", "RUNTIME_STREAM_DISCONNECT"),
+}
+
+
+RETRIED = {
+    "429 once": "RUNTIME_RATE_LIMIT",
+    "500 once": "RUNTIME_MODEL_ERROR",
+    "dropped once": "RUNTIME_STREAM_DISCONNECT",
 }
 
 
@@ -129,11 +140,17 @@ def test_each_fault_of_the_model_ends_with_its_code_in_time(tmp_path: Path, name
             assert result.status == ("failed" if code else "completed")
             [ended] = seat.of(TurnEnded)
             assert ended.code == code
-            if name in ("429 once", "dropped once"):
-                assert seat.of(Retrying)
+            if name in ("429 once", "500 once", "dropped once"):
+                assert [event.code for event in seat.of(Retrying)] == [RETRIED[name]]
             if name == "usage limit":
                 assert result.error is not None
                 assert result.error.details["resets_at"] > time.time()
+            if name in ("rate limit in the stream", "429 for ever"):
+                assert result.error is not None
+                assert result.error.details["retry_after"] == pytest.approx(0.1)
+            if name == "server error in the stream":
+                assert result.error is not None
+                assert result.error.retryable
             again = await seat.turn("[[say after]]", ended.thread)
             assert (again.status, again.final_message) == ("completed", "after")
         await seat.until(lambda: not lab.model.open)
@@ -294,6 +311,22 @@ def test_an_interrupt_ends_the_turn_and_its_command(tmp_path: Path) -> None:
     run(tmp_path, work)
 
 
+def test_text_of_an_interrupted_turn_is_kept(tmp_path: Path) -> None:
+    async def work(lab: Lab) -> None:
+        async with lab.session() as seat:
+            thread = await seat.session.start_thread()
+            turn = await seat.session.start_turn(thread, "[[idle 300 after=2]] [[say half of it is done]]")
+            await seat.until(lambda: "".join(each.text for each in seat.of(Delta, kind="message")) == "half of ")
+            await seat.session.interrupt_turn(thread, turn)
+            result = await seat.session.wait_turn(turn)
+            assert (result.status, result.final_message) == ("interrupted", "half of ")
+            assert [event.text for event in seat.of(Message)] == ["half of "]
+            assert (await seat.turn("[[drop mid times=1]] [[say all of it]]", thread)).final_message == "all of it"
+            assert [event.text for event in seat.of(Message)] == ["half of ", "all of it"]
+
+    run(tmp_path, work)
+
+
 def test_a_word_while_it_works(tmp_path: Path) -> None:
     async def work(lab: Lab) -> None:
         async with lab.session() as seat:
@@ -367,6 +400,47 @@ def test_a_patch_is_a_change_of_files(tmp_path: Path) -> None:
             assert change.status == "completed"
             assert [Path(path).name for path in change.paths] == ["note.txt"]
             assert (lab.workspace / "note.txt").read_text() == "hello\n"
+
+    run(tmp_path, work)
+
+
+def test_what_is_typed_into_a_running_command_is_a_call(tmp_path: Path) -> None:
+    async def work(lab: Lab) -> None:
+        choose = lab.model._choose
+
+        def with_session(body: dict[str, Any]) -> tuple[Answer, str]:
+            answer, key = choose(body)
+            session = re.findall(r"session ID (\d+)", str(body["input"]))
+            return msgspec.structs.replace(answer, text=answer.text.replace("SESSION", "".join(session[:1]))), key
+
+        lab.model._choose = with_session  # type: ignore[method-assign]
+        typed = '[[call write_stdin {"session_id": SESSION, "chars": "touch typed.txt\\n"}]]'
+        shell = '[[call exec_command {"cmd": "sh", "yield_time_ms": 500, "tty": true}]]'
+        async with lab.session() as seat:
+            await seat.turn(f"{shell} {typed} [[run until [ -e typed.txt ]; do sleep 0.05; done]] [[say done]]")
+            assert [(call.tool, call.command) for call in seat.of(ToolCall)][:1] == [
+                ("write_stdin", "touch typed.txt\n")
+            ]
+            assert not seat.of(Integrity)
+
+    run(tmp_path, work)
+
+
+def test_sub_agents_belong_to_the_thread_that_spawned_them(tmp_path: Path) -> None:
+    message = json.dumps({"message": "[[run touch by-sub.txt]]"}).replace("[", "\\u005b").replace("]", "\\u005d")
+    wait = "[[run until [ -e by-sub.txt ]; do sleep 0.05; done]]"
+
+    async def work(lab: Lab) -> None:
+        async with lab.session() as seat:
+            thread, other = await seat.session.start_thread(), await seat.session.start_thread()
+            await seat.turn(f"[[call multi_agent_v1.spawn_agent {message}]] {wait} [[say done]]", thread)
+            [call] = seat.of(ToolCall, command="touch by-sub.txt")
+            assert call.thread not in (thread, other)
+            assert seat.session.owner_of(call.thread) == thread
+            await seat.session.end_thread(thread)
+            started, ended = seat.of(TurnStarted, thread=call.thread), seat.of(TurnEnded, thread=call.thread)
+            assert [each.turn for each in started] == [each.turn for each in ended]
+            assert (await seat.turn("[[say on]]", other)).final_message == "on"
 
     run(tmp_path, work)
 

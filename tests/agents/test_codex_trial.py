@@ -90,6 +90,33 @@ def test_a_turn_over_its_time_leaves_a_record_and_nothing_running(tmp_path: Path
     with_model(work)
 
 
+BACKGROUND = '[[call exec_command {"cmd": "echo begun; sleep 306.5", "yield_time_ms": 1000}]] [[say done]]'
+KILLS_CODEX = "for p in /proc/[0-9]*; do grep -qz '[a]pp-server' $p/cmdline && kill -9 ${p#/proc/}; done; sleep 9"
+
+
+def test_command_that_outlives_its_turn_is_in_the_record(tmp_path: Path) -> None:
+    async def work(model: FakeModel, flags: dict[str, Any]) -> None:
+        del model
+        trial = await run_trial(request(tmp_path, BACKGROUND, flags, out=tmp_path / "t1"))
+        assert (trial.status, trial.final_message, trial.calls_complete) == ("completed", "done", True)
+        [call] = trial.tool_calls
+        assert (call.command, call.status) == ("echo begun; sleep 306.5", "failed")
+        assert trial.steps[-1].late
+
+    with_model(work)
+
+
+def test_command_that_kills_codex_at_once_is_in_the_record(tmp_path: Path) -> None:
+    async def work(model: FakeModel, flags: dict[str, Any]) -> None:
+        del model
+        trial = await run_trial(request(tmp_path, f"[[run {KILLS_CODEX}]]", flags, out=tmp_path / "t1"))
+        assert trial.error is not None
+        assert (trial.error.code, trial.calls_complete) == ("RUNTIME_CRASH", True)
+        assert [(call.command, call.status) for call in trial.tool_calls] == [(KILLS_CODEX, "abandoned")]
+
+    with_model(work)
+
+
 def test_no_key_is_in_the_record_or_in_the_box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     key = "house-key-2718281828459045"
     monkeypatch.setenv("HOUSE_MODEL", key)

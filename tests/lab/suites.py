@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +71,18 @@ def conduct(made: Plan, out: Path, on_event: OnEvent | None = None) -> Path:
         return conductor.conduct()
     finally:
         conductor.close()
+
+
+@contextlib.contextmanager
+def serving(*argv: str) -> Iterator[str]:
+    """A Python program that prints its address, as long as the block lasts."""
+    server = subprocess.Popen([sys.executable, *argv], stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    try:
+        yield server.stdout.readline().strip()
+    finally:
+        server.terminate()
+        server.communicate()
 
 
 def patch_workers(monkeypatch: pytest.MonkeyPatch, code: str) -> None:

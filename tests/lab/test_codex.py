@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from suites import HEAD, attempts, conduct, document, lines, plan
+from suites import HEAD, attempts, conduct, document, lines, plan, serving
 
 from proofbox.agents.codex.binary import find_binary
 from proofbox.evidence.promotion import emit_promotion
@@ -30,17 +27,6 @@ def prompt(id: str, text: str, **fields: Any) -> str:
     more = "".join(f"{name} = {json.dumps(value)}\n" for name, value in fields.items())
     verifier = 'verify = { commands = ["grep -qx 42 answer.txt"] }\n'
     return f"[[mission]]\nid = {json.dumps(id)}\nprompt = {json.dumps(text)}\n{more}{verifier}"
-
-
-@contextlib.contextmanager
-def serving(*argv: str) -> Iterator[str]:
-    server = subprocess.Popen([sys.executable, *argv], stdout=subprocess.PIPE, text=True)
-    assert server.stdout is not None
-    try:
-        yield server.stdout.readline().strip()
-    finally:
-        server.terminate()
-        server.communicate()
 
 
 @pytest.fixture
@@ -125,6 +111,7 @@ def test_a_shared_process_carries_many_attempts_and_none_of_them_is_promotable(t
     out = tmp_path / "out"
     made = codex(source, out, model, isolation="shared")
     run = conduct(made, out)
+    assert [each.code for each in validate(load_bundle(run), strict=True)] == []
     found = attempts(made, out)
     assert {each.result and each.result.verified for each in found.values()} == {"passed"}
     runners = [document(out, made, each, "runner.ref.json") for each in found.values()]

@@ -56,6 +56,16 @@ def test_no_line_of_an_agent_s_stands_as_ours(tmp_path: Path, capsys: pytest.Cap
     assert lines[-4:] == ["What it said at the end:", "  | done", f"  | {lie}", f"  | {lie}"]
 
 
+def test_changed_paths_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    steps = [write("a.txt", "diff fake.txt\n--- fake\n"), command("mkdir d; echo b > d/b.txt"), say("done")]
+    many = [command("for n in $(seq 25); do echo $n > $n.txt; done"), say("done")]
+    ran = Ran(tmp_path, capsys, mission("few", *steps) + mission("many", *many) + mission("none", say("done")))
+    assert "It changed 3 paths: a.txt, d, d/b.txt" in ran.explains("few.1")
+    [line] = [line for line in ran.explains("many.1") if line.startswith("It changed 25 paths: 1.txt, ")]
+    assert " and 5 more, in " in line
+    assert not [line for line in ran.explains("none.1") if line.startswith("It changed")]
+
+
 def test_why_a_program_a_command_and_a_setup_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     long = "seq 1 3000; seq 1 20000 >&2; echo THE REASON >&2; exit 1"
     ran = Ran(

@@ -19,7 +19,7 @@ import msgspec
 from proofbox.agents.events import Listener, TokenUsage, TurnStatus
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
-from proofbox.errors import AgentError
+from proofbox.errors import AgentError, ProofboxError
 from proofbox.sandbox.config import Settings as BoxSettings
 from proofbox.sandbox.inside import PolicyOptions
 from proofbox.workspace.capabilities.capabilities import Capabilities as Grants
@@ -118,6 +118,16 @@ class AgentSession(Protocol):
     runtime: str
     version: str
 
+    @property
+    def broken(self) -> ProofboxError | None:
+        """The error that keeps the session from taking further turns, or None. A closed session is broken."""
+
+    def owner_of(self, thread: str) -> str:
+        """Return the thread that the caller started and this one works for: itself, or its sub-agent's ancestor.
+
+        Empty for a thread of unknown origin.
+        """
+
     def facts(self) -> Mapping[str, Any]:
         """What is to be kept about how it runs: transport, provider, isolation, sandboxed or not, recoveries so far."""
 
@@ -148,8 +158,18 @@ class AgentSession(Protocol):
     async def wait_turn(self, turn: str) -> TurnResult:
         """Wait for a turn's end, however it ends. A failed turn is a result, not an exception."""
 
+    async def end_thread(self, thread: str) -> None:
+        """End everything a thread and its sub-agents run: turns, background commands, detached processes.
+
+        Before this returns, every call is reported, and an `Integrity` event names anything that could not be ended.
+        Only sessions that stay open need this: `close` ends all of it as well.
+        """
+
     async def close(self) -> None:
-        """End the program and everything it started. May be repeated; leaves no process, socket or directory."""
+        """End the program and everything it started. May be repeated; leaves no process, socket or directory.
+
+        Before this returns, every call that began is reported, as `abandoned` if its end was not seen.
+        """
 
 
 class AgentRuntime(Protocol):

@@ -62,6 +62,9 @@ class Feed:
     def active_turn(self, thread: str) -> Turn | None:
         return next((turn for turn in self._turns.values() if turn.thread == thread and turn.result is None), None)
 
+    def turns_of(self, thread: str) -> list[Turn]:
+        return [turn for turn in self._turns.values() if turn.thread == thread]
+
     def turns_under_way(self) -> list[Turn]:
         return [turn for turn in self._turns.values() if turn.result is None]
 
@@ -77,6 +80,9 @@ class Feed:
 
     def knows(self, id: str) -> bool:
         return id in self._turns
+
+    def has_ended(self, id: str) -> bool:
+        return id in self._turns and self._turns[id].result is not None
 
     async def wait_turn(self, id: str) -> TurnResult:
         turn = self.turn(id)

@@ -27,7 +27,7 @@ import msgspec
 
 from proofbox.agents.accepting import accept_all
 from proofbox.agents.http import Budget, Request, Responder, connection_handler, is_plain
-from proofbox.agents.traffic import Exchange, StreamReader, read_body, read_headers
+from proofbox.agents.traffic import Exchange, OnCall, StreamReader, read_body, read_headers
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.core.loopback import is_loopback
 from proofbox.core.redaction import Redactor
@@ -121,10 +121,12 @@ class ModelGateway:
         *,
         on_exchange: OnExchange | None = None,
         on_trouble: OnTrouble | None = None,
+        on_call: OnCall | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._endpoint = endpoint
         self._on_exchange = on_exchange
+        self._on_call = on_call
         self._on_trouble = on_trouble
         self._clock = clock or SystemClock()
         self._began = self._clock.monotonic()
@@ -288,7 +290,10 @@ class ModelGateway:
         await responder.finish()
 
     async def _stream(self, answer: httpx2.Response, exchange: Exchange, responder: Responder) -> None:
-        reader, is_stream = StreamReader(exchange), "event-stream" in answer.headers.get("content-type", "")
+        reader, is_stream = (
+            StreamReader(exchange, self._on_call),
+            "event-stream" in answer.headers.get("content-type", ""),
+        )
         clean = StreamRedactor(self._redactor)
         held, whole = b"", bytearray()
         async for piece in answer.aiter_bytes():

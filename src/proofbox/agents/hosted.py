@@ -59,6 +59,17 @@ class HostedSession:
     async def open(self) -> None:
         await self._background.open()
 
+    @property
+    def broken(self) -> ProofboxError | None:
+        try:
+            self._check_open()
+        except ProofboxError as error:
+            return error
+        return None
+
+    def owner_of(self, thread: str) -> str:
+        return thread if thread in self._threads else ""
+
     def facts(self) -> Mapping[str, Any]:
         return {"sandboxed": self.options.sandboxed}
 
@@ -105,6 +116,12 @@ class HostedSession:
     async def wait_turn(self, turn: str) -> TurnResult:
         return await self.feed.wait_turn(turn)
 
+    async def end_thread(self, thread: str) -> None:
+        active = self.feed.active_turn(thread)
+        if active is not None:
+            await self.interrupt_turn(thread, active.id)
+        await self._end_thread(thread)
+
     async def close(self) -> None:
         if self._closed:
             return
@@ -126,6 +143,9 @@ class HostedSession:
 
     async def _kill(self, turn: Turn) -> None:
         """End everything that the turn has started; wakes what `_play` waits for."""
+
+    async def _end_thread(self, thread: str) -> None:
+        """End what the turns of a thread have left running."""
 
     async def _release(self) -> None:
         """Let go of what the session holds."""

@@ -126,6 +126,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     policy: dict[str, Any]
     """What was asked of the box; what held is in `session`."""
     integrity: tuple[dict[str, Any], ...] = ()
+    calls_complete: bool = True
+    """False: calls may be missing from `tool_calls`; `integrity` says why."""
     rate_windows: tuple[dict[str, Any], ...] = ()
     started_at: str
     ended_at: str

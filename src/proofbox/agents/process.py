@@ -25,9 +25,10 @@ from proofbox.agents.contract import Capabilities, RuntimeProbe, SessionOptions
 from proofbox.agents.dialects import DialectName, dialect_named
 from proofbox.agents.events import Delta, Event, Integrity, Message, Notice
 from proofbox.agents.feed import Turn
-from proofbox.agents.funnel.server import Funnel
+from proofbox.agents.funnel.server import TURN_VARIABLE, Funnel
 from proofbox.agents.hosted import HostedSession
 from proofbox.agents.lines import Lines
+from proofbox.agents.marked import kill_marked
 from proofbox.agents.settings import read_settings
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
@@ -212,6 +213,7 @@ class ProcessSession(HostedSession):
         address = self._way.base_url if self._way is not None else ""
         argv = _argv(self._said, prompt, address)
         env = {**self.options.env, **({"OPENAI_BASE_URL": address} if address else {})}
+        env[TURN_VARIABLE] = turn.id
         if self._funnel is not None:
             self._funnel.begin_turn(turn)
             env = self._funnel.environment(turn, self._box, env)
@@ -254,6 +256,18 @@ class ProcessSession(HostedSession):
                 await process.kill()
         if self._funnel is not None:
             await self._funnel.end_turn(turn)
+
+    async def _end_thread(self, thread: str) -> None:
+        assert self._box is not None  # noqa: S101 (opened before anyone has it)
+        killed = [await kill_marked(self._box, [f"{TURN_VARIABLE}={turn.id}"]) for turn in self.feed.turns_of(thread)]
+        if not all(killed) and self.broken is None:
+            message = "processes that the agent has started may run on until the session ends"
+            await self.feed.tell(Integrity(session="", thread=thread, code="COMMAND_NOT_ENDED", message=message))
+
+    def _check_open(self) -> None:
+        super()._check_open()
+        if self._box is not None and self._box.info.state != "running":
+            raise RuntimeCrashed("the session's box is gone", op="session", fix_hints=["start another session"])
 
     async def _release(self) -> None:
         await self._boxes.close()

@@ -347,7 +347,10 @@ class ScriptedSession(HostedSession):
         return self._tools[thread]
 
     async def _kill(self, turn: Turn) -> None:
-        tools = self._tools.pop(turn.thread, None)
+        await self._end_thread(turn.thread)
+
+    async def _end_thread(self, thread: str) -> None:
+        tools = self._tools.pop(thread, None)
         if tools is not None:
             await run_sync(tools.stop)
 

@@ -7,7 +7,7 @@ over; nothing that an endpoint says can raise or fill the memory.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -18,7 +18,8 @@ from proofbox.core.text import preview, printable
 MAX_EVENT = 8 << 20
 SAID = 500
 _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+)ms)?")
-_TELLING = (b"response.completed", b"response.failed", b"response.incomplete", b'"error"')
+_TELLING = (b"response.completed", b"response.failed", b"response.incomplete", b"response.output_item.done", b'"error"')
+ARGUMENTS = 64 << 10
 
 Outcome = Literal["completed", "failed", "http_error", "unreachable", "redirected", "cut", "abandoned", "refused"]
 
@@ -48,11 +49,27 @@ class Exchange(msgspec.Struct, kw_only=True):
     resets_at: float | None = None
 
 
-class StreamReader:
-    """Reads a stream of events as it passes, into the exchange. Lines that are too long are passed over."""
+class RequestedCall(msgspec.Struct, frozen=True):
+    """A tool call that the model asks the agent for."""
 
-    def __init__(self, exchange: Exchange) -> None:
+    id: str
+    tool: str
+    arguments: str
+    """As the model wrote them, cut to 64 KiB."""
+
+
+OnCall = Callable[[Exchange, RequestedCall], None]
+
+
+class StreamReader:
+    """Reads a stream of events as it passes, into the exchange. Lines that are too long are passed over.
+
+    `on_call` hears of a tool call before the agent does.
+    """
+
+    def __init__(self, exchange: Exchange, on_call: OnCall | None = None) -> None:
         self._exchange = exchange
+        self._on_call = on_call
 
     def line(self, line: bytes) -> None:
         if not line.startswith(b"data:") or len(line) > MAX_EVENT or not any(word in line for word in _TELLING):
@@ -75,6 +92,10 @@ class StreamReader:
         elif kind == "error":
             exchange.outcome = "failed"
             read_error(exchange, event.get("error") or event)
+        elif kind == "response.output_item.done" and self._on_call is not None:
+            call = read_call(event.get("item"))
+            if call is not None:
+                self._on_call(exchange, call)
 
 
 def read_body(exchange: Exchange, body: bytes) -> None:
@@ -97,6 +118,16 @@ def read_error(exchange: Exchange, error: Any) -> None:
     exchange.error_code = _said(error.get("code"))
     exchange.error_message = _said(error.get("message"))
     exchange.resets_at = _number(error.get("resets_at")) or exchange.resets_at
+
+
+def read_call(item: Any) -> RequestedCall | None:
+    id = item.get("call_id") if isinstance(item, dict) else None
+    if not isinstance(id, str) or not id or str(item.get("type", "")).endswith("_output"):
+        return None
+    namespace, name = item.get("namespace"), item.get("name")
+    tool = f"{namespace}.{name}" if isinstance(namespace, str) and namespace else name or item.get("type")
+    given = next((item[key] for key in ("arguments", "input") if isinstance(item.get(key), str)), "")
+    return RequestedCall(id[:200], preview(str(tool), 200)[0], preview(given, ARGUMENTS)[0])
 
 
 def read_usage(usage: Any) -> TokenUsage | None:

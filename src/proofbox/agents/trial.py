@@ -25,6 +25,7 @@ from proofbox.agents.environment import AgentEnvironment, decide_environment
 from proofbox.agents.events import Event, Integrity, Listener, RateWindows, TokenUsage, ToolCall
 from proofbox.agents.outcome import CallMade, Failure, ForkedFrom, Status, Trial, TrialRequest
 from proofbox.agents.record import Record, bounded, copy_home
+from proofbox.agents.recording import Recording
 from proofbox.agents.registry import Registry, installed
 from proofbox.agents.settings import RuntimeSettings
 from proofbox.agents.steps import StepRecorder, reach_of
@@ -36,6 +37,7 @@ from proofbox.core.removal import remove_tree
 from proofbox.errors import (
     AgentError,
     CapabilityUnsupported,
+    ListenerFailed,
     ProofboxError,
     RuntimeTimedOut,
     TurnInterrupted,
@@ -165,9 +167,9 @@ class Running:
                 lambda entry: record.append("steps", entry) if record else None,
                 lambda: reach_of(session.facts(), self.mounts),
             )
-            for listener in (heard, steps, self.on_event):
-                if listener is not None:
-                    session.add_listener(listener)
+            listeners: list[Listener] = [heard, steps, *([self.on_event] if self.on_event is not None else [])]
+            recording = Recording(session, *listeners)
+            recording.start()
             outcome = _Outcome()
             try:
                 await self._converse(session, open_thread, outcome)
@@ -179,16 +181,19 @@ class Running:
                 raise
             finally:
                 with anyio.CancelScope(shield=True):
-                    last = await self._seal(session, workspace, outcome)
+                    last = await self._seal(recording, workspace, outcome)
+                    outcome.doubt = recording.doubt
                     trial = self._trial(session, considered, heard, steps, outcome, first, last, workspace.id, record)
                     if record is not None:
                         record.finish(trial)
         return msgspec.convert(self.redactor.redact_json(msgspec.to_builtins(trial, enc_hook=str)), Trial)
 
-    async def _seal(self, session: AgentSession, workspace: Workspace, outcome: _Outcome) -> str:
+    async def _seal(self, recording: Recording, workspace: Workspace, outcome: _Outcome) -> str:
         """End the agent, and then say what it left. Without that last word a trial is not completed."""
         try:
-            await session.close()
+            await recording.finish(outcome.thread, close=True)
+            if recording.failure is not None and outcome.error is None:
+                outcome.fail(ListenerFailed("a listener failed after the turn: the record is not whole", op="listen"))
             return (await run_sync(lambda: workspace.snapshot(f"after {self.id}", sealed=True))).id
         except (ProofboxError, OSError) as error:
             outcome.fail(error)
@@ -269,6 +274,7 @@ class Running:
             provider=self.request.provider,
             policy=bounded({name: value for name, value in self.request.policy.items() if value}, self.redactor),
             integrity=tuple(heard.integrity),
+            calls_complete=not outcome.doubt,
             rate_windows=heard.windows,
             started_at=self.started_at,
             ended_at=isoformat(self.clock.now()),
@@ -299,6 +305,7 @@ class _Outcome:
         self.usage: TokenUsage | None = None
         self.thread = ""
         self.turn = ""
+        self.doubt = ""
 
     def fail(self, error: Exception) -> None:
         self.status = "failed"

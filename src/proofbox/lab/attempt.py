@@ -20,7 +20,8 @@ import msgspec
 from anyio.to_thread import run_sync
 
 from proofbox.agents.contract import AgentRuntime, AgentSession, ApprovalRule, SessionOptions, TurnResult
-from proofbox.agents.environment import AgentEnvironment, decide_environment
+from proofbox.agents.environment import EnvironmentRecord, decide_environment
+from proofbox.agents.recording import Recording
 from proofbox.agents.strategies import Considered, first_usable
 from proofbox.core.clock import isoformat
 from proofbox.core.removal import remove_tree
@@ -30,6 +31,7 @@ from proofbox.errors import (
     ContextExceeded,
     InternalError,
     LeaseLost,
+    ListenerFailed,
     ProofboxError,
     SetupFailed,
     StartFailed,
@@ -45,7 +47,7 @@ from proofbox.lab.failures import retry_after, typed
 from proofbox.lab.finaltree import finder
 from proofbox.lab.ledger import Attempt, Ended
 from proofbox.lab.missionbox import MissionBoxes
-from proofbox.lab.sharing import Started, only, refuse_to_share
+from proofbox.lab.sharing import Started, refuse_to_share
 from proofbox.lab.spec import Mission
 from proofbox.lab.states import Reason, State, States
 from proofbox.lab.surroundings import ON_REQUEST, Surroundings, Watch
@@ -116,7 +118,7 @@ class _Supervisor:
         self._watch = watch
         self._mission: Mission = around.suite.mission(attempt.mission)
         self._states = States(around.clock)
-        self._environment: AgentEnvironment | None = None
+        self._environment: EnvironmentRecord | None = None
         self._considered: tuple[Considered, ...] = ()
         self._runner: dict[str, Any] = {}
         self._result: TurnResult | None = None
@@ -128,6 +130,7 @@ class _Supervisor:
         self._checked = Checked(passed=None)
         self._feedback: Feedback = read_feedback("")
         self._unmet: list[Unmet] = []
+        self._doubt = ""
         self.place = around.work / "attempts" / f"{attempt.id}.e{attempt.epoch}"
         self._boxes = MissionBoxes(self._mission, around, self.place / "workspace")
         self._common = around.work / "shared"
@@ -231,31 +234,32 @@ class _Supervisor:
         self.enter("running")
         shared = self._around.shared
         if shared is None:
-            session, self._considered = await self._start(self.place / "workspace", self.place / "scratch")
+            started = await self._start(self.place / "workspace", self.place / "scratch")
             folder = ""
         else:
-            start = partial(self._start, self.place.parent, self._common)
-            session, self._considered = await shared.get(start)
+            started = await shared.get(partial(self._start, self.place.parent, self._common))
             folder = f"{self.place.name}/workspace"
+        session, self._considered, self._environment = started.session, started.considered, started.environment
         self._runner = {"runtime": session.runtime, "version": session.version, "session_id": session.id}
-        hearing = 0
+        recording, thread = Recording(session, trace), ""
         try:
             if shared is None:
-                hearing = session.add_listener(trace)
+                recording.start()
             thread = await session.start_thread(folder)
             if shared is not None:
-                hearing = session.add_listener(only(thread, trace))
+                recording.start(thread)
             turn = await session.start_turn(thread, prompt)
             self._runner |= {"thread_id": thread, "turn_id": turn}
             self._result = await self._wait(session, thread, turn)
         finally:
             self.enter("stopping")
             with anyio.CancelScope(shield=True):
-                session.remove_listener(hearing)
                 self._runner |= {"facts": dict(session.facts()), "shared": shared is not None}
-                if shared is None:
-                    await session.close()
+                await recording.finish(thread, close=shared is None)
+                self._doubt = recording.doubt
         self._judge_turn(self._result)
+        if recording.failure is not None and self._infra is None:
+            self.fail(ListenerFailed(f"the record is not whole: {typed(recording.failure).message}", op="listen"))
 
     async def _start(self, workspace: Path, scratch: Path) -> Started:
         around, mission = self._around, self._mission
@@ -269,7 +273,8 @@ class _Supervisor:
             elif runtime.id == "oracle":
                 solution = "" if mission.solution is None else str(around.suite.at(mission.solution))
                 settings = {**settings, "solution": solution, "env": mission.solution_env}
-            self._environment = decide_environment(mission.env, model_keys=_model_keys(settings))
+            environment = decide_environment(mission.env, model_keys=_model_keys(settings))
+            self._environment = environment.record
             options = SessionOptions(
                 workspace=workspace,
                 scratch=scratch,
@@ -278,12 +283,13 @@ class _Supervisor:
                 box_settings=around.box_settings,
                 grants=self._boxes.grants(),
                 settings=settings,
-                env=self._environment.values,
+                env=environment.values,
                 approvals=_approvals(mission),
             )
             return await runtime.start_session(options, clock=around.clock, ids=around.ids)
 
-        return await first_usable(around.chain, around.registry, start, settings=around.settings)
+        session, considered = await first_usable(around.chain, around.registry, start, settings=around.settings)
+        return Started(session, considered, self._environment)
 
     async def _wait(self, session: AgentSession, thread: str, turn: str) -> TurnResult:
         """Until the turn ends, its time is up, or somebody stops it. Waiting in a queue was before this."""
@@ -317,10 +323,12 @@ class _Supervisor:
         self._feedback = read_feedback(result.final_message)
         stopped = self._watch.reason
         # A turn may end sooner than it hears the word to stop. What it used is a fact all the same.
-        if stopped is not None and (result.status != "completed" or stopped == "budget_exceeded"):
-            self._reason, self._detail = stopped, self._watch.detail
-            # Who was stopped has claimed nothing, whatever he had just said.
+        was_stopped = stopped is not None and (result.status != "completed" or stopped == "budget_exceeded")
+        if was_stopped or result.status == "interrupted":
+            # An agent that was stopped has claimed nothing, even if its last message did.
             self._feedback = msgspec.structs.replace(self._feedback, claimed="none")
+        if stopped is not None and was_stopped:
+            self._reason, self._detail = stopped, self._watch.detail
         elif result.status == "interrupted":
             self._reason = "interrupted"
         elif result.status == "failed":
@@ -360,7 +368,7 @@ class _Supervisor:
             if unscored and self._reason == "completed":
                 self._reason = unscored
         did = self._trace.did() if self._trace else []
-        self._unmet = unmet(self._mission.expect, self._feedback, did, finder(workspace, final))
+        self._unmet = unmet(self._mission.expect, self._feedback, did, finder(workspace, final), doubt=self._doubt)
 
     def _verified(self) -> Verified:
         """Passed needs something that said so: commands that passed, or conditions that all held."""
@@ -395,7 +403,7 @@ class _Supervisor:
                 infra=self._infra,
                 states=tuple(self._states.log),
                 runner=self._runner,
-                environment=self._environment.record if self._environment else None,
+                environment=self._environment,
                 result=self._result,
                 feedback=self._feedback,
                 verified=self._verified(),

@@ -43,13 +43,20 @@ class Did(msgspec.Struct, frozen=True):
     """Leave was not given, so that it was made and not run."""
 
 
-def unmet(expect: Expect, feedback: Feedback, calls: Sequence[Did], find: Find) -> list[Unmet]:
-    """Every condition that does not hold, in the order of the spec."""
+def unmet(expect: Expect, feedback: Feedback, calls: Sequence[Did], find: Find, *, doubt: str = "") -> list[Unmet]:
+    """Every condition that does not hold, in the order of the spec.
+
+    `doubt` says why calls may be missing from the record. Then no condition on calls holds.
+    """
     found: list[Unmet] = []
 
     def check(holds: bool, condition: str, what: object, instead: object) -> None:
         if not holds:
             found.append(Unmet(condition, str(what)[:500], str(instead)[:500]))
+
+    def check_calls(holds: bool, condition: str, what: object, instead: object) -> None:
+        undecided = f"undecided, because calls may be missing from the record: {doubt}"
+        check(holds and not doubt, condition, what, undecided if doubt else instead)
 
     said = feedback.said[:MATCHED_TEXT]
     if expect.claimed is not None:
@@ -62,18 +69,18 @@ def unmet(expect: Expect, feedback: Feedback, calls: Sequence[Did], find: Find) 
     failures = sum(call.failed for call in calls)
     counted = [call for call in calls if call.observed] if expect.observed else calls
     if expect.min_tool_calls is not None:
-        check(len(counted) >= expect.min_tool_calls, "min_tool_calls", expect.min_tool_calls, len(counted))
+        check_calls(len(counted) >= expect.min_tool_calls, "min_tool_calls", expect.min_tool_calls, len(counted))
     if expect.max_tool_calls is not None:
-        check(len(calls) <= expect.max_tool_calls, "max_tool_calls", expect.max_tool_calls, len(calls))
+        check_calls(len(calls) <= expect.max_tool_calls, "max_tool_calls", expect.max_tool_calls, len(calls))
     if expect.max_tool_failures is not None:
-        check(failures <= expect.max_tool_failures, "max_tool_failures", expect.max_tool_failures, failures)
+        check_calls(failures <= expect.max_tool_failures, "max_tool_failures", expect.max_tool_failures, failures)
     required = [call.subject[:MATCHED_TEXT] for call in counted if not call.declined]
     for pattern in expect.commands:
-        check(any(re.search(pattern, each) for each in required), "commands", pattern, f"{len(required)} others")
+        check_calls(any(re.search(pattern, each) for each in required), "commands", pattern, f"{len(required)} others")
     run = [call.subject[:MATCHED_TEXT] for call in calls if not call.declined]
     for pattern in expect.no_commands:
         hit = next((each for each in run if re.search(pattern, each)), None)
-        check(hit is None, "no_commands", f"none like {pattern}", hit)
+        check_calls(hit is None, "no_commands", f"none like {pattern}", hit)
     for condition in expect.file:
         _check_file(condition, find, check)
     return found

@@ -26,6 +26,7 @@ from proofbox.lab.trace import CALLS
 LARGEST = 16 << 20
 MOST_CALLS = 20
 MOST_LINES = 20
+MOST_PATHS = 20
 LAST_LINES, LAST_WORDS = 3, 500
 MARK = "  | "
 
@@ -111,6 +112,11 @@ def _story(attempt: Attempt, result: Ended, bundle: Path, replacement: str | Non
             yield f"  {number}. {_call(call, bundle)}"
         if len(calls) > MOST_CALLS:
             yield f"  and {len(calls) - MOST_CALLS} more, in {bundle / CALLS}"
+    changed = _changed(bundle)
+    if changed:
+        more = f" and {len(changed) - MOST_PATHS} more, in {bundle / artifacts.FINAL_DIFF}"
+        shown = ", ".join(_cut(path) for path in changed[:MOST_PATHS])
+        yield f"It changed {counted(len(changed), 'path')}: {shown}{more if len(changed) > MOST_PATHS else ''}"
     feedback = documents.get(artifacts.FEEDBACK, {})
     said = feedback.get("result") or ""
     if "result_json" in feedback:
@@ -172,6 +178,15 @@ def _reason(result: Ended, documents: dict[str, Any]) -> str:
     return f"{words} ({detail})" if detail else words
 
 
+def _changed(bundle: Path) -> list[str]:
+    """The paths of the final diff: every line of content has a mark before it, so that none looks like a heading."""
+    try:
+        lines = read_bounded(bundle / artifacts.FINAL_DIFF, LARGEST).decode("utf-8", "replace").split("\n")
+    except OSError:
+        return []
+    return [line.removeprefix("diff ") for line in lines if line.startswith("diff ")]
+
+
 def _calls(bundle: Path) -> Iterator[dict[str, Any]]:
     try:
         lines = read_bounded(bundle / CALLS, LARGEST).splitlines()
@@ -189,6 +204,7 @@ def _calls(bundle: Path) -> Iterator[dict[str, Any]]:
 def _call(call: dict[str, Any], bundle: Path) -> str:
     ended = call["status"] if call["exit_code"] is None else f"exit {call['exit_code']}"
     took = "" if call["duration_ms"] is None else f", {call['duration_ms']:.0f} ms"
+    took += ", still running at the end of the turn" if call["late"] else ""
     what = subject_of(call["tool"], call["command"][:200])
     failed = call["status"] != "completed" or call["exit_code"] not in (None, 0)
     why = _last_lines(_output(call, bundle).removesuffix(f"[exit {call['exit_code']}]"))[-1:] if failed else []

@@ -16,12 +16,18 @@ import anyio
 import msgspec
 
 from proofbox.agents.contract import AgentRuntime, AgentSession
-from proofbox.agents.events import Event, Listener
+from proofbox.agents.environment import EnvironmentRecord
 from proofbox.agents.strategies import Chain, Considered
 from proofbox.errors import CapabilityUnsupported, SuiteInvalid
 from proofbox.lab.spec import Mission
 
-Started = tuple[AgentSession, tuple[Considered, ...]]
+
+class Started(msgspec.Struct, frozen=True):
+    """A session and how it was started: the same for each attempt that uses it."""
+
+    session: AgentSession
+    considered: tuple[Considered, ...]
+    environment: EnvironmentRecord | None
 
 
 def refuse_to_share(runtime: AgentRuntime) -> None:
@@ -35,7 +41,7 @@ def refuse_to_share(runtime: AgentRuntime) -> None:
 
 
 class SharedSession:
-    """Started by the first attempt that needs it, ended with the worker."""
+    """Started by the first attempt that needs it, ended with the worker. One that has broken is replaced."""
 
     def __init__(self) -> None:
         self._lock = anyio.Lock()
@@ -43,6 +49,8 @@ class SharedSession:
 
     async def get(self, start: Callable[[], Awaitable[Started]]) -> Started:
         async with self._lock:
+            if self._started is not None and self._started.session.broken is not None:
+                await self.close()
             if self._started is None:
                 self._started = await start()
             return self._started
@@ -50,18 +58,8 @@ class SharedSession:
     async def close(self) -> None:
         if self._started is not None:
             with anyio.CancelScope(shield=True):
-                await self._started[0].close()
+                await self._started.session.close()
             self._started = None
-
-
-def only(thread: str, listener: Listener) -> Listener:
-    """Of a session's events those of one thread, and those of none."""
-
-    async def hear(event: Event) -> None:
-        if event.thread in ("", thread):
-            await listener(event)
-
-    return hear
 
 
 def refuse_unshareable(missions: Sequence[Mission], provider: str | None, chain: Chain) -> None:

@@ -147,10 +147,10 @@ def _story(bundle: Bundle, *, whole: bool) -> Iterator[_Found]:
     for each in report.get("integrity", []) if whole else []:
         yield each["code"], EVENTS, each["message"]
     if CALLS in bundle.artifacts:
-        yield from _trace(bundle, report, attempt["attempt_id"])
+        yield from _trace(bundle, report, attempt["attempt_id"], whole=whole)
 
 
-def _trace(bundle: Bundle, report: dict[str, Any], id: str) -> Iterator[_Found]:
+def _trace(bundle: Bundle, report: dict[str, Any], id: str, *, whole: bool) -> Iterator[_Found]:
     calls = list(bundle.read_log(CALLS))
     yield from _same(CALLS, "tool_calls", len(calls), report["tool_calls"])
     if any(call["attempt"] != id for call in calls):
@@ -164,6 +164,8 @@ def _trace(bundle: Bundle, report: dict[str, Any], id: str) -> Iterator[_Found]:
     yield from _same(EVENTS, "tool calls told", [each["item"] for each in told], [each["call"] for each in calls])
     yield from _gaps([event["number"] for event in events])
     yield from _turns(events)
+    if whole:
+        yield from _open_calls(events)
     yield from _steps([entry["step"] for entry in bundle.read_log(STEPS) if "step" in entry], len(calls))
 
 
@@ -182,6 +184,14 @@ def _turns(events: Sequence[dict[str, Any]]) -> Iterator[_Found]:
     for turn in started:
         if turn not in ended:
             yield "turn_without_end", EVENTS, turn
+
+
+def _open_calls(events: Sequence[dict[str, Any]]) -> Iterator[_Found]:
+    """Every command that began has an end on record, `abandoned` if nothing else is known of it."""
+    ended = {(each["thread"], each["item"]) for each in events if each["event"] in ("tool_call", "file_change")}
+    for event in events:
+        if event["event"] == "item_started" and event["command"] and (event["thread"], event["item"]) not in ended:
+            yield "call_without_end", EVENTS, event["item"]
 
 
 def _steps(steps: Sequence[dict[str, Any]], calls: int) -> Iterator[_Found]:

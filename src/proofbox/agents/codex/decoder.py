@@ -6,7 +6,7 @@ raises, texts are bounded, and what has no translation is kept as `Unrecognized`
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -21,6 +21,7 @@ from proofbox.agents.events import (
     FileChange,
     Integrity,
     ItemStarted,
+    Message,
     Notice,
     RateWindows,
     Retrying,
@@ -34,6 +35,9 @@ from proofbox.agents.events import (
 from proofbox.core.text import preview
 
 PIECE = 256 << 10
+PARTIAL = 64 << 10
+"""Characters kept of a message that is not complete yet."""
+PARTIAL_MESSAGES = 1000
 REMEMBERED = 20_000
 
 _DELTAS: dict[str, Literal["message", "reasoning", "output"]] = {
@@ -53,7 +57,7 @@ _NOTICES = frozenset(
         *("thread/goal/updated", "thread/goal/cleared", "thread/settings/updated", "thread/queue/changed"),
         *("thread/environment/connected", "thread/environment/disconnected", "thread/prediction/updated"),
         *("turn/plan/updated", "turn/diff/updated", "turn/moderationMetadata", "hook/started", "hook/completed"),
-        *("item/commandExecution/terminalInteraction", "item/fileChange/patchUpdated", "item/mcpToolCall/progress"),
+        *("item/fileChange/patchUpdated", "item/mcpToolCall/progress"),
         *("item/reasoning/summaryPartAdded", "item/autoApprovalReview/started", "item/autoApprovalReview/completed"),
         *("autoApprovalReview/strictReviewRequired", "serverRequest/resolved", "mcpServer/startupStatus/updated"),
         *("model/rerouted", "model/verification", "model/safetyBuffering/updated", "skills/changed", "fs/changed"),
@@ -81,6 +85,9 @@ class Decoder:
         self._done: dict[tuple[str, str], None] = {}
         self._ended: dict[str, None] = {}
         self._errors: dict[str, Said] = {}
+        self._typed = 0
+        self._partial: dict[str, tuple[str, str]] = {}
+        """Of each thread the message under way: its item, and the text so far."""
 
     def decode(self, method: str, params: Any) -> list[Event | TurnOver]:
         said: Said = params if isinstance(params, dict) else {}
@@ -95,14 +102,15 @@ class Decoder:
         found = self._open.get((thread, item))
         return items.paths_of(found.item) if found is not None else []
 
-    def running(self, turn: str) -> list[str]:
-        """The tools of a turn that have begun and not ended."""
-        return [id for (_, id), each in self._open.of_turn(turn) if members.text(each.item, "type") in items.TOOLS]
+    def running(self, threads: Collection[str] | None = None, turn: str | None = None) -> list[opened.Key]:
+        """The tools of some threads, or of one turn, that have begun and not ended."""
+        found = self._open.of(threads, turn)
+        return [key for key, each in found if members.text(each.item, "type") in items.TOOLS]
 
-    def abandon(self, turn: str | None = None) -> list[Event]:
-        """Nobody will ever say how these ended: what is open of a turn, or all of it."""
+    def abandon(self, threads: Collection[str] | None = None, turn: str | None = None) -> list[Event]:
+        """Nobody will ever say how these ended: what is open of some threads, of a turn, or all of it."""
         left: list[Event] = []
-        for key, each in self._open.of_turn(turn):
+        for key, each in self._open.of(threads, turn):
             self._open.pop(key)
             left += self._abandoned(key[1], each)
         return left
@@ -126,11 +134,15 @@ class Decoder:
         place = Open(thread, turn, {})
         if method in _DELTAS:
             text = preview(members.text(said, "delta"), PIECE)[0]
+            if _DELTAS[method] == "message":
+                self._keep_partial(thread, members.id(said, "itemId"), text)
             yield of(Delta, place, item=members.id(said, "itemId"), kind=_DELTAS[method], text=text)
         elif method == "item/started":
             yield from self._item_started(place, members.inner(said, "item"))
         elif method == "item/completed":
             yield from self._item_completed(place, members.inner(said, "item"))
+        elif method == "item/commandExecution/terminalInteraction":
+            yield self._typed_into(place, said)
         elif method == "turn/started":
             yield of(TurnStarted, place)
         elif method == "turn/completed":
@@ -177,9 +189,33 @@ class Decoder:
         elif translate is not None:
             yield translate(place, id, item, place.turn in self._ended)
 
+    def _keep_partial(self, thread: str, item: str, text: str) -> None:
+        current, before = self._partial.get(thread, ("", ""))
+        kept = (before if current == item else "") + text
+        _remember(self._partial, thread, (item, kept[:PARTIAL]), PARTIAL_MESSAGES)
+
+    def _typed_into(self, place: Open, said: Said) -> Event:
+        """Text that the agent types into a running command is a call: the command may be a shell. Polling is not."""
+        typed = members.text(said, "stdin")
+        if not typed:
+            return of(Notice, place, kind="terminal_polled", message="")
+        self._typed += 1
+        return of(
+            ToolCall,
+            place,
+            item=f"{members.id(said, 'itemId')}/stdin-{self._typed}",
+            tool="write_stdin",
+            command=preview(typed, PAYLOAD)[0],
+            status="completed",
+            late=place.turn in self._ended,
+        )
+
     def _turn_completed(self, place: Open, turn: Said) -> Iterator[Event | TurnOver]:
         status = members.text(turn, "status")
-        for key, each in self._open.of_turn(place.turn):
+        item, text = self._partial.pop(place.thread, ("", ""))
+        if status == "interrupted" and text and self._open.get((place.thread, item)) is not None:
+            yield of(Message, place, item=item, text=text)
+        for key, each in self._open.of(turn=place.turn):
             if members.text(each.item, "type") not in items.TOOLS:
                 self._open.pop(key)
                 yield from self._abandoned(key[1], each)
@@ -230,9 +266,9 @@ def _unrecognized(method: str, params: Any) -> Unrecognized:
     )
 
 
-def _remember(kept: dict[K, V], key: K, value: V) -> None:
+def _remember(kept: dict[K, V], key: K, value: V, most: int | None = None) -> None:
     """The latest of them: what a program says must not fill our memory."""
     kept.pop(key, None)
     kept[key] = value
-    if len(kept) > REMEMBERED:
+    if len(kept) > (REMEMBERED if most is None else most):
         del kept[next(iter(kept))]

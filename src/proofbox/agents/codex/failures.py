@@ -6,11 +6,12 @@ is the last resort, and its pieces are listed here, all of them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from proofbox.agents.codex import members
-from proofbox.agents.traffic import Exchange
+from proofbox.agents.traffic import Exchange, read_duration
 from proofbox.core.text import preview, printable
 from proofbox.errors import (
     AgentError,
@@ -48,6 +49,8 @@ _BY_NAME: dict[str, type[AgentError]] = {
 }
 SAID = 1000
 _TRANSIENT = ("internalServerError",)
+_TRANSIENT_CODES = ("server_error", "internal_server_error")
+_RETRY_AFTER = re.compile(r"try again in (\d[\d.]*(?:ms|[dhms])(?:\d[\d.]*(?:ms|[hms]))*)", re.IGNORECASE)
 _BY_CODE: dict[str, type[AgentError]] = {
     "context_length_exceeded": ContextExceeded,
     "usage_limit_reached": UsageLimited,
@@ -96,7 +99,12 @@ def classify(error: Mapping[str, Any], seen: Exchange | None = None) -> AgentErr
         details["status"] = status
     if seen is not None and kind in (RateLimited, UsageLimited, Overloaded, ModelFailed):
         details |= {name: getattr(seen, name) for name in ("retry_after", "resets_at") if getattr(seen, name)}
+    if kind is RateLimited and "retry_after" not in details:
+        words = _RETRY_AFTER.search(f"{said}\n{seen.error_message if seen is not None else ''}")
+        if words is not None and (seconds := read_duration(words[1].lower())):
+            details["retry_after"] = seconds
     transient = name in _TRANSIENT or (kind is ModelFailed and status is not None and status >= 500)
+    transient = transient or (kind is ModelFailed and seen is not None and seen.error_code in _TRANSIENT_CODES)
     return kind(
         said or f"the turn failed ({name or 'no reason given'})",
         op="turn",
@@ -124,6 +132,13 @@ def _by_status(status: int | None) -> type[AgentError] | None:
     return RateLimited if status == 429 else ModelFailed
 
 
+def retried(seen: Exchange) -> AgentError:
+    """The failure of a request to the model that Codex made again, from what the gateway saw."""
+    kind = _by_exchange(seen) or ModelFailed
+    said = seen.error_message or (f"status {seen.status}" if seen.status else seen.outcome)
+    return kind(f"a request to the model failed, and was made again: {said}", op="turn")
+
+
 def _by_exchange(seen: Exchange | None) -> type[AgentError] | None:
     if seen is None:
         return None
@@ -132,6 +147,8 @@ def _by_exchange(seen: Exchange | None) -> type[AgentError] | None:
         return known
     if seen.outcome in ("cut", "unreachable", "abandoned"):
         return StreamDisconnected
+    if seen.outcome == "failed":
+        return ModelFailed
     return _by_status(seen.status) if seen.outcome == "http_error" else None
 
 

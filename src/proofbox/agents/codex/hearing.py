@@ -5,16 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from proofbox.agents.codex import members
 from proofbox.agents.codex.approvals import answer
 from proofbox.agents.codex.decoder import Decoder, TurnOver, last_usage
-from proofbox.agents.codex.failures import classify
+from proofbox.agents.codex.failures import classify, retried
 from proofbox.agents.codex.ledger import UsageLedger
+from proofbox.agents.codex.lineage import Lineage
+from proofbox.agents.codex.requested import RequestedCalls
 from proofbox.agents.contract import ApprovalRule
-from proofbox.agents.events import Decision, Integrity, RateWindows, TurnStarted, TurnStatus, Usage
+from proofbox.agents.events import (
+    Decision,
+    FileChange,
+    Integrity,
+    ItemStarted,
+    RateWindows,
+    Retrying,
+    ToolCall,
+    TurnStarted,
+    TurnStatus,
+    Usage,
+)
 from proofbox.agents.feed import Feed, Turn
 from proofbox.agents.jsonl import Garbage, Id
-from proofbox.agents.traffic import Exchange
+from proofbox.agents.traffic import Exchange, RequestedCall
 from proofbox.core.clock import Clock
 from proofbox.core.text import printable
 from proofbox.errors import AgentError, TurnInterrupted
@@ -33,6 +48,8 @@ class Hearing:
         self.feed = feed
         self.decoder = Decoder()
         self.ledger = UsageLedger()
+        self.lineage = Lineage()
+        self._requested = RequestedCalls()
         self.life = 0
         """Which start of the program this is."""
         self.threads: dict[str, int] = {}
@@ -47,6 +64,8 @@ class Hearing:
         self._on_change = on_change
         self._signs: dict[str, float] = {}
         self._failed: dict[str, Exchange] = {}
+        self._retries_reported: dict[str, int] = {}
+        """Of a turn, the number of its failed request that a retry was last reported for."""
 
     def begin(self, turn: str, thread: str) -> None:
         self.threads.setdefault(thread, self.life)
@@ -58,6 +77,7 @@ class Hearing:
         return self._clock.monotonic() - max(self._signs.get(turn.thread, 0.0), turn.began)
 
     async def notified(self, method: str, params: Any) -> None:
+        self.lineage.learn(method, params, lambda turn: self.feed.turn(turn).thread if self.feed.knows(turn) else "")
         for event in self.decoder.decode(method, params):
             thread, turn = event.thread, event.turn
             self._sign(thread)
@@ -66,6 +86,10 @@ class Hearing:
                 continue
             if isinstance(event, TurnStarted) and turn and not self.feed.knows(turn):
                 await self._begin_unasked(turn, thread)
+            elif isinstance(event, ItemStarted | ToolCall | FileChange):
+                self._requested.reported(thread, turn, event.item)
+            elif isinstance(event, Retrying) and turn in self._failed:
+                event = self._retry(event, self._failed[turn])
             elif isinstance(event, Usage):
                 active = self.feed.active_turn(thread)
                 if active is not None and active.id == turn:
@@ -124,6 +148,11 @@ class Hearing:
         turn = exchange.turn if self.feed.knows(exchange.turn) else ""
         session = self.feed.session
         self._sign(thread)
+        before = self._failed.get(turn)
+        if before is not None and self._retries_reported.get(turn) != before.number:
+            await self.feed.tell(
+                self._retry(Retrying(session=session, thread=thread, turn=turn, code="", message=""), before)
+            )
         if exchange.outcome == "completed":
             self._failed.pop(turn, None)
         elif turn:
@@ -138,13 +167,17 @@ class Hearing:
                 RateWindows(session=session, thread=thread, turn=turn, windows=exchange.windows, source="gateway")
             )
 
+    def call_requested(self, exchange: Exchange, call: RequestedCall) -> None:
+        """Remember a call that the gateway saw the model request."""
+        if exchange.thread in self.threads and self.feed.knows(exchange.turn):
+            self._requested.add(exchange, call)
+
     async def gateway_trouble(self, code: str, message: str) -> None:
         await self._doubt(code, message)
 
     async def end_all(self, status: TurnStatus, error: AgentError) -> None:
         """The program is gone: nothing more will be said of what is under way."""
-        for event in self.decoder.abandon():
-            await self.feed.tell(event)
+        await self.abandon()
         for turn in self.feed.turns_under_way():
             verdict = self.verdicts.pop(turn.id, None)
             if verdict is None:
@@ -152,15 +185,18 @@ class Hearing:
             else:
                 await self.feed.end_turn(turn.id, _status_of(verdict), verdict)
 
-    async def abandon(self, turn: Turn) -> bool:
-        """Whether anything of a turn was left open, which is now told to be so for good."""
-        left = self.decoder.abandon(turn.id)
+    async def abandon(self, threads: Sequence[str] | None = None, turn: str | None = None) -> bool:
+        """Report as abandoned what is still open of some threads or of one turn. Return whether anything was."""
+        left = self.decoder.abandon(threads, turn)
         for event in left:
             await self.feed.tell(event)
+        if turn is None:
+            for call in self._requested.abandon(threads):
+                await self.feed.tell(msgspec.structs.replace(call, late=self.feed.has_ended(call.turn)))
         return bool(left)
 
-    async def doubt(self, turn: Turn, code: str, message: str) -> None:
-        await self._doubt(code, message, thread=turn.thread, turn=turn.id)
+    async def doubt(self, thread: str, code: str, message: str, turn: str = "") -> None:
+        await self._doubt(code, message, thread=thread, turn=turn)
 
     async def _turn_over(self, over: TurnOver) -> None:
         if not self.feed.knows(over.turn):
@@ -174,11 +210,20 @@ class Hearing:
         elif status == "failed":
             error = classify(over.error or {}, self._failed.get(over.turn))
         self._failed.pop(over.turn, None)
+        self._retries_reported.pop(over.turn, None)
+        if status == "completed":
+            self._requested.forget(over.thread, over.turn)
         difference = self.ledger.settle(over.thread, complete=status == "completed")
         if difference is not None:
             message = "the tokens that codex reports are not those that passed through the gateway"
             await self._doubt("USAGE_DISAGREES", message, thread=over.thread, turn=over.turn, details=difference)
         await self.feed.end_turn(over.turn, status, error)
+
+    def _retry(self, event: Retrying, failed: Exchange) -> Retrying:
+        """Report the retry of a failed request, with the failure that the gateway saw."""
+        self._retries_reported[event.turn] = failed.number
+        seen = retried(failed)
+        return msgspec.structs.replace(event, code=seen.code, message=event.message or seen.message)
 
     async def _doubt(self, code: str, message: str, **members: Any) -> None:
         await self.feed.tell(Integrity(session=self.feed.session, code=code, message=message, **members))

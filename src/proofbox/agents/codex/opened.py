@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from proofbox.agents.codex import items, members
 from proofbox.agents.codex.items import PAYLOAD, Open
@@ -43,9 +43,13 @@ class OpenItems:
     def get(self, key: Key) -> Open | None:
         return self._items.get(key, (None, 0))[0]
 
-    def of_turn(self, turn: str | None) -> list[tuple[Key, Open]]:
-        """Those of a turn; of None, all of them."""
-        return [(key, opened) for key, (opened, _) in self._items.items() if turn is None or opened.turn == turn]
+    def of(self, threads: Collection[str] | None = None, turn: str | None = None) -> list[tuple[Key, Open]]:
+        """Those of some threads, and of one turn; None: of any."""
+        return [
+            (key, opened)
+            for key, (opened, _) in self._items.items()
+            if (threads is None or opened.thread in threads) and turn in (None, opened.turn)
+        ]
 
 
 def _needed(item: Said) -> tuple[Said, int]:

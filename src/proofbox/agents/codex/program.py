@@ -11,6 +11,7 @@ import anyio
 import msgspec
 
 from proofbox.agents.codex.binary import check_version
+from proofbox.agents.marked import kill_marked
 from proofbox.agents.rpc import OnFailure, OnGarbage, OnNotification, OnRequest, Peer
 from proofbox.core.text import printable
 from proofbox.errors import AgentError, ProofboxError, RuntimeCrashed, RuntimeStartFailed, TransportBroken
@@ -21,28 +22,7 @@ from proofbox.sandbox.inside import PolicyOptions
 
 STDERR_KEPT = 8 << 10
 LAST_WORDS_SECONDS = 10.0
-KILL_SECONDS = 10.0
 CLIENT = {"name": "proofbox", "title": None, "version": "1"}
-
-
-# Kills every process that has both arguments among its variables, until there is none: a fork may outrun one look.
-_KILL_BY_VARIABLES = r"""
-for round in 1 2 3 4 5 6 7 8; do
-    found=
-    for process in /proc/[0-9]*; do
-        variables=$(tr '\0' '\n' < "$process/environ") || continue
-        for wanted; do
-            case "
-$variables
-" in *"
-$wanted
-"*) ;; *) continue 2 ;; esac
-        done
-        kill -9 "${process#/proc/}" && found=yes
-    done
-    [ "$found" ] || exit 0
-done
-"""
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,11 +70,10 @@ class Program:
         with contextlib.suppress(ProofboxError):
             await self._process.kill()
 
-    async def kill_call(self, thread: str, call: str) -> None:
-        """End a command's whole tree, also what has left its session: Codex gives all of it these two variables."""
-        marks = [f"CODEX_THREAD_ID={thread}", f"CODEX_TOOL_CALL_ID={call}"]
-        with contextlib.suppress(ProofboxError):  # an image without a shell, a box that is gone
-            await self.box.exec(["/bin/sh", "-c", _KILL_BY_VARIABLES, "sh", *marks], timeout=KILL_SECONDS)
+    async def kill_commands(self, thread: str, call: str = "") -> bool:
+        """Kill every process of a call or of a thread, by the variables that Codex gives them; whether none is left."""
+        marks = [f"CODEX_THREAD_ID={thread}", *([f"CODEX_TOOL_CALL_ID={call}"] if call else ())]
+        return await kill_marked(self.box, marks)
 
     async def last_words(self) -> RuntimeCrashed:
         """Why its output has ended, as an error: how it ended, and what it said on stderr last."""

@@ -8,7 +8,7 @@ next used. A turn is never played again by us: it may have acted.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import anyio
@@ -50,6 +50,7 @@ OVERLOAD_TRIES = 4
 OVERLOAD_SECONDS = 0.2
 INTERRUPT_SECONDS = 10.0
 STOP_SECONDS = 5.0
+END_ROUNDS = 5
 CLOSE_SECONDS = 3.0
 
 
@@ -81,6 +82,7 @@ class CodexSession:
             endpoint,
             on_exchange=self._hearing.saw,
             on_trouble=self._hearing.gateway_trouble,
+            on_call=self._hearing.call_requested,
             clock=self._clock,
         )
         self._background = Background()
@@ -121,6 +123,13 @@ class CodexSession:
 
     def remove_listener(self, number: int) -> None:
         self.feed.remove_listener(number)
+
+    @property
+    def broken(self) -> ProofboxError | None:
+        return self._over
+
+    def owner_of(self, thread: str) -> str:
+        return self._hearing.lineage.owner(thread)
 
     @property
     def exchanges(self) -> list[Exchange]:
@@ -198,8 +207,24 @@ class CodexSession:
     async def wait_turn(self, turn: str) -> TurnResult:
         return await self.feed.wait_turn(turn)
 
+    async def end_thread(self, thread: str) -> None:
+        """Interrupt the turns of the thread and its sub-agents, then end everything they started."""
+        verdict = TurnInterrupted("the turn that it worked for has ended", op="turn")
+        for _ in range(END_ROUNDS):  # the end of one turn may start another, in a thread that waited for it
+            family = self._family(thread)
+            under_way = [turn for turn in self.feed.turns_under_way() if turn.thread in family]
+            for turn in under_way:
+                await self._stop(turn, verdict)
+            await self._end_commands(family)
+            if not any(turn.thread in self._family(thread) for turn in self.feed.turns_under_way()):
+                return
+        message = "sub-agents go on beginning turns after the end of the turn that they worked for"
+        await self._hearing.doubt(thread, "THREAD_NOT_ENDED", message)
+
     async def close(self) -> None:
         with anyio.CancelScope(shield=True):
+            if self._program is not None and not self._closing.is_set():
+                await self._end_left_over()
             self._closing.set()
             if self._opened:
                 with anyio.move_on_after(CLOSE_SECONDS + STOP_SECONDS):
@@ -334,6 +359,7 @@ class CodexSession:
     async def _have_thread(self, result: Any, origin: str, forked_from: str = "") -> str:
         thread = _member(result, "thread", "id", method=f"thread/{origin}")
         self._hearing.threads[thread] = self._hearing.life
+        self._hearing.lineage.start(thread)
         await self.feed.tell(
             ThreadStarted(session=self.id, thread=thread, origin=origin, forked_from=forked_from)  # type: ignore[arg-type]
         )
@@ -344,7 +370,8 @@ class CodexSession:
     async def _stop(self, turn: Turn, verdict: AgentError) -> None:
         """End a turn early, and the commands it runs. When Codex does not do it, the program is killed for it."""
         self._hearing.verdicts.setdefault(turn.id, verdict)
-        calls = set(self._hearing.decoder.running(turn.id))
+        running = self._hearing.decoder.running
+        calls = set(running([turn.thread], turn.id))
         with anyio.move_on_after(min(self._options.request_timeout, INTERRUPT_SECONDS)):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._interrupt, turn)
@@ -354,7 +381,7 @@ class CodexSession:
             await self._kill_program()
             await turn.ended.wait()
             return
-        await self._end_commands(turn, calls | set(self._hearing.decoder.running(turn.id)))
+        await self._end_commands([turn.thread], turn.id, calls | set(running([turn.thread], turn.id)))
 
     async def _interrupt(self, turn: Turn) -> None:
         """Ask for the end. No answer comes for a turn that is ending already: its end is what is waited for."""
@@ -363,24 +390,55 @@ class CodexSession:
         except AgentError:
             pass
 
-    async def _end_commands(self, turn: Turn, calls: set[str]) -> None:
-        """An interrupted turn's command goes on in Codex, as a terminal in the background: clear those, and then
-        whatever has got away from them."""
-        program = self._program
-        if program is None:
-            return
-        with contextlib.suppress(AgentError), anyio.move_on_after(STOP_SECONDS):
-            await self._ask("thread/backgroundTerminals/clean", lambda _: {"threadId": turn.thread})
-        for call in sorted(calls):
-            await program.kill_call(turn.thread, call)
-        with anyio.move_on_after(STOP_SECONDS):
-            await self._wait(lambda: not self._hearing.decoder.running(turn.id) or self._program is not program)
-        if self._hearing.decoder.running(turn.id) and not self.feed.turns_under_way():
-            await self._kill_program()
-            await self._wait(lambda: self._program not in (None, program) or self._over is not None)
-        if await self._hearing.abandon(turn) and self.feed.turns_under_way():  # killing the program would end those
-            message = "a command of an interrupted turn may run on until the session ends"
-            await self._hearing.doubt(turn, "COMMAND_NOT_ENDED", message)
+    async def _end_commands(
+        self, threads: Sequence[str], turn: str | None = None, calls: Collection[tuple[str, str]] = ()
+    ) -> None:
+        """End everything these threads run, or only these calls of one turn, and wait for each call's end.
+
+        Codex keeps the command of an interrupted turn running as a background terminal: clear those, then kill the
+        processes that detached themselves.
+        """
+        program, hear = self._program, self._hearing
+        if program is not None:
+            for thread in threads:
+                with anyio.move_on_after(STOP_SECONDS):
+                    await self._clear_terminals(thread)
+            marked = [(thread, "") for thread in threads] if turn is None else sorted(calls)
+            killed = [await program.kill_commands(thread, call) for thread, call in marked]
+            with anyio.move_on_after(STOP_SECONDS):
+                await self._wait(lambda: not hear.decoder.running(threads, turn) or self._program is not program)
+            running = bool(hear.decoder.running(threads, turn))
+            if (running or not all(killed)) and not self.feed.turns_under_way():
+                await self._kill_program()
+                await self._wait(lambda: self._program not in (None, program) or self._over is not None)
+            elif not all(killed) and self._program is program:
+                message = "processes that the agent has started may run on until the session ends"
+                await hear.doubt(threads[0], "COMMAND_NOT_ENDED", message, turn or "")
+        others = self.feed.turns_under_way()  # killing the program would end those
+        if await hear.abandon(threads, turn) and others:
+            message = "a command of a turn that has ended may run on until the session ends"
+            await hear.doubt(threads[0], "COMMAND_NOT_ENDED", message, turn or "")
+
+    async def _clear_terminals(self, thread: str) -> None:
+        with contextlib.suppress(AgentError):
+            await self._ask("thread/backgroundTerminals/clean", lambda _: {"threadId": thread})
+
+    async def _end_left_over(self) -> None:
+        """Have Codex end the commands that outlived their turns, so that it reports their exit codes and output."""
+
+        def left_over() -> set[str]:
+            busy = {turn.thread for turn in self.feed.turns_under_way()}
+            return {thread for thread, _ in self._hearing.decoder.running()} - busy
+
+        with anyio.move_on_after(CLOSE_SECONDS):
+            for thread in left_over():
+                await self._clear_terminals(thread)
+            await self._wait(lambda: not left_over() or not self._answers())
+
+    def _family(self, thread: str) -> list[str]:
+        """A thread and its sub-agents, as far as they are in the program that runs now."""
+        known, hear = self._hearing.lineage.family(thread), self._hearing
+        return [each for each in known if hear.threads.get(each) == hear.life] or [thread]
 
     async def _kill_program(self) -> None:
         if self._program is not None:

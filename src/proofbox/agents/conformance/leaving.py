@@ -6,7 +6,7 @@ import anyio
 
 from proofbox.agents.conformance.context import Context, Subject
 from proofbox.agents.conformance.rig import Hang, Run, Say
-from proofbox.agents.events import TurnEnded
+from proofbox.agents.events import ItemStarted, ToolCall, TurnEnded
 from proofbox.errors import ProofboxError
 from proofbox.sandbox.conformance.check import Failed, expect
 
@@ -33,6 +33,40 @@ async def close_ends_a_daemon(context: Context) -> None:
     async with context.playing([Run(f"{daemon} >/dev/null 2>&1; echo started"), Say("done")]) as play:
         await play.turn(await play.session.start_thread(), "start it")
     await play.until(lambda: not context.alive(context.marker), "the daemon's end")
+
+
+@subject.check()
+async def end_thread_ends_what_it_left(context: Context) -> None:
+    """A daemon of one thread ends with that thread; the session and its other threads go on."""
+    daemon = f"(setsid sleep 300 {context.marker} >/dev/null 2>&1 &)"
+    async with context.playing([Run(f"{daemon}; echo started")], [Say("still here")]) as play:
+        session = play.session
+        first = await session.start_thread()
+        expect(session.owner_of(first) == first, f"a new thread belongs to {session.owner_of(first)!r}")
+        expect(session.owner_of("no-such-thread") == "", "an unknown thread has an owner")
+        await play.turn(first, "start it")
+        with anyio.fail_after(context.patience):
+            await session.end_thread(first)
+        expect(not context.alive(context.marker), "the daemon outlived its thread")
+        expect(session.broken is None, f"the session is broken: {session.broken}")
+        await play.turn(await session.start_thread(), "go on")
+    expect(session.broken is not None, "a closed session is not broken")
+
+
+@subject.check()
+async def end_thread_ends_its_turn(context: Context) -> None:
+    """The turn under way is interrupted, and its command is on record, however it ended."""
+    async with context.playing([Run(context.long_command), Say("never")]) as play:
+        thread = await play.session.start_thread()
+        turn = await play.session.start_turn(thread, "sleep")
+        await play.until(context.long_command_runs, "the command")
+        with anyio.fail_after(context.patience):
+            await play.session.end_thread(thread)
+            result = await play.session.wait_turn(turn)
+        expect(result.status == "interrupted", f"status {result.status}: {result.error}")
+        await play.until(lambda: not context.alive(context.marker), "the end of its command")
+        begun = {event.item for event in play.of(ItemStarted, turn) if event.command}
+        expect(begun <= {call.item for call in play.of(ToolCall, turn)}, "a call began, and is not on record")
 
 
 @subject.check()

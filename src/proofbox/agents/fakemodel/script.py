@@ -15,7 +15,7 @@ These change the next answer; with `times=N` a fault happens N times for it, and
     [[http STATUS type=T message=M retry_after=S resets=S times=N]]     answer with this status
     [[fail CODE message=M times=N]]               the stream says that the response has failed
     [[drop before|mid times=N]]                   the connection breaks, before the answer or in its middle
-    [[idle SECONDS times=N]]                      the stream begins and then says nothing for so long
+    [[idle SECONDS after=WORDS times=N]]          the stream stops for so long, after some words of a message
     [[garbage times=N]]                           the stream is no stream of events
 
 A prompt without a directive is answered with a sentence. A rule stands for directives: `when` is a piece of the prompt.
@@ -54,6 +54,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""
     retry_after: float | None = None
     resets: float | None = None
+    after: int = 0
+    """Of `idle`: how many words of the message are sent first."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):

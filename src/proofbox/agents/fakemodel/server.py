@@ -128,6 +128,8 @@ class FakeModel:
                     await responder.write(_sse(event))
                 await responder.abort()
             elif fault.kind == "idle":
+                for event in events[1 : 2 + fault.after] if fault.after else ():
+                    await responder.write(_sse(event))
                 await anyio.sleep(float(fault.value or IDLE_SECONDS))
                 await responder.abort()
             else:
@@ -183,12 +185,9 @@ class FakeModel:
             if answer.kind == "run":
                 arguments = msgspec.json.encode({"cmd": answer.text}).decode()
             call = {"type": "function_call", "id": f"fc_{number}", "call_id": f"call_{number}"}
-            events.append(
-                {
-                    "type": "response.output_item.done",
-                    "item": {**call, "name": answer.tool or "exec_command", "arguments": arguments},
-                }
-            )
+            namespace, _, name = (answer.tool or "exec_command").rpartition(".")
+            call |= {"name": name, **({"namespace": namespace} if namespace else {})}
+            events.append({"type": "response.output_item.done", "item": {**call, "arguments": arguments}})
         return [*events, {"type": "response.completed", "response": {**response, "usage": _usage(answer.usage)}}]
 
 
