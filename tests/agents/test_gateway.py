@@ -34,11 +34,12 @@ from hypothesis import strategies as st
 
 from proofbox.agents.events import TokenUsage
 from proofbox.agents.fakemodel import FakeModel, Rule, Script, load_rules
-from proofbox.agents.gateway import MAX_ERROR_BODY, MAX_LINE, Endpoint, ModelGateway
+from proofbox.agents.gateway import MAX_ERROR_BODY, Endpoint, ModelGateway
 from proofbox.agents.http import Request, Responder, connection_handler
 from proofbox.agents.traffic import Exchange, StreamReader, read_body, read_duration, read_headers
 from proofbox.errors import AuthFailed, UsageError
 
+LONG_LINE = 256 << 10
 KEY = "sk-proj-Zq81kfjs93Hs8dkf93jf02"
 
 
@@ -182,7 +183,7 @@ def test_pieces_come_through_while_the_model_still_thinks(tmp_path: Path) -> Non
             async for line in answer.aiter_lines():
                 if line.startswith("data:"):
                     break
-        while lab.model.open or lab.last.duration_ms == 0:
+        while lab.model.open or lab.last.duration_ms is None:
             await anyio.sleep(0.005)
         assert lab.last.outcome == "abandoned"
 
@@ -230,7 +231,7 @@ def test_a_redirect_is_not_followed_and_an_echo_of_the_key_is_cut_out(tmp_path: 
             await responder.send(500, b"." * (MAX_ERROR_BODY - 20) + KEY.encode())
         elif request.target.endswith("/long-line"):
             await responder.start(200, {"content-type": "application/json"})
-            for piece in (b"." * MAX_LINE, KEY[:10].encode(), KEY[10:].encode(), b"." * MAX_LINE):
+            for piece in (b"." * LONG_LINE, KEY[:10].encode(), KEY[10:].encode(), b"." * LONG_LINE):
                 await responder.write(piece)
                 await anyio.sleep(0.01)
             await responder.finish()
@@ -257,7 +258,7 @@ def test_a_redirect_is_not_followed_and_an_echo_of_the_key_is_cut_out(tmp_path: 
                 cut = await lab.client.get("/model/huge-error")
                 assert cut.text == "." * (MAX_ERROR_BODY - 20) + "[redacted]"
                 in_pieces = await lab.client.get("/model/long-line")
-                assert in_pieces.text == "." * MAX_LINE + "[redacted]" + "." * MAX_LINE
+                assert in_pieces.text == "." * LONG_LINE + "[redacted]" + "." * LONG_LINE
                 streamed = await lab.client.get("/model/stream")
                 assert streamed.text == "data: you sent [redacted] to me\n\n"
                 assert "set-cookie" not in streamed.headers

@@ -227,6 +227,7 @@ class _Supervisor:
             on_budget=lambda what: self._watch.stop("budget_exceeded", what),
             on_activity=self._watch.on_activity,
             on_tokens=self._watch.on_tokens,
+            shared=self._around.shared is not None,
         )
         self.enter("running")
         shared = self._around.shared

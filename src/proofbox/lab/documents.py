@@ -120,7 +120,8 @@ class RunnerMetrics(msgspec.Struct, frozen=True, kw_only=True):
     turn_ms: float | None
     """How long the turn took, in milliseconds; null: no turn came to its end."""
     tokens: dict[str, TokenUsage]
-    """By who counted them: `runtime_reported` or `gateway`."""
+    """Summed over threads, by who counted them: `gateway`, which holds, or `runtime_reported`. The gateway is not there
+    where no response stated its usage."""
     error: dict[str, Any] | None
     source: Literal["runtime_reported"] = "runtime_reported"
 
@@ -208,7 +209,12 @@ class AttemptReport(msgspec.Struct, frozen=True, kw_only=True):
     """Signs that the agent went in circles."""
     integrity: tuple[IntegrityFinding, ...] | UnsetType = UNSET
     """Where what the runtime said contradicts itself or what was seen."""
+    responses_without_usage: int | UnsetType = UNSET
+    """Model responses that passed the gateway and did not state their usage: they are not in `tokens`."""
+    responses_broken_off: int | UnsetType = UNSET
+    """Model responses that broke off: `tokens` has as much of them as had been stated."""
     tokens: dict[str, TokenUsage]
+    """As in runner.metrics.json."""
     resources: Resources
     """What the box could use, and did."""
     put_back: tuple[str, ...]

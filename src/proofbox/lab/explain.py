@@ -101,6 +101,9 @@ def _story(attempt: Attempt, result: Ended, bundle: Path, replacement: str | Non
         yield "It shared its agent's process with other attempts, which could reach it."
     if attempt.parent is not None:
         yield f"It is a new try after {attempt.parent} failed for reasons of the machinery."
+    report = documents.get(artifacts.REPORT, {})
+    if unstated := report.get("responses_without_usage"):
+        yield f"{counted(unstated, 'model response')} did not state the tokens used: the count lacks them."
     calls = list(_calls(bundle))
     if calls:
         yield f"What it did ({counted(len(calls), 'tool call')}):"

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from proofbox.agents.codex import members
 from proofbox.agents.codex.approvals import answer
 from proofbox.agents.codex.decoder import Decoder, TurnOver, last_usage
 from proofbox.agents.codex.failures import classify
-from proofbox.agents.codex.ledger import UsageLedger
 from proofbox.agents.contract import ApprovalRule
 from proofbox.agents.events import Decision, Integrity, RateWindows, TurnStarted, TurnStatus, Usage
 from proofbox.agents.feed import Feed, Turn
 from proofbox.agents.jsonl import Garbage, Id
 from proofbox.agents.traffic import Exchange
+from proofbox.agents.usage import UsageLedger
 from proofbox.core.clock import Clock
 from proofbox.core.text import printable
 from proofbox.errors import AgentError, TurnInterrupted
@@ -42,6 +44,7 @@ class Hearing:
         self.garbage = 0
         self._failures = 0
         self._unasked = 0
+        self._unattributed = 0
         self._approvals = approvals
         self._clock = clock
         self._on_change = on_change
@@ -130,12 +133,24 @@ class Hearing:
             self._failed[turn] = exchange
         if exchange.outcome == "refused":
             await self._doubt("GATEWAY_REFUSED", "a request for something else than the model was refused")
-        if exchange.usage is not None:
-            total = self.ledger.passed(thread, exchange.usage, complete=exchange.outcome == "completed")
-            await self.feed.tell(Usage(session=session, thread=thread, turn=turn, total=total, source="gateway"))
+        counted = self.ledger.passed(thread, exchange)
+        if counted is not None:
+            await self.feed.tell(msgspec.structs.replace(counted, turn=turn))
+            if not thread:
+                await self._unreported(counted)
         if exchange.windows:
             await self.feed.tell(
                 RateWindows(session=session, thread=thread, turn=turn, windows=exchange.windows, source="gateway")
+            )
+
+    async def _unreported(self, counted: Usage) -> None:
+        """A model response of no thread that Codex has told of: a program in the box asked the gateway directly."""
+        self._unattributed += 1
+        if _is_told(self._unattributed):
+            await self._doubt(
+                "USAGE_UNREPORTED",
+                "a model response passed through the gateway that belongs to no thread of codex",
+                details={"number": self._unattributed, "seen": msgspec.to_builtins(counted.total)},
             )
 
     async def gateway_trouble(self, code: str, message: str) -> None:
@@ -145,6 +160,9 @@ class Hearing:
         """The program is gone: nothing more will be said of what is under way."""
         for event in self.decoder.abandon():
             await self.feed.tell(event)
+        busy = {turn.thread for turn in self.feed.turns_under_way()}
+        for thread, difference in self.ledger.settle_idle(busy).items():
+            await self._disagrees(difference, thread)
         for turn in self.feed.turns_under_way():
             verdict = self.verdicts.pop(turn.id, None)
             if verdict is None:
@@ -176,9 +194,12 @@ class Hearing:
         self._failed.pop(over.turn, None)
         difference = self.ledger.settle(over.thread, complete=status == "completed")
         if difference is not None:
-            message = "the tokens that codex reports are not those that passed through the gateway"
-            await self._doubt("USAGE_DISAGREES", message, thread=over.thread, turn=over.turn, details=difference)
+            await self._disagrees(difference, over.thread, over.turn)
         await self.feed.end_turn(over.turn, status, error)
+
+    async def _disagrees(self, difference: dict[str, Any], thread: str, turn: str = "") -> None:
+        message = "the tokens that codex reports are not those that passed through the gateway"
+        await self._doubt("USAGE_DISAGREES", message, thread=thread, turn=turn, details=difference)
 
     async def _doubt(self, code: str, message: str, **members: Any) -> None:
         await self.feed.tell(Integrity(session=self.feed.session, code=code, message=message, **members))
