@@ -98,7 +98,10 @@ class ToolCall(AgentEvent, frozen=True, kw_only=True, tag="tool_call"):
     late: bool = False
     """It ended after its turn had."""
     source: Literal["runtime_reported", "observed"] = "runtime_reported"
-    """`observed`: proofbox ran it itself."""
+    """`observed`: proofbox ran it itself, or was asked to."""
+    started: bool | None = None
+    """Of an observed call, whether it ran: false if it was declined or refused, or if its program could not be started.
+    Null: nobody outside the box saw."""
 
 
 class FileChange(AgentEvent, frozen=True, kw_only=True, tag="file_change"):

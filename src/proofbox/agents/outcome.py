@@ -59,6 +59,8 @@ class CallMade(msgspec.Struct, frozen=True):
     status: str
     """completed, failed, declined, or abandoned: nobody will ever say how it ended."""
     source: str
+    started: bool | None
+    """Of an observed call, whether it ran; null: nobody outside the box saw."""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):

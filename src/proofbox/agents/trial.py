@@ -68,7 +68,9 @@ class _Heard:
             case ToolCall():
                 command, _ = self._redactor.preview(event.command, 4096)
                 tool, _ = self._redactor.preview(event.tool, 200)
-                call = CallMade(command, event.exit_code, event.duration_ms, tool, event.status, event.source)
+                call = CallMade(
+                    command, event.exit_code, event.duration_ms, tool, event.status, event.source, event.started
+                )
                 self.calls.append(call)
             case Usage():
                 self.tokens.add(event)

@@ -195,7 +195,7 @@ class AttemptReport(msgspec.Struct, frozen=True, kw_only=True):
     """How many the agent sent."""
     tool_calls: int | UnsetType = UNSET
     tool_calls_observed: int | UnsetType = UNSET
-    """Of them those that proofbox ran itself."""
+    """Of them those that proofbox ran itself, and that were started."""
     tool_failures: dict[str, int] | UnsetType = UNSET
     """By code: `exit_1`, `failed`, `declined`, `abandoned`."""
     retries: dict[str, int] | UnsetType = UNSET
@@ -260,7 +260,10 @@ class ToolCallEntry(msgspec.Struct, frozen=True, kw_only=True):
     late: bool
     """It ended after its turn had."""
     source: str
-    """`observed`: proofbox ran it. Otherwise it rests on the runtime's word."""
+    """`observed`: proofbox ran it, or was asked to. Otherwise it rests on the runtime's word."""
+    started: bool | None
+    """Of an observed call, whether it ran: false if it was declined or refused, or if its program could not be started.
+    Null: nobody outside the box saw. Only true counts as observed."""
     output_preview: str
     """The first 2048 bytes, redacted."""
     output_bytes: int

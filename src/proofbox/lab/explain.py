@@ -188,6 +188,8 @@ def _calls(bundle: Path) -> Iterator[dict[str, Any]]:
 
 def _call(call: dict[str, Any], bundle: Path) -> str:
     ended = call["status"] if call["exit_code"] is None else f"exit {call['exit_code']}"
+    if call.get("started") is False and call["status"] == "failed":
+        ended = "never started"
     took = "" if call["duration_ms"] is None else f", {call['duration_ms']:.0f} ms"
     what = subject_of(call["tool"], call["command"][:200])
     failed = call["status"] != "completed" or call["exit_code"] not in (None, 0)

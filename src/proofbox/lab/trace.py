@@ -127,6 +127,8 @@ class Trace:
                 failed=_failed(call),
                 observed=_observed(call),
                 declined=call.status == "declined",
+                started=call.started is not False,
+                exit_code=call.exit_code,
             )
             for call in self.calls
         ]
@@ -182,6 +184,7 @@ class Trace:
             duration_ms=event.duration_ms,
             late=event.late,
             source=event.source,
+            started=event.started,
             output_preview=shown,
             output_bytes=len(output),
             output_sha256=self._keep(output) if cut else None,
@@ -236,7 +239,7 @@ def _failed(call: ToolCall) -> bool:
 
 
 def _observed(call: ToolCall) -> bool:
-    return call.source == "observed" and call.status != "declined"
+    return call.source == "observed" and call.started is True
 
 
 def _failure_code(call: ToolCall) -> str:
