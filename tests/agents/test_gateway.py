@@ -221,6 +221,31 @@ def test_no_other_target_is_reached(tmp_path: Path, target: str) -> None:
     run(tmp_path, work)
 
 
+@pytest.mark.parametrize("target", ["/model", "/model/"])
+def test_a_look_whether_the_base_url_answers_is_no_request_to_the_model(tmp_path: Path, target: str) -> None:
+    async def work(lab: Lab) -> None:
+        answer = await lab.client.head(target)
+        assert (answer.status_code, answer.content) == (200, b"")
+        assert (lab.gateway.requests, lab.gateway.refused, lab.model.seen) == (0, 0, [])
+        for other in ("/", "/model/responses", "/modelx"):
+            assert (await lab.client.head(other)).status_code == 403
+        assert (lab.gateway.refused, lab.model.seen) == (3, [])
+        assert (await lab.ask("[[say fine]]")).status_code == 200  # on the same connection
+
+    run(tmp_path, work)
+
+
+def test_the_key_goes_into_the_header_that_the_client_uses(tmp_path: Path) -> None:
+    async def work(lab: Lab) -> None:
+        own = {"x-api-key": "the-box-made-this-up", "anthropic-version": "2023-06-01", "anthropic-beta": "b"}
+        await lab.ask("[[say hello]]", headers=own)
+        headers = dict(lab.model.seen[-1].headers)
+        assert (headers["x-api-key"], "authorization" in headers) == (KEY, False)
+        assert (headers["anthropic-version"], headers["anthropic-beta"]) == ("2023-06-01", "b")
+
+    run(tmp_path, work)
+
+
 def test_a_redirect_is_not_followed_and_an_echo_of_the_key_is_cut_out(tmp_path: Path) -> None:
     async def endpoint(request: Request, responder: Responder) -> None:
         if request.target.endswith("/go"):

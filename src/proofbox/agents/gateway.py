@@ -48,8 +48,11 @@ _QUERY = re.compile(r"[A-Za-z0-9._~:@!$&'()*+,;=/?%-]*")
 _PASSED_ON = frozenset(
     {"accept", "content-type", "content-encoding", "user-agent", "originator", "session-id", "session_id"}
     | {"thread-id", "conversation_id", "openai-beta", "version", "x-client-request-id"}
+    | {"anthropic-version", "anthropic-beta"}
 )
-_PASSED_BACK = frozenset({"content-type", "retry-after", "x-request-id", "openai-model", "openai-processing-ms"})
+_PASSED_BACK = frozenset(
+    {"content-type", "retry-after", "x-request-id", "request-id", "openai-model", "openai-processing-ms"}
+)
 _BREAKS = {"cut": "broke off its answer", "unreachable": "can't be reached"}
 
 OnExchange = Callable[[Exchange], Awaitable[None]]
@@ -102,8 +105,11 @@ class Endpoint:
     def has_key(self) -> bool:
         return self._key is not None
 
-    def authorization(self) -> dict[str, str]:
-        return {"authorization": f"Bearer {self._key}"} if self._key is not None else {}
+    def authorization(self, request: Request) -> dict[str, str]:
+        """The key, in the header that the client uses for one: Anthropic's API takes an API key by no other."""
+        if self._key is None:
+            return {}
+        return {"x-api-key": self._key} if request.header("x-api-key") else {"authorization": f"Bearer {self._key}"}
 
     def redactor(self) -> Redactor:
         return Redactor([self._key] if self._key is not None else [], patterns=())
@@ -211,6 +217,10 @@ class ModelGateway:
         return os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy") or None
 
     async def _pass(self, request: Request, responder: Responder) -> None:
+        if request.method == "HEAD" and request.target in (self._prefix, f"{self._prefix}/"):
+            # Agents look whether the base URL answers before they use it. The gateway does, and no endpoint is asked.
+            await responder.send(200)
+            return
         path = self._path(request)
         self.requests += 1
         exchange = Exchange(
@@ -231,7 +241,8 @@ class ModelGateway:
                 self.refused += 1
                 exchange.outcome, exchange.status = "refused", 403
                 await self._conclude(exchange)
-                await responder.send(403, b"proofbox: this gateway leads to the model and nowhere else\n")
+                body = b"proofbox: this gateway leads to the model and nowhere else\n"
+                await responder.send(403, body if request.method != "HEAD" else b"")
         finally:
             await self._conclude(exchange)
 
@@ -258,7 +269,7 @@ class ModelGateway:
 
     async def _ask(self, request: Request, path: str, exchange: Exchange, responder: Responder) -> None:
         headers = {name: value for name, value in request.headers if _passed(name, _PASSED_ON)}
-        headers |= {"accept-encoding": "identity", **self._endpoint.authorization()}
+        headers |= {"accept-encoding": "identity", **self._endpoint.authorization(request)}
         url = self._endpoint.base_url + path
         try:
             async with self._client.stream(
@@ -333,7 +344,7 @@ class ModelGateway:
 
 
 def _passed(name: str, names: frozenset[str]) -> bool:
-    return name in names or name.startswith(("x-codex-", "x-ratelimit-"))
+    return name in names or name.startswith(("x-codex-", "x-ratelimit-", "anthropic-ratelimit-"))
 
 
 def _turn_of(request: Request) -> str:
