@@ -10,7 +10,7 @@ be, is `Unrecognized`. Whether the turn failed is taken from fields that say so,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import msgspec
@@ -29,8 +29,9 @@ from proofbox.agents.events import (
     Unrecognized,
     Usage,
 )
+from proofbox.agents.modelfailures import kind_of
 from proofbox.core.text import preview
-from proofbox.errors import AgentError, AuthFailed, ModelFailed, Overloaded, RateLimited
+from proofbox.errors import AgentError, ModelFailed
 
 PAYLOAD_LIMIT = 64 << 10
 ID_LIMIT = 200
@@ -296,18 +297,11 @@ def _asked(call: _Json) -> tuple[str, str]:
 
 def failure_of(status: int | None, message: str) -> AgentError:
     """The failure that an HTTP status of the model's endpoint means; without one, only that it failed."""
-    kinds: dict[int, Callable[..., AgentError]] = {
-        401: AuthFailed,
-        403: AuthFailed,
-        429: RateLimited,
-        503: Overloaded,
-        529: Overloaded,
-    }
     if status is None:
         return AgentError(message, op="turn")
-    if status in kinds:
-        return kinds[status](message, op="turn", details={"status": status})
-    return ModelFailed(message, op="turn", details={"status": status}, retryable=status >= 500)
+    kind = kind_of(status)
+    retryable = status >= 500 if kind is ModelFailed else None
+    return kind(message, op="turn", details={"status": status}, retryable=retryable)
 
 
 def dialect_named(name: DialectName) -> Dialect | None:

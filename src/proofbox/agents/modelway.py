@@ -12,6 +12,7 @@ from proofbox.agents.codex.launch import way_to_model
 from proofbox.agents.events import Event, Integrity, RateWindows, TokenUsage
 from proofbox.agents.feed import Turn
 from proofbox.agents.gateway import Endpoint, ModelGateway
+from proofbox.agents.modelfailures import note
 from proofbox.agents.traffic import Exchange
 from proofbox.agents.usage import UsageLedger
 from proofbox.errors import RuntimeStartFailed
@@ -88,6 +89,8 @@ class WayToModel:
         turns = self._session.feed.turns_under_way()
         turn = turns[0] if len(turns) == 1 else None
         thread = turn.thread if turn is not None else ""
+        if turn is not None:
+            note(turn, exchange)
         events: list[Event] = []
         if exchange.outcome == "refused":
             message = f"a request for something else than the model was refused: {exchange.method}"

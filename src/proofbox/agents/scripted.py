@@ -251,7 +251,8 @@ class ScriptedSession(HostedSession):
             if step.fault == CRASH:
                 self._crashed = True
                 await self._stop_all()
-            raise step.error()
+            turn.observed_failure = step.error()  # a script says what is seen to fail
+            raise turn.observed_failure
         else:
             await self.tell_of(turn, self._said(step, places))
 

@@ -15,6 +15,7 @@ from proofbox.agents.contract import ApprovalRule
 from proofbox.agents.events import Decision, Integrity, RateWindows, TurnStarted, TurnStatus, Usage
 from proofbox.agents.feed import Feed, Turn
 from proofbox.agents.jsonl import Garbage, Id
+from proofbox.agents.modelfailures import note
 from proofbox.agents.traffic import Exchange
 from proofbox.agents.usage import UsageLedger
 from proofbox.core.clock import Clock
@@ -131,6 +132,8 @@ class Hearing:
             self._failed.pop(turn, None)
         elif turn:
             self._failed[turn] = exchange
+        if turn:  # before its first response, the agent has run nothing that could have sent a request
+            note(self.feed.turn(turn), exchange, first_is_ours=True)
         if exchange.outcome == "refused":
             await self._doubt("GATEWAY_REFUSED", "a request for something else than the model was refused")
         counted = self.ledger.passed(thread, exchange)
@@ -164,6 +167,8 @@ class Hearing:
         for thread, difference in self.ledger.settle_idle(busy).items():
             await self._disagrees(difference, thread)
         for turn in self.feed.turns_under_way():
+            if error.details.get("cause"):  # not the program's end, but that of its box
+                turn.observed_failure = error
             verdict = self.verdicts.pop(turn.id, None)
             if verdict is None:
                 await self.feed.end_turn(turn.id, status, error)
