@@ -246,12 +246,26 @@ def test_the_key_goes_into_the_header_that_the_client_uses(tmp_path: Path) -> No
     run(tmp_path, work)
 
 
+ESCAPED = [
+    KEY.encode().hex(),
+    "".join(f"%{ord(character):02x}" for character in KEY),
+    "".join(f"\\u{ord(character):04x}" for character in KEY),
+    KEY.replace("-", "\\u002d"),
+]
+
+
 def test_a_redirect_is_not_followed_and_an_echo_of_the_key_is_cut_out(tmp_path: Path) -> None:
+    cookies: list[str] = []
+
     async def endpoint(request: Request, responder: Responder) -> None:
         if request.target.endswith("/go"):
             await responder.send(307, b"", {"location": "http://127.0.0.1:9/steal"})
         elif request.target.endswith("/echo"):
             await responder.send(401, request.header("authorization").encode(), {"x-request-id": KEY})
+        elif request.target.endswith("/escapes"):
+            cookies.append(request.header("cookie"))
+            headers = {"content-type": "application/json", "set-cookie": "session=1; Path=/"}
+            await responder.send(200, json.dumps({"said": ESCAPED}).encode(), headers)
         elif request.target.endswith("/huge-error"):
             await responder.send(500, b"." * (MAX_ERROR_BODY - 20) + KEY.encode())
         elif request.target.endswith("/long-line"):
@@ -280,6 +294,11 @@ def test_a_redirect_is_not_followed_and_an_echo_of_the_key_is_cut_out(tmp_path: 
                 echoed = await lab.client.get("/model/echo")
                 assert echoed.text == "Bearer [redacted]"
                 assert "x-request-id" not in echoed.headers
+                for _ in range(2):
+                    escaped = await lab.client.get("/model/escapes")
+                    assert escaped.json()["said"] == ["[redacted]"] * len(ESCAPED)
+                    assert "set-cookie" not in escaped.headers
+                assert cookies == ["", ""]
                 cut = await lab.client.get("/model/huge-error")
                 assert cut.text == "." * (MAX_ERROR_BODY - 20) + "[redacted]"
                 in_pieces = await lab.client.get("/model/long-line")

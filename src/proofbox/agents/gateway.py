@@ -17,6 +17,7 @@ import secrets
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from http.cookiejar import DefaultCookiePolicy
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -105,11 +106,11 @@ class Endpoint:
     def has_key(self) -> bool:
         return self._key is not None
 
-    def authorization(self, request: Request) -> dict[str, str]:
-        """The key, in the header that the client uses for one: Anthropic's API takes an API key by no other."""
+    def authorization(self, *, as_api_key: bool = False) -> dict[str, str]:
+        """The header with the key. Anthropic's API takes an API key by `x-api-key` alone."""
         if self._key is None:
             return {}
-        return {"x-api-key": self._key} if request.header("x-api-key") else {"authorization": f"Bearer {self._key}"}
+        return {"x-api-key": self._key} if as_api_key else {"authorization": f"Bearer {self._key}"}
 
     def redactor(self) -> Redactor:
         return Redactor([self._key] if self._key is not None else [], patterns=())
@@ -185,6 +186,8 @@ class ModelGateway:
             listener,
             anyio.create_task_group() as tasks,
         ):
+            # What an endpoint wants remembered would tie requests of different turns, or attempts, to each other.
+            self._client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))
             tasks.start_soon(self._serve, listener)
             try:
                 yield
@@ -269,7 +272,8 @@ class ModelGateway:
 
     async def _ask(self, request: Request, path: str, exchange: Exchange, responder: Responder) -> None:
         headers = {name: value for name, value in request.headers if _passed(name, _PASSED_ON)}
-        headers |= {"accept-encoding": "identity", **self._endpoint.authorization(request)}
+        as_api_key = bool(request.header("x-api-key"))  # what the client uses for a key, the endpoint takes
+        headers |= {"accept-encoding": "identity", **self._endpoint.authorization(as_api_key=as_api_key)}
         url = self._endpoint.base_url + path
         try:
             async with self._client.stream(
