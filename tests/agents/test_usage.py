@@ -263,7 +263,7 @@ def test_a_count_without_any_stated_usage_is_unknown() -> None:
     assert (count.total(), count.by_source()) == (None, {})
     assert (count.without_usage, count.broken_off) == (2, 1)
     count.add(usage(9, "a", "runtime_reported"))
-    assert count.spent() == 9  # the agent's word is all that is known
+    assert count.spent() == 9  # as the agent reports, for lack of a better count
 
 
 def test_in_a_shared_session_nothing_is_counted_that_may_be_anothers() -> None:

@@ -101,9 +101,8 @@ class TurnResult(msgspec.Struct, frozen=True, kw_only=True):
     error: AgentError | None = None
     """Why it failed, as the runtime says."""
     observed_failure: AgentError | None = None
-    """A failure of the machinery that was seen from outside the box, and with which the turn ended: of the model, by
-    the gateway, or of the box, by its supervisor. Only this excuses the agent: what a program in the box says, or does
-    to itself, does not."""
+    """The infrastructure failure that the turn ended with, as seen from outside the box: a failure of the model, seen
+    by the gateway, or of the box, seen by its supervisor. The output and exit of a program in the box never set it."""
     final_message: str = ""
     usage: TokenUsage | None = None
     duration_ms: float = 0.0

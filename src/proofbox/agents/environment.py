@@ -45,8 +45,8 @@ BLOCKED_PREFIXES = (
 _SECRET_WORDS = re.compile(
     r"SECRET|TOKEN|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|PRIVATE|(?:API|ACCESS|AUTH)_?KEY|(?:^|_)(?:PWD_HASH|PASS|AUTH)(?:_|$)"
 )
-# Addresses of such services hold passwords. Only the variables are kept out, and their values under other names: in
-# texts such an address may be anybody's.
+# Addresses of such services hold passwords. The variables are blocked, and so are their values under other names. The
+# values are not redacted from texts: an address like redis://localhost is too common.
 _SERVICES = (
     r"DB|DATABASE|SQL|SQLALCHEMY|POSTGRES|POSTGRESQL|PG|MYSQL|MARIADB|MSSQL|ORACLE|MONGO|MONGODB|REDIS|VALKEY|CLICKHOUSE"
     r"|COUCHDB|COUCHBASE|CASSANDRA|NEO4J|ELASTIC|ELASTICSEARCH|OPENSEARCH|AMQP|CLOUDAMQP|RABBITMQ|BROKER|NATS|KAFKA"

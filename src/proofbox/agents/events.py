@@ -101,7 +101,7 @@ class ToolCall(AgentEvent, frozen=True, kw_only=True, tag="tool_call"):
     """`observed`: proofbox ran it itself, or was asked to."""
     started: bool | None = None
     """Of an observed call, whether it ran: false if it was declined or refused, or if its program could not be started.
-    Null: nobody outside the box saw."""
+    Null: not seen from outside the box."""
 
 
 class FileChange(AgentEvent, frozen=True, kw_only=True, tag="file_change"):
@@ -141,7 +141,7 @@ class TokenUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Usage(AgentEvent, frozen=True, kw_only=True, tag="usage"):
-    """What the thread has used up to now. An attempt's use is the sum over its threads."""
+    """The tokens that a thread has used up to now. An attempt's usage is the sum over its threads."""
 
     total: TokenUsage
     """Of the whole thread, up to now. With source `gateway` and no thread: of requests that name no known thread."""

@@ -1,7 +1,7 @@
 """Failures of the model as the gateway saw them.
 
-Only what was seen outside the box can excuse an agent. A program in the box can print any failure, end itself by any
-signal, and send requests that no endpoint accepts: all of that is its own doing.
+Only failures seen outside the box count as infrastructure failures. A program in the box can print any error, kill
+itself with any signal, and send requests that no endpoint accepts.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ def limits_of(exchange: Exchange) -> dict[str, Any]:
 
 
 def note(turn: Turn, exchange: Exchange, *, first_is_ours: bool = False) -> None:
-    """Keep what an exchange says about its turn: the failure that the model ended with, or that it works.
+    """Update the turn's observed failure: set it if the endpoint failed, clear it if a response was completed.
 
-    A failure that the request may have brought about excuses nobody. With `first_is_ours` the agent has done nothing
-    before its first response, so that until then no request can be its doing.
+    A failure that the request itself may have caused is ignored. With `first_is_ours` the agent has run nothing before
+    its first response, so it can't have caused any failure until then.
     """
     if exchange.outcome == "completed" and exchange.method == "POST":
         turn.answered, turn.observed_failure = True, None

@@ -60,7 +60,7 @@ class CallMade(msgspec.Struct, frozen=True):
     """completed, failed, declined, or abandoned: nobody will ever say how it ended."""
     source: str
     started: bool | None
-    """Of an observed call, whether it ran; null: nobody outside the box saw."""
+    """Of an observed call, whether it ran; null: not seen from outside the box."""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):

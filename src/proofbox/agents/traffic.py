@@ -137,7 +137,7 @@ def read_body(exchange: Exchange, body: bytes) -> None:
 
 
 def measure(exchange: Exchange) -> None:
-    """Say of an exchange that is over whether its usage is all that was used."""
+    """Set `unmeasured` of a finished exchange."""
     if exchange.method != "POST" or exchange.path.partition("?")[0].endswith(_FREE):
         return
     if exchange.outcome in ("cut", "abandoned"):

@@ -1,8 +1,8 @@
 """Keeping secrets out of everything that is written down or shown.
 
 Two layers. Exact values come first: the secrets this process knows, in the spellings they travel in (as they are,
-URL-quoted, JSON-escaped, in hex, inside base64 at any alignment). Then patterns: what looks like a key, though nobody
-told us. Exact values become `[redacted]`, patterns `[redacted:kind]`.
+URL-quoted, JSON-escaped, in hex, inside base64 at any alignment). Then patterns: unknown values
+that look like a key. Exact values become `[redacted]`, patterns `[redacted:kind]`.
 
 Clean text is the common case and stays cheap: each value and each pattern has a literal that must occur before a
 regular expression runs.

@@ -60,11 +60,11 @@ from proofbox.lab.trace import Trace
 from proofbox.lab.verifier import Checked, check, lay_beside, lay_out
 from proofbox.workspace.workspace import Workspace
 
-# What an agent's turn may fail with that is the agent's own affair, whatever else was seen.
+# Failures of a turn that always count against the agent.
 ITS_OWN = (ContextExceeded, TurnInterrupted)
-# What it says about its model, and how it ended. A program in a box can say and do that at will: these are its own
-# affair too, unless a failure was seen from outside.
-ITS_WORD = (AuthFailed, RateLimited, UsageLimited, Overloaded, ModelFailed, StreamDisconnected, RuntimeCrashed)
+# Failures that a program in a box can report or cause at will. They count against the agent too, unless a failure was
+# seen from outside the box.
+SELF_REPORTED = (AuthFailed, RateLimited, UsageLimited, Overloaded, ModelFailed, StreamDisconnected, RuntimeCrashed)
 Done = TypeVar("Done")
 
 
@@ -331,7 +331,7 @@ class _Supervisor:
             self._reason, self._detail = stopped, self._watch.detail
             # Who was stopped has claimed nothing, whatever he had just said.
             self._feedback = msgspec.structs.replace(self._feedback, claimed="none")
-            if stopped == "timed_out" and seen is not None:  # it waited for a model that had failed it
+            if stopped == "timed_out" and seen is not None:  # it waited for a model that had failed
                 self._reason, self._infra = "infra_failed", seen
         elif result.status == "interrupted":
             self._reason = "interrupted"
@@ -340,7 +340,7 @@ class _Supervisor:
             self._reason = "turn_failed" if self._infra is None else "infra_failed"
 
     def _failed_with(self, error: AgentError | None, seen: AgentError | None) -> ProofboxError | None:
-        """The machinery's failure that a turn ended with; None: it is the agent's own."""
+        """Return the infrastructure failure that a turn ended with; None if the failure is the agent's."""
         if error is None:
             return AgentError("the turn failed, without saying why", op="turn")
         if error.details.get("cause") == StartFailed.code:  # some providers tell so by the first command
@@ -351,8 +351,8 @@ class _Supervisor:
             return seen
         if isinstance(error, RuntimeCrashed) and self._around.shared is not None:
             return error  # the program was not this attempt's alone: another may have ended it
-        # A bare AgentError is a program that said no by its own exit code: its verdict, and no failure of ours.
-        return None if isinstance(error, ITS_WORD) or type(error) is AgentError else error
+        # A bare AgentError is a program that exited with an error code.
+        return None if isinstance(error, SELF_REPORTED) or type(error) is AgentError else error
 
     # After the agent
 

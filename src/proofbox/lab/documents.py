@@ -263,7 +263,7 @@ class ToolCallEntry(msgspec.Struct, frozen=True, kw_only=True):
     """`observed`: proofbox ran it, or was asked to. Otherwise it rests on the runtime's word."""
     started: bool | None
     """Of an observed call, whether it ran: false if it was declined or refused, or if its program could not be started.
-    Null: nobody outside the box saw. Only true counts as observed."""
+    Null: not seen from outside the box. Only true counts as observed."""
     output_preview: str
     """The first 2048 bytes, redacted."""
     output_bytes: int

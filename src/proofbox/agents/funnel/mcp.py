@@ -105,9 +105,7 @@ class ToolRelay:
             call = self._pending.pop(_key(message.get("id")) or "", None)
         if call is not None:  # told before the agent hears of it, as for a command
             failed = "error" in message or _is_error(message.get("result"))
-            call.started = (
-                "error" not in message
-            )  # by which a server says that it has no such tool, or refuses the call
+            call.started = "error" not in message  # a server without such a tool answers with an error
             kept = call.kept()
             kept.add(_text_of(message).encode())
             await call.end("failed" if failed else "completed", output=kept.text())
