@@ -46,6 +46,13 @@ def ask_model(thread, turn):
         answer.read()
 
 
+def ask_and_report(thread, turn):
+    ask_model(thread, turn)
+    used = {"inputTokens": 10, "outputTokens": 5, "cachedInputTokens": 400, "reasoningOutputTokens": 10}
+    usage = {"total": used, "last": used}
+    say(method="thread/tokenUsage/updated", params={"threadId": thread, "turnId": turn, "tokenUsage": usage})
+
+
 def end(thread, turn, status="completed", error=None):
     ended = {"id": turn, "status": status, "error": error, "items": []}
     say(method="turn/completed", params={"threadId": thread, "turn": ended})
@@ -68,6 +75,21 @@ def play(thread, turn):
         factor = 3 if MODE == "lie" else 1
         used = {"inputTokens": 10 * factor, "outputTokens": 5, "cachedInputTokens": 400, "reasoningOutputTokens": 10}
         say(method="thread/tokenUsage/updated", params={**place, "tokenUsage": {"total": used, "last": used}})
+    if MODE in ("sub-agent", "direct", "spoof", "late-spoof"):
+        ask_and_report(thread, turn)
+    if MODE == "sub-agent":
+        own, inner = f"sub-{RUN}", f"sub-turn-{RUN}"
+        say(method="turn/started", params={"threadId": own, "turn": {"id": inner}})
+        ask_and_report(own, inner)
+        end(own, inner)
+    if MODE == "direct":
+        ask_model("", "")
+    if MODE == "spoof":
+        ask_model(thread, turn)
+    if MODE == "late-spoof":
+        end(thread, turn)
+        ask_model(thread, turn)
+        return
     if MODE == "twice":
         item = {"type": "commandExecution", "id": "c1", "command": "ls", "status": "completed", "exitCode": 0}
         for _ in range(2):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from proofbox.agents.codex.approvals import answer
 from proofbox.agents.codex.decoder import Decoder, TurnOver
 from proofbox.agents.codex.failures import classify
-from proofbox.agents.codex.ledger import UsageLedger
 from proofbox.agents.contract import ApprovalRule
 from proofbox.agents.events import (
     Delta,
@@ -32,6 +31,7 @@ from proofbox.agents.events import (
 )
 from proofbox.agents.rpc import Refusal
 from proofbox.agents.traffic import Exchange
+from proofbox.agents.usage import UsageLedger
 
 FIXTURES = Path(__file__).parent / "fixtures" / "codex-0.166.0"
 TRANSCRIPTS = sorted(FIXTURES.glob("*.jsonl"))
@@ -287,21 +287,37 @@ def used(input: int, output: int = 0) -> TokenUsage:
     return TokenUsage(input_tokens=input, output_tokens=output)
 
 
+def passed(count: int, outcome: Literal["completed", "cut"] = "completed") -> Exchange:
+    return Exchange(number=1, method="POST", path="/", outcome=outcome, usage=used(count))
+
+
+def test_a_response_that_broke_off_may_be_reported_or_not() -> None:
+    ledger = UsageLedger()
+    for claimed, agrees in ((10, True), (13, True), (14, False), (9, False)):
+        ledger.passed("t", passed(10))
+        ledger.passed("t", passed(3, "cut"))
+        ledger.restored("t", used(0))
+        ledger.reported("t", used(claimed), used(claimed))
+        assert (ledger.settle("t", complete=True) is None) is agrees
+
+
 def test_accounts_that_agree_and_accounts_that_do_not() -> None:
     ledger = UsageLedger()
-    ledger.passed("t", used(10), complete=True)
+    ledger.passed("t", passed(10))
     ledger.reported("t", used(110), used(10))  # a resumed thread brings its own past
     assert ledger.settle("t", complete=True) is None
-    assert ledger.passed("t", used(5), complete=True) == used(15)
+    counted = ledger.passed("t", passed(5))
+    assert counted is not None
+    assert counted.total == used(15)
     ledger.reported("t", used(120), used(10))
     difference = ledger.settle("t", complete=True)
     assert difference is not None
     assert (difference["reported"]["input_tokens"], difference["seen"]["input_tokens"]) == (10, 5)
-    ledger.passed("t", used(7), complete=True)
+    ledger.passed("t", passed(7))
     assert ledger.settle("t", complete=False) is None  # a turn that broke off settles nothing
-    ledger.passed("t", used(4), complete=True)
+    ledger.passed("t", passed(4))
     ledger.reported("t", used(131), used(4))
     assert ledger.settle("t", complete=True) is None
-    ledger.passed("u", used(1), complete=True)  # tokens that codex never mentions
+    ledger.passed("u", passed(1))  # tokens that codex never mentions
     assert ledger.settle("u", complete=True) is not None
     assert ledger.settle("unknown", complete=True) is None

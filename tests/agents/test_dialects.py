@@ -33,7 +33,7 @@ def test_a_tool_turn_of_claude() -> None:
     assert call.output == "hello-from-tool\nLinux"
     assert [event.text for event in events if isinstance(event, Message)][-1].startswith("Final answer")
     [usage] = [event for event in events if isinstance(event, Usage)]
-    assert (usage.total.input_tokens, usage.total.output_tokens, usage.total.cached_input_tokens) == (2000, 100, 800)
+    assert (usage.total.input_tokens, usage.total.output_tokens, usage.total.cached_input_tokens) == (2800, 100, 800)
     assert dialect.failure is None
 
 

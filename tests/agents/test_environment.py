@@ -22,6 +22,17 @@ NAMES = ("OPENAI_API_KEY", "AWS_SESSION_TOKEN", "GH_TOKEN", "SSH_AUTH_SOCK", "MY
         *("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),
         *("AZURE_CLIENT_SECRET", "GOOGLE_APPLICATION_CREDENTIALS", "GITHUB_TOKEN", "GH_TOKEN", "SSH_AUTH_SOCK"),
         *("GIT_ASKPASS", "GIT_CONFIG_COUNT", "GIT_CONFIG_KEY_0", "GIT_CONFIG_VALUE_0", "GIT_CONFIG_PARAMETERS"),
+        *(
+            "MYSQL_PWD",
+            "SLACK_WEBHOOK_URL",
+            "SLACK_WEBHOOK",
+            "POSTGRES_URL",
+            "POSTGRES_PRISMA_URL",
+            "DB_DSN",
+            "SENTRY_DSN",
+        ),
+        *("MONGO_URI", "SQLALCHEMY_DATABASE_URI", "CELERY_BROKER_URL", "AMQP_URL", "SMTP_URL", "JDBC_URL", "redis_url"),
+        *("AZURE_SQL_CONNECTIONSTRING", "DB_CONNECTION_STRING", "APP_CONN_STR", "HEROKU_POSTGRESQL_COBALT_URL"),
         *("MY_SECRET", "secret_sauce", "DB_PASSWORD", "X_TOKEN_Y", "TOKENS", "PGPASSWORD", "KUBECONFIG", "SIGNING_KEY"),
     ],
 )
@@ -36,6 +47,29 @@ def test_what_may_be_secret_is_blocked_even_when_it_is_asked_for(name: str) -> N
         assert raised.value.code == "RUNTIME_ENV_POLICY"
         assert f"--grant {name}" in raised.value.fix_hints[0]
         assert SECRET not in str(raised.value.as_dict())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "PWD",
+            "OLDPWD",
+            "BASE_URL",
+            "HOMEPAGE_URL",
+            "DISPLAY",
+            "EDITOR",
+            "PAGER",
+            "DB_HOST",
+            "DB_NAME",
+            "REDIS_PORT",
+        ),
+        *("UPDATE_URL", "MAILTO", "CACHE_DIR", "PROJECT_URI"),
+    ],
+)
+def test_what_holds_no_secret_can_be_asked_for(name: str) -> None:
+    assert not is_blocked(name)
+    assert decide_environment([name], source={name: "value"}).values == {name: "value"}
 
 
 def test_a_grant_is_by_name_and_in_the_record() -> None:

@@ -34,11 +34,12 @@ from hypothesis import strategies as st
 
 from proofbox.agents.events import TokenUsage
 from proofbox.agents.fakemodel import FakeModel, Rule, Script, load_rules
-from proofbox.agents.gateway import MAX_ERROR_BODY, MAX_LINE, Endpoint, ModelGateway
+from proofbox.agents.gateway import MAX_ERROR_BODY, Endpoint, ModelGateway
 from proofbox.agents.http import Request, Responder, connection_handler
 from proofbox.agents.traffic import Exchange, StreamReader, read_body, read_duration, read_headers
 from proofbox.errors import AuthFailed, UsageError
 
+LONG_LINE = 256 << 10
 KEY = "sk-proj-Zq81kfjs93Hs8dkf93jf02"
 
 
@@ -182,7 +183,7 @@ def test_pieces_come_through_while_the_model_still_thinks(tmp_path: Path) -> Non
             async for line in answer.aiter_lines():
                 if line.startswith("data:"):
                     break
-        while lab.model.open or lab.last.duration_ms == 0:
+        while lab.model.open or lab.last.duration_ms is None:
             await anyio.sleep(0.005)
         assert lab.last.outcome == "abandoned"
 
@@ -220,17 +221,56 @@ def test_no_other_target_is_reached(tmp_path: Path, target: str) -> None:
     run(tmp_path, work)
 
 
+@pytest.mark.parametrize("target", ["/model", "/model/"])
+def test_a_look_whether_the_base_url_answers_is_no_request_to_the_model(tmp_path: Path, target: str) -> None:
+    async def work(lab: Lab) -> None:
+        answer = await lab.client.head(target)
+        assert (answer.status_code, answer.content) == (200, b"")
+        assert (lab.gateway.requests, lab.gateway.refused, lab.model.seen) == (0, 0, [])
+        for other in ("/", "/model/responses", "/modelx"):
+            assert (await lab.client.head(other)).status_code == 403
+        assert (lab.gateway.refused, lab.model.seen) == (3, [])
+        assert (await lab.ask("[[say fine]]")).status_code == 200  # on the same connection
+
+    run(tmp_path, work)
+
+
+def test_the_key_goes_into_the_header_that_the_client_uses(tmp_path: Path) -> None:
+    async def work(lab: Lab) -> None:
+        own = {"x-api-key": "the-box-made-this-up", "anthropic-version": "2023-06-01", "anthropic-beta": "b"}
+        await lab.ask("[[say hello]]", headers=own)
+        headers = dict(lab.model.seen[-1].headers)
+        assert (headers["x-api-key"], "authorization" in headers) == (KEY, False)
+        assert (headers["anthropic-version"], headers["anthropic-beta"]) == ("2023-06-01", "b")
+
+    run(tmp_path, work)
+
+
+ESCAPED = [
+    KEY.encode().hex(),
+    "".join(f"%{ord(character):02x}" for character in KEY),
+    "".join(f"\\u{ord(character):04x}" for character in KEY),
+    KEY.replace("-", "\\u002d"),
+]
+
+
 def test_a_redirect_is_not_followed_and_an_echo_of_the_key_is_cut_out(tmp_path: Path) -> None:
+    cookies: list[str] = []
+
     async def endpoint(request: Request, responder: Responder) -> None:
         if request.target.endswith("/go"):
             await responder.send(307, b"", {"location": "http://127.0.0.1:9/steal"})
         elif request.target.endswith("/echo"):
             await responder.send(401, request.header("authorization").encode(), {"x-request-id": KEY})
+        elif request.target.endswith("/escapes"):
+            cookies.append(request.header("cookie"))
+            headers = {"content-type": "application/json", "set-cookie": "session=1; Path=/"}
+            await responder.send(200, json.dumps({"said": ESCAPED}).encode(), headers)
         elif request.target.endswith("/huge-error"):
             await responder.send(500, b"." * (MAX_ERROR_BODY - 20) + KEY.encode())
         elif request.target.endswith("/long-line"):
             await responder.start(200, {"content-type": "application/json"})
-            for piece in (b"." * MAX_LINE, KEY[:10].encode(), KEY[10:].encode(), b"." * MAX_LINE):
+            for piece in (b"." * LONG_LINE, KEY[:10].encode(), KEY[10:].encode(), b"." * LONG_LINE):
                 await responder.write(piece)
                 await anyio.sleep(0.01)
             await responder.finish()
@@ -254,10 +294,15 @@ def test_a_redirect_is_not_followed_and_an_echo_of_the_key_is_cut_out(tmp_path: 
                 echoed = await lab.client.get("/model/echo")
                 assert echoed.text == "Bearer [redacted]"
                 assert "x-request-id" not in echoed.headers
+                for _ in range(2):
+                    escaped = await lab.client.get("/model/escapes")
+                    assert escaped.json()["said"] == ["[redacted]"] * len(ESCAPED)
+                    assert "set-cookie" not in escaped.headers
+                assert cookies == ["", ""]
                 cut = await lab.client.get("/model/huge-error")
                 assert cut.text == "." * (MAX_ERROR_BODY - 20) + "[redacted]"
                 in_pieces = await lab.client.get("/model/long-line")
-                assert in_pieces.text == "." * MAX_LINE + "[redacted]" + "." * MAX_LINE
+                assert in_pieces.text == "." * LONG_LINE + "[redacted]" + "." * LONG_LINE
                 streamed = await lab.client.get("/model/stream")
                 assert streamed.text == "data: you sent [redacted] to me\n\n"
                 assert "set-cookie" not in streamed.headers

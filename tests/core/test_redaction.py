@@ -7,6 +7,7 @@ import itertools
 import json
 import pickle
 import re
+import string
 import time
 from typing import Any
 from urllib.parse import quote, quote_plus
@@ -21,6 +22,7 @@ from proofbox.core.redaction_stream import StreamRedactor
 from proofbox.core.spellings import MIN_SECRET, spellings
 from proofbox.core.text import gap
 
+LETTERS = string.ascii_letters + string.digits
 SECRET = 'hunter2/"é+ \\key'
 MULTILINE = "first line of it\nsecond line\r\nthird"
 PEM = "-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\n\nMIIEow+/==\nabc\n-----END RSA PRIVATE KEY-----"
@@ -32,6 +34,13 @@ PLAIN = Redactor()
 secrets = st.text(st.characters(exclude_categories=["Cs"]), min_size=MIN_SECRET, max_size=30).filter(
     lambda text: len(text.strip(" \t\r\n").encode()) >= MIN_SECRET and text.strip(" \t\r\n") not in "[redacted]"
 )
+
+
+def escapes(secret: str, form: str, kept: str) -> str:
+    """As JSON that escapes every UTF-16 code unit but those of some characters."""
+    units = secret.encode("utf-16-be")
+    codes = [int.from_bytes(units[at : at + 2]) for at in range(0, len(units), 2)]
+    return "".join(chr(code) if chr(code) in kept else form.format(code) for code in codes)
 
 
 @given(secrets, st.text(), st.text())
@@ -47,6 +56,11 @@ def test_a_known_secret_goes_in_every_spelling(secret: str, before: str, after: 
         json.dumps(secret)[1:-1],
         json.dumps(secret, ensure_ascii=False)[1:-1],
         json.dumps(json.dumps(secret))[1:-1],
+        secret.encode().hex(),
+        secret.encode().hex().upper(),
+        "".join(f"%{byte:02X}" for byte in secret.encode()),
+        "".join(f"%{byte:02x}" for byte in secret.encode()),
+        *(escapes(secret, form, keep) for form in ("\\u{:04x}", "\\u{:04X}", "\\\\u{:04x}") for keep in ("", LETTERS)),
         base64.b64encode(secret.encode()).decode().rstrip("="),
         base64.urlsafe_b64encode(secret.encode()).decode().rstrip("="),
     ]

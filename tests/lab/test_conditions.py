@@ -70,7 +70,22 @@ CALLED = {
     "tool": Case({"commands": ["^write_file .*note"]}, "passed"),
     "no-tool": Case({"no_commands": ["write_file"]}, "failed", 'write_file {"path":"note"'),
     "command-line": Case({"commands": ["^echo hi$"]}, "passed"),
+    "exit-code": Case({"commands": [{"match": "^echo hi$", "exit_code": 0}]}, "passed"),
+    "other-exit-code": Case({"commands": [{"match": "^echo hi$", "exit_code": 1}]}, "failed", "0"),
+    "no-exit-code": Case({"commands": [{"match": "^write_file", "exit_code": 0}]}, "failed", "unknown"),
+    "any-exit-code": Case({"commands": [{"match": "^write_file"}]}, "passed"),
+    "missing-program": Case({"observed": True, "commands": ["^no-such-program"]}, "failed", "3 others"),
+    "failed-tool": Case({"observed": True, "commands": ["^read_file"]}, "passed"),
+    "refused-path": Case({"observed": True, "commands": ["^write_file .*outside"]}, "failed", "3 others"),
 }
+CALLS = (
+    write("note", "x"),
+    command("echo hi"),
+    {"tool": "run_command", "args": {"command": ["no-such-program"]}},
+    {"tool": "read_file", "args": {"path": "nothing-here"}},
+    write("../outside", "x"),
+    say("done"),
+)
 
 
 class Ran(NamedTuple):
@@ -85,7 +100,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
         **dict.fromkeys(FILES, (command(LEAVES), say("done"))),
         **dict.fromkeys(SAID, (say(ANSWER),)),
         "said-nothing": (),
-        **dict.fromkeys(CALLED, (write("note", "x"), command("echo hi"), say("done"))),
+        **dict.fromkeys(CALLED, CALLS),
     }
     cases = FILES | SAID | CALLED
     suite = HEAD + "".join(mission(id, *steps[id], expect=case.expect) for id, case in cases.items())

@@ -63,6 +63,8 @@ for line in sys.stdin:
 echo '{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"delete_file","arguments":{"path":"a"}}}' >asked
 proofbox mcp proxy -- python3 server.py <asked >answers
 """
+CALLED_A_TOOL = {"observed": True, "commands": ["^mcp/delete_file"]}
+EXITS_127 = HAS_IT_RUN.replace("/bin/sh\\n", "/bin/sh\\nexit 127\\n") + " || :"
 STARTS = "proofbox run -n -- sh -c 'touch begun; exec sleep 1000' & " + WAIT
 WRITES = (
     f"proofbox run -n -- sh -c 'echo {MARK} >late; touch begun; while :; do echo >>late; sleep 0.01; done' & " + WAIT
@@ -91,6 +93,18 @@ SUITE = HEAD + "".join(
             "calls-a-tool", CALLS_A_TOOL, expect={"observed": True, "commands": ['^mcp/delete_file .*"path": "a"']}
         ),
         mission("calls-what-it-must-not", CALLS_A_TOOL, expect={"no_commands": ["delete_file"]}),
+        mission("no-such-program", "proofbox run -n -- pytest -q || :", expect=RAN_THE_TESTS),
+        mission("refused-for-its-place", "cd / && proofbox run -n -- pytest -q || :", expect=RAN_THE_TESTS),
+        mission(
+            "not-executable", "echo >pytest; PATH=$PWD:$PATH; proofbox run -n -- pytest -q || :", expect=RAN_THE_TESTS
+        ),
+        mission("never-ran-by-its-word", "proofbox run -n -- pytest -q || :", expect={"commands": ["^pytest"]}),
+        mission("never-ran-and-unwanted", "proofbox run -n -- pytest -q || :", expect={"no_commands": ["^pytest"]}),
+        mission("exits-127-itself", EXITS_127, expect=RAN_THE_TESTS),
+        mission("must-exit-0", EXITS_127, expect=RAN_THE_TESTS | {"commands": [{"match": "^pytest", "exit_code": 0}]}),
+        mission("may-exit-127", EXITS_127, expect=RAN_THE_TESTS | {"commands": [{"match": "^py", "exit_code": 127}]}),
+        mission("no-server", CALLS_A_TOOL.replace("python3 server.py", "no-such-server"), expect=CALLED_A_TOOL),
+        mission("no-such-tool", CALLS_A_TOOL.replace('"result": {"content": []}', '"error": {}'), expect=CALLED_A_TOOL),
         mission("fails", "proofbox run -n -- sh -c 'exit 3' || :"),
         mission("garbage", NONSENSE),
         mission("kills-the-helper", STARTS + "kill -9 $!; wait; proofbox run -n -- true"),
@@ -166,6 +180,41 @@ def test_a_declined_call_is_recorded_and_does_not_count(ran: Ran) -> None:
     assert [(each["answer"], each["rule"]) for each in events if each["event"] == "decision"] == [
         ("decline", "decline pytest*")
     ]
+
+
+@pytest.mark.parametrize("id", ["no-such-program", "refused-for-its-place", "not-executable", "never-ran-by-its-word"])
+def test_a_command_that_never_ran_does_not_count(ran: Ran, id: str) -> None:
+    assert ran.result(id).verified == "failed"
+    [call] = lines(ran.out, ran.plan, ran.attempts[f"{id}.1"], "tool.calls.jsonl")
+    told = (call["command"], call["status"], call["source"], call["started"])
+    assert told == ("pytest -q", "failed", "observed", False)
+    report = document(ran.out, ran.plan, ran.attempts[f"{id}.1"], "attempt.report.json")
+    assert (report["tool_calls"], report["tool_calls_observed"]) == (1, 0)
+
+
+def test_an_unwanted_command_that_never_ran_does_not_count(ran: Ran) -> None:
+    assert ran.result("never-ran-and-unwanted").verified == "passed"
+
+
+def test_a_program_that_exits_127_itself_was_run(ran: Ran) -> None:
+    [call] = lines(ran.out, ran.plan, ran.attempts["exits-127-itself.1"], "tool.calls.jsonl")
+    assert (call["exit_code"], call["started"]) == (127, True)
+    assert ran.result("exits-127-itself").verified == "passed"
+
+
+def test_a_condition_can_ask_for_an_exit_code(ran: Ran) -> None:
+    assert ran.result("must-exit-0").verified == "failed"
+    (unmet,) = document(ran.out, ran.plan, ran.attempts["must-exit-0.1"], "verification.json")["unmet"]
+    assert (unmet["what"], unmet["found"]) == ("^pytest with exit code 0", "127")
+    assert ran.result("may-exit-127").verified == "passed"
+
+
+@pytest.mark.parametrize("id", ["no-server", "no-such-tool"])
+def test_a_tool_call_that_no_server_carried_out_does_not_count(ran: Ran, id: str) -> None:
+    calls = lines(ran.out, ran.plan, ran.attempts[f"{id}.1"], "tool.calls.jsonl")
+    found = [call["started"] for call in calls if call["tool"] == "mcp/delete_file"]
+    assert found in ([[False]] if id == "no-such-tool" else [[None], []])  # a server that is gone may be asked or not
+    assert ran.result(id).verified == "failed"
 
 
 def test_what_was_declined_was_not_run(ran: Ran) -> None:

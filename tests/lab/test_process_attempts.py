@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +52,23 @@ def test_what_a_stopped_agent_had_printed_is_kept_and_is_no_claim(tmp_path: Path
     assert validate(load_bundle(out / made.run_id), strict=True) == []
 
 
-def test_what_a_crash_broke_off_counts_as_lacking_where_the_machinery_failed(tmp_path: Path) -> None:
+def test_a_crash_is_the_agents_failure_and_what_it_broke_off_is_a_finding(tmp_path: Path) -> None:
     out, made, attempt = ran(tmp_path, "kill -9 $$", output="codex_exec")
     assert attempt.result is not None
-    assert attempt.result.infra == "RUNTIME_CRASH"
+    assert (attempt.result.infra, attempt.result.reason) == (None, "turn_failed")
+    metrics = document(out, made, attempt, "runner.metrics.json")
+    assert metrics["error"]["code"] == "RUNTIME_CRASH"
+    assert {each.code for each in validate(load_bundle(out / made.run_id), strict=False)} == {"STREAM_NOT_ENDED"}
+
+
+def test_what_a_failed_model_broke_off_counts_as_lacking(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound and not listening: refused
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
+        script = 'python3 -c \'import os, urllib.request as u; u.urlopen(os.environ["OPENAI_BASE_URL"] + "/x")\''
+        out, made, attempt = ran(tmp_path, script, output="codex_exec", base_url=url)
+    assert attempt.result is not None
+    assert (attempt.result.infra, attempt.result.reason) == ("RUNTIME_STREAM_DISCONNECT", "infra_failed")
     bundle = load_bundle(out / made.run_id)
     assert validate(bundle, strict=False) == []
     assert "STREAM_NOT_ENDED" in {each.code for each in validate(bundle, strict=True)}

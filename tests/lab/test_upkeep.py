@@ -46,6 +46,7 @@ SUITE = HEAD + mission(
     "answer",
     write("answer.txt", "42\n"),
     command("seq 1 2000"),
+    {"usage": {"input_tokens": 70, "output_tokens": 30}},
     say("done"),
     verify={"commands": ["grep -qx 42 answer.txt"]},
 )
@@ -80,6 +81,10 @@ def edited(path: Path, change: Callable[[Any], None]) -> None:
         ("feedback.json", lambda it: it.update(claimed="failure"), "contradiction"),
         ("outcome.json", lambda it: it["verified"].update(result="failed"), "contradiction"),
         ("attempt.report.json", lambda it: it.update(tool_calls=7), "contradiction"),
+        ("attempt.report.json", lambda it: it.update(tool_calls_observed=1), "contradiction"),
+        ("attempt.report.json", lambda it: it["tokens"]["runtime_reported"].update(input_tokens=1), "contradiction"),
+        ("attempt.report.json", lambda it: it["tokens"].clear(), "contradiction"),
+        ("attempt.report.json", lambda it: it.update(responses_without_usage=1), "contradiction"),
         ("attempt.report.json", lambda it: it.pop("reason"), "artifact_malformed"),
     ],
 )

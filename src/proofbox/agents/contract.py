@@ -102,6 +102,10 @@ class TurnResult(msgspec.Struct, frozen=True, kw_only=True):
     thread: str
     status: TurnStatus
     error: AgentError | None = None
+    """Why it failed, as the runtime says."""
+    observed_failure: AgentError | None = None
+    """The infrastructure failure that the turn ended with, as seen from outside the box: a failure of the model, seen
+    by the gateway, or of the box, seen by its supervisor. The output and exit of a program in the box never set it."""
     final_message: str = ""
     usage: TokenUsage | None = None
     duration_ms: float = 0.0

@@ -10,7 +10,7 @@ be, is `Unrecognized`. Whether the turn failed is taken from fields that say so,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import msgspec
@@ -29,8 +29,9 @@ from proofbox.agents.events import (
     Unrecognized,
     Usage,
 )
+from proofbox.agents.modelfailures import kind_of
 from proofbox.core.text import preview
-from proofbox.errors import AgentError, AuthFailed, ModelFailed, Overloaded, RateLimited
+from proofbox.errors import AgentError, ModelFailed
 
 PAYLOAD_LIMIT = 64 << 10
 ID_LIMIT = 200
@@ -166,7 +167,7 @@ class CodexExec(Dialect):
                 return self._completed(line["item"])
             case "turn.completed":
                 self._over = True
-                return _used(self, line["usage"])
+                return _used(self, {"reasoning_tokens": line["usage"].get("reasoning_output_tokens"), **line["usage"]})
             case "turn.failed":
                 self._over = True
                 self.failure = ModelFailed(_text(line["error"]["message"])[:2000], op="turn")
@@ -227,8 +228,7 @@ class ClaudeStream(Dialect):
                 if line["is_error"]:
                     status = _optional(line.get("api_error_status"), int)
                     self.failure = failure_of(status, _text(line.get("result") or line.get("subtype", ""))[:2000])
-                used = line.get("usage") or {}
-                return _used(self, {**used, "cached_input_tokens": used.get("cache_read_input_tokens", 0)})
+                return _used(self, _claude_usage(line))
         return None
 
     def _said(self, part: _Json) -> list[Event]:
@@ -266,6 +266,26 @@ class ClaudeStream(Dialect):
         return self._once(ToolCall(session="", item=id, tool=tool, command=command, status="abandoned"))
 
 
+def _claude_usage(result: _Json) -> _Json:
+    """The usage of all models, sub-agents included; `usage` by itself is of the main conversation.
+
+    Both count apart from the input what was read from and written to the cache.
+    """
+    names = ("inputTokens", "cacheReadInputTokens", "cacheCreationInputTokens", "outputTokens")
+    models = result.get("modelUsage")
+    used = list(models.values()) if isinstance(models, dict) else []
+    if not used:
+        names = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens", "output_tokens")
+        used = [result.get("usage")]
+    fresh, read, written, output = (sum(_count(each, name) for each in used) for name in names)
+    return {"input_tokens": fresh + read + written, "cached_input_tokens": read, "output_tokens": output}
+
+
+def _count(said: Any, name: str) -> int:
+    value = said.get(name) if isinstance(said, dict) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53 else 0
+
+
 def _asked(call: _Json) -> tuple[str, str]:
     """A tool of Claude's, and what it was asked to do."""
     asked = call.get("input") or {}
@@ -277,18 +297,11 @@ def _asked(call: _Json) -> tuple[str, str]:
 
 def failure_of(status: int | None, message: str) -> AgentError:
     """The failure that an HTTP status of the model's endpoint means; without one, only that it failed."""
-    kinds: dict[int, Callable[..., AgentError]] = {
-        401: AuthFailed,
-        403: AuthFailed,
-        429: RateLimited,
-        503: Overloaded,
-        529: Overloaded,
-    }
     if status is None:
         return AgentError(message, op="turn")
-    if status in kinds:
-        return kinds[status](message, op="turn", details={"status": status})
-    return ModelFailed(message, op="turn", details={"status": status}, retryable=status >= 500)
+    kind = kind_of(status)
+    retryable = status >= 500 if kind is ModelFailed else None
+    return kind(message, op="turn", details={"status": status}, retryable=retryable)
 
 
 def dialect_named(name: DialectName) -> Dialect | None:

@@ -2,9 +2,10 @@
 
 Three lists. *Allowed* names go in when they are set: they say what language, time zone and terminal it is. Names that
 the caller asks for go in as well. *Blocked* ones don't, asked for or not: keys of clouds and models, tokens, agents'
-sockets, git's credential helpers, and whatever is called a secret, token or password. A blocked one goes in only when
-it is *granted* by its exact name; and the variable that holds the model's key never does, since the gateway outside
-adds it. A harmless name does not help: the value of a secret variable is refused under any name.
+sockets, git's credential helpers, addresses of databases and the like, and whatever is called a secret, token or
+password. A blocked one goes in only when it is *granted* by its exact name; and the variable that holds the model's key
+never does, since the gateway outside adds it. A harmless name does not help: the value of a secret variable is refused
+under any name.
 
 The evidence has names, and no values.
 """
@@ -44,6 +45,16 @@ BLOCKED_PREFIXES = (
 _SECRET_WORDS = re.compile(
     r"SECRET|TOKEN|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|PRIVATE|(?:API|ACCESS|AUTH)_?KEY|(?:^|_)(?:PWD_HASH|PASS|AUTH)(?:_|$)"
 )
+# Addresses of such services hold passwords. The variables are blocked, and so are their values under other names. The
+# values are not redacted from texts: an address like redis://localhost is too common.
+_SERVICES = (
+    r"DB|DATABASE|SQL|SQLALCHEMY|POSTGRES|POSTGRESQL|PG|MYSQL|MARIADB|MSSQL|ORACLE|MONGO|MONGODB|REDIS|VALKEY|CLICKHOUSE"
+    r"|COUCHDB|COUCHBASE|CASSANDRA|NEO4J|ELASTIC|ELASTICSEARCH|OPENSEARCH|AMQP|CLOUDAMQP|RABBITMQ|BROKER|NATS|KAFKA"
+    r"|MEMCACHED|SMTP|MAIL|EMAIL|LDAP|JDBC|ODBC|CACHE|QUEUE"
+)
+_ADDRESS_WITH_PASSWORD = re.compile(
+    rf"(?:^|_)(?:DSN|CONN(?:ECTION)?_?STR(?:ING)?|(?:{_SERVICES})[0-9]*_(?:\w{{1,40}}_)?UR[LI])S?(?:_|$)"
+)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -72,7 +83,7 @@ class AgentEnvironment:
 def is_secret(name: str) -> bool:
     """Whether what a variable of that name holds is a secret, by the name itself."""
     upper = name.upper()
-    words = _SECRET_WORDS.search(upper) or SECRET_VARIABLE.search(upper)
+    words = _SECRET_WORDS.search(upper) or SECRET_VARIABLE.search(upper) or _ADDRESS_WITH_PASSWORD.search(upper)
     return upper in BLOCKED or words is not None
 
 

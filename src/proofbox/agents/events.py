@@ -98,7 +98,10 @@ class ToolCall(AgentEvent, frozen=True, kw_only=True, tag="tool_call"):
     late: bool = False
     """It ended after its turn had."""
     source: Literal["runtime_reported", "observed"] = "runtime_reported"
-    """`observed`: proofbox ran it itself."""
+    """`observed`: proofbox ran it itself, or was asked to."""
+    started: bool | None = None
+    """Of an observed call, whether it ran: false if it was declined or refused, or if its program could not be started.
+    Null: not seen from outside the box."""
 
 
 class FileChange(AgentEvent, frozen=True, kw_only=True, tag="file_change"):
@@ -125,18 +128,28 @@ class Decision(AgentEvent, frozen=True, kw_only=True, tag="decision"):
 
 
 class TokenUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens, counted the same way for every model."""
+
     input_tokens: int = 0
+    """All of the input, including what was read from or written to a cache."""
     output_tokens: int = 0
+    """All of the output, including reasoning."""
     cached_input_tokens: int = 0
+    """The part of the input that was read from a cache."""
     reasoning_tokens: int = 0
+    """The part of the output that was reasoning."""
 
 
 class Usage(AgentEvent, frozen=True, kw_only=True, tag="usage"):
-    """What the thread has used up to now."""
+    """The tokens that a thread has used up to now. An attempt's usage is the sum over its threads."""
 
     total: TokenUsage
-    """Of the whole thread, up to now."""
+    """Of the whole thread, up to now. With source `gateway` and no thread: of requests that name no known thread."""
     source: Source = "runtime_reported"
+    without_usage: int = 0
+    """Responses of the thread, up to now, whose usage the endpoint did not state: they are not in `total`."""
+    broken_off: int = 0
+    """Responses of the thread, up to now, that broke off: `total` has as much of them as was stated before."""
 
 
 class RateWindow(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,6 +26,10 @@ class Turn:
         self.final_message = ""
         self.usage: TokenUsage | None = None
         self.usage_source: Source = "runtime_reported"
+        self.answered = False
+        """The model has completed a response."""
+        self.observed_failure: AgentError | None = None
+        """As in `TurnResult`."""
         self.result: TurnResult | None = None
 
 
@@ -137,6 +141,7 @@ class Feed:
             thread=turn.thread,
             status=status,
             error=error,
+            observed_failure=turn.observed_failure,
             final_message=turn.final_message,
             usage=turn.usage,
             duration_ms=duration_ms,

@@ -17,6 +17,7 @@ import secrets
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from http.cookiejar import DefaultCookiePolicy
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -27,7 +28,8 @@ import msgspec
 
 from proofbox.agents.accepting import accept_all
 from proofbox.agents.http import Budget, Request, Responder, connection_handler, is_plain
-from proofbox.agents.traffic import Exchange, OnCall, StreamReader, read_body, read_headers
+from proofbox.agents.lines import Lines
+from proofbox.agents.traffic import MAX_EVENT, Exchange, OnCall, StreamReader, measure, read_body, read_headers
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.core.loopback import is_loopback
 from proofbox.core.redaction import Redactor
@@ -38,7 +40,6 @@ from proofbox.sandbox.unixpath import SOCKET, listen_at
 PREFIX = "/model"
 CONNECT_SECONDS = 15.0
 MAX_ERROR_BODY = 1 << 20
-MAX_LINE = 256 << 10  # of a line that has no end yet: then it is passed on in pieces
 REMEMBERED = 10_000
 CONNECTIONS = 128
 BODIES = 256 << 20  # of all requests at a time
@@ -48,8 +49,11 @@ _QUERY = re.compile(r"[A-Za-z0-9._~:@!$&'()*+,;=/?%-]*")
 _PASSED_ON = frozenset(
     {"accept", "content-type", "content-encoding", "user-agent", "originator", "session-id", "session_id"}
     | {"thread-id", "conversation_id", "openai-beta", "version", "x-client-request-id"}
+    | {"anthropic-version", "anthropic-beta"}
 )
-_PASSED_BACK = frozenset({"content-type", "retry-after", "x-request-id", "openai-model", "openai-processing-ms"})
+_PASSED_BACK = frozenset(
+    {"content-type", "retry-after", "x-request-id", "request-id", "openai-model", "openai-processing-ms"}
+)
 _BREAKS = {"cut": "broke off its answer", "unreachable": "can't be reached"}
 
 OnExchange = Callable[[Exchange], Awaitable[None]]
@@ -102,8 +106,11 @@ class Endpoint:
     def has_key(self) -> bool:
         return self._key is not None
 
-    def authorization(self) -> dict[str, str]:
-        return {"authorization": f"Bearer {self._key}"} if self._key is not None else {}
+    def authorization(self, *, as_api_key: bool = False) -> dict[str, str]:
+        """The header with the key. Anthropic's API takes an API key by `x-api-key` alone."""
+        if self._key is None:
+            return {}
+        return {"x-api-key": self._key} if as_api_key else {"authorization": f"Bearer {self._key}"}
 
     def redactor(self) -> Redactor:
         return Redactor([self._key] if self._key is not None else [], patterns=())
@@ -113,7 +120,11 @@ class Endpoint:
 
 
 class ModelGateway:
-    """Serves one session. `exchanges` is what it saw, in the order it began; `on_exchange` hears of each at its end."""
+    """Serves one session. `exchanges` is what it saw, in the order it began.
+
+    `on_exchange` hears of each before the client receives the end of the response, so that a program which ends with
+    its last response has ended after it was counted.
+    """
 
     def __init__(
         self,
@@ -136,7 +147,7 @@ class ModelGateway:
         self.refused = 0
         self.faults = 0
         """Connections that ended by a defect of ours."""
-        self._count = 0
+        self.requests = 0
 
     @contextlib.asynccontextmanager
     async def listening_at(self, directory: Path) -> AsyncIterator[Path]:
@@ -177,6 +188,8 @@ class ModelGateway:
             listener,
             anyio.create_task_group() as tasks,
         ):
+            # What an endpoint wants remembered would tie requests of different turns, or attempts, to each other.
+            self._client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))
             tasks.start_soon(self._serve, listener)
             try:
                 yield
@@ -209,10 +222,14 @@ class ModelGateway:
         return os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy") or None
 
     async def _pass(self, request: Request, responder: Responder) -> None:
+        if request.method == "HEAD" and request.target in (self._prefix, f"{self._prefix}/"):
+            # Agents look whether the base URL answers before they use it. The gateway does, and no endpoint is asked.
+            await responder.send(200)
+            return
         path = self._path(request)
-        self._count += 1
+        self.requests += 1
         exchange = Exchange(
-            number=self._count,
+            number=self.requests,
             method=request.method[:16],
             path=(path or "")[:500],
             at_ms=self._elapsed(0),
@@ -228,12 +245,21 @@ class ModelGateway:
             else:
                 self.refused += 1
                 exchange.outcome, exchange.status = "refused", 403
-                await responder.send(403, b"proofbox: this gateway leads to the model and nowhere else\n")
+                await self._conclude(exchange)
+                body = b"proofbox: this gateway leads to the model and nowhere else\n"
+                await responder.send(403, body if request.method != "HEAD" else b"")
         finally:
-            exchange.duration_ms = self._elapsed(exchange.at_ms)
-            if self._on_exchange is not None:
-                with anyio.CancelScope(shield=True):
-                    await self._on_exchange(exchange)
+            await self._conclude(exchange)
+
+    async def _conclude(self, exchange: Exchange) -> None:
+        """Report an exchange, once."""
+        if exchange.duration_ms is not None:
+            return
+        exchange.duration_ms = self._elapsed(exchange.at_ms)
+        measure(exchange)
+        if self._on_exchange is not None:
+            with anyio.CancelScope(shield=True):
+                await self._on_exchange(exchange)
 
     def _path(self, request: Request) -> str | None:
         """What of the target lies below our prefix; None for what must not be passed on."""
@@ -248,7 +274,8 @@ class ModelGateway:
 
     async def _ask(self, request: Request, path: str, exchange: Exchange, responder: Responder) -> None:
         headers = {name: value for name, value in request.headers if _passed(name, _PASSED_ON)}
-        headers |= {"accept-encoding": "identity", **self._endpoint.authorization()}
+        as_api_key = bool(request.header("x-api-key"))  # what the client uses for a key, the endpoint takes
+        headers |= {"accept-encoding": "identity", **self._endpoint.authorization(as_api_key=as_api_key)}
         url = self._endpoint.base_url + path
         try:
             async with self._client.stream(
@@ -263,11 +290,13 @@ class ModelGateway:
             if exchange.outcome != "completed":
                 exchange.outcome = "cut" if responder.started else "unreachable"
                 exchange.error_message = f"the endpoint {_BREAKS[exchange.outcome]} ({type(error).__name__})"
+            await self._conclude(exchange)
             await responder.abort()
 
     async def _hand_back(self, answer: httpx2.Response, exchange: Exchange, responder: Responder) -> None:
         if 300 <= answer.status_code < 400:
             exchange.outcome = "redirected"
+            await self._conclude(exchange)
             await responder.send(502, b"proofbox: the endpoint wants to send us elsewhere, where the key must not go\n")
             return
         headers = {
@@ -283,6 +312,7 @@ class ModelGateway:
             exchange.response_bytes = len(body)
             body = self._redactor.redact(body, cut=True)
             read_body(exchange, body)
+            await self._conclude(exchange)
             await responder.send(answer.status_code, body, headers)
             return
         await responder.start(answer.status_code, headers)
@@ -290,36 +320,37 @@ class ModelGateway:
         await responder.finish()
 
     async def _stream(self, answer: httpx2.Response, exchange: Exchange, responder: Responder) -> None:
-        reader, is_stream = (
-            StreamReader(exchange, self._on_call),
-            "event-stream" in answer.headers.get("content-type", ""),
-        )
+        is_stream = "event-stream" in answer.headers.get("content-type", "")
+        reader, lines, body = StreamReader(exchange, self._on_call), Lines(MAX_EVENT), bytearray()
         clean = StreamRedactor(self._redactor)
-        held, whole = b"", bytearray()
         async for piece in answer.aiter_bytes():
             exchange.response_bytes += len(piece)
-            ready, newline, held = (held + piece).rpartition(b"\n")
-            ready += newline
-            if len(held) > MAX_LINE:
-                ready, held = ready + held, b""
             if is_stream:
-                for line in ready.splitlines():
-                    reader.line(line)
-            elif len(whole) < MAX_ERROR_BODY:
-                whole += ready
+                for line, cut in lines.feed(piece):
+                    if not cut:
+                        reader.line(line)
+                if reader.ended:
+                    await self._conclude(exchange)
+            elif len(body) <= MAX_EVENT:
+                body += piece
             await responder.write(clean.feed(piece))
-        if not is_stream:
-            read_body(exchange, bytes(whole + held))
+        if is_stream:
+            for line, cut in lines.end():
+                if not cut:
+                    reader.line(line)
+            reader.finish()
+        else:
+            exchange.outcome = "completed"
+            read_body(exchange, bytes(body))
+        await self._conclude(exchange)
         await responder.write(clean.finish())
-        if exchange.outcome == "abandoned":
-            exchange.outcome = "cut" if is_stream else "completed"
 
     def _elapsed(self, since_ms: float) -> float:
         return round((self._clock.monotonic() - self._began) * 1000 - since_ms, 3)
 
 
 def _passed(name: str, names: frozenset[str]) -> bool:
-    return name in names or name.startswith(("x-codex-", "x-ratelimit-"))
+    return name in names or name.startswith(("x-codex-", "x-ratelimit-", "anthropic-ratelimit-"))
 
 
 def _turn_of(request: Request) -> str:

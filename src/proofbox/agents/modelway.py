@@ -9,9 +9,12 @@ import anyio
 import msgspec
 
 from proofbox.agents.codex.launch import way_to_model
-from proofbox.agents.events import Event, Integrity, RateWindows, TokenUsage, Usage
+from proofbox.agents.events import Event, Integrity, RateWindows, TokenUsage
+from proofbox.agents.feed import Turn
 from proofbox.agents.gateway import Endpoint, ModelGateway
+from proofbox.agents.modelfailures import note
 from proofbox.agents.traffic import Exchange
+from proofbox.agents.usage import UsageLedger
 from proofbox.errors import RuntimeStartFailed
 from proofbox.sandbox.contract import Door
 
@@ -29,7 +32,11 @@ class WayToModel:
         self._ready = anyio.Event()
         self._over = anyio.Event()
         self._doors: tuple[Door, ...] = ()
-        self._used: dict[str, TokenUsage] = {}
+        # Programs differ in what they say of caches and reasoning, and agree on what is all of the input and output.
+        self._ledger = UsageLedger(("input_tokens", "output_tokens"))
+        self._reported: dict[str, TokenUsage] = {}
+        self._mixed = False
+        """Several turns were under way at once, so that responses could not be told apart."""
         self.base_url = ""
         self._failure = ""
 
@@ -37,7 +44,7 @@ class WayToModel:
         return {
             "endpoint": self._endpoint.base_url,
             "key": "added by the gateway" if self._endpoint.has_key else "none",
-            "requests": len(self._gateway.exchanges),
+            "requests": self._gateway.requests,
             "refused_requests": self._gateway.refused,
         }
 
@@ -65,24 +72,46 @@ class WayToModel:
     async def _trouble(self, code: str, message: str) -> None:
         await self._session.feed.tell(Integrity(session=self._session.id, code=code, message=message))
 
+    def reported(self, turn: Turn, total: TokenUsage, last: TokenUsage) -> None:
+        """What the program reports: its thread's total, and what this turn has added to it."""
+        self._reported[turn.id] = total
+        self._ledger.reported(turn.thread, total, last)
+
+    async def settle(self, turn: Turn, *, complete: bool) -> None:
+        """At a turn's end: compare what the program reports, if it does, with what passed."""
+        difference = self._ledger.settle(turn.thread, complete=complete and turn.id in self._reported)
+        if difference is not None and not self._mixed:
+            message = "the tokens that the program reports are not those that passed through the gateway"
+            await self._doubt("USAGE_DISAGREES", message, turn, difference)
+
     async def _saw(self, exchange: Exchange) -> None:
-        """Which turn it was for is known where there is but one."""
+        """The turn that it was for is known if there is only one."""
         turns = self._session.feed.turns_under_way()
-        thread, turn = (turns[0].thread, turns[0].id) if len(turns) == 1 else ("", "")
+        turn = turns[0] if len(turns) == 1 else None
+        thread = turn.thread if turn is not None else ""
+        if turn is not None:
+            note(turn, exchange)
         events: list[Event] = []
         if exchange.outcome == "refused":
             message = f"a request for something else than the model was refused: {exchange.method}"
             events.append(Integrity(session="", code="GATEWAY_REFUSED", message=message))
-        if exchange.usage is not None:
-            total = self._used[turn] = _sum(self._used.get(turn), exchange.usage)
-            events.append(Usage(session="", total=total, source="gateway"))
+        counted = self._ledger.passed(thread, exchange)
+        if counted is not None:
+            events.append(counted)
+            if len(turns) > 1 and not self._mixed:
+                self._mixed = True
+                message = "several turns are under way: model responses can't be attributed to one of them"
+                events.append(Integrity(session="", code="USAGE_UNATTRIBUTED", message=message))
+            elif not turns and self._reported:
+                message = "a model response passed through the gateway after the turn whose usage was reported"
+                details = {"seen": msgspec.to_builtins(counted.total)}
+                events.append(Integrity(session="", code="USAGE_UNREPORTED", message=message, details=details))
         if exchange.windows:
             events.append(RateWindows(session="", windows=exchange.windows, source="gateway"))
         for event in events:
-            await self._session.feed.tell(msgspec.structs.replace(event, thread=thread, turn=turn))
+            await self._session.feed.tell(
+                msgspec.structs.replace(event, thread=thread, turn=turn.id if turn is not None else "")
+            )
 
-
-def _sum(before: TokenUsage | None, more: TokenUsage) -> TokenUsage:
-    if before is None:
-        return more
-    return TokenUsage(**{name: getattr(before, name) + getattr(more, name) for name in TokenUsage.__struct_fields__})
+    async def _doubt(self, code: str, message: str, turn: Turn, details: Mapping[str, Any]) -> None:
+        await self._session.tell_of(turn, Integrity(session="", code=code, message=message, details=details))

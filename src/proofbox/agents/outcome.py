@@ -20,6 +20,7 @@ from proofbox.sandbox.inside import PolicyOptions
 
 SCHEMA = "proofbox.trial_record/1"
 Status = Literal["completed", "failed", "interrupted"]
+RUNTIME_REPORTED = ("final_message", "tool_calls", "usage")
 
 
 class TrialRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +59,8 @@ class CallMade(msgspec.Struct, frozen=True):
     status: str
     """completed, failed, declined, or abandoned: nobody will ever say how it ended."""
     source: str
+    started: bool | None
+    """Of an observed call, whether it ran; null: not seen from outside the box."""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,6 +113,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     tool_calls: tuple[CallMade, ...]
     steps: tuple[Step, ...]
     usage: TokenUsage | None
+    """Summed over threads, sub-agents included: as the gateway counted, or by the agent's word where no model was
+    reached through one. Null: unknown."""
     thread_id: str
     turn_id: str
     prompt: str
@@ -137,5 +142,10 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """Where the record's chains `events` and `steps` end; empty without a record."""
     fork: ForkedFrom | None = None
     """Where it began in another trial; null: it is no fork."""
-    runtime_reported: tuple[str, ...] = ("final_message", "tool_calls", "usage")
+    runtime_reported: tuple[str, ...] = RUNTIME_REPORTED
+    """Without `usage` where the gateway counted."""
+    responses_without_usage: int = 0
+    """Model responses that passed the gateway and did not state their usage: they are not in `usage`."""
+    responses_broken_off: int = 0
+    """Model responses that broke off: `usage` has as much of them as had been stated."""
     schema_version: str = SCHEMA

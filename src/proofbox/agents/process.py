@@ -23,13 +23,14 @@ import msgspec
 from proofbox.agents.boxfacts import box_facts, variables_of
 from proofbox.agents.contract import Capabilities, RuntimeProbe, SessionOptions
 from proofbox.agents.dialects import DialectName, dialect_named
-from proofbox.agents.events import Delta, Event, Integrity, Message, Notice
+from proofbox.agents.events import Delta, Event, Integrity, Message, Notice, TokenUsage, Usage
 from proofbox.agents.feed import Turn
 from proofbox.agents.funnel.server import TURN_VARIABLE, Funnel
 from proofbox.agents.hosted import HostedSession
 from proofbox.agents.lines import Lines
 from proofbox.agents.marked import kill_marked
 from proofbox.agents.settings import read_settings
+from proofbox.agents.usage import NOTHING, added
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
 from proofbox.errors import (
@@ -146,6 +147,8 @@ class ProcessSession(HostedSession):
         self._running: dict[str, AsyncProcess] = {}
         self._given: Collection[str] = options.env
         """Names of the variables that its program was started with, besides the box's."""
+        self._reported: dict[str, TokenUsage] = {}
+        """By thread, the usage that its earlier turns have reported."""
         self._funnel: Funnel | None = None
         self._way: WayToModel | None = None
         if said.base_url is not None:
@@ -203,10 +206,22 @@ class ProcessSession(HostedSession):
         finally:
             with anyio.CancelScope(shield=True):  # what it had said when it was stopped is no less said
                 for event in speech.end(stopped=result is None or turn.id in self._endings):
-                    await self.tell_of(turn, event)
+                    await self._tell_said(turn, event)
+                self._reported[turn.thread] = added(self._reported.get(turn.thread, NOTHING), speech.usage)
         failure = speech.failure or _failure_of(result)
+        if self._way is not None:
+            await self._way.settle(turn, complete=failure is None)
         if failure is not None:
             raise failure
+
+    async def _tell_said(self, turn: Turn, event: Event) -> None:
+        """A program states what it has used in this run of it; the event is of the whole thread."""
+        if isinstance(event, Usage):
+            last = event.total
+            event = msgspec.structs.replace(event, total=added(self._reported.get(turn.thread, NOTHING), last))
+            if self._way is not None:
+                self._way.reported(turn, event.total, last)
+        await self.tell_of(turn, event)
 
     async def _run_program(self, turn: Turn, prompt: str, speech: _Speech) -> ExecResult:
         assert self._box is not None  # noqa: S101 (opened before anyone has it)
@@ -243,7 +258,7 @@ class ProcessSession(HostedSession):
         self._background.spawn(_quietly, pour)
         while (piece := await process.receive()) is not None:
             for event in speech.hear(piece.stream, piece.data):
-                await self.tell_of(turn, event)
+                await self._tell_said(turn, event)
         return await process.wait()
 
     async def _kill(self, turn: Turn) -> None:
@@ -294,6 +309,10 @@ class _Speech:
     @property
     def failure(self) -> AgentError | None:
         return self._dialect.failure if self._dialect is not None else None
+
+    @property
+    def usage(self) -> TokenUsage:
+        return self._dialect.usage if self._dialect is not None else NOTHING
 
     def hear(self, stream: str, data: bytes) -> Iterator[Event]:
         if stream == "stderr" or self._dialect is None:

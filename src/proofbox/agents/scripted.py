@@ -39,6 +39,7 @@ from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
 from proofbox.core.text import preview
 from proofbox.errors import (
+    CapabilityDenied,
     CommandNotExecutable,
     CommandNotFound,
     PathRefused,
@@ -46,8 +47,11 @@ from proofbox.errors import (
     RequestInvalid,
     RuntimeCrashed,
     SandboxError,
+    SandboxLost,
+    ToolPathRefused,
     UsageError,
     WorkspaceError,
+    WorkspacePathRefused,
 )
 from proofbox.sandbox.service import Sandboxes
 from proofbox.workspace.capabilities.capabilities import CapabilityGuard, require
@@ -247,7 +251,8 @@ class ScriptedSession(HostedSession):
             if step.fault == CRASH:
                 self._crashed = True
                 await self._stop_all()
-            raise step.error()
+            turn.observed_failure = step.error()  # a script says what is seen to fail
+            raise turn.observed_failure
         else:
             await self.tell_of(turn, self._said(step, places))
 
@@ -291,7 +296,7 @@ class ScriptedSession(HostedSession):
 
         replace = msgspec.structs.replace
         if await self._is_declined(call, subject_of(call.tool, call.command)):
-            return await self.tell(replace(call, status="declined", duration_ms=took()))
+            return await self.tell(replace(call, status="declined", started=False, duration_ms=took()))
         try:
             tools = await self._tools_of(turn.thread)
             result = await run_sync(tools.call, tool, args)
@@ -300,7 +305,8 @@ class ScriptedSession(HostedSession):
                 await self.feed.tell(replace(call, status="abandoned", duration_ms=took()))
                 raise
             words = f"{error.code}: {error.message}"
-            await self.tell(replace(call, status="failed", duration_ms=took(), output=words))
+            started = _ran(error, is_command)
+            await self.tell(replace(call, status="failed", started=started, duration_ms=took(), output=words))
             if isinstance(error, SandboxError) and not isinstance(error, ITS_OWN_FAULT):
                 await self._kill(turn)
                 raise  # without its box the agent can't go on
@@ -308,6 +314,7 @@ class ScriptedSession(HostedSession):
         if isinstance(result, CommandResult):
             call = replace(
                 call,
+                started=True,
                 status="completed" if result.exit_code == 0 else "failed",
                 exit_code=result.exit_code,
                 duration_ms=result.duration_ms,
@@ -315,7 +322,7 @@ class ScriptedSession(HostedSession):
                 output=result.text(),
             )
         else:
-            call = replace(call, duration_ms=took(), output=result.text())
+            call = replace(call, started=True, duration_ms=took(), output=result.text())
         return await self.tell(call)
 
     async def _is_declined(self, call: ToolCall, subject: str) -> bool:
@@ -382,6 +389,13 @@ class ScriptedSession(HostedSession):
     def _item(self) -> str:
         self._items += 1
         return f"item-{self._items}"
+
+
+def _ran(error: ProofboxError, is_command: bool) -> bool | None:
+    """Whether a call that raised had begun its work. A command that ran has an exit code, and raises nothing."""
+    if is_command:
+        return None if isinstance(error, SandboxLost) else False
+    return not isinstance(error, CapabilityDenied | WorkspacePathRefused | ToolPathRefused | PathRefused)
 
 
 def _written(said: Any) -> str:

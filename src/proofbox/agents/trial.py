@@ -22,14 +22,15 @@ from anyio.to_thread import run_sync
 
 from proofbox.agents.contract import AgentRuntime, AgentSession, SessionOptions
 from proofbox.agents.environment import AgentEnvironment, decide_environment
-from proofbox.agents.events import Event, Integrity, Listener, RateWindows, TokenUsage, ToolCall
-from proofbox.agents.outcome import CallMade, Failure, ForkedFrom, Status, Trial, TrialRequest
+from proofbox.agents.events import Event, Integrity, Listener, RateWindows, ToolCall, Usage
+from proofbox.agents.outcome import RUNTIME_REPORTED, CallMade, Failure, ForkedFrom, Status, Trial, TrialRequest
 from proofbox.agents.record import Record, bounded, copy_home
 from proofbox.agents.recording import Recording
 from proofbox.agents.registry import Registry, installed
 from proofbox.agents.settings import RuntimeSettings
 from proofbox.agents.steps import StepRecorder, reach_of
 from proofbox.agents.strategies import Chain, Considered, decide_chain, first_usable
+from proofbox.agents.usage import TokenCount
 from proofbox.core.clock import Clock, SystemClock, isoformat
 from proofbox.core.ids import IdSource
 from proofbox.core.redaction import Redactor
@@ -58,6 +59,7 @@ class _Heard:
         self._record = record
         self._redactor = redactor
         self.calls: list[CallMade] = []
+        self.tokens = TokenCount()
         self.integrity: list[dict[str, Any]] = []
         self.windows: tuple[dict[str, Any], ...] = ()
 
@@ -68,8 +70,12 @@ class _Heard:
             case ToolCall():
                 command, _ = self._redactor.preview(event.command, 4096)
                 tool, _ = self._redactor.preview(event.tool, 200)
-                call = CallMade(command, event.exit_code, event.duration_ms, tool, event.status, event.source)
+                call = CallMade(
+                    command, event.exit_code, event.duration_ms, tool, event.status, event.source, event.started
+                )
                 self.calls.append(call)
+            case Usage():
+                self.tokens.add(event)
             case Integrity():
                 found = {"code": event.code, "message": event.message, "details": dict(event.details)}
                 self.integrity.append(bounded(found, self._redactor))
@@ -228,13 +234,13 @@ class Running:
                 with contextlib.suppress(CapabilityUnsupported), anyio.move_on_after(INTERRUPT_PATIENCE):
                     await session.interrupt_turn(outcome.thread, outcome.turn)
                     ended = await session.wait_turn(outcome.turn)
-                    outcome.final_message, outcome.usage = ended.final_message, ended.usage
+                    outcome.final_message = ended.final_message
                 return
         except AgentError as error:
             outcome.status, outcome.error = "failed", error
             return
         outcome.status, outcome.error = ended.status, ended.error
-        outcome.final_message, outcome.usage = ended.final_message, ended.usage
+        outcome.final_message = ended.final_message
 
     def _trial(
         self,
@@ -260,7 +266,12 @@ class Running:
             final_message=self.redactor.preview(outcome.final_message, 64 << 10)[0],
             tool_calls=tuple(heard.calls),
             steps=tuple(steps.steps),
-            usage=outcome.usage,
+            usage=heard.tokens.total(),
+            responses_without_usage=heard.tokens.without_usage,
+            responses_broken_off=heard.tokens.broken_off,
+            runtime_reported=tuple(
+                name for name in RUNTIME_REPORTED if name != "usage" or heard.tokens.source != "gateway"
+            ),
             thread_id=outcome.thread,
             turn_id=outcome.turn,
             prompt=self.request.prompt,
@@ -302,7 +313,6 @@ class _Outcome:
         self.status: Status = "failed"
         self.error: AgentError | None = None
         self.final_message = ""
-        self.usage: TokenUsage | None = None
         self.thread = ""
         self.turn = ""
         self.doubt = ""

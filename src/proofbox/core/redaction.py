@@ -1,8 +1,8 @@
 """Keeping secrets out of everything that is written down or shown.
 
 Two layers. Exact values come first: the secrets this process knows, in the spellings they travel in (as they are,
-URL-quoted, JSON-escaped, inside base64 at any alignment). Then patterns: what looks like a key, though nobody told us.
-Exact values become `[redacted]`, patterns `[redacted:kind]`.
+URL-quoted, JSON-escaped, in hex, inside base64 at any alignment). Then patterns: unknown values
+that look like a key. Exact values become `[redacted]`, patterns `[redacted:kind]`.
 
 Clean text is the common case and stays cheap: each value and each pattern has a literal that must occur before a
 regular expression runs.
@@ -11,7 +11,7 @@ regular expression runs.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, AnyStr, Self
 
@@ -30,6 +30,8 @@ _SHORTEST_CUT = 200
 _MOST_GAPS = 20  # we make one; an agent can print as many as it likes
 _LONGEST_NAME, _MOST_NAMES = 64, 1024  # of members' names that are kept: an agent can make up others
 
+_MARKS = ("\\u", "%")  # of escapes
+
 _Compiled = tuple[tuple[str, ...], re.Pattern[str], str]
 
 
@@ -46,11 +48,18 @@ class _Layers:
 
     def __init__(self, forms: list[str], patterns: list[_Compiled]) -> None:
         self.forms = forms
+        # Most texts have no escapes: one look for each kind of them spares the search for most forms.
+        self._by_mark = [(mark, [form for form in forms if _mark(form) == mark]) for mark in ("", *_MARKS)]
         self.patterns = patterns
         self.tail = max(_TAIL, len(forms[0]) if forms else 0)
 
     def has_exact(self, text: str) -> bool:
-        return any(form in text for form in self.forms)
+        return any(form in text for form in self._likely(text))
+
+    def _likely(self, text: str) -> Iterator[str]:
+        for mark, forms in self._by_mark:
+            if mark in text:
+                yield from forms
 
     def redact(self, text: str, *, cut: bool = False) -> str:
         """With `cut` the text may be a part of another, and its ends may be parts of secrets."""
@@ -73,7 +82,7 @@ class _Layers:
         One substring search a form beats one regular expression of them all, which would try each form at each byte.
         """
         found = []
-        for form in self.forms:
+        for form in self._likely(text):
             if form in text:
                 at = text.find(form)
                 while at >= 0:
@@ -124,6 +133,10 @@ class _Layers:
             if any(literal in folded for literal in literals):
                 found += [match.span() for match in regex.finditer(text)]
         return sorted(found)
+
+
+def _mark(form: str) -> str:
+    return next((mark for mark in _MARKS if mark in form), "")
 
 
 def _merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:

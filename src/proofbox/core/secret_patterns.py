@@ -11,7 +11,9 @@ import re
 from dataclasses import dataclass
 
 SECRET_VARIABLE = re.compile(
-    r"(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL)S?(?![A-Z0-9])(?!.*_(?:FILE|PATH|DIR)$)", re.IGNORECASE
+    r"(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|(?<=[A-Z0-9]_)PWD|WEBHOOK(?:_UR[LI])?)S?"
+    r"(?![A-Z0-9])(?!.*_(?:FILE|PATH|DIR)$)",
+    re.IGNORECASE,
 )
 """Names of environment variables whose values are secrets; one that ends in _FILE, _PATH or _DIR only says where."""
 

@@ -27,15 +27,22 @@ from proofbox.core.clock import isoformat
 from proofbox.core.removal import remove_tree
 from proofbox.errors import (
     AgentError,
+    AuthFailed,
     BundleSecretFound,
     ContextExceeded,
     InternalError,
     LeaseLost,
     ListenerFailed,
+    ModelFailed,
+    Overloaded,
     ProofboxError,
+    RateLimited,
+    RuntimeCrashed,
     SetupFailed,
     StartFailed,
+    StreamDisconnected,
     TurnInterrupted,
+    UsageLimited,
 )
 from proofbox.evidence.paths import INDEX
 from proofbox.evidence.writer import BundleWriter
@@ -55,8 +62,11 @@ from proofbox.lab.trace import Trace
 from proofbox.lab.verifier import Checked, check, lay_beside, lay_out
 from proofbox.workspace.workspace import Workspace
 
-# What an agent's turn may fail with that is the agent's own affair: everything else is the machinery's.
+# Failures of a turn that always count against the agent.
 ITS_OWN = (ContextExceeded, TurnInterrupted)
+# Failures that a program in a box can report or cause at will. They count against the agent too, unless a failure was
+# seen from outside the box.
+SELF_REPORTED = (AuthFailed, RateLimited, UsageLimited, Overloaded, ModelFailed, StreamDisconnected, RuntimeCrashed)
 Done = TypeVar("Done")
 
 
@@ -230,6 +240,7 @@ class _Supervisor:
             on_budget=lambda what: self._watch.stop("budget_exceeded", what),
             on_activity=self._watch.on_activity,
             on_tokens=self._watch.on_tokens,
+            shared=self._around.shared is not None,
         )
         self.enter("running")
         shared = self._around.shared
@@ -321,7 +332,7 @@ class _Supervisor:
     def _judge_turn(self, result: TurnResult) -> None:
         """The turn's own status decides, but for one that we ended ourselves, or that used up more than it might."""
         self._feedback = read_feedback(result.final_message)
-        stopped = self._watch.reason
+        stopped, seen = self._watch.reason, result.observed_failure
         # A turn may end sooner than it hears the word to stop. What it used is a fact all the same.
         was_stopped = stopped is not None and (result.status != "completed" or stopped == "budget_exceeded")
         if was_stopped or result.status == "interrupted":
@@ -329,16 +340,28 @@ class _Supervisor:
             self._feedback = msgspec.structs.replace(self._feedback, claimed="none")
         if stopped is not None and was_stopped:
             self._reason, self._detail = stopped, self._watch.detail
+            if stopped == "timed_out" and seen is not None:  # it waited for a model that had failed
+                self._reason, self._infra = "infra_failed", seen
         elif result.status == "interrupted":
             self._reason = "interrupted"
         elif result.status == "failed":
-            # A bare AgentError is a program that said no by its own exit code: its verdict, and no failure of ours.
-            error = result.error or AgentError("the turn failed, without saying why", op="turn")
-            unborn = error.details.get("cause") == StartFailed.code  # some providers tell so by the first command
-            own = isinstance(error, ITS_OWN) or (type(error) is AgentError and result.error is not None and not unborn)
-            self._reason = "turn_failed" if own else "infra_failed"
-            if not own:
-                self._infra = StartFailed(error.message, op="turn", fix_hints=error.fix_hints) if unborn else error
+            self._infra = self._failed_with(result.error, seen)
+            self._reason = "turn_failed" if self._infra is None else "infra_failed"
+
+    def _failed_with(self, error: AgentError | None, seen: AgentError | None) -> ProofboxError | None:
+        """Return the infrastructure failure that a turn ended with; None if the failure is the agent's."""
+        if error is None:
+            return AgentError("the turn failed, without saying why", op="turn")
+        if error.details.get("cause") == StartFailed.code:  # some providers tell so by the first command
+            return StartFailed(error.message, op="turn", fix_hints=error.fix_hints)
+        if isinstance(error, ITS_OWN):
+            return None
+        if seen is not None:
+            return seen
+        if isinstance(error, RuntimeCrashed) and self._around.shared is not None:
+            return error  # the program was not this attempt's alone: another may have ended it
+        # A bare AgentError is a program that exited with an error code.
+        return None if isinstance(error, SELF_REPORTED) or type(error) is AgentError else error
 
     # After the agent
 

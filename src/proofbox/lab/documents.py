@@ -134,7 +134,8 @@ class RunnerMetrics(msgspec.Struct, frozen=True, kw_only=True):
     turn_ms: float | None
     """How long the turn took, in milliseconds; null: no turn came to its end."""
     tokens: dict[str, TokenUsage]
-    """By who counted them: `runtime_reported` or `gateway`."""
+    """Summed over threads, by who counted them: `gateway`, which holds, or `runtime_reported`. The gateway is not there
+    where no response stated its usage."""
     error: dict[str, Any] | None
     source: Literal["runtime_reported"] = "runtime_reported"
 
@@ -208,7 +209,7 @@ class AttemptReport(msgspec.Struct, frozen=True, kw_only=True):
     """How many the agent sent."""
     tool_calls: int | UnsetType = UNSET
     tool_calls_observed: int | UnsetType = UNSET
-    """Of them those that proofbox ran itself."""
+    """Of them those that proofbox ran itself, and that were started."""
     tool_failures: dict[str, int] | UnsetType = UNSET
     """By code: `exit_1`, `failed`, `declined`, `abandoned`."""
     retries: dict[str, int] | UnsetType = UNSET
@@ -222,7 +223,12 @@ class AttemptReport(msgspec.Struct, frozen=True, kw_only=True):
     """Signs that the agent went in circles."""
     integrity: tuple[IntegrityFinding, ...] | UnsetType = UNSET
     """Where what the runtime said contradicts itself or what was seen."""
+    responses_without_usage: int | UnsetType = UNSET
+    """Model responses that passed the gateway and did not state their usage: they are not in `tokens`."""
+    responses_broken_off: int | UnsetType = UNSET
+    """Model responses that broke off: `tokens` has as much of them as had been stated."""
     tokens: dict[str, TokenUsage]
+    """As in runner.metrics.json."""
     resources: Resources
     """What the box could use, and did."""
     put_back: tuple[str, ...]
@@ -268,7 +274,10 @@ class ToolCallEntry(msgspec.Struct, frozen=True, kw_only=True):
     late: bool
     """It ended after its turn had."""
     source: str
-    """`observed`: proofbox ran it. Otherwise it rests on the runtime's word."""
+    """`observed`: proofbox ran it, or was asked to. Otherwise it rests on the runtime's word."""
+    started: bool | None
+    """Of an observed call, whether it ran: false if it was declined or refused, or if its program could not be started.
+    Null: not seen from outside the box. Only true counts as observed."""
     output_preview: str
     """The first 2048 bytes, redacted."""
     output_bytes: int

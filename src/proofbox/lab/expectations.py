@@ -14,7 +14,7 @@ import msgspec
 from proofbox.core.canonical import CanonicalError, canonical_bytes
 from proofbox.lab.claims import Feedback
 from proofbox.lab.finaltree import Find
-from proofbox.lab.spec import Expect, FileCondition
+from proofbox.lab.spec import CommandCondition, Expect, FileCondition
 
 MATCHED_TEXT = 16 * 1024
 """Characters of a text that a pattern sees. A pattern that backtracks does so over no more than this."""
@@ -38,9 +38,12 @@ class Did(msgspec.Struct, frozen=True):
     """The text that tool policies see, too: `agents.approvals.subject_of`."""
     failed: bool
     observed: bool = False
-    """We ran it ourselves: no agent's word for it."""
+    """We ran it ourselves, and it was started: no agent's word for it."""
     declined: bool = False
     """Leave was not given, so that it was made and not run."""
+    started: bool = True
+    """False: it is known that it never ran."""
+    exit_code: int | None = None
 
 
 def unmet(expect: Expect, feedback: Feedback, calls: Sequence[Did], find: Find, *, doubt: str = "") -> list[Unmet]:
@@ -74,16 +77,28 @@ def unmet(expect: Expect, feedback: Feedback, calls: Sequence[Did], find: Find, 
         check_calls(len(calls) <= expect.max_tool_calls, "max_tool_calls", expect.max_tool_calls, len(calls))
     if expect.max_tool_failures is not None:
         check_calls(failures <= expect.max_tool_failures, "max_tool_failures", expect.max_tool_failures, failures)
-    required = [call.subject[:MATCHED_TEXT] for call in counted if not call.declined]
-    for pattern in expect.commands:
-        check_calls(any(re.search(pattern, each) for each in required), "commands", pattern, f"{len(required)} others")
-    run = [call.subject[:MATCHED_TEXT] for call in calls if not call.declined]
+    required = [call for call in counted if call.started and not call.declined]
+    for asked in expect.commands:
+        _check_command(asked if isinstance(asked, CommandCondition) else CommandCondition(asked), required, check_calls)
+    run = [call.subject[:MATCHED_TEXT] for call in calls if call.started and not call.declined]
     for pattern in expect.no_commands:
         hit = next((each for each in run if re.search(pattern, each)), None)
         check_calls(hit is None, "no_commands", f"none like {pattern}", hit)
     for condition in expect.file:
         _check_file(condition, find, check)
     return found
+
+
+def _check_command(
+    condition: CommandCondition, calls: Sequence[Did], check: Callable[[bool, str, object, object], None]
+) -> None:
+    found = [call for call in calls if re.search(condition.match, call.subject[:MATCHED_TEXT])]
+    if condition.exit_code is None or not found:
+        check(bool(found), "commands", condition.match, f"{len(calls)} others")
+        return
+    codes = [call.exit_code for call in found]
+    ended = ", ".join("unknown" if code is None else str(code) for code in codes[:10])
+    check(condition.exit_code in codes, "commands", f"{condition.match} with exit code {condition.exit_code}", ended)
 
 
 def _check_file(condition: FileCondition, find: Find, check: Callable[[bool, str, object, object], None]) -> None:

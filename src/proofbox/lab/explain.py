@@ -105,6 +105,9 @@ def _story(attempt: Attempt, result: Ended, bundle: Path, replacement: str | Non
         yield "It shared its agent's process with other attempts, which could reach it."
     if attempt.parent is not None:
         yield f"It is a new try after {attempt.parent} failed for reasons of the machinery."
+    report = documents.get(artifacts.REPORT, {})
+    if unstated := report.get("responses_without_usage"):
+        yield f"{counted(unstated, 'model response')} did not state the tokens used: the count lacks them."
     calls = list(_calls(bundle))
     if calls:
         yield f"What it did ({counted(len(calls), 'tool call')}):"
@@ -203,6 +206,8 @@ def _calls(bundle: Path) -> Iterator[dict[str, Any]]:
 
 def _call(call: dict[str, Any], bundle: Path) -> str:
     ended = call["status"] if call["exit_code"] is None else f"exit {call['exit_code']}"
+    if call.get("started") is False and call["status"] == "failed":
+        ended = "never started"
     took = "" if call["duration_ms"] is None else f", {call['duration_ms']:.0f} ms"
     took += ", still running at the end of the turn" if call["late"] else ""
     what = subject_of(call["tool"], call["command"][:200])

@@ -13,7 +13,7 @@ from proofbox.core.canonical import MAX_DEPTH, MAX_INTEGER
 from proofbox.errors import CapabilitiesRefused, ProofboxError
 from proofbox.lab.positions import Path
 from proofbox.lab.problems import Problems
-from proofbox.lab.spec import Command, Mission, SuiteFields
+from proofbox.lab.spec import Command, CommandCondition, Mission, SuiteFields
 from proofbox.lab.suitefiles import SuiteFiles, paths_of
 from proofbox.lab.textfiles import Unreadable
 from proofbox.workspace.capabilities.capabilities import Capabilities
@@ -186,9 +186,11 @@ def _commands(mission: Mission, at: Path) -> Iterator[tuple[Path, str | tuple[st
 def _patterns(mission: Mission, at: Path) -> Iterator[tuple[Path, str]]:
     if mission.expect.result is not None:
         yield (*at, "expect", "result"), mission.expect.result
-    for field in ("commands", "no_commands"):
-        for number, each in enumerate(getattr(mission.expect, field)):
-            yield (*at, "expect", field, number), each
+    for number, asked in enumerate(mission.expect.commands):
+        place = (*at, "expect", "commands", number)
+        yield ((*place, "match"), asked.match) if isinstance(asked, CommandCondition) else (place, asked)
+    for number, each in enumerate(mission.expect.no_commands):
+        yield (*at, "expect", "no_commands", number), each
     for number, command in enumerate(mission.verify.commands):
         if isinstance(command, Command) and command.stdout is not None:
             yield (*at, "verify", "commands", number, "stdout"), command.stdout

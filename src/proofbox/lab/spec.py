@@ -99,6 +99,15 @@ class FileCondition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return tuple(name for name in self.path.split("/") if name not in ("", "."))
 
 
+class CommandCondition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A call that must have been made, and how it must have ended."""
+
+    match: str
+    """A regular expression, as in `commands`."""
+    exit_code: Annotated[int, msgspec.Meta(ge=0, le=255)] | None = None
+    """What one of the calls that match must have exited with; by default any code, also that of a failure."""
+
+
 class Expect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Conditions on what the agent said, did and left. All must hold; each failing one is named."""
 
@@ -114,13 +123,15 @@ class Expect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """At most so many may be made."""
     max_tool_failures: Annotated[int, msgspec.Meta(ge=0)] | None = None
     """At most so many calls may fail: not complete, or exit with another code than 0."""
-    commands: tuple[str, ...] = ()
+    commands: tuple[str | CommandCondition, ...] = ()
     """Regular expressions, each of which must match some call that was run: a command's line, or of another tool its
-    name and arguments, `NAME ARGUMENTS`. A call that was declined was not run."""
+    name and arguments, `NAME ARGUMENTS`. A call that was declined, or whose program could not be started, was not run.
+    A table `{ match = "^pytest", exit_code = 0 }` also asks how it ended."""
     no_commands: tuple[str, ...] = ()
     """None of these may match any call that was run."""
     observed: bool = False
-    """For `commands` and `min_tool_calls` only what proofbox ran itself counts, not what an agent says it did."""
+    """For `commands` and `min_tool_calls` only what proofbox ran itself counts, not what an agent says it did, and only
+    if it was started."""
     file: tuple[FileCondition, ...] = ()
     """Conditions on files of the final tree."""
 

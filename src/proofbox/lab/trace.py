@@ -27,6 +27,7 @@ from proofbox.agents.events import (
     Usage,
 )
 from proofbox.agents.steps import StepRecorder
+from proofbox.agents.usage import TokenCount
 from proofbox.core.digest import sha256_hex
 from proofbox.core.redaction import Redactor
 from proofbox.core.text import preview, printable
@@ -60,6 +61,8 @@ class Trace:
         on_budget: Callable[[str], None],
         on_activity: Callable[[str], None],
         on_tokens: Callable[[int], None],
+        *,
+        shared: bool = False,
     ) -> None:
         self._bundle = bundle
         self._redactor = redactor
@@ -81,7 +84,7 @@ class Trace:
         self.turns = 0
         self.retries: Counter[str] = Counter()
         self.integrity: list[Integrity] = []
-        self.usage: dict[str, Usage] = {}
+        self._tokens = TokenCount(shared=shared)
         self.windows: RateWindows | None = None
         self.output_bytes = 0
         self.longest_repeat = 0
@@ -101,10 +104,7 @@ class Trace:
             case Message():
                 self.messages += 1
             case Usage():
-                self.usage[event.source] = event
-                spent = event.total.input_tokens + event.total.output_tokens
-                self._on_tokens(spent)
-                self._check("tokens", spent, self._budget.tokens)
+                self._usage(event)
             case RateWindows():
                 self.windows = event
             case Retrying():
@@ -127,6 +127,8 @@ class Trace:
                 failed=_failed(call),
                 observed=_observed(call),
                 declined=call.status == "declined",
+                started=call.started is not False,
+                exit_code=call.exit_code,
             )
             for call in self.calls
         ]
@@ -146,11 +148,22 @@ class Trace:
             "duration_ms": Durations(_percentile(durations, 0.5), _percentile(durations, 0.95)),
             "output_bytes": self.output_bytes,
             "no_progress": NoProgress(self.longest_repeat),
+            "responses_without_usage": self._tokens.without_usage,
+            "responses_broken_off": self._tokens.broken_off,
             "integrity": tuple(IntegrityFinding(each.code, each.message) for each in self.integrity),
         }
 
     def tokens(self) -> dict[str, TokenUsage]:
-        return {source: event.total for source, event in sorted(self.usage.items())}
+        """Summed over threads, by who counted them."""
+        return self._tokens.by_source()
+
+    def _usage(self, event: Usage) -> None:
+        self._tokens.add(event)
+        spent = self._tokens.spent()
+        self._on_tokens(spent)
+        self._check("tokens", spent, self._budget.tokens)
+        if self._budget.tokens is not None and self._tokens.without_usage:
+            self._exceed(f"tokens: a model response states no usage, so that {self._budget.tokens} can't be checked")
 
     def _tool_call(self, event: ToolCall) -> None:
         self.calls.append(msgspec.structs.replace(event, output=""))  # a long attempt's outputs are in its bundle
@@ -171,6 +184,7 @@ class Trace:
             duration_ms=event.duration_ms,
             late=event.late,
             source=event.source,
+            started=event.started,
             output_preview=shown,
             output_bytes=len(output),
             output_sha256=self._keep(output) if cut else None,
@@ -211,9 +225,13 @@ class Trace:
         return entry
 
     def _check(self, name: str, used: int, allowed: int | None) -> None:
-        if allowed is not None and used > allowed and self._on_budget is not None:
+        if allowed is not None and used > allowed:
+            self._exceed(f"{name}: {used} of {allowed}")
+
+    def _exceed(self, what: str) -> None:
+        if self._on_budget is not None:
             report, self._on_budget = self._on_budget, None
-            report(f"{name}: {used} of {allowed}")
+            report(what)
 
 
 def _failed(call: ToolCall) -> bool:
@@ -221,7 +239,7 @@ def _failed(call: ToolCall) -> bool:
 
 
 def _observed(call: ToolCall) -> bool:
-    return call.source == "observed" and call.status != "declined"
+    return call.source == "observed" and call.started is True
 
 
 def _failure_code(call: ToolCall) -> str:

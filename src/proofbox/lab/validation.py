@@ -15,6 +15,8 @@ from typing import Any
 
 import msgspec
 
+from proofbox.agents.events import Usage
+from proofbox.agents.usage import TokenCount
 from proofbox.errors import BundleError, ProofboxError
 from proofbox.evidence import outcome
 from proofbox.evidence.paths import INDEX
@@ -95,7 +97,7 @@ def _told(story: Iterator[_Found], path: str) -> Iterator[_Found]:
     """What a story finds; that it can't be read is a finding as well."""
     try:
         yield from story
-    except (KeyError, TypeError, AttributeError, ShapeError, ProofboxError) as error:
+    except (KeyError, TypeError, AttributeError, ShapeError, ProofboxError, msgspec.ValidationError) as error:
         yield "artifact_malformed", path, f"{type(error).__name__}: {error}"[:300]
 
 
@@ -148,11 +150,14 @@ def _story(bundle: Bundle, *, whole: bool) -> Iterator[_Found]:
         yield each["code"], EVENTS, each["message"]
     if CALLS in bundle.artifacts:
         yield from _trace(bundle, report, attempt["attempt_id"], whole=whole)
+        yield from _tokens(bundle, report, shared=attempt["isolation"] == "shared")
 
 
 def _trace(bundle: Bundle, report: dict[str, Any], id: str, *, whole: bool) -> Iterator[_Found]:
     calls = list(bundle.read_log(CALLS))
     yield from _same(CALLS, "tool_calls", len(calls), report["tool_calls"])
+    observed = sum(call["source"] == "observed" and call["started"] is True for call in calls)
+    yield from _same(CALLS, "tool_calls_observed", observed, report["tool_calls_observed"])
     if any(call["attempt"] != id for call in calls):
         yield "trace_foreign", CALLS, "a call names another attempt"
     for call in calls:
@@ -167,6 +172,18 @@ def _trace(bundle: Bundle, report: dict[str, Any], id: str, *, whole: bool) -> I
     if whole:
         yield from _open_calls(events)
     yield from _steps([entry["step"] for entry in bundle.read_log(STEPS) if "step" in entry], len(calls))
+
+
+def _tokens(bundle: Bundle, report: dict[str, Any], *, shared: bool) -> Iterator[_Found]:
+    """The counts of the report, summed up again from the events."""
+    count = TokenCount(shared=shared)
+    for event in bundle.read_log(EVENTS):
+        if event["event"] == "usage":
+            count.add(msgspec.convert(event, Usage))
+    yield from _same(artifacts.REPORT, "tokens", report["tokens"], msgspec.to_builtins(count.by_source()))
+    unstated = (count.without_usage, count.broken_off)
+    told = (report["responses_without_usage"], report["responses_broken_off"])
+    yield from _same(artifacts.REPORT, "responses of unknown usage", told, unstated)
 
 
 def _gaps(numbers: Sequence[int]) -> Iterator[_Found]:

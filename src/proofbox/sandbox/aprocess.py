@@ -46,6 +46,14 @@ class AsyncProcess:
     def ended(self) -> bool:
         return self._call.finished
 
+    @property
+    def started(self) -> bool | None:
+        """Whether the program ran, as the box agent reports it: True after any output or its exit, False when it could
+        not be started, None as long as neither has been reported."""
+        if self._call.error is not None:
+            return False
+        return True if self._call.exit is not None or self._call.has_output else None
+
     async def send(self, data: bytes) -> None:
         """Write to its stdin. `anyio.BrokenResourceError` when it has ended; what it does not read is lost silently."""
         call = self._call

@@ -49,6 +49,11 @@ class Gathered:
         self._end = 0
         self.omitted = 0
 
+    @property
+    def size(self) -> int:
+        """How many bytes there were until now, those that went missing included."""
+        return self._end
+
     def add(self, offset: int, data: bytes) -> None:
         self.omitted += offset - self._end
         self._end = offset + len(data)
@@ -90,6 +95,10 @@ class Call:
     @property
     def finished(self) -> bool:
         return self.exit is not None or self.error is not None
+
+    @property
+    def has_output(self) -> bool:
+        return any(stream.size for stream in self.streams.values())
 
     def feed(self, kind: Recv, payload: bytes) -> None:
         if kind in self.streams:

@@ -2,8 +2,7 @@
 
 `binary.py` finds the program and says whether it is one we can drive, `settings.py` what it is told; `launch.py` puts
 in place what it needs, `program.py` holds one running instance, `session.py` keeps a session over it, and `hearing.py`
-hears what is said there: `decoder.py` translates it, `failures.py` says what went wrong, `approvals.py` answers, and
-`ledger.py` compares the tokens.
+hears what is said there: `decoder.py` translates it, `failures.py` says what went wrong, and `approvals.py` answers.
 """
 
 from proofbox.agents.codex.runtime import CodexAppServer

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from proofbox.agents.codex import members
+from proofbox.agents.modelfailures import HINTS, kind_seen, limits_of
 from proofbox.agents.traffic import Exchange, read_duration
 from proofbox.core.text import preview, printable
 from proofbox.errors import (
@@ -51,26 +52,10 @@ SAID = 1000
 _TRANSIENT = ("internalServerError",)
 _TRANSIENT_CODES = ("server_error", "internal_server_error")
 _RETRY_AFTER = re.compile(r"try again in (\d[\d.]*(?:ms|[dhms])(?:\d[\d.]*(?:ms|[hms]))*)", re.IGNORECASE)
-_BY_CODE: dict[str, type[AgentError]] = {
-    "context_length_exceeded": ContextExceeded,
-    "usage_limit_reached": UsageLimited,
-    "insufficient_quota": UsageLimited,
-    "rate_limit_exceeded": RateLimited,
-    "slow_down": RateLimited,
-    "server_is_overloaded": Overloaded,
-    "invalid_api_key": AuthFailed,
-}
 _BY_PROSE: dict[str, type[AgentError]] = {
     "stream disconnected before completion": StreamDisconnected,
     "error sending request": StreamDisconnected,
     "Missing environment variable": AuthFailed,
-}
-_HINTS: dict[type[AgentError], tuple[str, ...]] = {
-    AuthFailed: ("check the key: the variable that api_key_env names, and what it may be used for",),
-    UsageLimited: ("wait for the reset, or use another credential",),
-    RateLimited: ("wait, or run fewer at a time",),
-    ContextExceeded: ("start a new thread",),
-    StreamDisconnected: ("try again; if it lasts, look at the way to base_url",),
 }
 
 
@@ -91,14 +76,14 @@ def classify(error: Mapping[str, Any], seen: Exchange | None = None) -> AgentErr
     said = printable(members.cut(error, "message", SAID))
     kind = _by_status(status) or _BY_NAME.get(name)
     if kind is None:
-        kind = _by_exchange(seen) or _by_prose(said) or ModelFailed
+        kind = (kind_seen(seen) if seen is not None else None) or _by_prose(said) or ModelFailed
     if status is None and seen is not None and seen.status >= 400:
         status = seen.status
     details: dict[str, Any] = {"codex_error_info": info if isinstance(info, str | dict) else None}
     if status is not None:
         details["status"] = status
     if seen is not None and kind in (RateLimited, UsageLimited, Overloaded, ModelFailed):
-        details |= {name: getattr(seen, name) for name in ("retry_after", "resets_at") if getattr(seen, name)}
+        details |= limits_of(seen)
     if kind is RateLimited and "retry_after" not in details:
         words = _RETRY_AFTER.search(f"{said}\n{seen.error_message if seen is not None else ''}")
         if words is not None and (seconds := read_duration(words[1].lower())):
@@ -108,7 +93,7 @@ def classify(error: Mapping[str, Any], seen: Exchange | None = None) -> AgentErr
     return kind(
         said or f"the turn failed ({name or 'no reason given'})",
         op="turn",
-        fix_hints=_HINTS.get(kind, ()),
+        fix_hints=HINTS.get(kind, ()),
         details=details,
         retryable=True if transient else None,
     )
@@ -134,22 +119,9 @@ def _by_status(status: int | None) -> type[AgentError] | None:
 
 def retried(seen: Exchange) -> AgentError:
     """The failure of a request to the model that Codex made again, from what the gateway saw."""
-    kind = _by_exchange(seen) or ModelFailed
+    kind = kind_seen(seen) or ModelFailed
     said = seen.error_message or (f"status {seen.status}" if seen.status else seen.outcome)
     return kind(f"a request to the model failed, and was made again: {said}", op="turn")
-
-
-def _by_exchange(seen: Exchange | None) -> type[AgentError] | None:
-    if seen is None:
-        return None
-    known = _BY_CODE.get(seen.error_code) or _BY_CODE.get(seen.error_type)
-    if known is not None:
-        return known
-    if seen.outcome in ("cut", "unreachable", "abandoned"):
-        return StreamDisconnected
-    if seen.outcome == "failed":
-        return ModelFailed
-    return _by_status(seen.status) if seen.outcome == "http_error" else None
 
 
 def _by_prose(said: str) -> type[AgentError] | None:

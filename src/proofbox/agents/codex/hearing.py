@@ -11,7 +11,6 @@ from proofbox.agents.codex import members
 from proofbox.agents.codex.approvals import answer
 from proofbox.agents.codex.decoder import Decoder, TurnOver, last_usage
 from proofbox.agents.codex.failures import classify, retried
-from proofbox.agents.codex.ledger import UsageLedger
 from proofbox.agents.codex.lineage import Lineage
 from proofbox.agents.codex.requested import RequestedCalls
 from proofbox.agents.contract import ApprovalRule
@@ -29,7 +28,9 @@ from proofbox.agents.events import (
 )
 from proofbox.agents.feed import Feed, Turn
 from proofbox.agents.jsonl import Garbage, Id
+from proofbox.agents.modelfailures import note
 from proofbox.agents.traffic import Exchange, RequestedCall
+from proofbox.agents.usage import UsageLedger
 from proofbox.core.clock import Clock
 from proofbox.core.text import printable
 from proofbox.errors import AgentError, TurnInterrupted
@@ -59,6 +60,7 @@ class Hearing:
         self.garbage = 0
         self._failures = 0
         self._unasked = 0
+        self._unattributed = 0
         self._approvals = approvals
         self._clock = clock
         self._on_change = on_change
@@ -157,11 +159,15 @@ class Hearing:
             self._failed.pop(turn, None)
         elif turn:
             self._failed[turn] = exchange
+        if turn:  # before its first response, the agent has run nothing that could have sent a request
+            note(self.feed.turn(turn), exchange, first_is_ours=True)
         if exchange.outcome == "refused":
             await self._doubt("GATEWAY_REFUSED", "a request for something else than the model was refused")
-        if exchange.usage is not None:
-            total = self.ledger.passed(thread, exchange.usage, complete=exchange.outcome == "completed")
-            await self.feed.tell(Usage(session=session, thread=thread, turn=turn, total=total, source="gateway"))
+        counted = self.ledger.passed(thread, exchange)
+        if counted is not None:
+            await self.feed.tell(msgspec.structs.replace(counted, turn=turn))
+            if not thread:
+                await self._unreported(counted)
         if exchange.windows:
             await self.feed.tell(
                 RateWindows(session=session, thread=thread, turn=turn, windows=exchange.windows, source="gateway")
@@ -172,13 +178,28 @@ class Hearing:
         if exchange.thread in self.threads and self.feed.knows(exchange.turn):
             self._requested.add(exchange, call)
 
+    async def _unreported(self, counted: Usage) -> None:
+        """A model response of no thread that Codex has told of: a program in the box asked the gateway directly."""
+        self._unattributed += 1
+        if _is_told(self._unattributed):
+            await self._doubt(
+                "USAGE_UNREPORTED",
+                "a model response passed through the gateway that belongs to no thread of codex",
+                details={"number": self._unattributed, "seen": msgspec.to_builtins(counted.total)},
+            )
+
     async def gateway_trouble(self, code: str, message: str) -> None:
         await self._doubt(code, message)
 
     async def end_all(self, status: TurnStatus, error: AgentError) -> None:
         """The program is gone: nothing more will be said of what is under way."""
         await self.abandon()
+        busy = {turn.thread for turn in self.feed.turns_under_way()}
+        for thread, difference in self.ledger.settle_idle(busy).items():
+            await self._disagrees(difference, thread)
         for turn in self.feed.turns_under_way():
+            if error.details.get("cause"):  # not the program's end, but that of its box
+                turn.observed_failure = error
             verdict = self.verdicts.pop(turn.id, None)
             if verdict is None:
                 await self.feed.end_turn(turn.id, status, error)
@@ -215,8 +236,7 @@ class Hearing:
             self._requested.forget(over.thread, over.turn)
         difference = self.ledger.settle(over.thread, complete=status == "completed")
         if difference is not None:
-            message = "the tokens that codex reports are not those that passed through the gateway"
-            await self._doubt("USAGE_DISAGREES", message, thread=over.thread, turn=over.turn, details=difference)
+            await self._disagrees(difference, over.thread, over.turn)
         await self.feed.end_turn(over.turn, status, error)
 
     def _retry(self, event: Retrying, failed: Exchange) -> Retrying:
@@ -224,6 +244,10 @@ class Hearing:
         self._retries_reported[event.turn] = failed.number
         seen = retried(failed)
         return msgspec.structs.replace(event, code=seen.code, message=event.message or seen.message)
+
+    async def _disagrees(self, difference: dict[str, Any], thread: str, turn: str = "") -> None:
+        message = "the tokens that codex reports are not those that passed through the gateway"
+        await self._doubt("USAGE_DISAGREES", message, thread=thread, turn=turn, details=difference)
 
     async def _doubt(self, code: str, message: str, **members: Any) -> None:
         await self.feed.tell(Integrity(session=self.feed.session, code=code, message=message, **members))

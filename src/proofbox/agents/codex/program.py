@@ -95,6 +95,7 @@ class Program:
                 "signal": result.signal if result is not None else None,
                 "oom_killed": result is not None and result.usage.oom_killed,
                 "stderr": self.said(),
+                **({"cause": lost} if lost else {}),
             },
         )
 

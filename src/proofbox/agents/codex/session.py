@@ -110,7 +110,7 @@ class CodexSession:
             "model": self._settings.model,
             "endpoint": self._endpoint.base_url,
             "key": "added by the gateway" if self._endpoint.has_key else "none",
-            "requests": len(self._gateway.exchanges),
+            "requests": self._gateway.requests,
             "refused_requests": self._gateway.refused,
             "garbage_lines": self._hearing.garbage,
             "recoveries": list(self._recoveries),

@@ -80,6 +80,8 @@ class Call:
         self._scribe = scribe
         self._subject = subject
         self._began = scribe.clock.monotonic()
+        self.started: bool | None = False
+        """Whether it ran, as the box agent reports it."""
         self._told = ToolCall(
             session="",
             item=scribe.ids.new_id("call"),
@@ -122,6 +124,8 @@ class Call:
     async def end(self, status: ToolStatus, *, exit_code: int | None = None, output: str = "") -> None:
         """Tell it, whoever is being cancelled meanwhile: what was done must not go unrecorded."""
         took = round((self._scribe.clock.monotonic() - self._began) * 1000, 3)
-        told = msgspec.structs.replace(self._told, status=status, exit_code=exit_code, duration_ms=took, output=output)
+        told = msgspec.structs.replace(
+            self._told, status=status, exit_code=exit_code, duration_ms=took, output=output, started=self.started
+        )
         with anyio.CancelScope(shield=True):
             await self._scribe.tell(told)

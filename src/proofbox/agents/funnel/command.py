@@ -122,6 +122,7 @@ async def _converse(
         finally:
             with anyio.CancelScope(shield=True):
                 await _end(process, kept)
+                call.started = process.started
                 await carriage.close()
     return None if deadline.cancelled_caught else result
 

@@ -57,6 +57,7 @@ class ToolRelay:
                 await self._to_client(line, cut)
         while self._pending:
             _, call = self._pending.popitem()
+            call.started = None  # what the server did with it, it did not say
             await call.end("abandoned")
 
     async def _to_server(self, line: bytes, cut: bool) -> None:
@@ -104,6 +105,7 @@ class ToolRelay:
             call = self._pending.pop(_key(message.get("id")) or "", None)
         if call is not None:  # told before the agent hears of it, as for a command
             failed = "error" in message or _is_error(message.get("result"))
+            call.started = "error" not in message  # a server without such a tool answers with an error
             kept = call.kept()
             kept.add(_text_of(message).encode())
             await call.end("failed" if failed else "completed", output=kept.text())

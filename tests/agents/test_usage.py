@@ -1,0 +1,314 @@
+"""Tokens as the gateway counts them: every format, streamed or not, whole or broken off, and summed over threads."""
+
+# ruff: noqa: S610 (no Django here)
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.abc
+import httpx2
+import pytest
+from codexlab import Lab, run
+
+from proofbox.agents.events import Integrity, TokenUsage, Usage
+from proofbox.agents.gateway import Endpoint, ModelGateway
+from proofbox.agents.http import Request, Responder, connection_handler
+from proofbox.agents.traffic import Exchange
+from proofbox.agents.usage import TokenCount
+
+RESPONSES_USAGE = {
+    "input_tokens": 70,
+    "input_tokens_details": {"cached_tokens": 20},
+    "output_tokens": 30,
+    "output_tokens_details": {"reasoning_tokens": 10},
+    "total_tokens": 100,
+}
+CHAT_USAGE = {
+    "prompt_tokens": 70,
+    "prompt_tokens_details": {"cached_tokens": 20},
+    "completion_tokens": 30,
+    "completion_tokens_details": {"reasoning_tokens": 10},
+    "total_tokens": 100,
+}
+ANTHROPIC_INPUT = {"input_tokens": 40, "cache_creation_input_tokens": 10, "cache_read_input_tokens": 20}
+EXPECTED = TokenUsage(input_tokens=70, output_tokens=30, cached_input_tokens=20, reasoning_tokens=10)
+WITHOUT_REASONING = TokenUsage(input_tokens=70, output_tokens=30, cached_input_tokens=20)
+
+
+def sse(*events: dict[str, Any] | str) -> list[bytes]:
+    data = [each if isinstance(each, str) else json.dumps(each) for each in events]
+    return [f"data: {each}\n\n".encode() for each in data]
+
+
+def completed(**more: Any) -> dict[str, Any]:
+    return {"type": "response.completed", "response": {"status": "completed", "usage": RESPONSES_USAGE, **more}}
+
+
+def chunk(finish: str | None = None, **more: Any) -> dict[str, Any]:
+    return {"object": "chat.completion.chunk", "choices": [{"delta": {}, "finish_reason": finish}], **more}
+
+
+MESSAGE_START = {"type": "message_start", "message": {"usage": {**ANTHROPIC_INPUT, "output_tokens": 1}}}
+MESSAGE_DELTA = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 30}}
+CHAT_TAIL = {"object": "chat.completion.chunk", "choices": [], "usage": CHAT_USAGE}
+
+STREAMS: dict[str, list[bytes]] = {
+    "responses": sse({"type": "response.created", "response": {"usage": None}}, completed()),
+    "responses cut short by the model": sse(
+        {"type": "response.incomplete", "response": {"status": "incomplete", "usage": RESPONSES_USAGE}}
+    ),
+    "a completed event of a megabyte": sse(completed(output="x" * (1 << 20))),
+    "chat": sse(chunk(), chunk("stop"), CHAT_TAIL, "[DONE]"),
+    "chat with a count in every chunk": sse(
+        chunk(usage={**CHAT_USAGE, "completion_tokens": 1}), chunk("stop", usage=CHAT_USAGE), "[DONE]"
+    ),
+    "chat without an end mark": sse(chunk(), chunk("stop"), CHAT_TAIL),
+    "messages": sse(
+        MESSAGE_START,
+        {**MESSAGE_DELTA, "usage": {"output_tokens": 30, "output_tokens_details": {"thinking_tokens": 10}}},
+        {"type": "message_stop"},
+    ),
+}
+BODIES: dict[str, dict[str, Any]] = {
+    "responses": {"object": "response", "status": "completed", "usage": RESPONSES_USAGE},
+    "a long response": {"status": "completed", "output": "x" * (2 << 20), "usage": RESPONSES_USAGE},
+    "chat": {"object": "chat.completion", "choices": [{"finish_reason": "stop"}], "usage": CHAT_USAGE},
+    "messages": {
+        "type": "message",
+        "usage": {**ANTHROPIC_INPUT, "output_tokens": 30, "output_tokens_details": {"thinking_tokens": 10}},
+    },
+}
+
+
+class Passing:
+    """A gateway to an endpoint of the test's own, and what it reported."""
+
+    def __init__(self, client: httpx2.AsyncClient) -> None:
+        self.client = client
+        self.reported: list[Exchange] = []
+
+    @property
+    def last(self) -> Exchange:
+        return self.reported[-1]
+
+
+def passing(
+    tmp_path: Path,
+    endpoint: Callable[[Request, Responder], Awaitable[None]],
+    work: Callable[[Passing], Awaitable[None]],
+    *,
+    slow: bool = False,
+) -> None:
+    async def main() -> None:
+        listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+        port = listener.extra(anyio.abc.SocketAttribute.local_port)
+        directory = tmp_path / "gateway"
+        directory.mkdir(mode=0o700)
+        async with listener, anyio.create_task_group() as tasks:
+            tasks.start_soon(listener.serve, connection_handler(endpoint))
+
+            async def report(exchange: Exchange) -> None:
+                if slow:
+                    await anyio.sleep(0.05)
+                found.reported.append(exchange)
+
+            gateway = ModelGateway(Endpoint(f"http://127.0.0.1:{port}/v1"), on_exchange=report)
+            async with gateway.listening_at(directory) as path:
+                transport = httpx2.AsyncHTTPTransport(uds=str(path))
+                async with httpx2.AsyncClient(transport=transport, base_url="http://inside", timeout=60) as client:
+                    found = Passing(client)
+                    await work(found)
+            tasks.cancel_scope.cancel()
+
+    async def in_time() -> None:
+        with anyio.fail_after(60):
+            await main()
+
+    anyio.run(in_time)
+
+
+async def stream(responder: Responder, pieces: list[bytes], *, cut: bool = False) -> None:
+    await responder.start(200, {"content-type": "text/event-stream"})
+    for piece in pieces:
+        await responder.write(piece)
+    await (responder.abort() if cut else responder.finish())
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_usage_of_a_stream_is_counted(tmp_path: Path, name: str) -> None:
+    async def endpoint(request: Request, responder: Responder) -> None:
+        await stream(responder, STREAMS[name])
+
+    async def work(gateway: Passing) -> None:
+        answer = await gateway.client.post("/model/any", json={})
+        assert answer.content == b"".join(STREAMS[name])
+        assert (gateway.last.outcome, gateway.last.usage, gateway.last.unmeasured) == ("completed", EXPECTED, "")
+
+    passing(tmp_path, endpoint, work)
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_usage_of_a_body_is_counted_for_the_request_that_made_it(tmp_path: Path, name: str) -> None:
+    async def endpoint(request: Request, responder: Responder) -> None:
+        await responder.send(200, json.dumps(BODIES[name]).encode(), {"content-type": "application/json"})
+
+    async def work(gateway: Passing) -> None:
+        await gateway.client.post("/model/any", json={})
+        assert (gateway.last.outcome, gateway.last.usage, gateway.last.unmeasured) == ("completed", EXPECTED, "")
+        await gateway.client.get("/model/any/id")  # a stored response, which can be fetched again and again
+        assert (gateway.last.usage, gateway.last.unmeasured) == (None, "")
+
+    passing(tmp_path, endpoint, work)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "cut", "usage", "unmeasured"),
+    [
+        (sse(chunk(), chunk("stop"), "[DONE]"), False, None, "no_usage"),
+        (sse({"type": "response.completed", "response": {"usage": None}}), False, None, "no_usage"),
+        (sse({"type": "response.completed", "response": {"usage": {"total": 5}}}), False, None, "no_usage"),
+        (sse({"type": "response.created", "response": {}}), True, None, "broken_off"),
+        (sse({"type": "response.created", "response": {}}), False, None, "broken_off"),
+        (sse(MESSAGE_START), True, TokenUsage(input_tokens=70, output_tokens=1, cached_input_tokens=20), "broken_off"),
+        (sse(MESSAGE_START, MESSAGE_DELTA), True, WITHOUT_REASONING, "broken_off"),
+        (sse({"type": "response.failed", "response": {"error": {"code": "slow_down"}}}), False, None, ""),
+    ],
+)
+def test_usage_that_is_not_stated_is_unknown_and_not_zero(
+    tmp_path: Path, pieces: list[bytes], cut: bool, usage: TokenUsage | None, unmeasured: str
+) -> None:
+    async def endpoint(request: Request, responder: Responder) -> None:
+        await stream(responder, pieces, cut=cut)
+
+    async def work(gateway: Passing) -> None:
+        try:
+            await gateway.client.post("/model/any", json={})
+        except httpx2.TransportError:
+            assert cut
+        assert (gateway.last.usage, gateway.last.unmeasured) == (usage, unmeasured)
+
+    passing(tmp_path, endpoint, work)
+
+
+def test_counting_tokens_of_a_prompt_uses_none(tmp_path: Path) -> None:
+    async def endpoint(request: Request, responder: Responder) -> None:
+        await responder.send(200, b'{"input_tokens": 12}', {"content-type": "application/json"})
+
+    async def work(gateway: Passing) -> None:
+        await gateway.client.post("/model/messages/count_tokens?beta=true", json={})
+        assert (gateway.last.outcome, gateway.last.usage, gateway.last.unmeasured) == ("completed", None, "")
+
+    passing(tmp_path, endpoint, work)
+
+
+@pytest.mark.parametrize("kind", ["stream", "body", "error"])
+def test_a_response_is_counted_before_its_end_arrives(tmp_path: Path, kind: str) -> None:
+    """A program that ends with its last response must not be gone before that response was counted."""
+
+    async def endpoint(request: Request, responder: Responder) -> None:
+        if kind == "stream":
+            await stream(responder, STREAMS["responses"])
+        else:
+            status = 200 if kind == "body" else 401
+            await responder.send(status, json.dumps(BODIES["chat"]).encode(), {"content-type": "application/json"})
+
+    async def work(gateway: Passing) -> None:
+        async with gateway.client.stream("POST", "/model/any", json={}) as answer:
+            if kind == "stream":
+                async for line in answer.aiter_lines():
+                    if "response.completed" in line:
+                        break
+            else:
+                await answer.aread()
+            assert [each.outcome for each in gateway.reported] == ["http_error" if kind == "error" else "completed"]
+
+    passing(tmp_path, endpoint, work, slow=True)
+
+
+# ---- sums
+
+
+def usage(total: int, thread: str = "", source: str = "gateway", **more: int) -> Usage:
+    used = TokenUsage(input_tokens=total)
+    return Usage(session="", thread=thread, total=used, source=source, **more)  # type: ignore[arg-type]
+
+
+def test_the_latest_total_of_each_thread_is_summed() -> None:
+    count = TokenCount()
+    for event in (usage(10, "a"), usage(5, "b"), usage(30, "a"), usage(7), usage(12, "a", "runtime_reported")):
+        count.add(event)
+    assert {source: each.input_tokens for source, each in count.by_source().items()} == {
+        "gateway": 42,
+        "runtime_reported": 12,
+    }
+    assert (count.source, count.spent()) == ("gateway", 42)
+
+
+def test_reports_of_the_agent_are_summed_where_there_is_no_gateway() -> None:
+    count = TokenCount()
+    assert (count.total(), count.spent()) == (None, 0)
+    for event in (usage(10, "a", "runtime_reported"), usage(5, "b", "runtime_reported")):
+        count.add(event)
+    assert (count.source, count.spent()) == ("runtime_reported", 15)
+
+
+def test_a_count_without_any_stated_usage_is_unknown() -> None:
+    count = TokenCount()
+    count.add(usage(0, without_usage=2, broken_off=1))
+    assert (count.total(), count.by_source()) == (None, {})
+    assert (count.without_usage, count.broken_off) == (2, 1)
+    count.add(usage(9, "a", "runtime_reported"))
+    assert count.spent() == 9  # as the agent reports, for lack of a better count
+
+
+def test_in_a_shared_session_nothing_is_counted_that_may_be_anothers() -> None:
+    count = TokenCount(shared=True)
+    count.add(usage(10, "mine"))
+    count.add(usage(1000))
+    assert count.spent() == 10
+
+
+# ---- codex
+
+
+@pytest.mark.needs("bubblewrap")
+def test_a_sub_agents_tokens_are_counted_and_agree(tmp_path: Path) -> None:
+    async def work(lab: Lab) -> None:
+        async with lab.session(fake="sub-agent") as seat:
+            assert (await seat.turn("x")).status == "completed"
+            assert not seat.of(Integrity)
+            count = TokenCount()
+            for event in seat.of(Usage):
+                count.add(event)
+            sums = {source: (each.input_tokens, each.output_tokens) for source, each in count.by_source().items()}
+            assert sums == {"gateway": (20, 10), "runtime_reported": (20, 10)}
+
+    run(tmp_path, work)
+
+
+@pytest.mark.needs("bubblewrap")
+@pytest.mark.parametrize(
+    ("mode", "code", "seen"),
+    [("direct", "USAGE_UNREPORTED", 10), ("spoof", "USAGE_DISAGREES", 20), ("late-spoof", "USAGE_DISAGREES", 10)],
+)
+def test_tokens_of_requests_that_codex_does_not_report_are_counted_and_a_finding(
+    tmp_path: Path, mode: str, code: str, seen: int
+) -> None:
+    async def work(lab: Lab) -> None:
+        async with lab.session(fake=mode) as seat:
+            assert (await seat.turn("x")).status == "completed"
+            await seat.until(lambda: seat.session.facts()["requests"] == 2)
+            await seat.until(lambda: len(seat.of(Usage, source="gateway")) == 2)
+        [found] = seat.of(Integrity)
+        assert (found.code, found.details["seen"]["input_tokens"]) == (code, seen)
+        count = TokenCount()
+        for event in seat.of(Usage):
+            count.add(event)
+        assert count.spent() == 30
+
+    run(tmp_path, work)

@@ -1,0 +1,147 @@
+"""Who is to blame for an attempt that failed: the agent, unless a failure was seen from outside its box."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from suites import HEAD, attempts, conduct, document, plan
+
+from proofbox.evidence.reader import load_bundle
+from proofbox.lab.limiter import Limiter
+from proofbox.lab.plan import Plan, credential_of
+from proofbox.lab.validation import validate
+
+pytestmark = pytest.mark.needs("bubblewrap")
+
+ASK = """
+import json, os, sys, time, urllib.request, urllib.error
+url = os.environ["OPENAI_BASE_URL"]
+
+def ask(prompt, path="/responses"):
+    body = json.dumps({"input": [{"role": "user", "content": prompt}]}).encode()
+    request = urllib.request.Request(url + path, body, {"content-type": "application/json"})
+    try:
+        urllib.request.urlopen(request, timeout=100).read()
+    except (urllib.error.URLError, OSError) as error:
+        print(error)
+
+"""
+
+
+@contextlib.contextmanager
+def serving(*argv: str) -> Iterator[str]:
+    server = subprocess.Popen([sys.executable, *argv], stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    try:
+        yield server.stdout.readline().strip()
+    finally:
+        server.terminate()
+        server.communicate()
+
+
+@pytest.fixture
+def model() -> Iterator[str]:
+    with serving("-m", "proofbox.agents.fakemodel") as url:
+        yield url
+
+
+def mission(id: str, prompt: str, **fields: Any) -> str:
+    more = "".join(f"{name} = {json.dumps(value)}\n" for name, value in fields.items())
+    return f'[[mission]]\nid = "{id}"\nprompt = {json.dumps(prompt)}\n{more}'
+
+
+Results = dict[str, tuple[str | None, str]]
+
+
+def ran(tmp_path: Path, model: str, missions: str, **options: Any) -> tuple[Plan, Path, Results]:
+    """Attempts by programs that are Python, their prompts the source; the code of the infra failure, and the reason."""
+    out = tmp_path / "out"
+    agent = {"command": ["/usr/bin/python3", "-"], "base_url": model, **options.pop("settings", {})}
+    options = {"chain": "process", "runtimes": {"process": agent}, "retries": 1, **options}
+    made = plan(HEAD + missions, out, tmp_path, **options)
+    conduct(made, out)
+    found = attempts(made, out)
+    return made, out, {id: (each.result.infra, each.result.reason) for id, each in found.items() if each.result}
+
+
+def test_what_a_program_says_or_does_to_itself_is_its_own_failure(tmp_path: Path, model: str) -> None:
+    says = json.dumps({"type": "error", "status": 429, "message": "rate limited"})
+    result = {"type": "result", "is_error": True, "api_error_status": 529, "result": "overloaded", "usage": {}}
+    missions = mission("kills-itself", "import os; os.kill(os.getpid(), 9)")
+    missions += mission("says-429", f"print({says!r})")
+    missions += mission("says-529", f"print({json.dumps(result)!r})")
+    missions += mission("asks-for-nonsense", ASK + "ask('x', '/nonsense'); sys.exit(1)")
+    made, _, found = ran(tmp_path, model, missions, settings={"output": "jsonl"})
+    assert found == {
+        "kills-itself.1": (None, "turn_failed"),
+        "says-429.1": (None, "turn_failed"),
+        "says-529.1": (None, "completed"),  # of another dialect: not understood
+        "asks-for-nonsense.1": (None, "turn_failed"),
+    }
+    credential = credential_of(made)
+    assert credential is not None
+    state = Limiter(credential, 4).state()
+    assert (state.halved_at, state.why) == (0.0, "")
+
+
+def test_an_overload_that_only_claude_claims_is_its_own_failure(tmp_path: Path, model: str) -> None:
+    result = {"type": "result", "is_error": True, "api_error_status": 529, "result": "overloaded", "usage": {}}
+    _, _, found = ran(
+        tmp_path, model, mission("says", f"print({json.dumps(result)!r})"), settings={"output": "claude_stream"}
+    )
+    assert found == {"says.1": (None, "turn_failed")}
+
+
+def test_a_failure_that_the_gateway_saw_is_no_failure_of_the_agent(tmp_path: Path, model: str) -> None:
+    missions = mission("limited", ASK + "ask('[[http 429 retry_after=1]]'); sys.exit(1)")
+    missions += mission("recovered", ASK + "ask('[[http 429]]'); ask('[[say fine]]'); sys.exit(1)")
+    missions += mission("completed", ASK + "ask('[[http 500]]')")
+    made, out, found = ran(tmp_path, model, missions, retries=0)
+    assert found == {
+        "limited.1": ("RUNTIME_RATE_LIMIT", "infra_failed"),
+        "recovered.1": (None, "turn_failed"),
+        "completed.1": (None, "completed"),
+    }
+    error = document(out, made, attempts(made, out)["limited.1"], "attempt.json")["error"]
+    assert (error["status"], error["retry_after"]) == (429, 1.0)
+    credential = credential_of(made)
+    assert credential is not None
+    assert Limiter(credential, 4).state().halved_at > 0
+
+
+def test_a_program_that_waits_for_a_failed_model_has_not_run_out_of_time_by_itself(tmp_path: Path, model: str) -> None:
+    retrying = ASK + "while True:\n    ask('[[http 401]]'); time.sleep(0.1)"
+    missions = mission("refused", retrying, timeout=4.0)
+    missions += mission("slow", ASK + "ask('[[say fine]]'); time.sleep(600)", timeout=4.0)
+    made, out, found = ran(tmp_path, model, missions)
+    assert found == {"refused.1": ("RUNTIME_AUTH", "infra_failed"), "slow.1": (None, "timed_out")}
+    record = document(out, made, attempts(made, out)["refused.1"], "attempt.json")
+    assert record["detail"] == "after 4 s"
+    assert record["error"]["seen_by"] == "gateway"
+
+
+def test_a_look_at_the_base_url_leaves_the_evidence_valid(tmp_path: Path, model: str) -> None:
+    look = ASK + "urllib.request.urlopen(urllib.request.Request(url, method='HEAD'))\nask('[[say fine]]')"
+    made, out, found = ran(tmp_path, model, mission("looks", look))
+    assert found == {"looks.1": (None, "completed")}
+    assert validate(load_bundle(out / made.run_id), strict=True) == []
+
+
+@pytest.mark.needs("codex")
+def test_a_command_that_kills_codex_is_the_agents_failure(tmp_path: Path, model: str) -> None:
+    kill = "[[run kill -9 $PPID; sleep 60]] [[say done]]"
+    codex = {"chain": "codex_app_server!", "flags": {"base_url": model, "model": "fake-model", "max_retries": 1}}
+    missions = mission("kills", kill) + mission("limited", "[[http 429]]") + mission("unknown-model", "[[http 404]]")
+    _, _, found = ran(tmp_path, model, missions, retries=0, **codex)
+    assert found == {
+        "kills.1": (None, "turn_failed"),
+        "limited.1": ("RUNTIME_RATE_LIMIT", "infra_failed"),
+        "unknown-model.1": ("RUNTIME_MODEL_ERROR", "infra_failed"),
+    }
