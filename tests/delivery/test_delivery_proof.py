@@ -155,6 +155,42 @@ def test_another_tree_than_the_proven_one(app: Path, tmp_path: Path, spoil: str)
     assert len(problems(promotion, app)) == 1
 
 
+PRIVATE_KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n"
+
+
+@pytest.mark.parametrize("swap", ["link_out_of_the_tree", "private_key", "added_link", "added_private_key"])
+def test_a_file_withheld_for_its_content_must_be_the_proven_one(app: Path, tmp_path: Path, swap: str) -> None:
+    new_key(tmp_path / "release")
+    promotion = attempt(app, tmp_path / "out", sign=tmp_path / "release")
+    if swap == "link_out_of_the_tree":
+        (app / "main.py").unlink()
+        (app / "main.py").symlink_to("/etc/hostname")
+    elif swap == "private_key":
+        (app / "main.py").write_text(PRIVATE_KEY)
+    elif swap == "added_link":
+        (app / "removed.py").symlink_to("/etc/hostname")  # would keep a file that the proven tree has deleted
+    else:
+        (app / "removed.py").write_text(PRIVATE_KEY)
+    path = "main.py" if not swap.startswith("added") else "removed.py"
+    assert problems(promotion, app, key=tmp_path / "release.pub") == [f"{path} is not the file that was proven"]
+
+
+def test_a_proven_file_that_would_be_withheld_may_be_absent(app: Path, tmp_path: Path) -> None:
+    (app / "out").symlink_to("/etc/hostname")
+    (app / "notes.txt").write_text(PRIVATE_KEY)
+    (app / "vendor" / ".git").mkdir(parents=True)
+    (app / "vendor" / ".git" / "config").write_text("[core]\n")
+    promotion = attempt(app, tmp_path / "out")
+    assert problems(promotion, app) == []
+    (app / ".env").write_text("another value, and never sent")
+    assert problems(promotion, app) == []
+    (app / "out").unlink()
+    (app / "out").symlink_to("/etc/passwd")
+    assert problems(promotion, app) == ["out is not the file that was proven"]
+    (app / "out").unlink()
+    assert problems(promotion, app) == ["out was proven, and is not sent"]
+
+
 def test_where_a_key_is_configured_it_must_have_signed(app: Path, tmp_path: Path) -> None:
     new_key(tmp_path / "release")
     new_key(tmp_path / "other")

@@ -17,7 +17,7 @@ import msgspec
 from proofbox.core.digest import sha256_file
 from proofbox.core.dirs import config_dir
 from proofbox.core.text import preview, printable
-from proofbox.delivery.source import SourceTree
+from proofbox.delivery.source import SourceTree, reason_by_name
 from proofbox.delivery.wire import Evidence
 from proofbox.errors import DeliveryNotProven, ProofboxError
 from proofbox.evidence import outcome as outcomes
@@ -170,7 +170,7 @@ def _results(bundle: Bundle) -> tuple[Result, ...]:
 
 
 def _compare(bundle: Bundle, tree: SourceTree) -> tuple[str | None, list[str]]:
-    """Is what is sent what was proven, but for what was left out by name?"""
+    """Whether the delivery is the one that the proven tree would make, which leaves out the same files."""
     if trees.PATH not in bundle.artifacts:
         return None, [f"the bundle has no {trees.PATH}: it proves no tree"]
     try:
@@ -179,10 +179,11 @@ def _compare(bundle: Bundle, tree: SourceTree) -> tuple[str | None, list[str]]:
     except ShapeError as error:
         return None, [f"{trees.PATH}: {error}"]
     wrong = []
-    for entry in tree.entries():
+    # A withheld file must be the proven one as well: another one in its place would hide the proven file, or keep a
+    # file in the repository that the proven tree has deleted.
+    for entry in (*tree.entries(), *tree.withheld):
         path = os.fsdecode(entry.path)
         if proven.pop(path, None) != entry:
             wrong.append(f"{path} is not the file that was proven")
-    left_out = {left.path for left in tree.left_out}
-    wrong += [f"{path} was proven, and is not sent" for path in proven if path not in left_out]
+    wrong += [f"{path} was proven, and is not sent" for path in proven if not reason_by_name(path)]
     return document["tree_sha256"], wrong
