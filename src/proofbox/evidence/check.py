@@ -11,6 +11,8 @@ Codes of findings:
     unlisted          a file or directory that no index covers
     symlink, special  not a regular file or directory; `unreadable`: a directory that can't be looked into
     chain_…           of a log; what follows is the chain's own code
+    schedule_malformed                                   a run's schedule is none, or was never closed
+    attempt_absent, attempt_replaced, attempt_unplanned  the bundles in a run are not those of its schedule
     more              there are further findings than are listed
 """
 
@@ -23,6 +25,7 @@ import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from proofbox.core.canonical import CanonicalError, parse_strict
 from proofbox.core.chain import verify_chain
 from proofbox.core.digest import sha256_file, sha256_hex
 from proofbox.core.text import path_fields
@@ -33,6 +36,7 @@ from proofbox.evidence.paths import (
     INDEX,
     IRREGULAR,
     MAX_INDEX_BYTES,
+    MAX_LOG_BYTES,
     MAX_STATUS_BYTES,
     STATUS,
     Found,
@@ -40,6 +44,8 @@ from proofbox.evidence.paths import (
     above,
 )
 from proofbox.evidence.pool import in_threads
+from proofbox.evidence.schedule import PATH as SCHEDULE
+from proofbox.evidence.schedule import coverage_gaps, read_schedule
 from proofbox.evidence.shape import ShapeError
 from proofbox.evidence.status import RunStatus, parse_status
 
@@ -156,6 +162,8 @@ def _check(directory: BundleDirectory, look: Callable[[], Found], chains: bool, 
         for finding in inner.findings:
             below = finding.path if finding.path_b64 is None else os.fsdecode(base64.b64decode(finding.path_b64))
             bundle.found(finding.code, f"{place}/{below}" if below else place, finding.detail)
+    if SCHEDULE in listed and SCHEDULE in present.files and SCHEDULE not in wrong:
+        _check_schedule(bundle, bundle.index, listed[SCHEDULE])
     if chains:
         _check_chains(bundle, bundle.index)
     return bundle
@@ -276,6 +284,25 @@ def _check_coverage(
     for path in sorted(present.directories - holding):
         if not any(place in nested for place in above(path)):
             bundle.found("unlisted", path, "an empty directory that nothing covers")
+
+
+def _check_schedule(bundle: BundleCheck, index: Index, listed: Artifact) -> None:
+    """Hold the attempts of a run against its schedule: a dropped, swapped or added one has an index like any other."""
+    if listed.chain is None:
+        bundle.found("schedule_malformed", SCHEDULE, "the index does not list it as a log")
+    try:
+        data = bundle.directory.read(SCHEDULE, min(listed.file_size, MAX_LOG_BYTES))
+        _check_parsed(bundle, SCHEDULE, sha256_hex(data), index.artifacts)
+        failed = index.status == "failed"
+        planned = read_schedule(map(parse_strict, data.splitlines()), cut_short=failed)
+    except OSError as error:
+        bundle.found("too_large" if isinstance(error, TooLarge) else "unreadable", SCHEDULE, str(error))
+    except (CanonicalError, ShapeError) as error:
+        bundle.found("schedule_malformed", SCHEDULE, str(error))
+    else:
+        committed = {place: inner.index_sha256 for place, inner in bundle.nested.items()}
+        for code, path, detail in coverage_gaps(planned, committed, failed=failed):
+            bundle.found(code, path, detail)
 
 
 def _partition(present: Found, nested: Mapping[str, str]) -> dict[str, Found]:
