@@ -57,8 +57,8 @@ def test_no_flip_gets_an_unsigned_tree_proven(
         app = tmp_path / f"{name}-app"
         app.mkdir()
         (app / "main.py").write_text(f"print({name!r})\n")
-        sign = {"sign": tmp_path / "release"} if name == "signed" else {}
-        promotion = attempt(app, tmp_path / f"{name}-out", **sign)
+        sign = tmp_path / "release" if name == "signed" else None
+        promotion = attempt(app, tmp_path / f"{name}-out", sign=sign)
         places[name] = next((tmp_path / f"{name}-out").glob("run-*/")), Path(promotion.path)
     bundle, packet = tmp_path / "bundle", tmp_path / "packet.json"
     moving = {"bundle": (bundle,), "packet": (packet,), "both": (bundle, packet)}[flipped]
@@ -66,6 +66,9 @@ def test_no_flip_gets_an_unsigned_tree_proven(
     def place(name: str, links: tuple[Path, ...]) -> None:
         for link in links:
             put(link, places[name][0 if link == bundle else 1])
+
+    def flip() -> None:
+        place("forged" if begins == "signed" else "signed", moving)
 
     for source in ("signed", "forged"):
         with open_source(tmp_path / f"{source}-app") as tree:
@@ -80,8 +83,7 @@ def test_no_flip_gets_an_unsigned_tree_proven(
             while when <= total + 1:
                 place("signed", (bundle, packet))
                 place(begins, moving)
-                other = "forged" if begins == "signed" else "signed"
-                proof, total = flipped_at(monkeypatch, when, lambda other=other: place(other, moving), work)
+                proof, total = flipped_at(monkeypatch, when, flip, work)
                 when += 1
                 if proof is not None and not proof.problems:
                     proven += 1

@@ -1,4 +1,4 @@
-"""A run is verified against its schedule: every attempt that was planned is here as it was finished, and no other is."""
+"""A run is verified against its schedule: every attempt that finished is in it as it was, and no other one is."""
 
 from __future__ import annotations
 

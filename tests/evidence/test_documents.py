@@ -12,10 +12,9 @@ import pytest
 
 from proofbox import BundleWriter, load_bundle
 from proofbox.core.canonical import canonical_bytes
-from proofbox.core.digest import digest_of, sha256_hex
+from proofbox.core.digest import digest_of, sha256_file, sha256_hex
 from proofbox.errors import BundlePathRefused, UsageError
 from proofbox.evidence.outcome import Outcome, Verdict, parse_outcome
-from proofbox.core.digest import sha256_file
 from proofbox.evidence.schedule import ScheduleLog, read_schedule
 from proofbox.evidence.shape import ShapeError
 from proofbox.evidence.tree import TreeEntry, parse_tree_manifest, scan_tree, tree_manifest

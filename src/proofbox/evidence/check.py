@@ -232,7 +232,7 @@ def _check_files(bundle: BundleCheck, listed: Mapping[str, Artifact], present: F
         except OSError as error:
             return "unreadable", error.strerror or type(error).__name__
         try:
-            # Sizes first: a file of another size need not be read, and one that grows is read no further than it is due.
+            # Sizes first: a file of another size is not read, and one that grows is read no further than it should go.
             info = os.fstat(fd)
             size, digest = info.st_size, ""
             if size == due or not stat.S_ISREG(info.st_mode):

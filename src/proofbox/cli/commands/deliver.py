@@ -80,7 +80,8 @@ class ProofFlags:
     bundle: Annotated[Path | None, Parameter(name="--bundle", help="Its bundle, if not where the packet says.")] = None
     key: flags.PublicKey = None
     allow_unpromoted: Annotated[
-        bool, Parameter(name="--allow-unpromoted", negative="", help="Send it though no evidence supports it, and say so.")
+        bool,
+        Parameter(name="--allow-unpromoted", negative="", help="Send it without evidence that supports it."),
     ] = False
     out: Annotated[
         Path | None, Parameter(name="--out", help="Where the delivery's own bundle goes. Default: the user's state.")
