@@ -135,12 +135,16 @@ def load_bundle(path: _Path) -> Bundle:
     return as_bundle(found)
 
 
-def as_bundle(found: BundleCheck) -> Bundle:
-    """What can be read of a bundle that was checked; each artifact is checked again when it is read."""
+def as_bundle(found: BundleCheck, *, path: str | None = None) -> Bundle:
+    """What can be read of a bundle that was checked; each artifact is checked again when it is read.
+
+    `path` is what it is called now, where it was renamed since.
+    """
     if found.index is None or found.status is None:
         raise refusal(found)
-    nested = {place: as_bundle(inner) for place, inner in found.nested.items()}
-    return Bundle(found.path, found.index, found.status, found.index_sha256, nested, found.directory)
+    called = found.path if path is None else path
+    nested = {place: as_bundle(inner, path=os.path.join(called, place)) for place, inner in found.nested.items()}
+    return Bundle(called, found.index, found.status, found.index_sha256, nested, found.directory)
 
 
 def refusal(found: BundleCheck) -> BundleError:
