@@ -24,9 +24,9 @@ from proofbox.evidence.schedule import Planned, read_schedule
 from proofbox.evidence.shape import ShapeError
 from proofbox.lab import artifacts
 from proofbox.lab.closing import DAMAGED, as_committed, lost, stated
+from proofbox.lab.finding import Finding
 from proofbox.lab.ledger import Attempt, Ended, Ledger
 from proofbox.lab.plan import Plan, read_plan
-from proofbox.lab.validation import Finding
 
 DISAGREES = "ledger_disagrees"
 _EPOCH = re.compile(r"\.e([0-9]{1,9})\Z")

@@ -13,8 +13,6 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-import msgspec
-
 from proofbox.errors import BundleError, ProofboxError
 from proofbox.evidence import outcome
 from proofbox.evidence.paths import INDEX
@@ -24,16 +22,11 @@ from proofbox.evidence.schedule import read_schedule
 from proofbox.evidence.shape import ShapeError
 from proofbox.lab import artifacts
 from proofbox.lab.documents import SUMMARY_SCHEMA
+from proofbox.lab.finding import Finding
 from proofbox.lab.summary import SUMMARY
 from proofbox.lab.trace import CALLS, EVENTS, STEPS
 
 _Found = tuple[str, str, str]
-
-
-class Finding(msgspec.Struct, frozen=True):
-    code: str
-    path: str
-    detail: str
 
 
 def attempts_in(bundle: Bundle) -> dict[str, Bundle]:

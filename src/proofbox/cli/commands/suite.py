@@ -30,11 +30,11 @@ from proofbox.errors import (
     SuiteNotPassed,
     UsageError,
 )
+from proofbox.lab.finding import Finding
 from proofbox.lab.ledger import Attempt, Ledger
 from proofbox.lab.problems import Problem
 from proofbox.lab.spec import Document as SuiteFile
 from proofbox.lab.totals import Totals, final_attempts, totals
-from proofbox.lab.validation import Finding
 
 if TYPE_CHECKING:
     from proofbox.agents.contract import AgentRuntime
