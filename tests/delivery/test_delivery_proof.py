@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running_backend import Backend, backend, clone, deliver, tree_of
+from running_backend import Backend, backend, clone, deliver, here, tree_of
 
 from proofbox.cli import main
 from proofbox.core.canonical import canonical_bytes
+from proofbox.core.digest import sha256_file
 from proofbox.core.dirs import config_dir
 from proofbox.delivery.proof import TRUSTED, examine, require
 from proofbox.delivery.snapshot import FINAL_SNAPSHOT, FINAL_SNAPSHOT_SCHEMA
@@ -23,6 +24,7 @@ from proofbox.evidence.outcome import Outcome, Verdict
 from proofbox.evidence.policies import POLICIES
 from proofbox.evidence.promotion import Promotion, emit_promotion
 from proofbox.evidence.reader import load_bundle
+from proofbox.evidence.schedule import ScheduleLog
 from proofbox.evidence.tree import scan_tree, tree_manifest
 from proofbox.evidence.writer import BundleWriter
 from proofbox.workspace import registry
@@ -76,6 +78,7 @@ def test_what_was_proven_is_delivered_with_its_proof(running: Backend, app: Path
     made = deliver(running.url, "init", *common, *proof)
     assert made["proof"]["problems"] == []
     assert made["proof"]["signed_by"] == promotion.signed_by
+    assert made["proof"]["standing"] == "proven"
     assert set(tree_of(clone(made["repo_url"], tmp_path / "clone"))) == {"main.py", "run"}
 
     (app / "main.py").write_text("print(2)\n")
@@ -91,6 +94,7 @@ def test_what_was_proven_is_delivered_with_its_proof(running: Backend, app: Path
     body = stored.read_json("request.json")["body"]
     packet = done["proof"]["packet_sha256"]
     assert f"packet sha256 `{packet}`" in body
+    assert f"**Proven**: signed by the trusted key `{second.signed_by}`." in body
     assert "| verified | `passed` | `verifier` | `ran 'pytest' \\| in a fresh box` |" in body
     assert stored.read_json("request.json")["evidence"]["packetSha256"] == packet
     assert stored.read_json("delivery.json")["proof"]["problems"] == []
@@ -121,18 +125,79 @@ def test_a_packet_that_says_more_than_its_bundle_is_caught(app: Path, tmp_path: 
     assert any(problem.startswith("verdict_wrong") for problem in problems(promotion, app))
 
 
-def test_a_lenient_policy_counts_only_with_a_trusted_signature(app: Path, tmp_path: Path) -> None:
-    lenient = {**POLICIES["attempt"], "name": "lenient", "rules": POLICIES["attempt"]["rules"][:1], "acceptable": []}
-    (tmp_path / "lenient.json").write_text(json.dumps(lenient))
+def test_a_policy_of_ones_own_counts_only_with_a_trusted_signature(app: Path, tmp_path: Path) -> None:
+    own = {**POLICIES["attempt"], "name": "our-gate"}
+    (tmp_path / "own.json").write_text(json.dumps(own))
     new_key(tmp_path / "release")
-    unsigned = attempt(app, tmp_path / "out", verified="failed", policy=str(tmp_path / "lenient.json"))
+    unsigned = attempt(app, tmp_path / "out", policy=str(tmp_path / "own.json"))
     assert unsigned.promotable
     assert any("policy of its own" in problem for problem in problems(unsigned, app))
-    signed = attempt(
-        app, tmp_path / "out2", verified="failed", policy=str(tmp_path / "lenient.json"), sign=tmp_path / "release"
-    )
+    signed = attempt(app, tmp_path / "out2", policy=str(tmp_path / "own.json"), sign=tmp_path / "release")
     assert any("policy of its own" in problem for problem in problems(signed, app))
     assert problems(signed, app, key=tmp_path / "release.pub") == []
+
+
+@pytest.mark.parametrize("lenient", ["no verifier", "no tree", "may be accepted"])
+def test_a_signed_policy_that_does_not_verify_the_tree_approves_no_code(
+    app: Path, tmp_path: Path, lenient: str
+) -> None:
+    dropped = {"no verifier": "outcome_not_verified", "no tree": "tree_unknown"}.get(lenient)
+    rules = [rule for rule in POLICIES["attempt"]["rules"] if rule["reason"] != dropped]
+    acceptable = ["outcome_not_verified"] if lenient == "may be accepted" else []
+    own = {**POLICIES["attempt"], "name": "lenient", "rules": rules, "acceptable": acceptable}
+    (tmp_path / "lenient.json").write_text(json.dumps(own))
+    new_key(tmp_path / "release")
+    verified = "passed" if lenient == "no tree" else "failed"
+    promotion = attempt(
+        app, tmp_path / "out", verified=verified, policy=str(tmp_path / "lenient.json"), sign=tmp_path / "release",
+        accept=acceptable,
+    )  # fmt: skip
+    assert promotion.promotable
+    found = problems(promotion, app, key=tmp_path / "release.pub")
+    assert [problem for problem in found if "does not approve code" in problem] == found != []
+
+
+def test_a_signed_measurement_approves_no_code(app: Path, tmp_path: Path) -> None:
+    new_key(tmp_path / "release")
+    failed = Outcome(
+        claimed=Verdict("passed", "runtime_reported", "its last message"),
+        verified=Verdict("failed", "verifier", "ran pytest"),
+        infra=Verdict("ok", "supervisor", "nothing broke"),
+    )
+    with BundleWriter(tmp_path / "out") as run:
+        log = ScheduleLog(run.open_log("schedule.jsonl"))
+        log.planned("a", "attempts/a")
+        log.started("a")
+        with run.nested("attempts/a") as inner:
+            inner.write_json("outcome.json", failed.as_json())
+        log.finished("a", sha256_file(inner.path / "artifact_index.json")[0])
+        log.close()
+        run.write_json("tree_manifest.json", tree_manifest(scan_tree(app)))
+    promotion = emit_promotion(run.path, sign=tmp_path / "release")
+    assert promotion.promotable
+    with open_source(app) as tree:
+        found = examine(Path(promotion.path), None, tree, key=tmp_path / "release.pub")
+    assert found.standing == "not proven"
+    assert any("the policy run does not approve code" in problem for problem in found.problems)
+    assert any("a run measures" in problem for problem in found.problems)
+
+
+def test_an_unsigned_packet_is_consistent_and_never_proven(running: Backend, app: Path, tmp_path: Path) -> None:
+    common = ["--app-id", "shop", "--source", app]
+    first = attempt(app, tmp_path / "out")
+    made = deliver(running.url, "init", *common, "--packet", first.path)
+    assert made["proof"]["standing"] == "consistent, not signed"
+    (app / "main.py").write_text("print(2)\n")
+    second = attempt(app, tmp_path / "out2")
+    code, printed, _ = here("deliver", "pr", *common, "--packet", second.path, url=running.url)
+    assert code == 0
+    assert f"consistent, not signed: {second.path}" in printed
+    bundle = next(line.removeprefix("recorded in ") for line in printed.splitlines() if line.startswith("recorded in"))
+    stored = load_bundle(bundle)
+    assert stored.read_json("delivery.json")["proof"]["standing"] == "consistent, not signed"
+    body = stored.read_json("request.json")["body"]
+    assert "**Consistent, not signed**" in body
+    assert "proven" not in (printed + body).lower()
 
 
 def test_a_bundle_without_a_tree_proves_none(app: Path, tmp_path: Path) -> None:
@@ -153,6 +218,42 @@ def test_another_tree_than_the_proven_one(app: Path, tmp_path: Path, spoil: str)
     else:
         (app / "run").unlink()
     assert len(problems(promotion, app)) == 1
+
+
+PRIVATE_KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n"
+
+
+@pytest.mark.parametrize("swap", ["link_out_of_the_tree", "private_key", "added_link", "added_private_key"])
+def test_a_file_withheld_for_its_content_must_be_the_proven_one(app: Path, tmp_path: Path, swap: str) -> None:
+    new_key(tmp_path / "release")
+    promotion = attempt(app, tmp_path / "out", sign=tmp_path / "release")
+    if swap == "link_out_of_the_tree":
+        (app / "main.py").unlink()
+        (app / "main.py").symlink_to("/etc/hostname")
+    elif swap == "private_key":
+        (app / "main.py").write_text(PRIVATE_KEY)
+    elif swap == "added_link":
+        (app / "removed.py").symlink_to("/etc/hostname")  # would keep a file that the proven tree has deleted
+    else:
+        (app / "removed.py").write_text(PRIVATE_KEY)
+    path = "main.py" if not swap.startswith("added") else "removed.py"
+    assert problems(promotion, app, key=tmp_path / "release.pub") == [f"{path} is not the file that was proven"]
+
+
+def test_a_proven_file_that_would_be_withheld_may_be_absent(app: Path, tmp_path: Path) -> None:
+    (app / "out").symlink_to("/etc/hostname")
+    (app / "notes.txt").write_text(PRIVATE_KEY)
+    (app / "vendor" / ".git").mkdir(parents=True)
+    (app / "vendor" / ".git" / "config").write_text("[core]\n")
+    promotion = attempt(app, tmp_path / "out")
+    assert problems(promotion, app) == []
+    (app / ".env").write_text("another value, and never sent")
+    assert problems(promotion, app) == []
+    (app / "out").unlink()
+    (app / "out").symlink_to("/etc/passwd")
+    assert problems(promotion, app) == ["out is not the file that was proven"]
+    (app / "out").unlink()
+    assert problems(promotion, app) == ["out was proven, and is not sent"]
 
 
 def test_where_a_key_is_configured_it_must_have_signed(app: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from proofbox import BundleWriter, load_bundle
 from proofbox.core.canonical import canonical_bytes
-from proofbox.core.digest import digest_of, sha256_hex
+from proofbox.core.digest import digest_of, sha256_file, sha256_hex
 from proofbox.errors import BundlePathRefused, UsageError
 from proofbox.evidence.outcome import Outcome, Verdict, parse_outcome
 from proofbox.evidence.schedule import ScheduleLog, read_schedule
@@ -115,10 +115,13 @@ def test_a_schedule_shows_every_attempt(tmp_path: Path) -> None:
         schedule.planned("a", "attempts/a")
         schedule.started("a")
         schedule.planned("b", "attempts/b", parent="a")
-        schedule.finished("a", "1" * 64)
+        with run.nested("attempts/a") as attempt:
+            attempt.write_json("outcome.json", {})
+        committed = sha256_file(attempt.path / "artifact_index.json")[0]
+        schedule.finished("a", committed)
         schedule.close()
     read = read_schedule(load_bundle(tmp_path).read_log("schedule.jsonl"))
-    assert (read["a"].started, read["a"].index_sha256) == (True, "1" * 64)
+    assert (read["a"].started, read["a"].index_sha256) == (True, committed)
     assert (read["b"].started, read["b"].index_sha256, read["b"].parent) == (False, None, "a")
 
 

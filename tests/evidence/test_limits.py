@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -172,14 +175,72 @@ def test_a_directory_deeper_than_any_path_is_a_finding(deep_path: Path) -> None:
 def test_a_directory_that_is_closed_to_the_reader_is_a_finding(tmp_path: Path) -> None:
     with BundleWriter(tmp_path / "out") as bundle:
         bundle.write_bytes("closed/a", b"a")
-    real = os.scandir
+    real = os.open
 
-    def closed(path: Any) -> Any:
+    def closed(path: Any, *args: Any, **options: Any) -> Any:
         if str(path).endswith("closed"):
             raise PermissionError(13, "Permission denied")
-        return real(path)
+        return real(path, *args, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "scandir", closed)
+        patch.setattr(os, "open", closed)
         found = {finding.code for finding in verify(bundle.path).findings}
     assert found == {"unreadable", "missing"}
+
+
+@pytest.mark.parametrize("name", ["run_status.json", "app.tar", "events.jsonl"])
+def test_a_file_of_another_size_is_not_read(tmp_path: Path, name: str) -> None:
+    with BundleWriter(tmp_path / "out") as bundle:
+        bundle.write_bytes("app.tar", b"app")
+        with bundle.open_log("events.jsonl") as log:
+            log.append({"event": "started"})
+    os.truncate(bundle.path / name, 1 << 40)
+    with reading_at_most(1 << 20):
+        found = {(finding.code, finding.path) for finding in verify(bundle.path).findings}
+    assert ("size_mismatch", name) in found
+
+
+def test_a_status_that_the_index_lists_as_huge_is_not_read(tmp_path: Path) -> None:
+    with BundleWriter(tmp_path / "out") as bundle:
+        bundle.write_bytes("app.tar", b"app")
+    index = parse_index((bundle.path / "artifact_index.json").read_bytes())
+    huge = index.artifacts["run_status.json"]._replace(file_size=1 << 40)
+    forged = dataclasses.replace(index, artifacts={**index.artifacts, "run_status.json": huge})
+    (bundle.path / "artifact_index.json").write_bytes(forged.to_bytes())
+    os.truncate(bundle.path / "run_status.json", 1 << 40)
+    with reading_at_most(1 << 20):
+        found = {(finding.code, finding.path) for finding in verify(bundle.path).findings}
+    assert ("too_large", "run_status.json") in found
+
+
+def test_a_file_that_keeps_growing_is_read_no_further_than_it_was(tmp_path: Path) -> None:
+    with BundleWriter(tmp_path / "out") as bundle:
+        bundle.write_bytes("app.tar", b"app")
+    grown = (bundle.path / "app.tar").stat().st_ino
+
+    def grow(fd: int) -> None:
+        if os.fstat(fd).st_ino == grown:
+            with open(bundle.path / "app.tar", "ab") as stream:
+                stream.write(bytes(1 << 19))
+
+    with reading_at_most(1 << 20, before=grow):
+        found = [(finding.code, finding.path) for finding in verify(bundle.path).findings]
+    assert found == [("size_mismatch", "app.tar")]
+
+
+@contextlib.contextmanager
+def reading_at_most(limit: int, *, before: Callable[[int], None] = lambda fd: None) -> Iterator[None]:
+    """Fail where more than `limit` bytes are read with pread, which files are hashed by."""
+    total, real = 0, os.pread
+
+    def counted(fd: int, length: int, offset: int) -> bytes:
+        nonlocal total
+        before(fd)
+        data = real(fd, length, offset)
+        total += len(data)
+        assert total <= limit, "more is read than the index lists"
+        return data
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "pread", counted)
+        yield

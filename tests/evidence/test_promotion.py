@@ -269,8 +269,11 @@ def campaign(out: Path, tree: Path, fate: str) -> BundleWriter:
         ("partial", ("attempt_incomplete",)),
         ("infra", ("infra_failed",)),
         ("unknown", ("outcome_not_verified",)),
-        ("cut", ("coverage_incomplete", "attempt_incomplete", "outcome_not_verified", "infra_failed")),
-        ("unplanned", ("coverage_incomplete",)),
+        (
+            "cut",
+            ("integrity_failed", "coverage_incomplete", "attempt_incomplete", "outcome_not_verified", "infra_failed"),
+        ),
+        ("unplanned", ("integrity_failed", "coverage_incomplete")),
     ],
 )
 def test_a_run_needs_full_coverage_and_known_verdicts(
@@ -280,7 +283,7 @@ def test_a_run_needs_full_coverage_and_known_verdicts(
     done = emit_promotion(run.path)
     assert done.document["promotability"]["policy"]["name"] == "run"
     assert done.reasons == reasons
-    assert verify(run.path).ok
+    assert verify(run.path).ok is ("integrity_failed" not in reasons)
 
 
 def test_a_nested_attempt_is_promoted_outside_its_run(tmp_path: Path, tree: Path) -> None:

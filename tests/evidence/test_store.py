@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,11 +19,13 @@ from proofbox import BundleWriter, load_bundle
 from proofbox.cli import main
 from proofbox.errors import (
     BundleCorrupt,
+    BundleError,
     BundleExists,
     BundleLocked,
     BundleNotFound,
     StoreConflict,
     StoreError,
+    StoreTooLarge,
     StoreUntrusted,
     UsageError,
 )
@@ -368,3 +372,54 @@ def test_the_commands(tmp_path: Path, store_url: str, capfdbinary: pytest.Captur
     shutil.rmtree(tmp_path / "back")
     assert main(["bundle", "pull", store_url, str(tmp_path / "back"), "--run", "absent", "--json"]) == 2
     assert json.loads(capfdbinary.readouterr().out)["error"]["code"] == "BUNDLE_NOT_FOUND"
+
+
+@contextlib.contextmanager
+def within(limit: int) -> Iterator[None]:
+    """Fail where Python's memory grows by more than `limit` bytes."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < limit
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("name", ["data.bin", "artifact_index.json", "attempts/a/artifact_index.json"])
+def test_an_object_larger_than_the_index_says_is_not_read(tmp_path: Path, name: str) -> None:
+    store = Local(tmp_path / "store")
+    with BundleWriter(tmp_path / "out") as bundle:
+        bundle.write_bytes("data.bin", b"small")
+        with bundle.nested("attempts/a") as inner:
+            inner.write_bytes("a", b"a")
+    run_id = push_bundle(bundle.path, store)
+    os.truncate(tmp_path / "store" / run_id / name, 6 << 30)
+    with within(1 << 23), pytest.raises(BundleError):
+        pull_bundle(store, tmp_path / "copy", run_id)
+    assert list((tmp_path / "copy").glob("run-*")) == []
+
+
+def test_an_artifact_is_pulled_in_pieces(tmp_path: Path) -> None:
+    store = Local(tmp_path / "store")
+    with BundleWriter(tmp_path / "out") as bundle:
+        bundle.write_bytes("large.bin", bytes(1 << 25))
+    run_id = push_bundle(bundle.path, store)
+    with within(1 << 24):
+        pulled = pull_bundle(store, tmp_path / "copy", run_id)
+    assert pulled.path == str(tmp_path / "copy" / run_id)
+    assert pulled.read_bytes("large.bin") == bytes(1 << 25)
+
+
+def test_no_more_than_the_limit_is_read(store: Store) -> None:
+    store.create("k", b"12345")
+    found = store.get("k", limit=5)
+    assert found is not None
+    assert found.data == b"12345"
+    pieces = store.stream("k", limit=5)
+    assert pieces is not None
+    assert b"".join(pieces) == b"12345"
+    assert store.stream("absent", limit=5) is None
+    with pytest.raises(StoreTooLarge):
+        store.get("k", limit=4)
+    with pytest.raises(StoreTooLarge):
+        list(store.stream("k", limit=4) or ())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ from proofbox.core.locks import locked
 from proofbox.core.removal import remove_tree
 from proofbox.lab.ledger import Ledger
 from proofbox.lab.limiter import Limiter
-from proofbox.lab.plan import conductor_lock, read_plan
+from proofbox.lab.plan import conductor_lock, ledger_path, read_plan
 from proofbox.sandbox.config import Settings
 from proofbox.sandbox.initialize import initialize
 
@@ -260,3 +261,45 @@ def test_a_relative_mount_of_a_runtime_is_resolved_when_the_run_is_planned(
     with contextlib.closing(Ledger(next((tmp_path / "out").glob("*.ledger")))) as ledger:
         plan = read_plan(ledger)
     assert plan.runtimes["process"]["mounts"] == [f"{tmp_path}/agent:/agent:ro"]
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        "UPDATE attempt SET result = json_set(result, '$.verified', 'passed') WHERE id = 'lies.1'",
+        "UPDATE attempt SET mission = 'answer', result = json_set(result, '$.reason', 'other') WHERE id = 'lies.1'",
+        "DELETE FROM attempt WHERE id = 'lies.1'",
+        "UPDATE about SET value = replace(value, 'grep -qx 42', 'true || grep -qx 42') WHERE key = 'plan'",
+        "UPDATE about SET value = 'no' WHERE key = 'committed'",
+    ],
+    ids=["verdict", "mission", "row", "suite", "committed"],
+)
+def test_a_ledger_that_was_edited_changes_no_report(ran: Path, capsys: pytest.CaptureFixture[str], edit: str) -> None:
+    assert main(["suite", "report", str(ran), "--json"]) == 1
+    before = told(capsys)
+    assert before["findings"] == []
+    (path,) = ran.glob("*.ledger")
+    with contextlib.closing(sqlite3.connect(path)) as ledger, ledger:
+        assert ledger.execute(edit).rowcount == 1
+    assert main(["suite", "report", str(ran), "--json"]) == 1
+    after = told(capsys)
+    assert {**after, "findings": []} == before
+    if "committed" not in edit:
+        assert {each["code"] for each in after["findings"]} == {"ledger_disagrees"}
+    assert main(["attempt", "list", str(ran), "--json"]) == 0
+    assert told(capsys)["attempts"] == before["attempts"]
+    if "verified" in edit:
+        assert main(["attempt", "explain", "lies.1", "--run", str(ran)]) == 0
+        assert "states another result than the run's ledger" in capsys.readouterr().out
+
+
+def test_a_ledger_that_disagrees_makes_a_report_fail(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    made = plan(GOOD, out, tmp_path)
+    conduct(made, out)
+    assert main(["suite", "report", str(out)]) == 0
+    with contextlib.closing(sqlite3.connect(ledger_path(out, made.run_id))) as ledger, ledger:
+        ledger.execute("UPDATE attempt SET result = json_set(result, '$.claimed', 'failure')")
+    capsys.readouterr()
+    assert main(["suite", "report", str(out)]) == 1
+    assert "ledger_disagrees: attempts/answer.1.e1: claimed: failure in the run's ledger" in capsys.readouterr().out

@@ -25,6 +25,7 @@ import fcntl
 import hashlib
 import os
 import stat
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -269,9 +270,14 @@ class ChainWriter:
 
 
 def verify_chain(
-    source: _Path | Iterable[bytes], name: str, expected_head: str | None = None, *, expected_count: int | None = None
+    source: _Path | BinaryIO,
+    name: str,
+    expected_head: str | None = None,
+    *,
+    expected_count: int | None = None,
+    limit: int | None = None,
 ) -> ChainReport:
-    """Check a whole chain: a path, or its lines as a binary file yields them (each with its LF).
+    """Check a whole chain: a path, or an open binary file. With `limit`, nothing is read beyond that many bytes.
 
     Never raises over what the chain holds, and holds one line in memory at a time. Checking goes on after a finding, so
     that the report shows how far the damage reaches.
@@ -288,7 +294,7 @@ def verify_chain(
             unlisted += 1
 
     try:
-        for body, digest, complete in _lines(source):
+        for body, digest, complete in _lines(source, limit):
             if not complete:
                 found(count + 1, "torn_tail", "the last line has no end: an append that never finished")
                 break
@@ -322,27 +328,28 @@ def verify_chain(
 _Line = tuple[bytes | None, str, bool]  # the bytes without LF (None if too long), their digest, whether LF ended them
 
 
-def _lines(source: _Path | Iterable[bytes]) -> Iterator[_Line]:
-    if isinstance(source, str | os.PathLike):
-        fd = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(fd, "rb", buffering=1 << 18) as stream:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise OSError(errno.EINVAL, "not a regular file")
-            yield from _stream_lines(stream)
+def _lines(source: _Path | BinaryIO, limit: int | None) -> Iterator[_Line]:
+    if not isinstance(source, str | os.PathLike):
+        yield from _stream_lines(source, limit)
         return
-    for line in source:
-        body = line.removesuffix(b"\n")
-        yield body if len(body) <= MAX_LINE_BYTES else None, sha256_hex(body), line.endswith(b"\n")
+    fd = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(fd, "rb", buffering=1 << 18) as stream:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+        yield from _stream_lines(stream, limit)
 
 
-def _stream_lines(stream: BinaryIO) -> Iterator[_Line]:
-    while piece := stream.readline(MAX_LINE_BYTES + 1):
+def _stream_lines(stream: BinaryIO, limit: int | None = None) -> Iterator[_Line]:
+    left = sys.maxsize if limit is None else limit
+    while piece := stream.readline(min(MAX_LINE_BYTES + 1, left)):
+        left -= len(piece)
         body = piece.removesuffix(b"\n")
         if len(body) <= MAX_LINE_BYTES:
             yield body, sha256_hex(body), piece.endswith(b"\n")
             continue
         digest = hashlib.sha256(body)
-        while not piece.endswith(b"\n") and (piece := stream.readline(_BLOCK)):
+        while not piece.endswith(b"\n") and (piece := stream.readline(min(_BLOCK, left))):
+            left -= len(piece)
             digest.update(piece.removesuffix(b"\n"))
         yield None, digest.hexdigest(), piece.endswith(b"\n")
 

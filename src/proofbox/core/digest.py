@@ -21,18 +21,20 @@ def sha256_hex(data: bytes | bytearray | memoryview) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def sha256_file(source: str | os.PathLike[str] | int) -> tuple[str, int]:
+def sha256_file(source: str | os.PathLike[str] | int, *, limit: int | None = None) -> tuple[str, int]:
     """The digest and size of a regular file, read in chunks. `source` is a path or an open descriptor.
+
+    With `limit`, no more than one byte beyond it is read: a larger size says that the file is larger.
 
     The size is the number of bytes that were hashed, so the pair is consistent even while the file grows. A descriptor
     is read from its start and its position is left alone, so two threads may hash through one. Anything but a regular
     file raises OSError (EINVAL): opening a FIFO that an agent left behind must not hang its reader.
     """
     if isinstance(source, int):
-        return _hash_descriptor(source)
+        return _hash_descriptor(source, limit)
     fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        return _hash_descriptor(fd)
+        return _hash_descriptor(fd, limit)
     except OSError as error:
         error.filename = os.fspath(source)
         raise
@@ -40,7 +42,7 @@ def sha256_file(source: str | os.PathLike[str] | int) -> tuple[str, int]:
         os.close(fd)
 
 
-def _hash_descriptor(fd: int) -> tuple[str, int]:
+def _hash_descriptor(fd: int, limit: int | None) -> tuple[str, int]:
     info = os.fstat(fd)
     if not stat.S_ISREG(info.st_mode):
         raise OSError(errno.EINVAL, "not a regular file")
@@ -48,9 +50,12 @@ def _hash_descriptor(fd: int) -> tuple[str, int]:
     size = 0
     # No more is asked for than is there: memory for a whole chunk, taken and given back for each small file, costs more
     # than hashing it. The one byte beyond tells a file that has grown.
-    while chunk := os.pread(fd, min(_CHUNK, max(0, info.st_size - size) + 1), size):
+    most = info.st_size if limit is None else min(info.st_size, limit)
+    while chunk := os.pread(fd, min(_CHUNK, max(0, most - size) + 1), size):
         digest.update(chunk)
         size += len(chunk)
+        if limit is not None and size > limit:
+            break
     return digest.hexdigest(), size
 
 

@@ -2,35 +2,40 @@
 
 A packet carries its own policy, and whoever can write a packet can write a lenient one. So the policy is one of ours,
 or the packet is signed by a key that is trusted: the one that is named, or one of those in the user's configuration
-(`trusted-keys/*.pub`). Where any is configured, a signature by one of them is required.
+(`trusted-keys/*.pub`). Where any is configured, a signature by one of them is required. Either way the policy must be
+one that approves code: a measurement can be relied on and still say that the code is bad.
+
+Only a signature by a trusted key makes a delivery proven. Whoever can write a bundle can write an unsigned packet for
+it, so that one is consistent and no more.
+
+The packet's file is read once and the bundle's directory is opened once: everything here is about those bytes.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
-from proofbox.core.digest import sha256_file
 from proofbox.core.dirs import config_dir
 from proofbox.core.text import preview, printable
-from proofbox.delivery.source import SourceTree
+from proofbox.delivery.source import SourceTree, reason_by_name
 from proofbox.delivery.wire import Evidence
-from proofbox.errors import DeliveryNotProven, ProofboxError
+from proofbox.errors import DeliveryNotProven
 from proofbox.evidence import outcome as outcomes
+from proofbox.evidence import schedule
 from proofbox.evidence import tree as trees
-from proofbox.evidence.dsse import Envelope, is_envelope
-from proofbox.evidence.packet import PREDICATE_TYPE, read_document
-from proofbox.evidence.policies import POLICIES
-from proofbox.evidence.reader import Bundle, load_bundle
+from proofbox.evidence.packet import Packet
+from proofbox.evidence.policies import approves_code
+from proofbox.evidence.policy import is_built_in
+from proofbox.evidence.reader import Bundle, as_bundle
 from proofbox.evidence.shape import ShapeError
-from proofbox.evidence.verification import Verification
-from proofbox.evidence.verify import verify_packet
+from proofbox.evidence.verify import examine_packet
 
 TRUSTED = "trusted-keys"
+Standing = Literal["proven", "consistent, not signed", "not proven"]
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -47,8 +52,11 @@ class Result(msgspec.Struct, frozen=True):
 
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True):
-    """What stands behind a delivery. `problems` is empty where it is proven."""
+    """What stands behind a delivery."""
 
+    standing: Standing = "not proven"
+    """`proven`: everything holds, and a trusted key has signed. `consistent, not signed`: everything holds, and nobody
+    vouches for it. `not proven`: see `problems`."""
     packet: str | None = None
     packet_sha256: str | None = None
     """Of the packet's file; null: no packet was given."""
@@ -60,10 +68,7 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     tree_sha256: str | None = None
     results: tuple[Result, ...] = ()
     problems: tuple[str, ...] = ()
-
-    @property
-    def proven(self) -> bool:
-        return self.packet is not None and not self.problems
+    """Why the evidence does not support the delivery."""
 
     def evidence(self) -> Evidence | None:
         """What is sent along."""
@@ -72,7 +77,7 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
         return Evidence(
             packet_sha256=self.packet_sha256,
             run_id=self.run_id or "",
-            promotable=self.proven,
+            promotable=not self.problems,
             signed_by=self.signed_by,
             tree_sha256=self.tree_sha256,
         )
@@ -92,27 +97,29 @@ def examine(packet: Path | None, bundle: Path | None, tree: SourceTree, *, key: 
     if packet is None:
         return NO_PROOF
     keys = [str(key)] if key is not None else trusted_keys()
-    verified = _verified(str(packet), keys, None if bundle is None else str(bundle))
+    found = examine_packet(str(packet), keys=keys, bundle=None if bundle is None else str(bundle))
+    verified = found.result
     problems = [f"{finding.code}: {finding.detail}" for finding in verified.findings]
     if verified.promotable is not True:
         problems.append("the packet does not say that the bundle may be relied on")
-    if keys and verified.signed_by is None and not any(problem.startswith("signature_") for problem in problems):
-        problems.append("signature_absent: no trusted key has signed the packet")
-    policy = _policy(str(packet))
-    if verified.signed_by is None and POLICIES.get(str(policy.get("name"))) != policy:
-        problems.append("the packet has a policy of its own, and no trusted key has signed it")
+    if found.packet is not None and found.packet.pinned:
+        problems += _policy_problems(found.packet, signed=verified.signed_by is not None)
     tree_sha256: str | None = None
     results: tuple[Result, ...] = ()
-    if verified.bundle is not None and not verified.findings:
-        loaded = load_bundle(verified.bundle)
-        results = _results(loaded)
-        tree_sha256, wrong = _compare(loaded, tree)
+    if found.checked is not None and not verified.findings:
+        checked = as_bundle(found.checked)
+        results = _results(checked)
+        tree_sha256, wrong = _compare(checked, tree)
         problems += wrong
+    standing: Standing = "not proven"
+    if not problems:
+        standing = "consistent, not signed" if verified.signed_by is None else "proven"
     return Proof(
+        standing=standing,
         packet=str(packet),
-        packet_sha256=sha256_file(packet)[0],
+        packet_sha256=found.packet_sha256,
         run_id=verified.run_id,
-        policy=str(policy.get("name")),
+        policy=verified.policy,
         promotable=verified.promotable is True,
         signed_by=verified.signed_by,
         tree_sha256=tree_sha256,
@@ -135,25 +142,16 @@ def require(proof: Proof, *, allow_unpromoted: bool) -> None:
         )
 
 
-def _verified(packet: str, keys: Sequence[str], bundle: str | None) -> Verification:
-    """By the first key that signed; without one, by the last that did not."""
-    result = verify_packet(packet, key=keys[0] if keys else None, bundle=bundle)
-    for key in keys[1:]:
-        if result.signed_by is not None:
-            break
-        result = verify_packet(packet, key=key, bundle=bundle)
-    return result
-
-
-def _policy(packet: str) -> dict[str, Any]:
-    try:
-        document = read_document(packet)
-        if is_envelope(document):
-            _, document = Envelope(document).statement(PREDICATE_TYPE)
-        found = document["promotability"]["policy"]
-        return found if isinstance(found, dict) else {}
-    except (ShapeError, ProofboxError, KeyError, TypeError):
-        return {}
+def _policy_problems(packet: Packet, *, signed: bool) -> list[str]:
+    policy: dict[str, Any] = packet.document["promotability"]["policy"]
+    problems = []
+    if not signed and not is_built_in(policy):
+        problems.append("the packet has a policy of its own, and no trusted key has signed it")
+    if not approves_code(policy):
+        problems.append(
+            f"the policy {policy['name']} does not approve code: it does not require that a verifier passed this tree"
+        )
+    return problems
 
 
 def _results(bundle: Bundle) -> tuple[Result, ...]:
@@ -170,7 +168,9 @@ def _results(bundle: Bundle) -> tuple[Result, ...]:
 
 
 def _compare(bundle: Bundle, tree: SourceTree) -> tuple[str | None, list[str]]:
-    """Is what is sent what was proven, but for what was left out by name?"""
+    """Whether the delivery is the one that the proven tree would make, which leaves out the same files."""
+    if schedule.PATH in bundle.artifacts:
+        return None, ["the bundle is a run's: a run measures, and approves no tree; deliver one of its attempts"]
     if trees.PATH not in bundle.artifacts:
         return None, [f"the bundle has no {trees.PATH}: it proves no tree"]
     try:
@@ -179,10 +179,11 @@ def _compare(bundle: Bundle, tree: SourceTree) -> tuple[str | None, list[str]]:
     except ShapeError as error:
         return None, [f"{trees.PATH}: {error}"]
     wrong = []
-    for entry in tree.entries():
+    # A withheld file must be the proven one as well: another one in its place would hide the proven file, or keep a
+    # file in the repository that the proven tree has deleted.
+    for entry in (*tree.entries(), *tree.withheld):
         path = os.fsdecode(entry.path)
         if proven.pop(path, None) != entry:
             wrong.append(f"{path} is not the file that was proven")
-    left_out = {left.path for left in tree.left_out}
-    wrong += [f"{path} was proven, and is not sent" for path in proven if path not in left_out]
+    wrong += [f"{path} was proven, and is not sent" for path in proven if not reason_by_name(path)]
     return document["tree_sha256"], wrong

@@ -73,6 +73,8 @@ class SourceTree:
     kind: str
     files: tuple[SourceFile, ...]
     left_out: tuple[LeftOut, ...]
+    withheld: tuple[TreeEntry, ...] = ()
+    """The entries of those in `left_out` that were left out for their content, not for their name."""
 
     @cached_property
     def manifest(self) -> dict[str, Any]:
@@ -127,6 +129,7 @@ def open_source(
 def _screened(kind: str, found: Iterable[Found], root: str | None, redactor: Redactor, limits: Limits) -> SourceTree:
     files: list[SourceFile] = []
     left_out: list[LeftOut] = []
+    withheld: list[TreeEntry] = []
     secrets: list[str] = []
     total = 0
     prefix = root.strip("/") + "/" if root else ""
@@ -134,17 +137,16 @@ def _screened(kind: str, found: Iterable[Found], root: str | None, redactor: Red
         if prefix and not each.path.startswith(prefix):
             continue
         path = each.path[len(prefix) :]
-        reason = _reason_to_leave_out(path, each)
+        if reason := reason_by_name(path):
+            left_out.append(LeftOut(**path_fields(path), reason=reason))
+            continue
+        file, reason, holds_secret = _read(path, each, redactor, limits.file_bytes)
         if reason:
             left_out.append(LeftOut(**path_fields(path), reason=reason))
+            withheld.append(TreeEntry(os.fsencode(path), file.mode, file.size, file.sha256))
             continue
         if wrong := names.problem(path):
             raise refused(f"no repository can hold it: {wrong}", path, "rename or remove it")
-        read = _read(path, each, redactor, limits.file_bytes)
-        if read is None:
-            left_out.append(LeftOut(path=path, reason="it begins as a private key does"))
-            continue
-        file, holds_secret = read
         files.append(file)
         if holds_secret:
             secrets.append(path)
@@ -163,36 +165,38 @@ def _screened(kind: str, found: Iterable[Found], root: str | None, redactor: Red
     files.sort(key=lambda file: file.path.encode())
     _refuse_clashes(files)
     left_out.sort(key=lambda left: left.path)
-    return SourceTree(kind, tuple(files), tuple(left_out))
+    return SourceTree(kind, tuple(files), tuple(left_out), tuple(withheld))
 
 
-def _reason_to_leave_out(path: str, found: Found) -> str:
+def reason_by_name(path: str) -> str:
+    """Why a file with this path is left out of every delivery whatever its content, or nothing."""
     if names.is_git(path):
         return "it is git's own"
     if names.looks_secret(path):
         return "its name is one that secrets are kept under"
-    if found.mode == "120000":
-        target = b"".join(found.pieces()).decode("utf-8", "surrogateescape")
-        if names.leads_out(path, target):
-            return "the link leads out of the tree, or could by another one"
     return ""
 
 
-def _read(path: str, found: Found, redactor: Redactor, limit: int) -> tuple[SourceFile, bool] | None:
-    """The file with its digest, and whether it holds a known secret. None: it is a private key."""
+def _read(path: str, found: Found, redactor: Redactor, limit: int) -> tuple[SourceFile, str, bool]:
+    """The file with its digest, why its content keeps it out of a delivery, and whether it holds a known secret."""
     digest, size = hashlib.sha256(), 0
     scan = SecretScan(redactor)
+    reason, target = "", b""
     for piece in found.pieces():
-        if not size and names.begins_private_key(piece[:200]):
-            return None
+        if found.mode == "120000":
+            target += piece
+        elif not size and names.begins_private_key(piece[:200]):
+            reason = "it begins as a private key does"
         digest.update(piece)
         size += len(piece)
         scan.feed(piece)
         if size > limit:
             raise refused(f"it is larger than {limit} bytes", path, "large files don't belong in a repository")
+    if found.mode == "120000" and names.leads_out(path, target.decode("utf-8", "surrogateescape")):
+        reason = "the link leads out of the tree, or could by another one"
     if found.sha256 not in (None, digest.hexdigest()) or found.size not in (None, size):
         raise refused("its bytes are not those that were recorded", path, "verify the evidence or the workspace")
-    return SourceFile(path, found.mode, size, digest.hexdigest(), found.pieces), scan.found
+    return SourceFile(path, found.mode, size, digest.hexdigest(), found.pieces), reason, scan.found
 
 
 def _refuse_clashes(files: list[SourceFile]) -> None:

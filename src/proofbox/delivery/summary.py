@@ -44,7 +44,7 @@ _WORDS = {"add": "added", "modify": "modified", "delete": "deleted"}
 def _evidence(proof: Proof) -> list[str]:
     if proof.packet_sha256 is None:
         return ["**Not proven**: sent without evidence."]
-    lines = ["## Evidence", "", "| aspect | result | by | how |", "|---|---|---|---|"]
+    lines = ["## Evidence", "", _standing(proof), "", "| aspect | result | by | how |", "|---|---|---|---|"]
     lines += [
         f"| {each.aspect} | {_code(each.result)} | {_code(each.by)} | {_code(each.how)} |" for each in proof.results
     ]
@@ -52,12 +52,17 @@ def _evidence(proof: Proof) -> list[str]:
         "",
         f"- run {_code(proof.run_id or '')}, policy {_code(proof.policy or '')}",
         f"- packet sha256 `{proof.packet_sha256}`",
-        f"- tree sha256 `{proof.tree_sha256}`" if proof.tree_sha256 else "- no tree was proven",
-        f"- signed by `{proof.signed_by}`" if proof.signed_by else "- no signature was checked",
+        f"- tree sha256 `{proof.tree_sha256}`" if proof.tree_sha256 else "- the evidence names no tree",
     ]
-    if proof.problems:
-        lines += ["", "**Not proven**: " + "; ".join(_code(problem) for problem in proof.problems[:5])]
     return lines
+
+
+def _standing(proof: Proof) -> str:
+    if proof.standing == "proven":
+        return f"**Proven**: signed by the trusted key `{proof.signed_by}`."
+    if proof.standing == "consistent, not signed":
+        return "**Consistent, not signed**: the evidence agrees with itself, and no trusted key vouches for it."
+    return "**Not proven**: " + "; ".join(_code(problem) for problem in proof.problems[:5])
 
 
 def _code(text: str) -> str:

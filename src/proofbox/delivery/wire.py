@@ -106,9 +106,9 @@ class Evidence(_Document, frozen=True, kw_only=True):
     promotable: bool
     """Everything held: the packet, its verdict, and that this is the tree it speaks of."""
     signed_by: str | None = None
-    """The id of the trusted key that signed the packet; null: none did."""
+    """The id of the trusted key that signed the packet; null: none did, so that it is consistent and not proven."""
     tree_sha256: Sha256 | None = None
-    """Of the tree that was proven, by its manifest; null: none was."""
+    """Of the tree that the evidence is about, by its manifest; null: it names none."""
 
 
 class FileContent(_Document, frozen=True, kw_only=True):

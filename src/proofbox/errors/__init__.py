@@ -44,6 +44,7 @@
     │   ├── BundleRepairRefused  BUNDLE_REPAIR_REFUSED       exit 1
     │   └── StoreError           BUNDLE_STORE_FAILED         exit 3, retryable
     │       ├── StoreConflict    BUNDLE_STORE_CONFLICT       exit 1
+    │       ├── StoreTooLarge    BUNDLE_STORE_TOO_LARGE      exit 1
     │       ├── StoreUntrusted   BUNDLE_STORE_UNTRUSTED      exit 3
     │       └── StoreUnavailable BUNDLE_STORE_UNAVAILABLE    exit 3
     ├── PromotionError           PROMOTION_FAILED            exit 4
@@ -207,6 +208,7 @@ from proofbox.errors.evidence import (
     PromotionRefused as PromotionRefused,
     StoreConflict as StoreConflict,
     StoreError as StoreError,
+    StoreTooLarge as StoreTooLarge,
     StoreUnavailable as StoreUnavailable,
     StoreUntrusted as StoreUntrusted,
 )

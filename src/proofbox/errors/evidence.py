@@ -119,6 +119,15 @@ class StoreConflict(StoreError):
     hints = ("look at what is there: another has written it",)
 
 
+class StoreTooLarge(StoreError):
+    """An object of the store has more bytes than it may have, so it is not read."""
+
+    code = "BUNDLE_STORE_TOO_LARGE"
+    exit_code = 1
+    retryable = False
+    hints = ("look at who wrote to the store",)
+
+
 class StoreUntrusted(StoreError):
     """The store does not honour create-only or compare-and-swap, so nothing is written to it."""
 

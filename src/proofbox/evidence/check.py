@@ -11,6 +11,8 @@ Codes of findings:
     unlisted          a file or directory that no index covers
     symlink, special  not a regular file or directory; `unreadable`: a directory that can't be looked into
     chain_…           of a log; what follows is the chain's own code
+    schedule_malformed                                   a run's schedule is none, or was never closed
+    attempt_absent, attempt_replaced, attempt_unplanned  the bundles in a run are not those of its schedule
     more              there are further findings than are listed
 """
 
@@ -19,27 +21,31 @@ from __future__ import annotations
 import base64
 import errno
 import os
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from proofbox.core.canonical import CanonicalError, parse_strict
 from proofbox.core.chain import verify_chain
 from proofbox.core.digest import sha256_file, sha256_hex
 from proofbox.core.text import path_fields
+from proofbox.evidence.directory import BundleDirectory
 from proofbox.evidence.identity import world_id
 from proofbox.evidence.index import Artifact, Index, SchemaUnknown, parse_index
 from proofbox.evidence.paths import (
     INDEX,
     IRREGULAR,
     MAX_INDEX_BYTES,
+    MAX_LOG_BYTES,
     MAX_STATUS_BYTES,
     STATUS,
     Found,
     TooLarge,
     above,
-    read_bounded,
-    walk,
 )
 from proofbox.evidence.pool import in_threads
+from proofbox.evidence.schedule import PATH as SCHEDULE
+from proofbox.evidence.schedule import coverage_gaps, read_schedule
 from proofbox.evidence.shape import ShapeError
 from proofbox.evidence.status import RunStatus, parse_status
 
@@ -82,7 +88,11 @@ class BundleCheck:
     """One bundle, and those nested in it. Without findings, it is what its index says."""
 
     path: str
+    directory: BundleDirectory = field(repr=False, compare=False)
+    """What was checked, whatever `path` names by now."""
     status: RunStatus | None = None
+    status_sha256: str = ""
+    """Of the bytes that `status` was parsed from."""
     index: Index | None = None
     index_sha256: str = ""
     """Of the index's bytes: what a packet pins and a signature covers."""
@@ -113,13 +123,14 @@ class BundleCheck:
             self.findings.append(Finding("more", "", f"more than {MAX_FINDINGS} findings"))
 
 
-def check_bundle(directory: str, *, chains: bool = False) -> BundleCheck:
+def check_bundle(directory: str | BundleDirectory, *, chains: bool = False) -> BundleCheck:
     """Check a bundle and what is nested in it: every size and digest, and with `chains` every line of its logs."""
-    return _check(directory, lambda: walk(directory), chains, MAX_NESTING)
+    opened = BundleDirectory(directory) if isinstance(directory, str) else directory
+    return _check(opened, opened.walk, chains, MAX_NESTING)
 
 
-def _check(directory: str, look: Callable[[], Found], chains: bool, depth: int) -> BundleCheck:
-    bundle = BundleCheck(directory)
+def _check(directory: BundleDirectory, look: Callable[[], Found], chains: bool, depth: int) -> BundleCheck:
+    bundle = BundleCheck(directory.path, directory)
     bundle.checked.bundles = 1
     # Status, index, directory, in this order: where there is an index, its writer is done with all the rest, so that a
     # reader who comes in the middle of a commit sees it as in progress or complete, and never as damaged.
@@ -131,7 +142,9 @@ def _check(directory: str, look: Callable[[], Found], chains: bool, depth: int) 
         return bundle
     listed = bundle.index.artifacts
     _check_consistency(bundle, bundle.index)
-    _check_files(bundle, listed, present)
+    wrong = _check_files(bundle, listed, present)
+    if bundle.committed and STATUS not in wrong:
+        _check_parsed(bundle, STATUS, bundle.status_sha256, listed)
     nested = {path.removesuffix("/" + INDEX): path for path in listed if path.endswith("/" + INDEX)}
     _check_coverage(bundle, listed, nested, present)
     inside = _partition(present, nested)
@@ -141,12 +154,16 @@ def _check(directory: str, look: Callable[[], Found], chains: bool, depth: int) 
         if depth == 0:
             bundle.found("inconsistent", path, f"bundles are nested deeper than {MAX_NESTING}")
             continue
-        inner = _check(os.path.join(directory, place), _given(inside[place]), chains, depth - 1)
+        inner = _check(directory.nested(place), _given(inside[place]), chains, depth - 1)
         bundle.nested[place] = inner
         bundle.checked.add(inner.checked)
+        if path not in wrong:
+            _check_parsed(bundle, path, inner.index_sha256, listed)
         for finding in inner.findings:
             below = finding.path if finding.path_b64 is None else os.fsdecode(base64.b64decode(finding.path_b64))
             bundle.found(finding.code, f"{place}/{below}" if below else place, finding.detail)
+    if SCHEDULE in listed and SCHEDULE in present.files and SCHEDULE not in wrong:
+        _check_schedule(bundle, bundle.index, listed[SCHEDULE])
     if chains:
         _check_chains(bundle, bundle.index)
     return bundle
@@ -154,7 +171,9 @@ def _check(directory: str, look: Callable[[], Found], chains: bool, depth: int) 
 
 def _read_documents(bundle: BundleCheck) -> None:
     try:
-        bundle.status = parse_status(read_bounded(os.path.join(bundle.path, STATUS), MAX_STATUS_BYTES))
+        data = bundle.directory.read(STATUS, MAX_STATUS_BYTES)
+        bundle.status_sha256 = sha256_hex(data)
+        bundle.status = parse_status(data)
     except FileNotFoundError:
         bundle.found("status_absent", STATUS, "there is no status")
     except OSError as error:
@@ -162,7 +181,7 @@ def _read_documents(bundle: BundleCheck) -> None:
     except ShapeError as error:
         bundle.found("schema_unknown" if isinstance(error, SchemaUnknown) else "status_malformed", STATUS, str(error))
     try:
-        data = read_bounded(os.path.join(bundle.path, INDEX), MAX_INDEX_BYTES)
+        data = bundle.directory.read(INDEX, MAX_INDEX_BYTES)
     except FileNotFoundError:
         bundle.found("in_progress", "", "there is no index: the bundle was never committed")
         return
@@ -197,35 +216,51 @@ def _check_consistency(bundle: BundleCheck, index: Index) -> None:
         bundle.found("inconsistent", path, "expected, and neither listed nor named as missing")
 
 
-def _check_files(bundle: BundleCheck, listed: Mapping[str, Artifact], present: Found) -> None:
-    root = os.open(bundle.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_LIMITS = {STATUS: MAX_STATUS_BYTES, INDEX: MAX_INDEX_BYTES}
+
+
+def _check_files(bundle: BundleCheck, listed: Mapping[str, Artifact], present: Found) -> set[str]:
+    """Hold every file against the index. Returns the paths of those that are not what it says."""
 
     def compare(artifact: Artifact) -> tuple[str, str] | None:
+        due = artifact.file_size
+        limit = _LIMITS.get(artifact.path.rpartition("/")[2])
+        if limit is not None and due > limit:
+            return "too_large", f"{due} bytes, and a document of this name has at most {limit}"
         try:
-            fd = os.open(artifact.path, flags, dir_fd=root)
+            fd = bundle.directory.open(artifact.path)
         except OSError as error:
             return "unreadable", error.strerror or type(error).__name__
         try:
-            digest, size = sha256_file(fd)
+            # Sizes first: a file of another size is not read, and one that grows is read no further than it should go.
+            info = os.fstat(fd)
+            size, digest = info.st_size, ""
+            if size == due or not stat.S_ISREG(info.st_mode):
+                digest, size = sha256_file(fd, limit=due)
         except OSError as error:
             return "unreadable", error.strerror or type(error).__name__
         finally:
             os.close(fd)
-        if size != artifact.file_size:
-            return "size_mismatch", f"{size} bytes where {artifact.file_size} are due"
+        if size != due:
+            return "size_mismatch", f"{size} bytes where {due} are due"
         return None if digest == artifact.sha256 else ("digest_mismatch", "the content is not what was committed")
 
     todo = [artifact for path, artifact in listed.items() if path in present.files]
-    try:
-        results = in_threads(compare, todo)
-    finally:
-        os.close(root)
+    results = in_threads(compare, todo)
     bundle.checked.files += len(todo)
     bundle.checked.bytes += sum(artifact.file_size for artifact in todo)
+    differing = set()
     for artifact, wrong in zip(todo, results, strict=True):
         if wrong is not None:
             bundle.found(wrong[0], artifact.path, wrong[1])
+            differing.add(artifact.path)
+    return differing
+
+
+def _check_parsed(bundle: BundleCheck, path: str, sha256: str, listed: Mapping[str, Artifact]) -> None:
+    """Hold the bytes that a document was parsed from against the index: the file was opened anew to be hashed."""
+    if path in listed and sha256 != listed[path].sha256:
+        bundle.found("digest_mismatch", path, "what was read is not what was committed")
 
 
 def _check_coverage(
@@ -249,6 +284,25 @@ def _check_coverage(
     for path in sorted(present.directories - holding):
         if not any(place in nested for place in above(path)):
             bundle.found("unlisted", path, "an empty directory that nothing covers")
+
+
+def _check_schedule(bundle: BundleCheck, index: Index, listed: Artifact) -> None:
+    """Hold the attempts of a run against its schedule: a dropped, swapped or added one has an index like any other."""
+    if listed.chain is None:
+        bundle.found("schedule_malformed", SCHEDULE, "the index does not list it as a log")
+    try:
+        data = bundle.directory.read(SCHEDULE, min(listed.file_size, MAX_LOG_BYTES))
+        _check_parsed(bundle, SCHEDULE, sha256_hex(data), index.artifacts)
+        failed = index.status == "failed"
+        planned = read_schedule(map(parse_strict, data.splitlines()), cut_short=failed)
+    except OSError as error:
+        bundle.found("too_large" if isinstance(error, TooLarge) else "unreadable", SCHEDULE, str(error))
+    except (CanonicalError, ShapeError) as error:
+        bundle.found("schedule_malformed", SCHEDULE, str(error))
+    else:
+        committed = {place: inner.index_sha256 for place, inner in bundle.nested.items()}
+        for code, path, detail in coverage_gaps(planned, committed, failed=failed):
+            bundle.found(code, path, detail)
 
 
 def _partition(present: Found, nested: Mapping[str, str]) -> dict[str, Found]:
@@ -280,12 +334,14 @@ def _check_chains(bundle: BundleCheck, index: Index) -> None:
         bundle.checked.chains += 1
         name = f"{index.run_id}/{path}"
         try:
-            fd = os.open(os.path.join(bundle.path, path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            fd = bundle.directory.open(path)
         except OSError as error:
             if error.errno != errno.ENOENT:
                 bundle.found("unreadable", path, error.strerror or type(error).__name__)
             continue
+        anchor = artifact.chain
         with open(fd, "rb") as stream:
-            report = verify_chain(stream, name, artifact.chain.head, expected_count=artifact.chain.count)
+            limit = artifact.file_size + 1  # a file of another size is a finding already, and may have no end
+            report = verify_chain(stream, name, anchor.head, expected_count=anchor.count, limit=limit)
         for finding in report.findings:
             bundle.found(f"chain_{finding.code}", path, f"line {finding.line}: {finding.message}")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from proofbox.core.canonical import CanonicalError, parse_strict
+from proofbox.core.digest import sha256_hex
 from proofbox.core.documents import declare
 from proofbox.errors import PacketInvalid
 from proofbox.evidence import shape
@@ -182,11 +183,12 @@ def _seed(document: dict[str, Any]) -> Packet:
     )
 
 
-def read_document(path: str | os.PathLike[str]) -> Any:
-    """The JSON of a packet's file: the packet itself, or the envelope around it."""
+def read_document(path: str | os.PathLike[str]) -> tuple[Any, str]:
+    """The JSON of a packet's file (the packet itself, or the envelope around it), and the SHA-256 of the file."""
     place = os.fspath(path)
     try:
-        return parse_strict(read_bounded(place, MAX_PACKET_BYTES))
+        data = read_bounded(place, MAX_PACKET_BYTES)
+        return parse_strict(data), sha256_hex(data)
     except OSError as error:
         raise PacketInvalid(
             f"{shown(place)} can't be read: {error.strerror or error}",

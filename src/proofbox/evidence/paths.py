@@ -9,11 +9,10 @@ out/<run_id>/…                   artifacts; a directory with an index of its o
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from proofbox.core.atomic import TEMPORARY_PREFIX, sweep_temporaries
@@ -97,45 +96,60 @@ class Found:
         return own, interrupted
 
 
-def walk(root: _Path) -> Found:
+def walk(root: _Path, *, dir_fd: int | None = None) -> Found:
     """Everything below `root`, by relative path, following nothing. Names that are not UTF-8 have surrogate escapes.
 
     A directory whose path is longer than an artifact's can be is not gone into: nothing in it can be one.
+    With `dir_fd`, `root` is relative to that directory.
     """
     found = Found()
-    pending = [""]
-    while pending:
-        below = pending.pop()
-        inside = _look(root, below)
-        if inside is None:
-            found.directories.discard(below)
-            found.irregular[below] = "unreadable"
-            continue
-        with inside as entries:
-            for entry in entries:
-                path = f"{below}/{entry.name}" if below else entry.name
-                if entry.is_symlink():
-                    found.irregular[path] = "symlink"
-                elif entry.is_dir(follow_symlinks=False):
-                    found.directories.add(path)
-                    pending.append(path)
-                elif entry.is_file(follow_symlinks=False):
-                    found.files.add(path)
-                else:
-                    found.irregular[path] = "special"
+    top = os.open(root, _DIRECTORY, dir_fd=dir_fd)
+    try:
+        pending = [""]
+        while pending:
+            below = pending.pop()
+            try:
+                inside = _open_below(top, below)
+            except OSError:
+                if not below:
+                    raise
+                found.directories.discard(below)
+                found.irregular[below] = "unreadable"
+                continue
+            try:
+                pending += _look(inside, below, found)
+            finally:
+                os.close(inside)
+    finally:
+        os.close(top)
     return found
 
 
-def _look(root: _Path, below: str) -> AbstractContextManager[Iterator[os.DirEntry[str]]] | None:
-    """What is in a directory below `root`; None: that can't be said."""
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+def _open_below(top: int, below: str) -> int:
     if len(below) > MAX_PATH:
-        return None
-    try:
-        return os.scandir(os.path.join(root, below) if below else root)
-    except OSError:
-        if not below:
-            raise
-        return None
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+    return os.open(below or ".", _DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
+
+
+def _look(directory: int, below: str, found: Found) -> list[str]:
+    """Add what is in a directory to `found`, and return the directories in it."""
+    inside = []
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            path = f"{below}/{entry.name}" if below else entry.name
+            if entry.is_symlink():
+                found.irregular[path] = "symlink"
+            elif entry.is_dir(follow_symlinks=False):
+                found.directories.add(path)
+                inside.append(path)
+            elif entry.is_file(follow_symlinks=False):
+                found.files.add(path)
+            else:
+                found.irregular[path] = "special"
+    return inside
 
 
 def _covered_as(path: str) -> str:
@@ -170,9 +184,9 @@ class TooLarge(OSError):
     """A file has more bytes than are read of its kind."""
 
 
-def read_bounded(path: _Path, limit: int) -> bytes:
+def read_bounded(path: _Path, limit: int, *, dir_fd: int | None = None) -> bytes:
     """A whole regular file that is not a symbolic link and not larger than `limit` (TooLarge); OSError otherwise."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=dir_fd)
     with open(fd, "rb") as stream:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):

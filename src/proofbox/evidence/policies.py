@@ -23,6 +23,7 @@ A rule holds on positive evidence only: a value that is absent, unreadable or of
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 SCHEMA = "proofbox.promotion_policy/1"
@@ -146,3 +147,20 @@ RUN: dict[str, Any] = {
 }
 
 POLICIES = {policy["name"]: policy for policy in (DECISION_STAGE, ATTEMPT, RUN)}
+
+# A measurement may be relied on and still say that the code is bad. Code is approved by a policy that asks for both of
+# these, and lets nobody accept that they don't hold.
+_APPROVING: tuple[dict[str, Any], ...] = (
+    {"check": "equals", "artifact": "outcome.json", "member": ["verified", "result"], "value": "passed"},
+    {"check": "tree_manifest"},
+)
+
+
+def approves_code(policy: Mapping[str, Any]) -> bool:
+    """Whether a bundle that satisfies this policy approves the tree it records: a verifier passed that very tree."""
+    final = [
+        {name: value for name, value in rule.items() if name != "reason"}
+        for rule in policy["rules"]
+        if rule["reason"] not in policy["acceptable"]
+    ]
+    return all(rule in final for rule in _APPROVING)

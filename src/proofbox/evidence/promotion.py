@@ -59,13 +59,14 @@ def emit_promotion(
     if sign is not None:
         refuse_inside_bundle(os.fspath(sign))
         key = load_private_key(sign)
-    checked = check_bundle(directory, chains=True)
+    checked = check_bundle(bundle.directory if isinstance(bundle, Bundle) else directory, chains=True)
     index = checked.index
     if index is None or not checked.committed:
         raise refusal(checked)
     rules = load_policy(policy) if policy is not None else fitting_policy(checked)
     target = _target(directory, output)
-    document = _packet(checked, index, rules, tuple(accept), target, clock or SystemClock())
+    document = _packet(checked, index, rules, tuple(accept), clock or SystemClock())
+    document["bundle"]["path"] = _relative(directory, target)
     verdict = document["promotability"]
     if require_promotable and not verdict["promotable_decision_stage"]:
         raise PromotionRefused(
@@ -113,7 +114,7 @@ def _target(directory: str, output: _Path | None) -> str:
 
 
 def _packet(
-    checked: BundleCheck, index: Index, rules: dict[str, Any], accept: tuple[str, ...], target: str, clock: Clock
+    checked: BundleCheck, index: Index, rules: dict[str, Any], accept: tuple[str, ...], clock: Clock
 ) -> dict[str, Any]:
     not_allowed = sorted(set(accept) - set(rules["acceptable"]))
     if not_allowed:
@@ -123,7 +124,6 @@ def _packet(
             fix_hints=[f"accept what it allows: {', '.join(rules['acceptable']) or 'nothing'}"],
         )
     said = conclusions(checked, index, rules, accept)
-    said["bundle"]["path"] = _relative(checked.path, target)
     return {"schema_version": SCHEMA, "emitted_at": isoformat(clock.now()), **said}
 
 

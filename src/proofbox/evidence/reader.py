@@ -12,7 +12,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from shlex import quote
 from typing import Any
 
@@ -28,6 +28,7 @@ from proofbox.errors import (
     NotFoundError,
 )
 from proofbox.evidence.check import BundleCheck, Finding, check_bundle
+from proofbox.evidence.directory import BundleDirectory
 from proofbox.evidence.index import Artifact, Index
 from proofbox.evidence.paths import (
     MAX_JSON_BYTES,
@@ -56,6 +57,8 @@ class Bundle:
     index_sha256: str
     """Of the index's bytes. Held elsewhere, it proves that this very bundle is meant."""
     nested: Mapping[str, Bundle]
+    directory: BundleDirectory = field(repr=False, compare=False)
+    """What was checked: everything is read below it, whatever `path` names by now."""
 
     @property
     def run_id(self) -> str:
@@ -90,7 +93,7 @@ class Bundle:
         if limit is not None and artifact.file_size > limit:
             raise BundleTooLarge(f"{path} has {artifact.file_size} bytes; at most {limit} are read", op="bundle read")
         try:
-            data = read_bounded(os.path.join(self.path, path), artifact.file_size)
+            data = self.directory.read(path, artifact.file_size)
         except OSError as error:
             raise _changed(path, error.strerror or "it is larger, or no file any more") from error
         if sha256_hex(data) != artifact.sha256:
@@ -132,12 +135,16 @@ def load_bundle(path: _Path) -> Bundle:
     return as_bundle(found)
 
 
-def as_bundle(found: BundleCheck) -> Bundle:
-    """What can be read of a bundle that was checked; each artifact is checked again when it is read."""
+def as_bundle(found: BundleCheck, *, path: str | None = None) -> Bundle:
+    """What can be read of a bundle that was checked; each artifact is checked again when it is read.
+
+    `path` is what it is called now, where it was renamed since.
+    """
     if found.index is None or found.status is None:
         raise refusal(found)
-    nested = {place: as_bundle(inner) for place, inner in found.nested.items()}
-    return Bundle(found.path, found.index, found.status, found.index_sha256, nested)
+    called = found.path if path is None else path
+    nested = {place: as_bundle(inner, path=os.path.join(called, place)) for place, inner in found.nested.items()}
+    return Bundle(called, found.index, found.status, found.index_sha256, nested, found.directory)
 
 
 def refusal(found: BundleCheck) -> BundleError:

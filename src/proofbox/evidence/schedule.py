@@ -13,7 +13,7 @@ got that far stays without one. `closed` is last, and says how many were planned
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -125,14 +125,39 @@ class ScheduleLog:
         self._log.append(entry)
 
 
-def read_schedule(entries: Iterable[Mapping[str, Any]]) -> dict[str, Planned]:
-    """The attempts of a schedule, or ShapeError if it contradicts itself or was never closed."""
+def read_schedule(entries: Iterable[Mapping[str, Any]], *, cut_short: bool = False) -> dict[str, Planned]:
+    """The attempts of a schedule, or ShapeError if it contradicts itself or was never closed.
+
+    With `cut_short` it need not be closed: a run that failed may have ended anywhere.
+    """
     told = _Told()
     for number, entry in enumerate(entries):
         told.hear(entry, f"schedule[{number}]")
-    if not told.closed:
+    if not told.closed and not cut_short:
         raise ShapeError("the schedule was never closed: attempts may be lacking")
     return told.attempts
+
+
+def coverage_gaps(
+    planned: Mapping[str, Planned], committed: Mapping[str, str], *, failed: bool
+) -> Iterator[tuple[str, str, str]]:
+    """Where the bundles in a run are not those of its schedule: the finding's code, the attempt's path, and a detail.
+
+    `committed` has the digest of each nested bundle's index by its place. A run that `failed` may have ended anywhere,
+    so it is only held to what its schedule says was finished.
+    """
+    for each in planned.values():
+        digest = committed.get(each.path)
+        if each.index_sha256 is not None and digest is None:
+            yield "attempt_absent", each.path, f"the schedule says that {each.attempt} finished, and it is not there"
+        elif each.index_sha256 is not None and digest != each.index_sha256:
+            yield "attempt_replaced", each.path, f"the index is not the one that the schedule has for {each.attempt}"
+        elif each.index_sha256 is None and digest is not None and not failed:
+            yield "attempt_unplanned", each.path, f"the schedule does not say that {each.attempt} finished"
+    places = {each.path for each in planned.values()}
+    for place in committed:
+        if place not in places and not failed:
+            yield "attempt_unplanned", place, "no attempt of the schedule is to be here"
 
 
 class _Told:

@@ -28,6 +28,8 @@ class Verification:
     """Whether it is someone's own and none of those that come with proofbox: what it demands is then theirs to say."""
     signed_by: str | None = None
     """The id of the key that was given and did sign. None: not signed, or no key was given."""
+    enveloped: bool = False
+    """Whether the packet has a signature at all, checked or not."""
     checked: Checked = field(default_factory=Checked)
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -76,8 +78,17 @@ class Verification:
         if self.packet is not None:
             by = f" by a policy of its own: {self.policy!r}" if self.own_policy else ""
             parts.append(("promotable" if self.promotable else "not promotable") + by)
-            parts.append(f"signed by {self.signed_by[:16]}…" if self.signed_by else "no signature checked")
+            parts.append(self.standing())
         return _one_line("; ".join(parts))
+
+    def standing(self) -> str:
+        """What stands behind the packet: a key that was given, or nothing but its agreement with itself."""
+        if self.signed_by:
+            return f"signed by {self.signed_by[:16]}…"
+        if self.enveloped:
+            wrong = any(finding.code == "signature_wrong" for finding in self.findings)
+            return "signature wrong" if wrong else "signature not checked"
+        return "consistent, not signed" if self.ok else "not signed"
 
     def as_json(self) -> dict[str, Any]:
         return {

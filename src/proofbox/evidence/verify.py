@@ -24,6 +24,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 if not __package__:  # started as a file: the package is imported from where this file is, and nothing from beside it
@@ -76,18 +77,36 @@ def verify(path: str | os.PathLike[str], *, key: str | None = None, bundle: str 
     return result
 
 
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """A packet and its bundle, each read once: what was verified is what is in here."""
+
+    result: Verification
+    packet: Packet | None
+    """As it was read; None: malformed."""
+    packet_sha256: str
+    """Of the packet's file."""
+    checked: BundleCheck | None
+    """Its bundle; None: absent."""
+
+
 def verify_packet(path: str, *, key: str | None = None, bundle: str | None = None) -> Verification:
     """Verify a packet: its form, its signature, its bundle, its pins, and that its verdict follows from its policy."""
+    return examine_packet(path, keys=() if key is None else (key,), bundle=bundle).result
+
+
+def examine_packet(path: str, *, keys: Sequence[str] = (), bundle: str | None = None) -> Examination:
+    """Verify a packet as `verify_packet` does, by any of `keys`, and keep what was read of it and of its bundle."""
     result = Verification(path, packet=path)
-    document = read_document(path)
-    packet, signed = _open_packet(result, document, key)
+    document, digest = read_document(path)
+    packet, signed = _open_packet(result, document, keys)
     directory = bundle or _bundle_of(path, packet)
     if directory is None or not os.path.isdir(directory):
         result.found("bundle_absent", "", "the bundle is not where the packet says; give its directory with --bundle")
-        return result
+        return Examination(result, packet, digest, None)
     checked = _verify_bundle(result, resolve(directory))
     if packet is None:
-        return result
+        return Examination(result, packet, digest, checked)
     result.promotable, result.policy = packet.promotable, packet.policy
     if not packet.pinned:
         result.found("packet_unpinned", "", f"a packet of version {packet.schema_version} pins nothing by digest")
@@ -96,12 +115,12 @@ def verify_packet(path: str, *, key: str | None = None, bundle: str | None = Non
         result.findings += differences(packet, checked)
         if signed is not None and signed != (packet.index and packet.index.sha256):
             result.found("packet_mismatch", INDEX, "the statement's subject is another index than the packet's")
-    return result
+    return Examination(result, packet, digest, checked)
 
 
-def _open_packet(result: Verification, document: Any, key: str | None) -> tuple[Packet | None, str | None]:
+def _open_packet(result: Verification, document: Any, keys: Sequence[str]) -> tuple[Packet | None, str | None]:
     """The packet, and the digest that its statement signs if it is in an envelope."""
-    public = _public_key(key) if key is not None else None
+    trusted = [_public_key(key) for key in keys]
     subject = None
     try:
         if type(document) is dict and "payloadType" in document:
@@ -109,14 +128,15 @@ def _open_packet(result: Verification, document: Any, key: str | None) -> tuple[
             from proofbox.evidence.dsse import Envelope
 
             envelope = Envelope(document)
-            if public is None:
+            result.enveloped = True
+            result.signed_by = next((public.key_id for public in trusted if envelope.signed_by(public)), None)
+            if not trusted:
                 result.notes.append("the packet is signed, and no key was given to check it with")
-            elif envelope.signed_by(public):
-                result.signed_by = public.key_id
-            else:
-                result.found("signature_wrong", "", "the packet is not signed by the key that was given")
+            elif result.signed_by is None:
+                which = "the key that was given" if len(trusted) == 1 else "any of the keys that are trusted"
+                result.found("signature_wrong", "", f"the packet is not signed by {which}")
             subject, document = envelope.statement(PREDICATE_TYPE)
-        elif public is not None:
+        elif trusted:
             result.found("signature_absent", "", "a key was given, and the packet is not signed")
         return parse_packet(document), subject
     except ShapeError as error:

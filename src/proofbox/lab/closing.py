@@ -34,7 +34,8 @@ from proofbox.lab.ledger import Attempt, Ended
 
 DYING = 10.0
 """Seconds that a worker may take to die after its conductor."""
-_DAMAGED = (ProofboxError, ShapeError, msgspec.MsgspecError, OSError)
+DAMAGED = (ProofboxError, ShapeError, msgspec.MsgspecError, OSError)
+"""What reading a bundle raises that is not what it should be."""
 
 
 class _Said(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,32 +59,29 @@ def close_torn(run_dir: Path, run_id: str, attempt: Attempt, redactor: Redactor,
         except BundleInProgress:
             raise
         except BundleError:  # nothing can be made of it: it stays as it is, and the run's index says what it lacks
-            return _lost("")
-        return _lost(_index(path)[0])
+            return lost("")
+        return lost(_index(path)[0])
     try:
-        return _stated(load_bundle(path), run_id, attempt) or _lost(_index(path)[0])
-    except _DAMAGED:
-        return _lost(_index(path)[0])
+        return stated(load_bundle(path), run_id, attempt.id) or lost(_index(path)[0])
+    except DAMAGED:
+        return lost(_index(path)[0])
 
 
-def as_committed(run_dir: Path, attempts: Iterable[Attempt], *, files: bool = False) -> list[Attempt]:
-    """The attempts as their bundles bear them out: a result whose bundle failed, or is another one, is none.
-
-    With `files`, every file of a bundle must be what its index says, which takes reading them.
-    """
-    return [each if _borne_out(run_dir, each, files) else _without_result(each) for each in attempts]
+def as_committed(run_dir: Path, attempts: Iterable[Attempt]) -> list[Attempt]:
+    """The attempts of a run under way, without the results of those whose bundle failed or is another one."""
+    return [each if _borne_out(run_dir, each) else _without_result(each) for each in attempts]
 
 
-def _stated(bundle: Bundle, run_id: str, attempt: Attempt) -> Ended | None:
-    """What a bundle that was committed says: its worker died after that and before it could tell. None: nothing."""
+def stated(bundle: Bundle, run_id: str, attempt_id: str) -> Ended | None:
+    """The result that an attempt's committed bundle states; None: it states none, or contradicts itself."""
     complete = bundle.index.status in ("ok", "partial") and bundle.status.state == "complete"
-    if not complete or bundle.run_id != f"{run_id}.{attempt.id}" or artifacts.TORN in bundle.artifacts:
+    if not complete or bundle.run_id != f"{run_id}.{attempt_id}" or artifacts.TORN in bundle.artifacts:
         return None
     said = msgspec.convert(bundle.read_json(artifacts.REPORT, schema="proofbox.attempt_report/1"), _Said)
     found = outcome.parse_outcome(bundle.read_json(outcome.PATH))
     held = found.infra.result == "ok" if said.infra is None else found.infra.result == "failed"
     same = found.verified.result == {"none": "unknown"}.get(said.verified, said.verified)
-    if not held or not same or said.attempt_id != attempt.id:
+    if not held or not same or said.attempt_id != attempt_id:
         return None
     return Ended(
         claimed=said.claimed,
@@ -126,7 +124,8 @@ def _beyond_sight(path: Path) -> bool:
     return False
 
 
-def _lost(index_sha256: str) -> Ended:
+def lost(index_sha256: str) -> Ended:
+    """The result of an attempt whose worker left none."""
     return Ended(
         claimed="none",
         verified="none",
@@ -148,14 +147,9 @@ def _index(path: Path) -> tuple[str, Literal["ok", "partial", "failed", ""]]:
     return digest, ""
 
 
-def _borne_out(run_dir: Path, attempt: Attempt, files: bool) -> bool:
+def _borne_out(run_dir: Path, attempt: Attempt) -> bool:
     if attempt.result is None or attempt.result.infra is not None:
         return True
-    if files:
-        try:
-            load_bundle(run_dir / attempt.path)
-        except _DAMAGED:
-            return False
     digest, status = _index(run_dir / attempt.path)
     return digest == attempt.result.index_sha256 and status in ("ok", "partial")
 

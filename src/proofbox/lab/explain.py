@@ -20,6 +20,7 @@ from proofbox.errors import ProofboxError
 from proofbox.evidence.paths import read_bounded
 from proofbox.evidence.reader import load_bundle
 from proofbox.lab import artifacts
+from proofbox.lab.closing import DAMAGED, stated
 from proofbox.lab.ledger import Attempt, Ended
 from proofbox.lab.trace import CALLS
 
@@ -68,6 +69,16 @@ def doubt(attempt: Attempt, bundle: Path) -> str | None:
         return f"{error.code}: {error.message}" if isinstance(error, ProofboxError) else str(error)
     if found.index_sha256 != attempt.result.index_sha256:
         return "its index is another one than the run's ledger names"
+    try:
+        says = stated(found, bundle.parent.parent.name, attempt.id)
+    except DAMAGED:
+        says = None
+    told = attempt.result
+    if says is None:
+        return None if told.infra is not None else "it states no result"
+    names = ("claimed", "verified", "infra", "reason")
+    if any(getattr(says, name) != getattr(told, name) for name in names):
+        return "it states another result than the run's ledger"
     return None
 
 

@@ -67,6 +67,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     inputs: dict[str, str] = {}
     """Of each of them, by the name it has in the suite, the digest."""
 
+    @property
+    def source_name(self) -> str:
+        """What the suite's file is called in the run's bundle."""
+        return "suite.json" if self.suite_json else "suite.toml"
+
     def suite(self) -> Suite:
         return parse_suite(
             self.suite_source,

@@ -169,7 +169,7 @@ class Conductor:
             refuse_secrets(self._plan, os.environ)
             self._epoch = self._ledger.begin_epoch()
             redactor = redactor_of(self._plan, os.environ)
-            expected = (_source_name(self._plan), *_EXPECTED)
+            expected = (self._plan.source_name, *_EXPECTED)
             bundle = BundleWriter(
                 self._out, run_id=self._run_id, expected=expected, redactor=redactor, clock=self._clock
             )
@@ -295,7 +295,7 @@ class Conductor:
     def _write(self, bundle: BundleWriter) -> None:
         attempts = as_committed(self._out / self._run_id, self._ledger.attempts())
         suite = self._plan.suite()
-        bundle.write_bytes(_source_name(self._plan), self._plan.suite_source.encode(), schema_version=SUITE_SCHEMA)
+        bundle.write_bytes(self._plan.source_name, self._plan.suite_source.encode(), schema_version=SUITE_SCHEMA)
         bundle.write_json(
             "environment.json",
             msgspec.to_builtins(
@@ -328,7 +328,3 @@ class Conductor:
 
 def _moment(seconds: float | None) -> datetime | None:
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
-
-
-def _source_name(plan: Plan) -> str:
-    return "suite.json" if plan.suite_json else "suite.toml"

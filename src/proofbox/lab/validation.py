@@ -26,16 +26,11 @@ from proofbox.evidence.schedule import read_schedule
 from proofbox.evidence.shape import ShapeError
 from proofbox.lab import artifacts
 from proofbox.lab.documents import SUMMARY_SCHEMA
+from proofbox.lab.finding import Finding
 from proofbox.lab.summary import SUMMARY
 from proofbox.lab.trace import CALLS, EVENTS, STEPS
 
 _Found = tuple[str, str, str]
-
-
-class Finding(msgspec.Struct, frozen=True):
-    code: str
-    path: str
-    detail: str
 
 
 def attempts_in(bundle: Bundle) -> dict[str, Bundle]:

@@ -65,13 +65,16 @@ _STOPPED = {
 
 
 def list_(run: RunPath = Path("out"), *, json: flags.Json = False) -> int:
-    """List the attempts of a run, in any state.
+    """List the attempts of a run, in any state; of a committed run with the results that its evidence states.
 
     For example:
       proofbox attempt list out
     """
+    from proofbox.lab.results import read_run
+
     with _ledger(run) as (ledger, place):
-        found = tuple(AttemptFacts.of(each, place) for each in ledger.attempts())
+        results = read_run(place, ledger)
+    found = tuple(AttemptFacts.of(each, place) for each in results.attempts)
     rows: list[tuple[str, ...]] = [("ATTEMPT", "STATE", "CLAIMED", "VERIFIED", "REASON", "INFRA")]
     for each in found:
         cells = (each.claimed, each.verified, each.reason, each.infra)

@@ -80,7 +80,8 @@ class ProofFlags:
     bundle: Annotated[Path | None, Parameter(name="--bundle", help="Its bundle, if not where the packet says.")] = None
     key: flags.PublicKey = None
     allow_unpromoted: Annotated[
-        bool, Parameter(name="--allow-unpromoted", negative="", help="Send it though it is not proven, and say so.")
+        bool,
+        Parameter(name="--allow-unpromoted", negative="", help="Send it without evidence that supports it."),
     ] = False
     out: Annotated[
         Path | None, Parameter(name="--out", help="Where the delivery's own bundle goes. Default: the user's state.")
@@ -232,7 +233,7 @@ def init(
     backend: Backend = NO_FLAGS,
     json: flags.Json = False,
 ) -> int:
-    """Make an app's repository of a tree that is proven. Asked again, it makes no second one.
+    """Make an app's repository of a tree that evidence supports. Asked again, it makes no second one.
 
     For example:
       proofbox deliver init --app-id shop --source build --packet out/run-01….promotion.json
@@ -241,7 +242,7 @@ def init(
     from proofbox.delivery.deliver import Options, initial_export
 
     with _prepared(app_id, enterprise_id, source, backend) as (client, target, tree):
-        found = _proven(tree, proof)
+        found = _supported(tree, proof)
         secrets = known_secrets(backend.settings().key)
         options = Options(redactor=secrets, out=proof.out, repo_name=repo_name, message=message)
         return _show(app_id, initial_export(client, target, tree, found, options), tree, found, json)
@@ -259,7 +260,7 @@ def pr(
     backend: Backend = NO_FLAGS,
     json: flags.Json = False,
 ) -> int:
-    """Propose a tree that is proven as a pull request. Asked again, it makes no second one.
+    """Propose a tree that evidence supports as a pull request. Asked again, it makes no second one.
 
     For example:
       proofbox deliver pr --app-id shop --source build --packet out/run-01….promotion.json --key release.pub
@@ -267,7 +268,7 @@ def pr(
     from proofbox.delivery.deliver import Options, pull_request
 
     with _prepared(app_id, enterprise_id, source, backend) as (client, target, tree):
-        found = _proven(tree, proof)
+        found = _supported(tree, proof)
         secrets = known_secrets(backend.settings().key)
         options = Options(redactor=secrets, out=proof.out, title=title, message=message, branch=branch)
         return _show(app_id, pull_request(client, target, tree, found, options), tree, found, json)
@@ -300,7 +301,7 @@ def _prepared(
         yield client, Target(settings.url, app_id, user or "proofbox", source.repo_url), tree
 
 
-def _proven(tree: SourceTree, flags_of: ProofFlags) -> Proof:
+def _supported(tree: SourceTree, flags_of: ProofFlags) -> Proof:
     found = examine(flags_of.packet, flags_of.bundle, tree, key=flags_of.key)
     require(found, allow_unpromoted=flags_of.allow_unpromoted)
     return found
@@ -333,6 +334,7 @@ def _text(document: DeliveryDocument) -> str:
     lines = [f"{document.pr_url or document.repo_url} ({counted(len(document.changes), 'file')})"]
     lines += [f"left out: {left.path} ({left.reason})" for left in document.left_out]
     lines += [f"kept: {path} (changed in the repository, and not by us)" for path in document.kept]
-    lines.append("proven: " + (document.proof.packet or "") if document.proof.proven else "NOT proven")
+    standing = document.proof.standing
+    lines.append("NOT proven" if standing == "not proven" else f"{standing}: {document.proof.packet}")
     lines.append(f"recorded in {document.bundle}")
     return "\n".join(lines)

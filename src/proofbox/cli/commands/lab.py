@@ -17,7 +17,8 @@ from proofbox.errors import EvidenceIncomplete, NotFoundError, NotFreed, UsageEr
 from proofbox.evidence.listing import notes_on_latest
 from proofbox.evidence.reader import Bundle, load_bundle
 from proofbox.lab import artifacts, retention
-from proofbox.lab.validation import Finding, attempts_in, notes_on
+from proofbox.lab.finding import Finding
+from proofbox.lab.validation import attempts_in, notes_on
 from proofbox.lab.validation import validate as validate_bundle
 
 BundlePath = Annotated[Path, Parameter(help="A run's directory, an attempt's, or an --out directory.")]

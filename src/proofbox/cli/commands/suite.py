@@ -22,7 +22,16 @@ from proofbox.cli.schemas import json_schema
 from proofbox.core.ids import IdSource
 from proofbox.core.text import printable
 from proofbox.core.words import counted
-from proofbox.errors import ConsentRequired, RunInterrupted, SuiteInvalid, SuiteNotPassed, UsageError
+from proofbox.errors import (
+    ConsentRequired,
+    EvidenceIncomplete,
+    ProofboxError,
+    RunInterrupted,
+    SuiteInvalid,
+    SuiteNotPassed,
+    UsageError,
+)
+from proofbox.lab.finding import Finding
 from proofbox.lab.ledger import Attempt, Ledger
 from proofbox.lab.problems import Problem
 from proofbox.lab.spec import Document as SuiteFile
@@ -120,8 +129,11 @@ class RunDocument(Document, frozen=True, kw_only=True):
     committed: bool
     bundle: str
     attempts: tuple[AttemptFacts, ...]
-    """As the ledger has them; one whose evidence does not hold has no result. Only `suite report` reads files."""
+    """Of a committed run as its bundles have them: one whose evidence does not hold has no result. Before that, as the
+    ledger has them."""
     totals: Totals
+    findings: tuple[Finding, ...] = ()
+    """Of a committed run: what does not hold of its evidence, and where its ledger says something else."""
     not_comparable: Mapping[str, tuple[str, ...]] = {}
     """Missions whose results must not be set beside those of the system they were written for, and why."""
     skipped: Mapping[str, str] = {}
@@ -319,7 +331,8 @@ def resume(
 def report(run: RunPath = Path("out"), *, json: flags.Json = False) -> int:
     """Show what came of a run, or how far it is. Exit 1 unless each mission was verified as done.
 
-    Of a run that is committed the evidence of every attempt is checked: one whose evidence does not hold has no result.
+    Of a run that is committed the results are read from its evidence, which is checked in full: an attempt whose
+    evidence does not hold has no result, and a ledger that says something else is a finding.
 
     For example:
       proofbox suite report out --json
@@ -327,7 +340,7 @@ def report(run: RunPath = Path("out"), *, json: flags.Json = False) -> int:
     from proofbox.lab.run import find_run
 
     out, run_id = find_run(run)
-    return _show(out, run_id, json=json, again=True)
+    return _show(out, run_id, json=json)
 
 
 def _read(spec: Path, *, host_root: bool, provider: str | None = None, to_run: bool = False) -> Suite:
@@ -444,28 +457,32 @@ def _conduct(out: Path, run_id: str, *, json: bool, jsonl: bool, trust: bool = F
     return _show(out, run_id, json=json or jsonl)
 
 
-def _show(out: Path, run_id: str, *, json: bool, again: bool = False) -> int:
-    """With `again` the evidence may have been written long ago: its files are checked, too."""
-    from proofbox.lab.closing import as_committed
-    from proofbox.lab.plan import is_conducted, ledger_path, read_plan
+def _show(out: Path, run_id: str, *, json: bool) -> int:
+    from proofbox.lab.plan import is_conducted, ledger_path
+    from proofbox.lab.results import read_run
 
     with Ledger(ledger_path(out, run_id), read_only=True) as ledger:
-        committed = ledger.about("committed") == "yes"
-        attempts = as_committed(out / run_id, ledger.attempts(), files=again and committed)
-        plan = read_plan(ledger)
-        suite = plan.suite()
+        found = read_run(out / run_id, ledger)
+    attempts, plan, committed = found.attempts, found.plan, found.committed
+    suite = plan.suite()
     final = final_attempts(attempts)
     passed = all(each.result is not None and each.result.verified == "passed" for each in final)
-    counted = totals(attempts)
-    error = None
+    figures = totals(attempts)
+    error: ProofboxError | None = None
     judged = any(each.verify.commands or each.expect.asks for each in suite.missions)
     if not passed:
-        what = f"{counted.passed} of {counted.results} were verified as done"
+        what = f"{figures.passed} of {figures.results} were verified as done"
         hint = f"see what happened: proofbox attempt explain ATTEMPT --run {quote(str(out / run_id))}"
         error = SuiteNotPassed(
             what if judged else f"{what}: nothing verifies these missions",
             op="suite",
             fix_hints=[hint] if judged else ["say when a mission is done: verify.commands, or expect", hint],
+        )
+    elif found.findings:
+        error = EvidenceIncomplete(
+            f"{counted(len(found.findings), 'finding')}, the first: {found.findings[0].code} in"
+            f" {found.findings[0].path}",
+            op="suite",
         )
     document = RunDocument(
         ok=error is None,
@@ -474,7 +491,8 @@ def _show(out: Path, run_id: str, *, json: bool, again: bool = False) -> int:
         committed=committed,
         bundle=str(out / run_id),
         attempts=tuple(AttemptFacts.of(each, out / run_id) for each in attempts),
-        totals=counted,
+        totals=figures,
+        findings=found.findings,
         not_comparable=suite.not_comparable,
         skipped=plan.skipped,
         error=None if error is None else ErrorBody.of(error),
@@ -513,6 +531,7 @@ def _text(document: RunDocument, attempts: Sequence[Attempt], *, state: str, sha
         more = f" and {len(ids) - SHOWN_IDS} more" if len(ids) > SHOWN_IDS else ""
         which = f"{', '.join(ids[:SHOWN_IDS])}{more} {'is' if len(ids) == 1 else 'are'}"
         lines.append(printable(f"{which} not comparable: {'; '.join(reasons)}"))
+    lines += [printable(f"{each.code}: {each.path}: {each.detail}") for each in document.findings]
     lines.append(f"evidence: {document.bundle}" + (f" ({state})" if state else ""))
     if document.committed:
         lines.append(f"check it:  proofbox verify {quote(document.bundle)}")

@@ -1,12 +1,16 @@
-"""What a store must do. Four operations; everything that bundles need is made of them."""
+"""What a store must do. Five operations; everything that bundles need is made of them."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Protocol
 
-from proofbox.errors import StoreUnavailable, UsageError
-from proofbox.evidence.paths import is_artifact_path
+from proofbox.errors import StoreTooLarge, StoreUnavailable, UsageError
+from proofbox.evidence.paths import MAX_INDEX_BYTES, is_artifact_path
+
+MAX_WHOLE_BYTES = MAX_INDEX_BYTES
+"""Of an object that is read whole. An index is the largest of them."""
 
 
 class Stored(NamedTuple):
@@ -29,8 +33,12 @@ class Store(Protocol):
         """Replace what is there if it still has `version`, and return the new one; StoreConflict otherwise."""
         ...
 
-    def get(self, key: str) -> Stored | None:
-        """What is there, or None."""
+    def get(self, key: str, *, limit: int = MAX_WHOLE_BYTES) -> Stored | None:
+        """What is there, or None; StoreTooLarge if it has more than `limit` bytes, which are not read."""
+        ...
+
+    def stream(self, key: str, *, limit: int) -> Iterator[bytes] | None:
+        """What is there, in pieces, or None; StoreTooLarge, at once or later, if it has more than `limit` bytes."""
         ...
 
     def list(self, prefix: str) -> list[str]:
@@ -44,6 +52,20 @@ def check_key(key: str) -> str:
             f"not a key: {key[:200]!r}", op="store", fix_hints=["give a relative key, with forward slashes"]
         )
     return key
+
+
+def bounded(key: str, pieces: Iterable[bytes], limit: int) -> Iterator[bytes]:
+    """The pieces of an object, as long as they have at most `limit` bytes together."""
+    total = 0
+    for piece in pieces:
+        total += len(piece)
+        if total > limit:
+            raise too_large(key, limit)
+        yield piece
+
+
+def too_large(key: str, limit: int) -> StoreTooLarge:
+    return StoreTooLarge(f"{key} has more than {limit} bytes", op="store get")
 
 
 def open_store(url: str) -> Store:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from proofbox.core.atomic import TEMPORARY_PREFIX, create_only, write_document
 from proofbox.core.digest import sha256_hex
 from proofbox.errors import StoreConflict, StoreError
-from proofbox.evidence.paths import read_bounded
-from proofbox.evidence.store.contract import Stored, check_key
+from proofbox.evidence.paths import TooLarge, read_bounded
+from proofbox.evidence.store.contract import MAX_WHOLE_BYTES, Stored, bounded, check_key, too_large
 
-MAX_OBJECT_BYTES = 1 << 36
 _LOCK = ".store.lock"
+_CHUNK = 1 << 20
 
 
 class Local:
@@ -49,14 +50,25 @@ class Local:
                 raise _failure("swap", key, error) from error
         return sha256_hex(data)
 
-    def get(self, key: str) -> Stored | None:
+    def get(self, key: str, *, limit: int = MAX_WHOLE_BYTES) -> Stored | None:
         try:
-            data = read_bounded(self._path(key), MAX_OBJECT_BYTES)
+            data = read_bounded(self._path(key), limit)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except TooLarge as error:
+            raise too_large(key, limit) from error
+        except OSError as error:
+            raise _failure("get", key, error) from error
+        return Stored(data, sha256_hex(data))
+
+    def stream(self, key: str, *, limit: int) -> Iterator[bytes] | None:
+        try:
+            fd = os.open(self._path(key), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             raise _failure("get", key, error) from error
-        return Stored(data, sha256_hex(data))
+        return bounded(key, _pieces(key, fd), limit)
 
     def list(self, prefix: str) -> list[str]:
         top = self._path(prefix) if prefix else self._root
@@ -79,6 +91,17 @@ class Local:
             yield
         finally:
             os.close(fd)
+
+
+def _pieces(key: str, fd: int) -> Iterator[bytes]:
+    with open(fd, "rb", buffering=0) as stream:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise _failure("get", key, OSError("not a regular file"))
+        try:
+            while piece := stream.read(_CHUNK):
+                yield piece
+        except OSError as error:
+            raise _failure("get", key, error) from error
 
 
 def _failure(what: str, key: str, error: OSError) -> StoreError:

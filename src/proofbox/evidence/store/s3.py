@@ -6,7 +6,7 @@ Credentials, region and endpoint come from the AWS_… environment, never from t
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import obstore
@@ -14,9 +14,10 @@ from obstore import exceptions
 from obstore.store import S3Store
 
 from proofbox.errors import StoreConflict, StoreError
-from proofbox.evidence.store.contract import Stored, check_key
+from proofbox.evidence.store.contract import MAX_WHOLE_BYTES, Stored, bounded, check_key, too_large
 
 _Result = TypeVar("_Result")
+_CHUNK = 1 << 20
 
 
 class S3:
@@ -44,15 +45,36 @@ class S3:
 
         return self._call("swap", key, put)
 
-    def get(self, key: str) -> Stored | None:
+    def get(self, key: str, *, limit: int = MAX_WHOLE_BYTES) -> Stored | None:
         def read() -> Stored | None:
-            try:
-                found = obstore.get(self._store, check_key(key))
-            except (exceptions.NotFoundError, FileNotFoundError):
+            found = self._found(key, limit)
+            if found is None:
                 return None
-            return Stored(bytes(found.bytes()), self._version(found.meta))
+            return Stored(b"".join(_pieces(key, found, limit)), self._version(found.meta))
 
         return self._call("get", key, read)
+
+    def stream(self, key: str, *, limit: int) -> Iterator[bytes] | None:
+        found = self._call("get", key, lambda: self._found(key, limit))
+        if found is None:
+            return None
+        pieces = _pieces(key, found, limit)
+
+        def called() -> Iterator[bytes]:
+            while (piece := self._call("get", key, lambda: next(pieces, None))) is not None:
+                yield piece
+
+        return called()
+
+    def _found(self, key: str, limit: int) -> obstore.GetResult | None:
+        """An object whose content is still to be read. The size is what the server says, and is checked once more."""
+        try:
+            found = obstore.get(self._store, check_key(key))
+        except (exceptions.NotFoundError, FileNotFoundError):
+            return None
+        if found.meta["size"] > limit:
+            raise too_large(key, limit)
+        return found
 
     def list(self, prefix: str) -> list[str]:
         def pages() -> list[str]:
@@ -81,3 +103,7 @@ class S3:
                 op=f"store {what}",
                 fix_hints=["check AWS_ENDPOINT_URL, AWS_REGION and the credentials in the environment"],
             ) from error
+
+
+def _pieces(key: str, found: obstore.GetResult, limit: int) -> Iterator[bytes]:
+    return bounded(key, map(bytes, found.stream(min_chunk_size=_CHUNK)), limit)

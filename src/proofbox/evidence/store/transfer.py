@@ -11,23 +11,26 @@ import fcntl
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from proofbox.core.atomic import sync_directory, write_document
 from proofbox.core.digest import sha256_hex
 from proofbox.core.removal import remove_tree
-from proofbox.errors import BundleCorrupt, BundleExists, BundleLocked, BundleNotFound, StoreConflict
-from proofbox.evidence.check import check_bundle
+from proofbox.errors import BundleCorrupt, BundleExists, BundleLocked, BundleNotFound, StoreConflict, StoreTooLarge
+from proofbox.evidence.check import MAX_NESTING, check_bundle
+from proofbox.evidence.content import sync_all, write_new
 from proofbox.evidence.index import Index, parse_index
 from proofbox.evidence.lock import RunLock
-from proofbox.evidence.paths import INDEX, LATEST, MAX_INDEX_BYTES, RUN_ID, enclosing, read_bounded, resolve, shown
+from proofbox.evidence.paths import INDEX, LATEST, MAX_INDEX_BYTES, RUN_ID, enclosing, resolve, shown
 from proofbox.evidence.pool import in_threads
-from proofbox.evidence.reader import Bundle, as_bundle, load_bundle, refusal
+from proofbox.evidence.reader import Bundle, as_bundle, refusal
 from proofbox.evidence.shape import ShapeError
-from proofbox.evidence.store.contract import Store
+from proofbox.evidence.store.contract import Store, Stored
 from proofbox.evidence.store.trial import check_store
 
 _CLAIMS = ".proofbox/claims"
 _UNFINISHED = ".proofbox-pull-"
+MAX_LATEST_BYTES = 4096
 _Path = str | os.PathLike[str]
 
 
@@ -51,7 +54,7 @@ def push_bundle(path: _Path, store: Store) -> str:
         _put(store, f"{bundle.run_id}/{work[0]}", work[1]())
 
     in_threads(upload, _contents(bundle, ""))
-    index = read_bounded(os.path.join(bundle.path, INDEX), MAX_INDEX_BYTES)
+    index = bundle.directory.read(INDEX, MAX_INDEX_BYTES)
     if sha256_hex(index) != bundle.index_sha256:
         raise BundleCorrupt("the index changed while the bundle was pushed", op="bundle push")
     _put(store, f"{bundle.run_id}/{INDEX}", index)
@@ -89,7 +92,9 @@ def pull_bundle(store: Store, out: _Path, run_id: str | None = None) -> Bundle:
                 raise _taken(target)
             os.rename(place, target)
             sync_directory(out)
-    return load_bundle(target)
+        if not checked.directory.is_at(target):
+            raise BundleCorrupt(f"{shown(target)} is not the directory that was checked", op="bundle pull")
+    return as_bundle(checked, path=target)
 
 
 def _contents(bundle: Bundle, prefix: str) -> Iterator[tuple[str, Callable[[], bytes]]]:
@@ -100,8 +105,10 @@ def _contents(bundle: Bundle, prefix: str) -> Iterator[tuple[str, Callable[[], b
         yield prefix + path, lambda path=path: bundle.read_bytes(path)  # type: ignore[misc]
 
 
-def _download(store: Store, run_id: str, place: str, prefix: str, index_bytes: bytes) -> None:
+def _download(store: Store, run_id: str, place: str, prefix: str, index_bytes: bytes, depth: int = MAX_NESTING) -> None:
     """The files that one index lists, then what nested indexes list, then the index itself."""
+    if depth < 0:
+        raise BundleCorrupt(f"bundles in the store are nested deeper than {MAX_NESTING}", op="bundle pull")
     try:
         index: Index = parse_index(index_bytes)
     except ShapeError as error:
@@ -115,25 +122,38 @@ def _download(store: Store, run_id: str, place: str, prefix: str, index_bytes: b
 
     def fetch(path: str) -> bytes | None:
         artifact = index.artifacts[path]
-        found = store.get(f"{run_id}/{prefix}{path}")
-        if found is None or sha256_hex(found.data) != artifact.sha256:
-            raise BundleCorrupt(f"{prefix}{path} in the store is not what the index says", op="bundle pull")
-        if artifact.is_nested_index:
-            return found.data
-        _write(place, prefix + path, found.data)
-        return None
+        key, limit = f"{run_id}/{prefix}{path}", artifact.file_size
+        try:
+            if artifact.is_nested_index:
+                found = store.get(key, limit=min(limit, MAX_INDEX_BYTES))
+                if found is not None and sha256_hex(found.data) == artifact.sha256:
+                    return found.data
+            else:
+                pieces = store.stream(key, limit=limit)
+                if pieces is not None and _write(place, prefix + path, pieces) == artifact.sha256:
+                    return None
+        except (StoreTooLarge, FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+            raise _differs(prefix + path) from error
+        raise _differs(prefix + path)
 
     paths = list(index.artifacts)
     for path, nested in zip(paths, in_threads(fetch, paths), strict=True):
         if nested is not None:
-            _download(store, run_id, place, prefix + path.removesuffix(INDEX), nested)
-    _write(place, prefix + INDEX, index_bytes)
+            _download(store, run_id, place, prefix + path.removesuffix(INDEX), nested, depth - 1)
+    sync_all(Path(place), [prefix + path for path, entry in index.artifacts.items() if not entry.is_nested_index])
+    os.makedirs(os.path.join(place, prefix), exist_ok=True)
+    write_document(os.path.join(place, prefix, INDEX), index_bytes)
 
 
-def _write(place: str, path: str, data: bytes) -> None:
+def _write(place: str, path: str, pieces: Iterator[bytes]) -> str:
+    """Put an object into a new file, and return its digest."""
     target = os.path.join(place, path)
     os.makedirs(os.path.dirname(target), exist_ok=True)
-    write_document(target, data)
+    return write_new(target, pieces, None).sha256
+
+
+def _differs(path: str) -> BundleCorrupt:
+    return BundleCorrupt(f"{path} in the store is not what the index says", op="bundle pull")
 
 
 def _put(store: Store, key: str, data: bytes) -> None:
@@ -141,7 +161,7 @@ def _put(store: Store, key: str, data: bytes) -> None:
     try:
         store.create(key, data)
     except StoreConflict:
-        found = store.get(key)
+        found = _get_small(store, key, len(data))
         if found is None or found.data != data:
             raise StoreConflict(
                 f"the store holds something else at {key}",
@@ -151,10 +171,18 @@ def _put(store: Store, key: str, data: bytes) -> None:
             ) from None
 
 
+def _get_small(store: Store, key: str, limit: int) -> Stored | None:
+    """What is there, if it has at most `limit` bytes."""
+    try:
+        return store.get(key, limit=limit)
+    except StoreTooLarge:
+        return None
+
+
 def _move_latest(store: Store, run_id: str) -> None:
     data = f"{run_id}\n".encode()
     for _ in range(100):
-        found = store.get(LATEST)
+        found = store.get(LATEST, limit=MAX_LATEST_BYTES)
         try:
             if found is None:
                 store.create(LATEST, data)
@@ -167,7 +195,7 @@ def _move_latest(store: Store, run_id: str) -> None:
 
 
 def _latest(store: Store) -> str:
-    found = store.get(LATEST)
+    found = store.get(LATEST, limit=MAX_LATEST_BYTES)
     if found is None:
         raise BundleNotFound("the store has no LATEST", op="bundle pull", fix_hints=["name the run"])
     return found.data.decode("ascii", "replace").removesuffix("\n")

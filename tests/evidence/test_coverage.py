@@ -1,0 +1,123 @@
+"""A run is verified against its schedule: every attempt that finished is in it as it was, and no other one is."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import pytest
+from forging import rebuild, rewrite_log
+
+from proofbox import BundleWriter, load_bundle, verify
+from proofbox.cli import main
+from proofbox.core.canonical import canonical_bytes
+from proofbox.core.digest import sha256_file
+from proofbox.errors import BundleCorrupt
+from proofbox.evidence.outcome import Outcome, Verdict
+from proofbox.evidence.paths import INDEX
+from proofbox.evidence.schedule import ScheduleLog
+
+
+def outcome(verified: str) -> Outcome:
+    return Outcome(
+        claimed=Verdict("passed", "runtime_reported", "its last message"),
+        verified=Verdict(verified, "verifier", "ran the tests"),
+        infra=Verdict("ok", "supervisor", "nothing broke"),
+    )
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run of two attempts, the second of which failed."""
+    with BundleWriter(tmp_path / "out") as bundle:
+        log = ScheduleLog(bundle.open_log("schedule.jsonl"))
+        for name, verified in (("good", "passed"), ("bad", "failed")):
+            log.planned(name, f"attempts/{name}")
+            log.started(name)
+            with bundle.nested(f"attempts/{name}") as attempt:
+                attempt.write_json("outcome.json", outcome(verified).as_json())
+            log.finished(name, sha256_file(attempt.path / INDEX)[0])
+        log.close()
+    assert verify(bundle.path).ok
+    return bundle.path
+
+
+def drop(run: Path) -> None:
+    shutil.rmtree(run / "attempts" / "bad")
+    rebuild(run)
+
+
+def relabel(run: Path) -> None:
+    """Turn the failed attempt into one that passed, and rebuild both indexes."""
+    (run / "attempts" / "bad" / "outcome.json").write_bytes(canonical_bytes(outcome("passed").as_json()))
+    rebuild(run / "attempts" / "bad")
+    rebuild(run)
+
+
+def swap(run: Path) -> None:
+    """Put a copy of the attempt that passed in the place of the one that failed."""
+    shutil.rmtree(run / "attempts" / "bad")
+    shutil.copytree(run / "attempts" / "good", run / "attempts" / "bad")
+    rebuild(run)
+
+
+def add(run: Path) -> None:
+    shutil.copytree(run / "attempts" / "good", run / "attempts" / "better")
+    rebuild(run)
+
+
+def cut_schedule(run: Path) -> None:
+    rewrite_log(run, "schedule.jsonl", list(load_bundle(run).read_log("schedule.jsonl"))[:-1])
+
+
+def unanchor(run: Path) -> None:
+    """Make the schedule an ordinary file, as if it were no log."""
+
+    def without_chain(index):  # type: ignore[no-untyped-def]
+        artifacts = {path: entry._replace(chain=None) for path, entry in index.artifacts.items()}
+        return dataclasses.replace(index, artifacts=artifacts)
+
+    rebuild(run, change=without_chain)
+
+
+FORGERIES = {
+    drop: ("attempt_absent", "attempts/bad"),
+    relabel: ("attempt_replaced", "attempts/bad"),
+    swap: ("attempt_replaced", "attempts/bad"),
+    add: ("attempt_unplanned", "attempts/better"),
+    cut_schedule: ("schedule_malformed", "schedule.jsonl"),
+    unanchor: ("schedule_malformed", "schedule.jsonl"),
+}
+
+
+@pytest.mark.parametrize("forge", FORGERIES, ids=lambda forge: forge.__name__)
+def test_a_run_that_is_not_what_its_schedule_says_is_refused_everywhere(
+    run: Path, forge: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forge(run)  # type: ignore[operator]
+    assert FORGERIES[forge] in [(found.code, found.path) for found in verify(run).findings]  # type: ignore[index]
+    with pytest.raises(BundleCorrupt):
+        load_bundle(run)
+    for words in (["verify"], ["validate", "--strict"], ["report", "--strict"], ["bundle", "reindex", "--strict"]):
+        assert main([*words, str(run)]) == 1, words
+    capsys.readouterr()
+
+
+def test_an_attempt_that_never_finished_is_no_finding(tmp_path: Path) -> None:
+    with BundleWriter(tmp_path / "out") as bundle:
+        log = ScheduleLog(bundle.open_log("schedule.jsonl"))
+        log.planned("lost", "attempts/lost")
+        log.started("lost")
+        log.close()
+        bundle.mark_partial("an attempt was lost")
+    assert verify(bundle.path).ok
+
+
+def test_a_run_that_failed_may_have_a_schedule_that_was_cut_short(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), BundleWriter(tmp_path / "out") as bundle:
+        log = ScheduleLog(bundle.open_log("schedule.jsonl"))
+        log.planned("a", "attempts/a")
+        log.started("a")
+        raise RuntimeError
+    assert verify(bundle.path).ok

@@ -1,0 +1,86 @@
+"""A bundle that is replaced while it is read: what is handed out is one bundle, the one that was checked."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proofbox import BundleWriter, load_bundle
+from proofbox.errors import BundleError
+from proofbox.evidence.promotion import emit_promotion
+
+
+def point(link: Path, target: Path) -> None:
+    """Make `link` name `target`, in one step."""
+    beside = link.with_name(link.name + ".new")
+    beside.symlink_to(target)
+    beside.rename(link)
+
+
+def made(out: Path, said: str) -> Path:
+    with BundleWriter(out) as run:
+        run.write_json("result.json", {"said": said})
+        with run.nested("attempts/a") as inner:
+            inner.write_json("result.json", {"said": said})
+    return run.path
+
+
+def test_a_loaded_bundle_is_read_where_it_was_checked(tmp_path: Path) -> None:
+    one, other = made(tmp_path / "one", "one"), made(tmp_path / "other", "other")
+    point(tmp_path / "link", one)
+    bundle = load_bundle(tmp_path / "link")
+    point(tmp_path / "link", other)
+    assert bundle.read_json("result.json") == {"said": "one"}
+    assert bundle.nested["attempts/a"].read_json("result.json") == {"said": "one"}
+    other.rename(tmp_path / "elsewhere")
+    assert bundle.read_json("attempts/a/result.json") == {"said": "one"}
+
+
+@pytest.mark.parametrize("flipped", ["bundle", "nested"])
+def test_no_flip_mixes_two_bundles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flipped: str) -> None:
+    one, other = made(tmp_path / "one", "one"), made(tmp_path / "other", "other")
+    link = tmp_path / "link"
+    really_open = os.open
+    when = total = 1
+    while when <= total:
+        opened = 0
+
+        def counted_open(*args: Any, at: int = when, **options: Any) -> int:
+            nonlocal opened
+            opened += 1
+            if opened == at:
+                if flipped == "bundle":
+                    point(link, other)
+                else:
+                    (one / "attempts").rename(tmp_path / "held")
+                    (other / "attempts").rename(one / "attempts")
+            return really_open(*args, **options)
+
+        point(link, one)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "open", counted_open)
+            try:
+                bundle = load_bundle(link)
+                said = [bundle.read_json("result.json"), bundle.nested["attempts/a"].read_json("result.json")]
+            except BundleError:
+                said = []
+        total = opened
+        if flipped == "nested" and opened >= when:
+            (one / "attempts").rename(other / "attempts")
+            (tmp_path / "held").rename(one / "attempts")
+            assert said in ([], [{"said": "one"}, {"said": "one"}])
+        assert said in ([], [{"said": "one"}] * 2, [{"said": "other"}] * 2), f"a flip before open {when}"
+        when += 1
+    assert total > 5
+
+
+def test_a_bundle_that_was_given_is_promoted_itself(tmp_path: Path) -> None:
+    one, other = made(tmp_path / "one", "one"), made(tmp_path / "other", "other")
+    point(tmp_path / "link", one)
+    bundle = load_bundle(tmp_path / "link")
+    point(tmp_path / "link", other)
+    promotion = emit_promotion(bundle, output=tmp_path / "packet.json")
+    assert promotion.document["bundle"]["index"]["sha256"] == bundle.index_sha256
