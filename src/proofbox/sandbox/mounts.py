@@ -1,4 +1,4 @@
-"""Which mount a directory is on, and whether others lie below it."""
+"""The mount that a directory is on, and the mount points below it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,15 @@ def mount_of(path: str) -> tuple[int, str]:
         os.close(fd)
 
 
-def mounts_below(path: str) -> bool:
-    """Whether anything is mounted in the directory, at any depth."""
+def mount_points_below(path: str) -> list[str]:
+    """The mount points inside the directory, at any depth. Only Linux can say; elsewhere there are none."""
     within = os.fsencode(os.path.realpath(path)).rstrip(b"/") + b"/"
-    listed = Path("/proc/self/mountinfo").read_bytes().splitlines()
-    return any(_place(line).startswith(within) for line in listed)
+    try:
+        listed = Path("/proc/self/mountinfo").read_bytes().splitlines()
+    except FileNotFoundError:
+        return []
+    places = dict.fromkeys(_place(line) for line in listed)
+    return [os.fsdecode(place) for place in places if place.startswith(within)]
 
 
 def _place(line: bytes) -> bytes:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path, PurePosixPath
 
-from proofbox.core.dirs import state_dir
 from proofbox.errors import PathRefused
 from proofbox.sandbox.contract import Mount
+from proofbox.sandbox.own import own_directory_above
 
 # No project and no mount: they are the host itself, or what the box has of its own.
 _SYSTEM = frozenset(
@@ -92,11 +92,11 @@ def resolve_mount(mount: Mount) -> Mount:
 
 
 def _not_our_own(path: Path, what: str) -> Path:
-    """Sessions, evidence and trust live there: no box may ever see them."""
-    own = state_dir().resolve()
-    if path.is_relative_to(own):
+    """Sessions, evidence, trust and settings live there: no box may ever see them."""
+    own = own_directory_above(path)
+    if own is not None:
         raise PathRefused(
-            f"{what} {path} is in proofbox's own state directory", op="start", fix_hints=[f"use a place outside {own}"]
+            f"{what} {path} is in proofbox's own directory {own}", op="start", fix_hints=[f"use a place outside {own}"]
         )
     return path
 

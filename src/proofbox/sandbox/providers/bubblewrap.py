@@ -23,10 +23,9 @@ from proofbox.sandbox.binaries import program
 from proofbox.sandbox.contract import Box, BoxSpec, Enforcement, Isolation, Policy
 from proofbox.sandbox.environment import BOX_HOME, boxed
 from proofbox.sandbox.localbox import Plumbing, launch
-from proofbox.sandbox.mounts import mount_of, mounts_below
-from proofbox.sandbox.providers.covering import covers
+from proofbox.sandbox.mounts import mount_of, mount_points_below
+from proofbox.sandbox.providers.covering import placed
 from proofbox.sandbox.providers.hostroot import ROOT, directory, host_parts
-from proofbox.sandbox.providers.own import frozen_within, hidden_within
 from proofbox.sandbox.providers.userns import explain
 from proofbox.sandbox.refusal import refuse_unenforceable
 
@@ -211,16 +210,12 @@ def _box_options(project: Path, policy: Policy, ids: _Ids) -> list[str]:
     for path, mode in _PRIVATE.items():
         options += ["--perms", mode, "--tmpfs", path]
     options += ["--ro-bind", str(program("boxagent")), _AGENT_INSIDE]
-    binds = [(project, str(project), policy.access != "ro"), *((m.host, m.guest, m.writable) for m in policy.mounts)]
-    for host, guest, writable in binds:
-        options += directory(Path(guest).parent)
-        options += ["--bind" if writable else "--ro-bind", str(host), guest]
-        for covered in hidden_within(host, guest):
-            options += ["--tmpfs", covered]
-        for own, place in frozen_within(host, guest) if writable and policy.access != "overlay" else ():
-            options += ["--ro-bind", str(own), place]
-    for cover in covers(project, policy):
-        options += ["--bind" if cover.writable else "--ro-bind", str(cover.source), str(cover.place)]
+    for mount in placed(project, policy):
+        if mount.source is None:
+            options += ["--tmpfs", mount.place]
+            continue
+        options += [] if mount.cover else directory(Path(mount.place).parent)
+        options += ["--bind" if mount.writable else "--ro-bind", str(mount.source), mount.place]
     return options
 
 
@@ -264,7 +259,7 @@ def _can_idmap(project: str) -> bool:
     Asked once a mount, since each attempt of a run has a project of its own; but what has mounts in it answers for
     itself alone.
     """
-    if mounts_below(project):
+    if mount_points_below(project):
         return _try_idmap(project)
     mount = mount_of(project)
     if mount not in _idmappable:

@@ -1,8 +1,11 @@
-"""Parts of a project that a box may not see, or not change: mounts over them.
+"""The mounts of a box: the project and what else was asked for, and the covers over parts of them.
 
-What is hidden is covered by something empty that nobody may open. What is frozen is mounted over itself, read-only. A
-mount can't be renamed or removed, but the directories above it could be, and what the host then finds under the old
-name would be another thing than what was covered: so these are mounted over themselves too, as they are.
+A part that is hidden is covered by something empty. A part that is frozen is mounted over itself, read-only. A mount
+can't be renamed or removed, but the directories above it could be, and the host would then find something else under
+the old name: these are mounted over themselves too, as they are.
+
+Both come from the policy (`hidden`, `frozen`) and from what is proofbox's own (`proofbox.sandbox.own`). They hold for
+every mount through which such a part can be reached, wherever in the box it is.
 """
 
 from __future__ import annotations
@@ -15,40 +18,78 @@ from typing import NamedTuple
 
 from proofbox.core.dirs import state_dir
 from proofbox.errors import PathRefused
-from proofbox.sandbox.contract import Policy
+from proofbox.sandbox.contract import Mount, Policy
+from proofbox.sandbox.own import View
 
 
-class Cover(NamedTuple):
-    source: Path
-    place: Path
-    """Below the project, by the path it has on the host."""
+class Placed(NamedTuple):
+    """One mount of a box."""
+
+    source: Path | None
+    """None for an empty directory of the box's own."""
+    place: str
     writable: bool
+    cover: bool = False
+    """Over a part of another mount, so that the place exists."""
 
 
-def covers(project: Path, policy: Policy) -> list[Cover]:
-    """What to mount, parents first. Raises PathRefused for a path that is not there or leads elsewhere."""
+class _Covers(NamedTuple):
+    """Parts of one host directory, by their paths on the host."""
+
+    hidden: set[Path]
+    """By something that can't be opened."""
+    emptied: set[Path]
+    frozen: set[Path]
+
+
+def placed(project: Path, policy: Policy) -> list[Placed]:
+    """Return every mount of a box, in the order in which they are to be made; no two are at the same place.
+
+    Raises PathRefused for a part that is missing or lies behind a link, and where proofbox's own files can't be
+    protected.
+    """
     hidden = {_checked(project, each) for each in policy.hidden}
     frozen = {_checked(project, each) for each in policy.frozen}
-    above = {parent for each in hidden | frozen for parent in each.parents if parent != project}
-    found: list[Cover] = []
-    for path in sorted(hidden | frozen | {each for each in above if each.is_relative_to(project)}):
-        if any(path.is_relative_to(each) for each in hidden - {path}):
-            continue  # its parent is not there to be seen
-        if path in hidden:
-            found.append(Cover(_nothing(path.is_dir()), path, False))
-        elif any(path.is_relative_to(each) for each in frozen):
-            if path in frozen:
-                found.append(Cover(path, path, False))
-        elif _writable(path, project, policy):
-            found.append(Cover(path, path, True))
+    found: list[Placed] = []
+    for mount in (Mount(project, str(project), writable=policy.access != "ro"), *policy.mounts):
+        own = _own(project, mount, policy)
+        covers = _Covers(
+            {each for each in hidden if each.is_relative_to(mount.host)},
+            own.emptied,
+            {each for each in frozen if each.is_relative_to(mount.host)} | own.frozen,
+        )
+        # What an earlier mount has there can't be seen any more.
+        found = [each for each in found if not (each.cover and Path(each.place).is_relative_to(mount.guest))]
+        found += [Placed(mount.host, mount.guest, mount.writable), *_covering(mount, covers)]
     return found
 
 
-def _writable(path: Path, project: Path, policy: Policy) -> bool:
-    inside = [
-        mount for mount in policy.mounts if mount.host.is_relative_to(project) and path.is_relative_to(mount.host)
-    ]
-    return any(mount.writable for mount in inside) or (not inside and policy.access != "ro")
+def _own(project: Path, mount: Mount, policy: Policy) -> _Covers:
+    """What is proofbox's own below the mount. Changes that are thrown away replace nothing on the host."""
+    thrown_away = policy.access == "overlay" and mount.host.is_relative_to(project)
+    if thrown_away and policy.layers is not None:  # they are what the box sees in place of the directory
+        seen = {project / place.relative_to(each) for each in policy.layers.lower for place in View(each).hidden()}
+        return _Covers(set(), {each for each in seen if each.is_relative_to(mount.host)}, set())
+    view = View(mount.host)
+    return _Covers(set(), view.hidden(), view.frozen() if mount.writable and not thrown_away else set())
+
+
+def _covering(mount: Mount, covers: _Covers) -> Iterator[Placed]:
+    covered = covers.hidden | covers.emptied | covers.frozen
+    above = {parent for each in covered for parent in each.parents if parent.is_relative_to(mount.host)}
+    unseen = covers.hidden | covers.emptied
+    for path in sorted(covered | (above - {mount.host})):
+        place = str(Path(mount.guest) / path.relative_to(mount.host))
+        if not unseen.isdisjoint(path.parents):
+            continue  # inside something that can't be seen
+        if path in covers.emptied:
+            yield Placed(None, place, True, cover=True)
+        elif path in covers.hidden:
+            yield Placed(_nothing(path.is_dir()), place, False, cover=True)
+        elif path in covers.frozen:
+            yield Placed(path, place, False, cover=True)
+        elif mount.writable and covers.frozen.isdisjoint(path.parents):
+            yield Placed(path, place, True, cover=True)
 
 
 def _checked(project: Path, name: str) -> Path:
