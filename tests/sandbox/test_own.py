@@ -17,6 +17,7 @@ from proofbox.errors import PathRefused
 from proofbox.sandbox import own
 from proofbox.sandbox.config import Settings
 from proofbox.sandbox.contract import Layers, Mount, Policy
+from proofbox.sandbox.pathwalk import walk
 from proofbox.sandbox.providers.covering import Placed, placed
 
 RENAME = """
@@ -47,7 +48,7 @@ def mounts_of(project: Path, policy: Policy | None = None) -> dict[str, Placed]:
 
 def code_in(monkeypatch: pytest.MonkeyPatch, *directories: Path) -> None:
     """Let these directories be the code that proofbox runs."""
-    monkeypatch.setattr(own, "_code_ways", lambda: tuple(own.walk(each) for each in directories))
+    monkeypatch.setattr(own, "_code_ways", lambda: tuple(walk(each) for each in directories))
 
 
 @pytest.mark.needs("bubblewrap", "root")
@@ -82,8 +83,8 @@ def test_directories_above_code_are_pinned_and_code_is_read_only(home: Path, mon
     code.mkdir(parents=True)
     code_in(monkeypatch, code)
     found = mounts_of(home)
-    assert found[str(home / "tools")] == Placed(home / "tools", str(home / "tools"), writable=True, cover=True)
-    assert found[str(code)] == Placed(code, str(code), writable=False, cover=True)
+    assert found[str(home / "tools")] == Placed(home / "tools", str(home / "tools"), True, cover=True, loose=True)
+    assert found[str(code)] == Placed(code, str(code), False, cover=True, loose=True)
 
 
 def test_writable_mount_is_protected_at_its_place_even_if_the_project_is_an_overlay(

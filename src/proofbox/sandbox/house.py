@@ -101,22 +101,25 @@ class House:
             self.on_event(event)
 
     def probe(self, provider: str | None) -> ProbeResult:
-        settings = self._settings_for(resolve_project(self.project_root))
-        policy = make_policy({}, settings)
+        project = resolve_project(self.project_root)
+        settings = self._settings_for(project)
+        policy = make_policy(project, {}, settings)
         return probe(_named(provider, settings), policy, on_event=self.on_event).probe_result()
 
     def chosen(self, provider: str | None, options: PolicyOptions) -> str:
         """The name of the provider that `open` would take."""
-        settings = self._settings_for(resolve_project(self.project_root))
+        project = resolve_project(self.project_root)
+        settings = self._settings_for(project)
         name = _named(provider, settings)
-        chosen = provider_named(name) if name != AUTO else choose(name, make_policy(options, settings)).provider
-        return chosen.name
+        if name != AUTO:
+            return provider_named(name).name
+        return choose(name, make_policy(project, options, settings)).provider.name
 
     def open(self, provider: str | None, options: PolicyOptions | RunOptions, *, ttl: float | None = None) -> Opened:
         """Start a box; with a ttl, one that listens in the session store and is recorded there."""
         project = resolve_project(self.project_root)
         settings = self._settings_for(project)
-        policy = make_policy(options, settings)
+        policy = make_policy(project, options, settings)
         choice = choose(_named(provider, settings), policy, on_event=self.on_event)
         id, created_at = self._ids.new_id(PREFIX), isoformat(self._clock.now())
         self.tell(Event("session", "starting", id, {"provider": choice.provider.name}))

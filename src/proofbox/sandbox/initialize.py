@@ -49,6 +49,8 @@ def initialize(
     wanted = settings or Settings()
     if wanted.provider not in (None, AUTO):
         provider_named(str(wanted.provider))
-    check_values(make_policy({}, msgspec.structs.replace(wanted, mounts=())))  # those may be of another machine
+    check_values(
+        make_policy(project, {}, msgspec.structs.replace(wanted, mounts=()))
+    )  # those may be of another machine
     config.write(project, wanted)
     return Initialized(path, wanted, written=True)

@@ -30,7 +30,7 @@ from proofbox.sandbox.contract import (
     OnStart,
     Policy,
 )
-from proofbox.sandbox.paths import parse_mount, resolve_cwd, resolve_mount
+from proofbox.sandbox.paths import parse_mount, resolve_cwd, resolve_mounts
 from proofbox.sandbox.request import Request, Stdin, encode_env, make_request
 
 if TYPE_CHECKING:  # selection loads every provider, and what each of them needs
@@ -193,10 +193,14 @@ class Inside(msgspec.Struct, frozen=True):
         )
 
 
-def make_policy(options: PolicyOptions | RunOptions, settings: Settings) -> Policy:
-    """What was asked for in the call, and where it says nothing, in the files. Mounts add up."""
+def make_policy(project: Path, options: PolicyOptions | RunOptions, settings: Settings) -> Policy:
+    """What was asked for in the call, and where it says nothing, in the files. Mounts add up.
+
+    Relative sources of mounts count from the current directory in a call, and from the project in settings.
+    """
     network, allow = parse_network(_first(options.get("network"), settings.network))
-    mounts = [*settings.mounts, *(options.get("mounts") or ())]
+    asked = [parse_mount(each) if isinstance(each, str) else each for each in options.get("mounts") or ()]
+    mounts = [*(parse_mount(each, project) for each in settings.mounts), *asked]
     return Policy(
         network=network,
         allow=allow,
@@ -205,7 +209,7 @@ def make_policy(options: PolicyOptions | RunOptions, settings: Settings) -> Poli
         memory_mb=_first(options.get("memory_mb"), settings.memory),
         cpus=_first(options.get("cpus"), settings.cpus),
         pids=_first(options.get("pids"), settings.pids),
-        mounts=tuple(parse_mount(each) if isinstance(each, str) else resolve_mount(each) for each in mounts),
+        mounts=resolve_mounts(project, mounts),
         image=_first(options.get("image"), settings.image),
         runtime=_first(options.get("runtime"), settings.runtime),
         doors=tuple(options.get("doors") or ()),

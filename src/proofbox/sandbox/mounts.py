@@ -20,8 +20,11 @@ def mount_of(path: str) -> tuple[int, str]:
 
 
 def mount_points_below(path: str) -> list[str]:
-    """The mount points inside the directory, at any depth. Only Linux can say; elsewhere there are none."""
-    within = os.fsencode(os.path.realpath(path)).rstrip(b"/") + b"/"
+    """The mount points inside a directory, at any depth. Its path is a resolved one.
+
+    Only Linux can say. Elsewhere the list is empty.
+    """
+    within = os.fsencode(path).rstrip(b"/") + b"/"
     try:
         listed = Path("/proc/self/mountinfo").read_bytes().splitlines()
     except FileNotFoundError:

@@ -97,7 +97,7 @@ class View:
                     yield from ((place, name) for place in self._places(above))
 
     def _places(self, path: str) -> list[str]:
-        """The paths below the host directory by which `path` can be reached."""
+        """Return every path below the host directory that leads to `path`."""
         found = self._known.get(path)
         if found is None:
             above, _, name = path.rpartition("/")
@@ -107,7 +107,7 @@ class View:
 
 
 def own_directory_above(path: Path) -> str | None:
-    """The state, cache or configuration directory that `path` lies in, if any."""
+    """Return the state, cache or configuration directory that contains `path`, if any."""
     return _above(str(path), (walk(own)[-1].path for own in _directories()))
 
 
@@ -138,7 +138,7 @@ def _code_ways() -> tuple[list[Entry], ...]:
 
 
 def _imported() -> Iterator[str]:
-    """Directories from which modules are imported: the package, its dependencies, the standard library."""
+    """Directories with modules to import: the package, its dependencies, the standard library."""
     yield from (str(_PACKAGE), os.path.dirname(os.path.dirname(msgspec.__file__)), os.path.dirname(os.__file__))
     if site.ENABLE_USER_SITE:
         yield site.getusersitepackages()

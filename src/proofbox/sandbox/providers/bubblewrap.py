@@ -13,10 +13,12 @@ import functools
 import os
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
+from proofbox.core.dirs import state_dir
 from proofbox.errors import ProviderUnavailable
 from proofbox.sandbox import cgroups
 from proofbox.sandbox.binaries import program
@@ -24,7 +26,7 @@ from proofbox.sandbox.contract import Box, BoxSpec, Enforcement, Isolation, Poli
 from proofbox.sandbox.environment import BOX_HOME, boxed
 from proofbox.sandbox.localbox import Plumbing, launch
 from proofbox.sandbox.mounts import mount_of, mount_points_below
-from proofbox.sandbox.providers.covering import placed
+from proofbox.sandbox.providers.covering import Placed, placed, refuse_missing_place
 from proofbox.sandbox.providers.hostroot import ROOT, directory, host_parts
 from proofbox.sandbox.providers.userns import explain
 from proofbox.sandbox.refusal import refuse_unenforceable
@@ -91,6 +93,8 @@ class Bubblewrap:
         policy = msgspec.structs.replace(
             spec.policy, network=spec.policy.network or "none", access=spec.policy.access or "rw"
         )
+        mounts = _mounts(spec.project, policy)
+        staged = {str(each.source): f"{_stage()}/{count}" for count, each in enumerate(mounts) if each.loose}
         ids = _Ids.choose(spec.project)
         group = cgroups.group(spec.label, policy, owner=ids.cgroup_owner)
 
@@ -104,6 +108,8 @@ class Bubblewrap:
                 before += ["--overlay", str(spec.project), str((policy.disk_mb or 0) << 20)]
             if spec.home is not None and not spec.preparing:
                 before += ["--overlay", str(spec.home), "0"]
+            before += ["--stage", _stage()] if staged else []
+            before += [word for source, place in staged.items() for word in ("--pin", source, place)]
             agent = [_AGENT_INSIDE, *with_.agent, *ids.agent_options(with_.spare_fd)]
             agent += [] if spec.home is not None else ["--home", BOX_HOME]
             agent += ["--seccomp", "--no-suid", *_writable(spec.project, policy)]
@@ -114,7 +120,7 @@ class Bubblewrap:
             net += [w for d in policy.doors for w in ("--ro-bind", str(d.socket), f"{_DOORS_INSIDE}/{d.port}")]
             launcher = [str(program("boxlaunch")), *before, "--"] if before else []
             home = ["--bind", str(spec.home), BOX_HOME] if spec.home is not None else []
-            return [*launcher, bwrap, *_box_options(spec.project, policy, ids), *home, *net, *agent]
+            return [*launcher, bwrap, *_box_options(mounts, staged, policy, ids), *home, *net, *agent]
 
         return launch(
             argv,
@@ -186,11 +192,28 @@ class _Ids(msgspec.Struct, frozen=True):
 def command_line(project: Path, policy: Policy) -> list[str]:
     """bubblewrap as a box is started with it, without the agent and without what boxlaunch does before."""
     asked = msgspec.structs.replace(policy, network=policy.network or "none", access=policy.access or "rw")
-    options = _box_options(project, asked, _Ids.choose(project))
+    options = _box_options(_mounts(project, asked), {}, asked, _Ids.choose(project))
     return [_bwrap(), *(option for option in options if option != "--as-pid-1")]
 
 
-def _box_options(project: Path, policy: Policy, ids: _Ids) -> list[str]:
+def _mounts(project: Path, policy: Policy) -> list[Placed]:
+    for mount in policy.mounts:
+        top = Path(mount.guest).parts[1]
+        if top in ROOT and not any(
+            Path(mount.guest).is_relative_to(each.guest) for each in policy.mounts if each != mount
+        ):
+            refuse_missing_place(mount, Path(mount.guest), f"/{top}", writable=False)
+    return placed(project, policy)
+
+
+def _stage() -> str:
+    """The empty directory that boxlaunch covers with a staging area, in its own mount namespace."""
+    path = state_dir() / "stage"
+    path.mkdir(mode=0o700, exist_ok=True)
+    return str(path)
+
+
+def _box_options(mounts: list[Placed], staged: Mapping[str, str], policy: Policy, ids: _Ids) -> list[str]:
     options = [
         "--unshare-pid",
         "--unshare-ipc",
@@ -210,12 +233,13 @@ def _box_options(project: Path, policy: Policy, ids: _Ids) -> list[str]:
     for path, mode in _PRIVATE.items():
         options += ["--perms", mode, "--tmpfs", path]
     options += ["--ro-bind", str(program("boxagent")), _AGENT_INSIDE]
-    for mount in placed(project, policy):
+    for mount in mounts:
         if mount.source is None:
             options += ["--tmpfs", mount.place]
             continue
         options += [] if mount.cover else directory(Path(mount.place).parent)
-        options += ["--bind" if mount.writable else "--ro-bind", str(mount.source), mount.place]
+        source = str(mount.source)
+        options += ["--bind" if mount.writable else "--ro-bind", staged.get(source, source), mount.place]
     return options
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from proofbox.sandbox.contract import BoxSpec, Policy
 from proofbox.sandbox.engine import Engine
 from proofbox.sandbox.environment import BOX_HOME
 from proofbox.sandbox.providers.bubblewrap import AGENT_ID
-from proofbox.sandbox.providers.covering import placed
+from proofbox.sandbox.providers.covering import Placed
 
 AGENT = "/.proofbox/boxagent"
 SOCKETS = "/.proofbox/sockets"
@@ -62,14 +63,21 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 def container_config(
-    spec: BoxSpec, policy: Policy, identity: Identity, agent: list[str], sockets: Path | None, *, attach: bool
+    spec: BoxSpec,
+    policy: Policy,
+    placed: Iterable[Placed],
+    identity: Identity,
+    agent: list[str],
+    sockets: Path | None,
+    *,
+    attach: bool,
 ) -> dict[str, Any]:
     """The body of a request to create the container of a box."""
     # Podman's tmpfs takes no owner: a home that everybody in the box may write is then the nearest.
     home = "mode=1777" if identity.podman else f"mode=700,uid={identity.uid},gid={identity.gid}"
     tmpfs = {"/tmp": "mode=1777", "/var/tmp": "mode=1777", "/run": "mode=755", BOX_HOME: home}  # noqa: S108
     mounts = [_bind(program("boxagent"), AGENT, writable=False)]
-    for mount in placed(spec.project, policy):
+    for mount in placed:
         if mount.source is None:
             tmpfs[mount.place] = "mode=700"
         else:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from proofbox.core.dirs import state_dir
 from proofbox.errors import PathRefused
 from proofbox.sandbox.contract import Mount, Policy
 from proofbox.sandbox.own import View
+from proofbox.sandbox.pathwalk import walk
 
 
 class Placed(NamedTuple):
@@ -31,6 +32,8 @@ class Placed(NamedTuple):
     writable: bool
     cover: bool = False
     """Over a part of another mount, so that the place exists."""
+    loose: bool = False
+    """The source is in a directory that boxes can write to: another box could replace it while this one starts."""
 
 
 class _Covers(NamedTuple):
@@ -50,18 +53,95 @@ def placed(project: Path, policy: Policy) -> list[Placed]:
     """
     hidden = {_checked(project, each) for each in policy.hidden}
     frozen = {_checked(project, each) for each in policy.frozen}
+    mounts = [Mount(project, str(project), writable=policy.access != "ro"), *policy.mounts]
+    reached = {project, *(mount.host for mount in policy.mounts if mount.writable)}
     found: list[Placed] = []
-    for mount in (Mount(project, str(project), writable=policy.access != "ro"), *policy.mounts):
+    for count, mount in enumerate(mounts):
+        if policy.layers is None:
+            _check_place(mount, mounts[:count])
         own = _own(project, mount, policy)
         covers = _Covers(
             {each for each in hidden if each.is_relative_to(mount.host)},
             own.emptied,
             {each for each in frozen if each.is_relative_to(mount.host)} | own.frozen,
         )
-        # What an earlier mount has there can't be seen any more.
+        # This mount hides the covers of earlier ones below its place.
         found = [each for each in found if not (each.cover and Path(each.place).is_relative_to(mount.guest))]
         found += [Placed(mount.host, mount.guest, mount.writable), *_covering(mount, covers)]
+    return [
+        each._replace(loose=each.source is not None and not reached.isdisjoint(each.source.parents)) for each in found
+    ]
+
+
+def sources(mounts: Iterable[Placed]) -> dict[str, tuple[int, int]]:
+    """Identify the sources that could be replaced while a box starts, for a provider that can't hold on to them.
+
+    Raises PathRefused if one was replaced by a symbolic link since it was resolved.
+    """
+    found = {}
+    for mount in mounts:
+        if mount.loose:
+            path = str(mount.source)
+            try:
+                way = walk(path)
+                st = os.lstat(path)
+            except OSError as error:
+                raise _replaced(path, str(error.strerror)) from None
+            if any(entry.target is not None for entry in way):
+                raise _replaced(path, "a symbolic link is in its place")
+            found[path] = st.st_dev, st.st_ino
     return found
+
+
+def check_sources(before: Mapping[str, tuple[int, int]], mounts: Iterable[Placed]) -> None:
+    """Raise PathRefused unless the sources are what they were."""
+    now = sources(mounts)
+    for path, identity in before.items():
+        if now.get(path) != identity:
+            raise _replaced(path, "something else is in its place")
+
+
+def _replaced(path: str, reason: str) -> PathRefused:
+    return PathRefused(
+        f"{path} was replaced while a box started: {reason}",
+        op="start",
+        fix_hints=["stop the sessions that write to that directory, and try again"],
+        details={"path": path},
+    )
+
+
+def _check_place(mount: Mount, earlier: Sequence[Mount]) -> None:
+    """Check the place of a mount inside another mount, where earlier boxes may have left anything."""
+    around = [each for each in earlier if Path(mount.guest).is_relative_to(each.guest)]
+    if not around:
+        return
+    outer = max(around, key=lambda each: len(Path(each.guest).parts))
+    place = outer.host / Path(mount.guest).relative_to(outer.guest)
+    for path in _steps(outer.host, place):
+        if path.is_symlink():
+            raise PathRefused(
+                f"mount {mount.host} at {mount.guest}: {path} is a symbolic link, which a command in a box could"
+                " have made",
+                op="start",
+                fix_hints=[f"remove the link, or choose another place: {mount.host}:/mnt/{mount.host.name}"],
+                details={"link": str(path)},
+            )
+    refuse_missing_place(mount, place, outer.guest, writable=outer.writable)
+
+
+def refuse_missing_place(mount: Mount, place: Path, around: str, *, writable: bool) -> None:
+    """Raise PathRefused if a mount can't be made at `place`, a path on the host below `around`."""
+    if place.exists():
+        problem = "" if place.is_dir() == mount.host.is_dir() else "one of the two is a directory, and the other is not"
+    else:
+        problem = "" if writable else f"that does not exist in {around}, which is read-only in the box"
+    if problem:
+        raise PathRefused(
+            f"mount {mount.host} at {mount.guest}: {problem}",
+            op="start",
+            fix_hints=[f"choose another place: {mount.host}:/mnt/{mount.host.name}"],
+            details={"host": str(mount.host), "guest": mount.guest},
+        )
 
 
 def _own(project: Path, mount: Mount, policy: Policy) -> _Covers:
