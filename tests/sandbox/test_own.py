@@ -224,6 +224,28 @@ except PathRefused as error:
     assert "proofbox's own directory" in refused
 
 
+@pytest.mark.parametrize("link", [False, True])
+def test_program_that_a_box_put_on_the_path_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, link: bool
+) -> None:
+    project, ran = tmp_path.resolve() / "project", tmp_path / "ran"
+    (project / "venv/bin").mkdir(parents=True)
+    planted = project / "venv/bin/bwrap"
+    planted.write_text(f"#!/bin/sh\ntouch {ran}\n")
+    planted.chmod(0o755)
+    if link:
+        (tmp_path / "bin").mkdir()
+        (tmp_path / "bin/bwrap").symlink_to(planted)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin' if link else planted.parent}:{os.environ['PATH']}")
+    with Sandboxes(project, settings=Settings()) as boxes:
+        for provider in (None, "auto", "bubblewrap", "bwrap"):
+            with pytest.raises(PathRefused, match="on PATH"):
+                boxes.exec(["true"], provider=provider)
+            with pytest.raises(PathRefused, match="on PATH"):
+                boxes.probe(provider)
+    assert not ran.exists()
+
+
 @pytest.mark.needs("bubblewrap")
 def test_hidden_and_frozen_parts_are_covered_wherever_the_project_is_mounted(tmp_path: Path) -> None:
     project = tmp_path.resolve() / "project"

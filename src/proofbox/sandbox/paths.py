@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
@@ -105,6 +106,24 @@ def resolve_mounts(project: Path, mounts: Iterable[Mount]) -> tuple[Mount, ...]:
                     details={"link": entry.path, "target": entry.target, "leads_to": str(mount.host)},
                 )
     return tuple(resolved)
+
+
+def refuse_planted_program(name: str, project: Path, mounts: Iterable[Mount]) -> None:
+    """Raise PathRefused if PATH finds a program of the host where a box could have put it."""
+    found = shutil.which(name)
+    if found is None:
+        return
+    reached = (project, *(mount.host for mount in mounts if mount.writable))
+    for entry in _way(found, name):
+        if any(Path(entry.path).parent.is_relative_to(each) for each in reached):
+            raise PathRefused(
+                f"{name} on PATH is {found}, which a command in a box could have put there",
+                op="start",
+                fix_hints=[
+                    f"take {os.path.dirname(found)} out of PATH, or put it after the directory of the real {name}"
+                ],
+                details={"program": found, "project": str(project)},
+            )
 
 
 def mount_source(project: Path, text: str) -> str | None:

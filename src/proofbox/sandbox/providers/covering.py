@@ -53,7 +53,7 @@ def placed(project: Path, policy: Policy) -> list[Placed]:
     """
     hidden = {_checked(project, each) for each in policy.hidden}
     frozen = {_checked(project, each) for each in policy.frozen}
-    mounts = [Mount(project, str(project), writable=policy.access != "ro"), *policy.mounts]
+    mounts = [Mount(project, str(project), writable=policy.access != "ro"), *_mounts(project, policy)]
     reached = {project, *(mount.host for mount in policy.mounts if mount.writable)}
     found: list[Placed] = []
     for count, mount in enumerate(mounts):
@@ -71,6 +71,19 @@ def placed(project: Path, policy: Policy) -> list[Placed]:
     return [
         each._replace(loose=each.source is not None and not reached.isdisjoint(each.source.parents)) for each in found
     ]
+
+
+def _mounts(project: Path, policy: Policy) -> Iterator[Mount]:
+    """The mounts of a policy. Where one shows the project at another place, the same parts are writable there."""
+    parts = [each for each in policy.mounts if each.guest == str(each.host) and project in each.host.parents]
+    for mount in policy.mounts:
+        if mount.host != project:
+            yield mount
+            continue
+        yield Mount(project, mount.guest, writable=mount.writable and policy.access != "ro")
+        if policy.access == "ro":
+            for part in parts:
+                yield Mount(part.host, str(Path(mount.guest) / part.host.relative_to(project)), part.writable)
 
 
 def sources(mounts: Iterable[Placed]) -> dict[str, tuple[int, int]]:
