@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from proofbox import Sandboxes
 from proofbox.core.dirs import config_dir, state_dir
-from proofbox.errors import PolicyRefused, ProofboxError, UsageError
+from proofbox.errors import PathRefused, PolicyRefused, ProofboxError, UsageError
 from proofbox.sandbox import config
 from proofbox.sandbox.catalogue import Image
 from proofbox.sandbox.config import Settings
-from proofbox.sandbox.images import check_lock
+from proofbox.sandbox.images import LOCK_FILE, check_lock
+from proofbox.sandbox.initialize import initialize
+from proofbox.sandbox.paths import write_project_file
 
 
 @pytest.fixture
@@ -200,3 +203,70 @@ def test_settings_of_runtimes_add_up_and_are_written_as_they_are_read(project: P
     found = config.load(project)
     assert found.strategies == ("a!", "b")
     assert found.runtimes == {"a": {**said.runtimes["a"], "retries": 1}, "b": {"x": 1}}
+
+
+def test_mount_that_leads_elsewhere_than_agreed_is_refused(project: Path, tmp_path: Path) -> None:
+    shared, elsewhere = tmp_path / "shared", tmp_path / "elsewhere"
+    for path in (shared, elsewhere):
+        path.mkdir()
+    (tmp_path / "link").symlink_to(shared)
+    say(project, f'mounts = ["{tmp_path}/link:/mnt/x:rw"]')
+    config.trust(project)
+    assert config.load(project).mounts
+    (tmp_path / "link").unlink()
+    (tmp_path / "link").symlink_to(elsewhere)
+    with pytest.raises(PolicyRefused, match="leads to") as raised:
+        config.load(project)
+    assert (raised.value.details["agreed"], raised.value.details["found"]) == (str(shared), str(elsewhere))
+    config.trust(project)
+    assert config.load(project).mounts
+
+
+def test_mount_that_did_not_exist_when_it_was_agreed_to_is_refused(project: Path, tmp_path: Path) -> None:
+    say(project, 'mounts = ["later:/mnt/x"]')
+    config.trust(project)
+    assert config.load(project).mounts
+    (project / "later").mkdir()
+    with pytest.raises(PolicyRefused, match="led nowhere"):
+        config.load(project)
+
+
+def test_agreement_of_a_version_without_mounts_on_record_does_not_cover_them(project: Path) -> None:
+    say(project, 'mounts = ["/usr:/mnt/usr:ro"]')
+    config.trust(project)
+    record = msgspec.json.decode((state_dir() / "trusted.json").read_bytes())
+    del record["mounts"]
+    (state_dir() / "trusted.json").write_bytes(msgspec.json.encode(record))
+    with pytest.raises(PolicyRefused):
+        config.load(project)
+
+
+@pytest.mark.needs("bubblewrap")
+def test_box_can_not_swap_the_source_of_its_next_mount(project: Path, tmp_path: Path) -> None:
+    (project / "data").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    say(project, 'provider = "bubblewrap"\nmounts = ["data:/mnt/data:rw"]')
+    config.trust(project)
+    with Sandboxes(project) as boxes:
+        assert boxes.exec(["sh", "-c", "echo x > /mnt/data/x"]).exit_code == 0
+        boxes.exec(["sh", "-c", f"mv data d2; ln -s {tmp_path}/elsewhere data"])
+        with pytest.raises(PolicyRefused, match="leads to"):
+            boxes.exec(["sh", "-c", "echo x > /mnt/data/x"])
+    with Sandboxes(project, settings=Settings(provider="bubblewrap")) as boxes, pytest.raises(PathRefused):
+        boxes.exec(["sh", "-c", "echo x > /mnt/data/x"], mounts=[f"{project}/data:/mnt/data:rw"])
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+@pytest.mark.parametrize("dangling", [False, True])
+def test_init_does_not_write_through_a_planted_link(project: Path, tmp_path: Path, dangling: bool) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    if not dangling:
+        elsewhere.mkdir()
+    (project / ".proofbox").rmdir()
+    (project / ".proofbox").symlink_to(elsewhere)
+    with pytest.raises(PathRefused, match="symbolic link") as raised:
+        initialize(project, Settings(pids=50))
+    assert raised.value.fix_hints[0].endswith(f"rm {project}/.proofbox")
+    assert not elsewhere.exists() or not list(elsewhere.iterdir())
+    with pytest.raises(PathRefused, match="symbolic link"):
+        write_project_file(project, LOCK_FILE, b"{}")

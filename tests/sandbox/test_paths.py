@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from proofbox.errors import PathRefused
 from proofbox.sandbox.contract import Mount
-from proofbox.sandbox.paths import parse_mount, resolve_cwd, resolve_mount, resolve_project
+from proofbox.sandbox.paths import parse_mount, resolve_cwd, resolve_mounts, resolve_project
 
 
 @pytest.fixture
@@ -86,18 +86,50 @@ def test_whatever_the_spelling_a_cwd_is_inside_or_refused(
     assert found.is_dir()
 
 
+def resolved(project: Path, *texts: str) -> list[Mount]:
+    return list(resolve_mounts(project, [parse_mount(text) for text in texts]))
+
+
 def test_mounts_as_written(project: Path) -> None:
-    assert parse_mount(f"{project}:/mnt/x") == Mount(project, "/mnt/x")
-    assert parse_mount(f"{project}:/mnt/x:ro") == Mount(project, "/mnt/x")
-    assert parse_mount(f"{project}:/mnt/x:rw") == Mount(project, "/mnt/x", writable=True)
-    assert parse_mount(f"{project}/to-deep:/mnt/x/") == Mount(project / "sub/deep", "/mnt/x")
-    assert resolve_mount(Mount(project / "file", "/mnt/file")).host == project / "file"
+    elsewhere = project.parent / "project-twin"
+    assert resolved(elsewhere, f"{project}:/mnt/x") == [Mount(project, "/mnt/x")]
+    assert resolved(elsewhere, f"{project}:/mnt/x:ro") == [Mount(project, "/mnt/x")]
+    assert resolved(elsewhere, f"{project}:/mnt/x:rw") == [Mount(project, "/mnt/x", writable=True)]
+    assert resolved(elsewhere, f"{project}/to-deep:/mnt/x/") == [Mount(project / "sub/deep", "/mnt/x")]
+    assert resolved(elsewhere, f"{project}/file:/mnt/file") == [Mount(project / "file", "/mnt/file")]
+
+
+def test_relative_source_of_a_mount_counts_from_its_base(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project / "sub")
+    assert resolved(project, "deep:/mnt/x") == [Mount(project / "sub/deep", "/mnt/x")]
+    assert parse_mount("sub/deep:/mnt/x", project).host == project / "sub/deep"
+    assert parse_mount("~/x:/mnt/x", project).host == Path("~/x")
+
+
+@pytest.mark.parametrize("source", ["to-twin", "to-deep", "up/project/sub", "sub/../to-twin/."])
+def test_link_below_the_project_in_the_source_of_a_mount_is_refused(project: Path, source: str) -> None:
+    with pytest.raises(PathRefused, match="symbolic link") as caught:
+        resolved(project, f"{project}/{source}:/mnt/x")
+    assert caught.value.details["link"].startswith(f"{project}/")
+    assert caught.value.fix_hints
+
+
+def test_link_below_a_writable_mount_in_the_source_of_another_is_refused(project: Path) -> None:
+    twin = project.parent / "project-twin"
+    with pytest.raises(PathRefused, match="symbolic link"):
+        resolved(twin, f"{project}:/mnt/p:rw", f"{project}/to-deep:/mnt/x")
+    assert resolved(twin, f"{project}:/mnt/p:ro", f"{project}/to-deep:/mnt/x")
+
+
+def test_link_outside_of_what_boxes_can_write_is_followed(project: Path) -> None:
+    (project.parent / "link").symlink_to(project / "sub")
+    assert resolved(project, f"{project.parent}/link/deep:/mnt/x") == [Mount(project / "sub/deep", "/mnt/x")]
 
 
 @given(text=st.lists(st.sampled_from([*"//::.~ar\0\ud800", "rw", "ro", "/usr"]), max_size=12).map("".join))
 def test_any_other_mount_is_refused_and_nothing_else(text: str) -> None:
     try:
-        mount = parse_mount(text)
+        [mount] = resolved(Path("/nowhere"), text)
     except PathRefused as error:
         assert error.fix_hints  # noqa: PT017
     else:

@@ -260,3 +260,13 @@ def test_many_files_in_several_batches(tmp_path: Path, rounds: Callable[[int, in
     assert ripgrep == python
     assert [line.path for line in ripgrep.lines] == sorted(files)
     assert all(line.line == 201 for line in ripgrep.lines)
+
+
+def test_ripgrep_among_the_searched_files_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planted = tmp_path / "venv/bin/rg"
+    planted.parent.mkdir(parents=True)
+    planted.write_text("#!/bin/sh\n")
+    planted.chmod(0o755)
+    monkeypatch.setenv("PATH", str(planted.parent))
+    assert best_engine(str(tmp_path)).name == "python"
+    assert best_engine("/usr").name == best_engine().name == "ripgrep"

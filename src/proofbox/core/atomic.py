@@ -22,13 +22,14 @@ TEMPORARY_PREFIX = ".proofbox-tmp-"
 _Path = str | os.PathLike[str]
 
 
-def write_document(path: _Path, data: bytes, *, mode: int = 0o644, sync: bool = True) -> None:
+def write_document(path: _Path, data: bytes, *, mode: int = 0o644, sync: bool = True, follow: bool = True) -> None:
     """Put `data` at `path`, replacing what was there. `mode` is subject to the umask, as for any new file.
 
     A symbolic link at `path` is replaced, not followed. Raises OSError and leaves the old document when it can't.
     Without `sync` it is whole after a kill, and need not be after a power cut: for what is synced later anyway.
+    Without `follow` the directory of `path` may not be a symbolic link either: for one that others may have put there.
     """
-    with _directory_of(path) as (directory, name), _temporary(directory, data, mode, sync) as temporary:
+    with _directory_of(path, follow) as (directory, name), _temporary(directory, data, mode, sync) as temporary:
         os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
         if sync:
             os.fsync(directory)
@@ -87,11 +88,12 @@ def _remove_if_dead(folder: int, name: str) -> bool:
 
 
 @contextmanager
-def _directory_of(path: _Path) -> Iterator[tuple[int, str]]:
+def _directory_of(path: _Path, follow: bool = True) -> Iterator[tuple[int, str]]:
     parent, name = os.path.split(os.fspath(path))
     if name in ("", ".", ".."):
         raise IsADirectoryError(f"not the name of a document: {os.fspath(path)!r}")
-    directory = os.open(parent or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    directory = os.open(parent or ".", flags if follow else flags | os.O_NOFOLLOW)
     try:
         yield directory, name
     finally:

@@ -25,6 +25,7 @@ from proofbox.core.plainfile import read_plain
 from proofbox.core.toml import parse_toml
 from proofbox.errors import PolicyRefused, RequestInvalid, UsageError
 from proofbox.sandbox.allowlist import parse_network
+from proofbox.sandbox.paths import mount_source, write_project_file
 from proofbox.sandbox.size import Size, megabytes
 
 PROJECT_FILE = Path(".proofbox/config.toml")
@@ -94,6 +95,8 @@ class _Trusted(msgspec.Struct, frozen=True):
 
     projects: dict[str, str] = {}
     """Of a project's path the digest of its config.toml, and of the script that prepares its boxes."""
+    mounts: dict[str, dict[str, str | None]] = {}
+    """Of a project's path where each of its mounts led then, by the mount as it is written; null: it did not exist."""
     schema_version: str = TRUSTED
 
 
@@ -111,6 +114,7 @@ def load(project: Path) -> Settings:
             fix_hints=[f"read it, and then: proofbox init --trust --project {project}"],
             details={"path": str(path), "asks_for": widening},
         )
+    _refuse_moved_mounts(project, own)
     return own.over(users)
 
 
@@ -125,7 +129,7 @@ def script(project: Path, settings: Settings, *, given: bool) -> bytes | None:
         return _read_script(project, settings.provision)
     data = _read(project / PROJECT_FILE) or b""
     found = _read_script(project, settings.provision)
-    if _agreed().get(str(project)) != _fingerprint(data, found):
+    if _agreed().projects.get(str(project)) != _fingerprint(data, found):
         raise PolicyRefused(
             f"{settings.provision} changed since you agreed to it",
             op="config",
@@ -140,21 +144,24 @@ def trust(project: Path) -> None:
     if data is None:
         raise UsageError(f"{project} has no {PROJECT_FILE}", op="config", fix_hints=["make one: proofbox init"])
     settings = _parse(data, project / PROJECT_FILE)
-    agreed = {**_agreed(), str(project): _fingerprint(data, script(project, settings, given=True))}
-    write_document(_trusted_file(), msgspec.json.encode(_Trusted(agreed)))
+    before, key = _agreed(), str(project)
+    agreed = _Trusted(
+        projects={**before.projects, key: _fingerprint(data, script(project, settings, given=True))},
+        mounts={**before.mounts, key: {each: mount_source(project, each) for each in settings.mounts}},
+    )
+    write_document(_trusted_file(), msgspec.json.encode(agreed))
 
 
 def is_trusted(project: Path, data: bytes, settings: Settings) -> bool:
     """Whether the user has agreed to this version of the file, and of the script that it names."""
-    return _agreed().get(str(project)) == _fingerprint(data, script(project, settings, given=True))
+    return _agreed().projects.get(str(project)) == _fingerprint(data, script(project, settings, given=True))
 
 
 def write(project: Path, settings: Settings) -> Path:
     """Write the project's file, and trust it: who writes it by this function has seen it."""
     path = project / PROJECT_FILE
     script(project, settings, given=True)  # one that is not there is said before anything is written
-    path.parent.mkdir(mode=0o755, exist_ok=True)
-    write_document(path, render(settings).encode())
+    write_project_file(project, PROJECT_FILE, render(settings).encode())
     trust(project)
     return path
 
@@ -264,10 +271,25 @@ def _trusted_file() -> Path:
     return state_dir() / "trusted.json"
 
 
-def _agreed() -> dict[str, str]:
+def _agreed() -> _Trusted:
     """Whatever is wrong with this file, nothing is trusted then."""
     try:
         found = msgspec.json.decode(_trusted_file().read_bytes(), type=_Trusted)
     except (OSError, msgspec.DecodeError, RecursionError):
-        return {}
-    return found.projects if found.schema_version == TRUSTED else {}
+        return _Trusted()
+    return found if found.schema_version == TRUSTED else _Trusted()
+
+
+def _refuse_moved_mounts(project: Path, settings: Settings) -> None:
+    """Refuse a mount whose source leads elsewhere than it did when the user agreed to it."""
+    agreed = _agreed().mounts.get(str(project), {}) if settings.mounts else {}
+    for each in settings.mounts:
+        then, now = agreed.get(each), mount_source(project, each)
+        if now is not None and now != then:
+            before = f"led to {then}" if then is not None else "led nowhere"
+            raise PolicyRefused(
+                f"{project / PROJECT_FILE}: mount {each!r} {before} when you agreed to it, and leads to {now} now",
+                op="config",
+                fix_hints=[f"if that is meant: proofbox init --trust --project {project}"],
+                details={"path": str(project / PROJECT_FILE), "mount": each, "agreed": then, "found": now},
+            )

@@ -16,14 +16,14 @@ from proofbox.errors import PolicyRefused, ProofboxError, ProviderUnavailable, S
 from proofbox.sandbox import cgroups, config
 from proofbox.sandbox.config import Settings, load
 from proofbox.sandbox.containers import kill_container, our_containers, reap_containers
-from proofbox.sandbox.contract import Box, BoxSpec, Diagnostic, Event, OnEvent, ProbeResult, Provider
+from proofbox.sandbox.contract import Box, BoxSpec, Diagnostic, Event, OnEvent, Policy, ProbeResult, Provider
 from proofbox.sandbox.engine import Engine
 from proofbox.sandbox.inside import Inside, PolicyOptions, make_policy
 from proofbox.sandbox.lasting_outlet import LastingOutlet
 from proofbox.sandbox.outlet import Outlet
-from proofbox.sandbox.paths import resolve_project
+from proofbox.sandbox.paths import refuse_planted_program, resolve_project
 from proofbox.sandbox.processes import kill_group_of
-from proofbox.sandbox.providers import AUTO, provider_named
+from proofbox.sandbox.providers import ALIASES, AUTO, provider_named
 from proofbox.sandbox.provision import provision
 from proofbox.sandbox.scratch import sweep_scratch
 from proofbox.sandbox.selection import choose, probe
@@ -101,22 +101,23 @@ class House:
             self.on_event(event)
 
     def probe(self, provider: str | None) -> ProbeResult:
-        settings = self._settings_for(resolve_project(self.project_root))
-        policy = make_policy({}, settings)
+        project = resolve_project(self.project_root)
+        settings = self._settings_for(project)
+        policy = self._policy(project, provider, {}, settings)
         return probe(_named(provider, settings), policy, on_event=self.on_event).probe_result()
 
     def chosen(self, provider: str | None, options: PolicyOptions) -> str:
         """The name of the provider that `open` would take."""
-        settings = self._settings_for(resolve_project(self.project_root))
-        name, policy = _named(provider, settings), make_policy(options, settings)
-        chosen = provider_named(name) if name != AUTO else choose(name, policy).provider
-        return chosen.name
+        project = resolve_project(self.project_root)
+        settings = self._settings_for(project)
+        name, policy = _named(provider, settings), self._policy(project, provider, options, settings)
+        return provider_named(name).name if name != AUTO else choose(name, policy).provider.name
 
     def open(self, provider: str | None, options: PolicyOptions, *, ttl: float | None = None) -> Opened:
         """Start a box; with a ttl, one that listens in the session store and is recorded there."""
         project = resolve_project(self.project_root)
         settings = self._settings_for(project)
-        policy = make_policy(options, settings)
+        policy = self._policy(project, provider, options, settings)
         choice = choose(_named(provider, settings), policy, on_event=self.on_event)
         id, created_at = self._ids.new_id(PREFIX), isoformat(self._clock.now())
         self.tell(Event("session", "starting", id, {"provider": choice.provider.name}))
@@ -191,6 +192,15 @@ class House:
         gone += reap_containers(store.running)
         sweep_scratch()
         return sorted(set(gone))
+
+    def _policy(
+        self, project: Path, provider: str | None, options: PolicyOptions | RunOptions, settings: Settings
+    ) -> Policy:
+        policy = make_policy(project, options, settings)
+        name = _named(provider, settings)
+        if ALIASES.get(name, name) in (AUTO, "bubblewrap"):
+            refuse_planted_program("bwrap", project, policy.mounts)
+        return policy
 
     def _settings_for(self, project: Path) -> Settings:
         return load(project) if self.settings is None else self.settings

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import msgspec
 
-from proofbox.core.atomic import write_document
 from proofbox.core.digest import sha256_file
 from proofbox.core.dirs import cache_dir
 from proofbox.core.documents import stored
@@ -21,7 +20,7 @@ from proofbox.core.plainfile import read_plain
 from proofbox.errors import ImageCorrupt, ImageLocked, ImageUnavailable, UsageError
 from proofbox.sandbox.catalogue import Image, all_images, architecture, find_image, resolve_default_image
 from proofbox.sandbox.download import OnProgress, download
-from proofbox.sandbox.paths import resolve_project
+from proofbox.sandbox.paths import resolve_project, write_project_file
 
 LOCK_FILE = Path(".proofbox/images.lock")
 LOCK_SCHEMA = "proofbox.images_lock/1"
@@ -140,8 +139,7 @@ def _lock(project: Path, image: Image) -> None:
     path = project / LOCK_FILE
     data = msgspec.json.format(msgspec.json.encode(_Lock(tuple(images))), indent=2) + b"\n"
     if not path.exists() or read_plain(path, LOCK_LIMIT) != data:
-        path.parent.mkdir(mode=0o755, exist_ok=True)
-        write_document(path, data)
+        write_project_file(project, LOCK_FILE, data)
 
 
 def _locked(project: Path) -> tuple[Locked, ...]:

@@ -48,6 +48,6 @@ def initialize(
     wanted = settings or Settings()
     if wanted.provider not in (None, AUTO):
         provider_named(str(wanted.provider))
-    make_policy({}, msgspec.structs.replace(wanted, mounts=()))  # checks it; mounts may be of another machine
+    make_policy(project, {}, msgspec.structs.replace(wanted, mounts=()))  # checks it; mounts may be of another machine
     config.write(project, wanted)
     return Initialized(path, wanted, written=True)

@@ -31,7 +31,7 @@ from proofbox.sandbox.contract import (
     OnStart,
     Policy,
 )
-from proofbox.sandbox.paths import parse_mount, resolve_cwd, resolve_mount
+from proofbox.sandbox.paths import parse_mount, resolve_cwd, resolve_mounts
 from proofbox.sandbox.refusal import check_values
 from proofbox.sandbox.request import Request, Stdin, encode_env, make_request
 from proofbox.sandbox.size import Size, megabytes
@@ -231,17 +231,19 @@ def _instead(name: str) -> str:
     return nearest(name, sorted({*BOX_OPTIONS, *COMMAND_OPTIONS, *_PARAMETERS}))
 
 
-def make_policy(options: PolicyOptions, settings: Settings) -> Policy:
+def make_policy(project: Path, options: PolicyOptions, settings: Settings) -> Policy:
     """Combine the options of a call with the settings that hold where it says nothing. Mounts add up.
 
-    Every policy of a box is made and checked here, before any provider is tried.
+    Relative sources of mounts count from the current directory in a call, and from the project in settings. Every
+    policy of a box is made and checked here, before any provider is tried.
     """
     refuse_unknown(options, BOX_OPTIONS)
     for name in ("mounts", "hidden", "frozen"):
         if isinstance(options.get(name), str | bytes):  # a list of its characters would be something else
             raise RequestInvalid(f"{name} is one string, not a list", op="start", fix_hints=[f"write {name}=[…]"])
     network, allow = parse_network(_first(options.get("network"), settings.network))
-    mounts = [*settings.mounts, *(options.get("mounts") or ())]
+    asked = [parse_mount(each) if isinstance(each, str) else each for each in options.get("mounts") or ()]
+    mounts = [*(parse_mount(each, project) for each in settings.mounts), *asked]
     policy = Policy(
         network=network,
         allow=allow,
@@ -250,7 +252,7 @@ def make_policy(options: PolicyOptions, settings: Settings) -> Policy:
         memory_mb=_megabytes(options.get("memory"), settings.memory, "memory"),
         cpus=_first(options.get("cpus"), settings.cpus),
         pids=_first(options.get("pids"), settings.pids),
-        mounts=tuple(parse_mount(each) if isinstance(each, str) else resolve_mount(each) for each in mounts),
+        mounts=resolve_mounts(project, mounts),
         image=_first(options.get("image"), settings.image),
         runtime=_first(options.get("runtime"), settings.runtime),
         doors=tuple(options.get("doors") or ()),

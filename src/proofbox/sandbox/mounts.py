@@ -1,4 +1,4 @@
-"""Which mount a directory is on, and which others lie below it."""
+"""The mount that a directory is on, and the mount points below it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ def mount_of(path: str) -> tuple[int, str]:
         os.close(fd)
 
 
-def mounts_below(path: str) -> bool:
-    """Whether anything is mounted in the directory, at any depth."""
+def mount_points_below(path: str) -> list[str]:
+    """The mount points inside a directory, at any depth. Only Linux can say; elsewhere the list is empty."""
     within = _prefix(path)
-    return any(_place(line).startswith(within) for line in _listed())
+    places = dict.fromkeys(_place(line) for line in _listed())
+    return [os.fsdecode(place) for place in places if place.startswith(within)]
 
 
 def file_systems(path: str) -> list[tuple[str, str]]:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
-from proofbox.core.dirs import state_dir
+from proofbox.core.atomic import write_document
 from proofbox.errors import PathRefused
 from proofbox.sandbox.contract import Mount
 from proofbox.sandbox.mounts import file_systems
+from proofbox.sandbox.own import own_directory_above
+from proofbox.sandbox.pathwalk import Entry, walk
 
 # No project and no mount: they are the host itself, or what the box has of its own.
 _SYSTEM = frozenset(
@@ -39,6 +44,25 @@ def resolve_project(path: str | os.PathLike[str]) -> Path:
     return _without_kernel_settings(project, "project")
 
 
+def write_project_file(project: Path, name: Path, data: bytes) -> None:
+    """Write `.proofbox/NAME` of a project, creating the directory; a link in its place is never followed."""
+    path = project / name
+    try:
+        with contextlib.suppress(FileExistsError):
+            path.parent.mkdir(mode=0o755)
+        write_document(path, data, follow=False)
+    except OSError as error:
+        if not path.parent.is_symlink() and path.parent.is_dir():
+            raise
+        kind = "a symbolic link" if path.parent.is_symlink() else "not a directory"
+        raise PathRefused(
+            f"{path.parent} is {kind}: {path.name} was not written",
+            op="config",
+            fix_hints=[f"look at it, then remove it: rm {path.parent}"],
+            details={"path": str(path.parent)},
+        ) from error
+
+
 def resolve_cwd(project: Path, cwd: str | os.PathLike[str] | None) -> Path:
     """The host path of a working directory: within the project, after every symlink."""
     if cwd is None:
@@ -58,19 +82,68 @@ def resolve_cwd(project: Path, cwd: str | os.PathLike[str] | None) -> Path:
     return real
 
 
-def parse_mount(text: str) -> Mount:
-    """`HOST:GUEST[:ro|rw]`. Read-only unless it says rw."""
+def parse_mount(text: str, base: Path | None = None) -> Mount:
+    """Parse `HOST:GUEST[:ro|rw]`: read-only unless it says rw. A relative source counts from `base`."""
     parts = text.split(":")
     mode = parts.pop() if len(parts) > 2 and parts[-1] in ("ro", "rw") else "ro"
     if len(parts) != 2 or not all(parts):
         raise PathRefused(
             f"mount {text!r} can't be read", op="start", fix_hints=["write HOST:GUEST, HOST:GUEST:ro or HOST:GUEST:rw"]
         )
-    return resolve_mount(Mount(Path(parts[0]), parts[1], writable=mode == "rw"))
+    host = Path(parts[0]) if base is None or parts[0].startswith("~") else base / parts[0]
+    return Mount(host, parts[1], writable=mode == "rw")
 
 
-def resolve_mount(mount: Mount) -> Mount:
-    host = _not_our_own(_real(mount.host, "mount"), "mount")
+def resolve_mounts(project: Path, mounts: Iterable[Mount]) -> tuple[Mount, ...]:
+    """Check the mounts of a box and resolve their sources.
+
+    A source may not go through a symbolic link in the project or in a writable mount: a command in an earlier box could
+    have put it there, to get at what it leads to.
+    """
+    found = [(mount, _way(mount.host, "mount")) for mount in mounts]
+    resolved = [_checked_mount(mount, Path(way[-1].path)) for mount, way in found]
+    reached = (project, *(mount.host for mount in resolved if mount.writable))
+    for mount, (_, way) in zip(resolved, found, strict=True):
+        for entry in way:
+            if entry.target is not None and any(Path(entry.path).parent.is_relative_to(each) for each in reached):
+                raise PathRefused(
+                    f"mount {mount.host} at {mount.guest}: {entry.path} is a symbolic link to {entry.target!r}, which a"
+                    " command in a box could have made",
+                    op="start",
+                    fix_hints=[f"name what is to be mounted itself, if that is meant: {mount.host}:{mount.guest}"],
+                    details={"link": entry.path, "target": entry.target, "leads_to": str(mount.host)},
+                )
+    return tuple(resolved)
+
+
+def refuse_planted_program(name: str, project: Path, mounts: Iterable[Mount]) -> None:
+    """Raise PathRefused if PATH finds a program of the host where a box could have put it."""
+    found = shutil.which(name)
+    if found is None:
+        return
+    reached = (project, *(mount.host for mount in mounts if mount.writable))
+    for entry in _way(found, name):
+        if any(Path(entry.path).parent.is_relative_to(each) for each in reached):
+            raise PathRefused(
+                f"{name} on PATH is {found}, which a command in a box could have put there",
+                op="start",
+                fix_hints=[
+                    f"take {os.path.dirname(found)} out of PATH, or put it after the directory of the real {name}"
+                ],
+                details={"program": found, "project": str(project)},
+            )
+
+
+def mount_source(project: Path, text: str) -> str | None:
+    """The directory or file on the host that a mount of the project's settings leads to; None if there is nothing."""
+    try:
+        return str(_real(parse_mount(text, project).host, "mount"))
+    except PathRefused:
+        return None
+
+
+def _checked_mount(mount: Mount, host: Path) -> Mount:
+    host = _not_our_own(host, "mount")
     guest = PurePosixPath(mount.guest)
     if host in _SYSTEM - {Path("/usr"), Path("/etc"), Path("/var"), Path("/boot")}:
         raise PathRefused(
@@ -113,23 +186,29 @@ def _without_kernel_settings(path: Path, what: str) -> Path:
 
 
 def _not_our_own(path: Path, what: str) -> Path:
-    """Sessions, evidence and trust live there: no box may ever see them."""
-    own = state_dir().resolve()
-    if path.is_relative_to(own):
+    """Sessions, evidence, trust and settings live there: no box may ever see them."""
+    own = own_directory_above(path)
+    if own is not None:
         raise PathRefused(
-            f"{what} {path} is in proofbox's own state directory", op="start", fix_hints=[f"use a place outside {own}"]
+            f"{what} {path} is in proofbox's own directory {own}", op="start", fix_hints=[f"use a place outside {own}"]
         )
     return path
 
 
 def _real(path: str | os.PathLike[str], what: str) -> Path:
+    return Path(_way(path, what)[-1].path)
+
+
+def _way(path: str | os.PathLike[str], what: str) -> list[Entry]:
+    """Every entry that a path of the caller's leads through; the last is where it leads."""
     text = os.fspath(path)
     if "\0" in text:
         raise PathRefused(
             f"{what} holds a NUL byte", op="start", fix_hints=["check the spelling: no path can hold one"]
         )
     try:
-        return Path(text).expanduser().resolve(strict=True)
+        expanded = os.path.expanduser(text)
+        return walk(expanded if os.path.isabs(expanded) else os.path.join(os.getcwd(), expanded))
     except FileNotFoundError:
         raise PathRefused(f"{what} {text!r} does not exist", op="start", fix_hints=["check the spelling"]) from None
     except (OSError, RuntimeError, ValueError) as error:

@@ -283,7 +283,13 @@ class Sandboxes:
         opened = self._house.open(provider, policy, ttl=ttl)
         if ttl is not None:
             return self._detach(opened)
-        connection = Connection(stream_of(opened.box), opened.box.kill)
+        try:
+            connection = Connection(stream_of(opened.box), opened.box.kill)
+        except ProofboxError as error:  # its launcher ended before we could greet it
+            try:
+                raise opened.explain_loss(error, greeted=False) from None
+            finally:
+                opened.end()
         return Session(self._house, opened.inside, connection, opened, self._remember)
 
     def _detach(self, opened: Opened) -> Session:

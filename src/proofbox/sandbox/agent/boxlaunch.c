@@ -12,17 +12,22 @@
  *     --overlay PATH BYTES     cover PATH by a throw-away copy-on-write layer in memory (BYTES: its size limit, 0 none)
  *     --layers PATH COUNT LOWER... UPPER WORK
  *                              cover PATH by COUNT directories, the first on top, with what is changed kept in UPPER
+ *     --stage DIR              cover DIR by an empty directory in memory, for mounts of --pin
+ *     --pin PATH AT            mount what is at PATH on AT, a new name in a staging directory; PATH leads through no
+ *                              symbolic link, or the start fails. Whoever may write there can change where PATH leads
+ *                              later, and not what is at AT
  *     --version
  *
- * The mounts are laid over PATH itself, in a mount namespace of our own: nothing shows outside it, there is no staging
- * directory, and nothing is left when the box ends. Options act in the order given. As an ordinary user --overlay and
- * --layers work in a user namespace of our own; --userns and --idmap are for root.
+ * All mounts are in a mount namespace of our own: nothing shows outside it, and nothing is left when the box ends. Those of
+ * --idmap, --overlay and --layers are laid over PATH itself. Options act in the order given. As an ordinary user --overlay,
+ * --layers, --stage and --pin work in a user namespace of our own; --userns and --idmap are for root.
  */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <linux/mount.h>
+#include <linux/openat2.h>
 #include <linux/sched.h>
 #include <sched.h>
 #include <signal.h>
@@ -36,6 +41,10 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#ifndef SYS_openat2
+#define SYS_openat2 437
+#endif
 
 enum { PROTOCOL = 1 }; /* the two programs are built together, and say so */
 
@@ -182,6 +191,24 @@ static void layers(const char *path, char **lower, unsigned count, const char *u
     if (mount("proofbox", path, "overlay", MS_NOSUID | MS_NODEV, options)) die("layers on", path);
 }
 
+static void stage(const char *path) {
+    own_mounts();
+    if (mount("proofbox", path, "tmpfs", MS_NOSUID | MS_NODEV, "mode=0700")) die("tmpfs on", path);
+}
+
+static void pin(const char *path, const char *at) {
+    struct open_how how = {.flags = O_PATH | O_CLOEXEC, .resolve = RESOLVE_NO_SYMLINKS};
+    struct stat found;
+    own_mounts();
+    int fd = (int)syscall(SYS_openat2, AT_FDCWD, path, &how, sizeof how);
+    if (fd < 0 || fstat(fd, &found)) die("opening without symbolic links", path);
+    int tree = (int)syscall(SYS_open_tree, fd, "", AT_EMPTY_PATH | OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_RECURSIVE);
+    if (tree < 0) die("open_tree", path);
+    if (S_ISDIR(found.st_mode) ? mkdir(at, 0700) : mknod(at, S_IFREG | 0600, 0)) die("creating", at);
+    attach(tree, at);
+    close(fd);
+}
+
 static unsigned number(const char *text) {
     char *end;
     unsigned long value = strtoul(text, &end, 10);
@@ -215,6 +242,12 @@ int main(int argc, char **argv) {
             unsigned count = number(a[2]);
             layers(a[1], a + 3, count, a[3 + count], a[4 + count]);
             i += 4 + (int)count;
+        } else if (!strcmp(a[0], "--stage") && left >= 1) {
+            stage(a[1]);
+            i += 1;
+        } else if (!strcmp(a[0], "--pin") && left >= 2) {
+            pin(a[1], a[2]);
+            i += 2;
         } else {
             errno = EINVAL;
             die("option", a[0]);

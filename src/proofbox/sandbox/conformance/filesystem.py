@@ -131,6 +131,26 @@ def writable_parts(context: Context) -> None:
     expect(sorted(os.listdir(project)) == ["doc", "src"], "the read-only root was changed")
 
 
+@check(HIDDEN)
+def covers_at_another_place(context: Context) -> None:
+    """Where the project is shown at another place, it is as read-only, hidden and frozen there as at its own."""
+    project, (_, text) = context.project, context.secret()
+    for path in ("src/f", "src/fixed", "doc/f", "doc/secret"):
+        (project / path).parent.mkdir(exist_ok=True)
+        (project / path).write_text(text if "secret" in path else "before")
+    place = "/place/of/it"
+    mounts = [Mount(project, place, writable=True), Mount(project / "src", str(project / "src"), writable=True)]
+    session = context.session(access="ro", mounts=mounts, hidden=["doc/secret"], frozen=["src/fixed"])
+    for where in (str(project), place):
+        seen = context.sh(session, 'cd "$1"; cat doc/secret; for f in doc/f src/fixed new; do echo x > $f; done', where)
+        expect(text not in seen.stdout, f"what is hidden was read at {where}")
+        written = context.sh(session, 'echo "$1" > "$1/src/f"', where)
+        expect((project / "src/f").read_text() == f"{where}\n", f"can't be written at {where}: {written.stderr!r}")
+    expect((project / "doc/f").read_text() == "before", "the read-only part was written")
+    expect((project / "src/fixed").read_text() == "before", "what is frozen was written")
+    expect(sorted(os.listdir(project)) == ["doc", "src"], "the read-only root was changed")
+
+
 @check(READ_ONLY)
 def access_ro(context: Context) -> None:
     _furnish(context.project)

@@ -121,6 +121,20 @@ def mounts_refused(context: Context) -> None:
         context.refused(PathRefused, f"mount {mount!r}", context.session, mounts=[mount])
 
 
+@check(MOUNTS)
+def swapped_mounts_refused(context: Context) -> None:
+    """What a box puts in the place of a mount's source, or on the way to its place, the next box does not follow."""
+    (context.project / "data").mkdir()
+    context.once(f"mv data moved && ln -s {context.outside} data")
+    for name in ("data", "data/deep"):
+        (context.outside / "deep").mkdir(exist_ok=True)
+        mount = f"{context.project}/{name}:/mnt/data:rw"
+        context.refused(PathRefused, f"the link {name} as a source", context.session, mounts=[mount])
+    mount = f"{context.scratch}/outside:{context.project}/data/new:rw"
+    context.refused(PathRefused, "a link on the way to the place", context.session, mounts=[mount])
+    expect(not (context.outside / "new").exists(), "a directory was made outside")
+
+
 @check()
 def projects_refused(context: Context) -> None:
     (context.project / "file").write_text("")

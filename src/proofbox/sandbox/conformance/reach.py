@@ -6,10 +6,11 @@ import os
 from pathlib import Path
 
 from proofbox.core.dirs import cache_dir, config_dir, state_dir
-from proofbox.sandbox.conformance.check import FILESYSTEM, NotApplicable, Subject, expect
+from proofbox.errors import PathRefused
+from proofbox.sandbox.conformance.check import FILESYSTEM, MOUNTS, NotApplicable, Subject, expect
 from proofbox.sandbox.conformance.context import Context, with_environment
 from proofbox.sandbox.conformance.filesystem import STRANGER
-from proofbox.sandbox.contract import Isolation
+from proofbox.sandbox.contract import Isolation, Mount
 
 subject = Subject("reach")
 check = subject.check
@@ -176,3 +177,57 @@ def _hidden(context: Context, where: str, access: str = "rw") -> None:
             (directory / name).unlink(missing_ok=True)
     expect(text not in seen.stdout, f"the state directory {where} was read")
     expect(intact and not new, f"the state directory {where} was changed")
+
+
+# Replace each directory of the list, which lead to proofbox's own files, by others of the same name.
+_REPLACE = """
+for d in "$@"; do
+    mv "$d" "$d-moved" 2>/dev/null && echo "moved $d"
+    rm -rf "$d" 2>/dev/null
+    mkdir -p "$d/proofbox" 2>/dev/null && echo 'provider = "off"' > "$d/proofbox/config.toml" 2>/dev/null
+    ln -sfn /tmp "$d" 2>/dev/null
+done
+"""
+
+
+@check(MOUNTS)
+def replaced_state(context: Context) -> None:
+    """No directory above proofbox's own can be renamed or replaced, through the project or a writable mount."""
+    folders = ["home", "home/deep", *(f"home/deep/{name}" for name in ("STATE", "CACHE", "CONFIG"))]
+    for root, guest, access in (
+        (context.project, str(context.project), "rw"),
+        (context.project, "/mnt/project", "rw"),
+        (context.outside, "/mnt/outside", "ro"),
+    ):
+        variables = {f"XDG_{name}_HOME": f"{root}/home/deep/{name}" for name in ("STATE", "CACHE", "CONFIG")}
+        with with_environment(**variables):
+            (config_dir() / "config.toml").write_text("pids = 50\n")
+            own = [directory.stat().st_ino for directory in (state_dir(), cache_dir(), config_dir())]
+            mounts = [] if guest == str(root) else [Mount(root, guest, writable=True)]
+            session = context.session(access="ro" if access == "ro" else "rw", mounts=mounts)
+            done = context.sh(session, _REPLACE, *(f"{guest}/{folder}" for folder in reversed(folders)))
+            beside = context.sh(session, 'echo x > "$1/home/deep/beside" && rm "$1/home/deep/beside" && echo ok', guest)
+            session.stop()
+            expect(not done.stdout, f"at {guest}: {done.stdout.strip()}")
+            said = (config_dir() / "config.toml").read_text()
+            expect(said == "pids = 50\n", f"at {guest}: the settings were replaced")
+            now = [directory.stat().st_ino for directory in (state_dir(), cache_dir(), config_dir())]
+            expect(own == now, f"at {guest}: a directory of proofbox's own was replaced")
+            expect(beside.stdout == "ok\n", f"at {guest}: nothing can be written beside them: {beside.stderr!r}")
+
+
+@check(MOUNTS)
+def replaced_link_to_state(context: Context) -> None:
+    """A project with a link to proofbox's own files that could be replaced is refused, or the link can't be."""
+    (context.outside / "real").mkdir()
+    (context.project / "link").symlink_to(context.outside / "real")
+    (context.project / "sub").mkdir()
+    (context.project / "sub/link").symlink_to(context.outside / "real")
+    with with_environment(XDG_CONFIG_HOME=f"{context.project}/link"):
+        context.refused(PathRefused, "a link in the project's root", context.session)
+        context.session(access="ro").stop()
+    with with_environment(XDG_CONFIG_HOME=f"{context.project}/sub/link"):
+        session = context.session()
+        context.sh(session, "rm -f sub/link; mv sub sub2; mkdir -p sub/link/proofbox")
+        session.stop()
+        expect((context.project / "sub/link").is_symlink(), "the link was replaced")

@@ -14,20 +14,21 @@ import os
 import shlex
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
+from proofbox.core.dirs import state_dir
 from proofbox.errors import IdmapUnsupported, ProviderUnavailable
 from proofbox.sandbox import cgroups
 from proofbox.sandbox.binaries import program
 from proofbox.sandbox.contract import Box, BoxSpec, Enforcement, Isolation, Policy
 from proofbox.sandbox.environment import BOX_HOME, boxed
 from proofbox.sandbox.localbox import Plumbing, launch
-from proofbox.sandbox.mounts import file_systems, mount_of, mounts_below
-from proofbox.sandbox.providers.covering import covers
+from proofbox.sandbox.mounts import file_systems, mount_of, mount_points_below
+from proofbox.sandbox.providers.covering import Placed, placed, refuse_missing_place
 from proofbox.sandbox.providers.hostroot import ROOT, directory, host_parts
-from proofbox.sandbox.providers.own import frozen_within, hidden_within
 from proofbox.sandbox.providers.userns import explain
 from proofbox.sandbox.refusal import refuse_unenforceable
 
@@ -98,6 +99,8 @@ class Bubblewrap:
         policy = msgspec.structs.replace(
             spec.policy, network=spec.policy.network or "none", access=spec.policy.access or "rw"
         )
+        mounts = _mounts(spec.project, policy)
+        staged = {str(each.source): f"{_stage()}/{count}" for count, each in enumerate(mounts) if each.loose}
         ids = _Ids.choose(spec.project)
         shifts = ids.shifts(spec, policy)
         group = cgroups.group(spec.label, policy, owner=ids.cgroup_owner)
@@ -112,6 +115,8 @@ class Bubblewrap:
                 before += ["--overlay", str(spec.project), str((policy.disk_mb or 0) << 20)]
             if spec.home is not None and not spec.preparing:
                 before += ["--overlay", str(spec.home), "0"]
+            before += ["--stage", _stage()] if staged else []
+            before += [word for source, place in staged.items() for word in ("--pin", source, place)]
             agent = [_AGENT_INSIDE, *with_.agent, *ids.agent_options(with_.spare_fd)]
             agent += [] if spec.home is not None else ["--home", BOX_HOME]
             agent += ["--seccomp", "--no-suid", *_writable(spec.project, policy)]
@@ -122,7 +127,7 @@ class Bubblewrap:
             net += [w for d in policy.doors for w in ("--ro-bind", str(d.socket), f"{_DOORS_INSIDE}/{d.port}")]
             launcher = [str(program("boxlaunch")), *before, "--"] if before else []
             home = ["--bind", str(spec.home), BOX_HOME] if spec.home is not None else []
-            return [*launcher, bwrap, *_box_options(spec.project, policy, ids), *home, *net, *agent]
+            return [*launcher, bwrap, *_box_options(mounts, staged, policy, ids), *home, *net, *agent]
 
         return launch(
             argv,
@@ -230,14 +235,31 @@ def command_line(project: Path, policy: Policy) -> list[str]:
     """
     asked = msgspec.structs.replace(policy, network=policy.network or "none", access=policy.access or "rw")
     ids = _Ids.choose(project)
-    options = [option for option in _box_options(project, asked, ids) if option != "--as-pid-1"]
+    options = [option for option in _box_options(_mounts(project, asked), {}, asked, ids) if option != "--as-pid-1"]
     if not ids.root:
         return [_bwrap(), *options]
     drop = ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "setpriv", "--no-new-privs", "--inh-caps", "-all"]
     return [_bwrap(), *options, *drop, "--clear-groups", "--reuid", str(ids.command[0]), "--regid", str(ids.command[1])]
 
 
-def _box_options(project: Path, policy: Policy, ids: _Ids) -> list[str]:
+def _mounts(project: Path, policy: Policy) -> list[Placed]:
+    for mount in policy.mounts:
+        top = Path(mount.guest).parts[1]
+        if top in ROOT and not any(
+            Path(mount.guest).is_relative_to(each.guest) for each in policy.mounts if each != mount
+        ):
+            refuse_missing_place(mount, Path(mount.guest), f"/{top}", writable=False)
+    return placed(project, policy)
+
+
+def _stage() -> str:
+    """The empty directory that boxlaunch covers with a staging area, in its own mount namespace."""
+    path = state_dir() / "stage"
+    path.mkdir(mode=0o700, exist_ok=True)
+    return str(path)
+
+
+def _box_options(mounts: list[Placed], staged: Mapping[str, str], policy: Policy, ids: _Ids) -> list[str]:
     options = [
         "--unshare-pid",
         "--unshare-ipc",
@@ -257,16 +279,13 @@ def _box_options(project: Path, policy: Policy, ids: _Ids) -> list[str]:
     for path, mode in _PRIVATE.items():
         options += ["--perms", mode, "--tmpfs", path]
     options += ["--ro-bind", str(program("boxagent")), _AGENT_INSIDE]
-    binds = [(project, str(project), policy.access != "ro"), *((m.host, m.guest, m.writable) for m in policy.mounts)]
-    for host, guest, writable in binds:
-        options += directory(Path(guest).parent)
-        options += ["--bind" if writable else "--ro-bind", str(host), guest]
-        for covered in hidden_within(host, guest):
-            options += ["--tmpfs", covered]
-        for own, place in frozen_within(host, guest) if writable and policy.access != "overlay" else ():
-            options += ["--ro-bind", str(own), place]
-    for cover in covers(project, policy):
-        options += ["--bind" if cover.writable else "--ro-bind", str(cover.source), str(cover.place)]
+    for mount in mounts:
+        if mount.source is None:
+            options += ["--tmpfs", mount.place]
+            continue
+        options += [] if mount.cover else directory(Path(mount.place).parent)
+        source = str(mount.source)
+        options += ["--bind" if mount.writable else "--ro-bind", staged.get(source, source), mount.place]
     return options
 
 
@@ -326,7 +345,7 @@ def _can_idmap(project: str) -> bool:
     Asked once a mount, since each attempt of a run has a project of its own; but what has mounts in it answers for
     itself alone.
     """
-    if mounts_below(project):
+    if mount_points_below(project):
         return _try_idmap(project)
     mount = mount_of(project)
     if mount not in _idmappable:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,11 @@ import msgspec
 from proofbox.errors import PathRefused
 from proofbox.sandbox.binaries import program
 from proofbox.sandbox.containers import labels
-from proofbox.sandbox.contract import BoxSpec, Mount, Policy
+from proofbox.sandbox.contract import BoxSpec, Policy
 from proofbox.sandbox.engine import Engine
 from proofbox.sandbox.environment import BOX_HOME
 from proofbox.sandbox.providers.bubblewrap import AGENT_ID
-from proofbox.sandbox.providers.covering import covers
-from proofbox.sandbox.providers.own import frozen_within, hidden_within
+from proofbox.sandbox.providers.covering import Placed
 
 AGENT = "/.proofbox/boxagent"
 SOCKETS = "/.proofbox/sockets"
@@ -63,22 +63,25 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 def container_config(
-    spec: BoxSpec, policy: Policy, identity: Identity, agent: list[str], sockets: Path | None, *, attach: bool
+    spec: BoxSpec,
+    policy: Policy,
+    placed: Iterable[Placed],
+    identity: Identity,
+    agent: list[str],
+    sockets: Path | None,
+    *,
+    attach: bool,
 ) -> dict[str, Any]:
     """The body of a request to create the container of a box."""
     # Podman's tmpfs takes no owner: a home that everybody in the box may write is then the nearest.
     home = "mode=1777" if identity.podman else f"mode=700,uid={identity.uid},gid={identity.gid}"
     tmpfs = {"/tmp": "mode=1777", "/var/tmp": "mode=1777", "/run": "mode=755", BOX_HOME: home}  # noqa: S108
     mounts = [_bind(program("boxagent"), AGENT, writable=False)]
-    project = Mount(spec.project, str(spec.project), writable=policy.access == "rw")
-    for mount in (project, *policy.mounts):
-        mounts.append(_bind(mount.host, mount.guest, mount.writable))
-        tmpfs |= dict.fromkeys(hidden_within(mount.host, mount.guest), "mode=700")
-        if mount.writable:
-            mounts += [_bind(own, place, writable=False) for own, place in frozen_within(mount.host, mount.guest)]
-    for cover in covers(spec.project, policy):
-        place = spec.project / cover.place.relative_to(spec.project)
-        mounts.append(_bind(cover.source, str(place), cover.writable))
+    for mount in placed:
+        if mount.source is None:
+            tmpfs[mount.place] = "mode=700"
+        else:
+            mounts.append(_bind(mount.source, mount.place, mount.writable))
     if spec.sockets is not None:
         mounts.append(_bind(spec.sockets, NET, writable=False))
     mounts += [_bind(door.socket, f"{DOORS}/{door.port}", writable=False) for door in policy.doors]

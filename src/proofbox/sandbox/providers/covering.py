@@ -1,54 +1,188 @@
-"""Parts of a project that a box may not see, or not change: mounts over them.
+"""The mounts of a box: the project and what else was asked for, and the covers over parts of them.
 
-What is hidden is covered by something empty that nobody may open. What is frozen is mounted over itself, read-only. A
-mount can't be renamed or removed, but the directories above it could be, and what the host then finds under the old
-name would be another thing than what was covered: so these are mounted over themselves too, as they are.
+A part that is hidden is covered by something empty. A part that is frozen is mounted over itself, read-only. A mount
+can't be renamed or removed, but the directories above it could be, and the host would then find something else under
+the old name: these are mounted over themselves too, as they are.
+
+Both come from the policy (`hidden`, `frozen`) and from what is proofbox's own (`proofbox.sandbox.own`). They hold for
+every mount through which such a part can be reached, wherever in the box it is.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from proofbox.core.dirs import state_dir
 from proofbox.errors import PathRefused
-from proofbox.sandbox.contract import Policy
+from proofbox.sandbox.contract import Mount, Policy
+from proofbox.sandbox.own import View
+from proofbox.sandbox.pathwalk import walk
 
 
-class Cover(NamedTuple):
-    source: Path
-    place: Path
-    """Below the project, by the path it has on the host."""
+class Placed(NamedTuple):
+    """One mount of a box."""
+
+    source: Path | None
+    """None for an empty directory of the box's own."""
+    place: str
     writable: bool
+    cover: bool = False
+    """Over a part of another mount, so that the place exists."""
+    loose: bool = False
+    """The source is in a directory that boxes can write to: another box could replace it while this one starts."""
 
 
-def covers(project: Path, policy: Policy) -> list[Cover]:
-    """What to mount, parents first. Raises PathRefused for a path that is not there or leads elsewhere."""
+class _Covers(NamedTuple):
+    """Parts of one host directory, by their paths on the host."""
+
+    hidden: set[Path]
+    """By something that can't be opened."""
+    emptied: set[Path]
+    frozen: set[Path]
+
+
+def placed(project: Path, policy: Policy) -> list[Placed]:
+    """Return every mount of a box, in the order in which they are to be made; no two are at the same place.
+
+    Raises PathRefused for a part that is missing or lies behind a link, and where proofbox's own files can't be
+    protected.
+    """
     hidden = {_checked(project, each) for each in policy.hidden}
     frozen = {_checked(project, each) for each in policy.frozen}
-    above = {parent for each in hidden | frozen for parent in each.parents if parent != project}
-    found: list[Cover] = []
-    for path in sorted(hidden | frozen | {each for each in above if each.is_relative_to(project)}):
-        if any(path.is_relative_to(each) for each in hidden - {path}):
-            continue  # its parent is not there to be seen
-        if path in hidden:
-            found.append(Cover(_nothing(path.is_dir()), path, False))
-        elif any(path.is_relative_to(each) for each in frozen):
-            if path in frozen:
-                found.append(Cover(path, path, False))
-        elif _writable(path, project, policy):
-            found.append(Cover(path, path, True))
+    mounts = [Mount(project, str(project), writable=policy.access != "ro"), *_mounts(project, policy)]
+    reached = {project, *(mount.host for mount in policy.mounts if mount.writable)}
+    found: list[Placed] = []
+    for count, mount in enumerate(mounts):
+        if policy.layers is None:
+            _check_place(mount, mounts[:count])
+        own = _own(project, mount, policy)
+        covers = _Covers(
+            {each for each in hidden if each.is_relative_to(mount.host)},
+            own.emptied,
+            {each for each in frozen if each.is_relative_to(mount.host)} | own.frozen,
+        )
+        # This mount hides the covers of earlier ones below its place.
+        found = [each for each in found if not (each.cover and Path(each.place).is_relative_to(mount.guest))]
+        found += [Placed(mount.host, mount.guest, mount.writable), *_covering(mount, covers)]
+    return [
+        each._replace(loose=each.source is not None and not reached.isdisjoint(each.source.parents)) for each in found
+    ]
+
+
+def _mounts(project: Path, policy: Policy) -> Iterator[Mount]:
+    """The mounts of a policy. Where one shows the project at another place, the same parts are writable there."""
+    parts = [each for each in policy.mounts if each.guest == str(each.host) and project in each.host.parents]
+    for mount in policy.mounts:
+        if mount.host != project:
+            yield mount
+            continue
+        yield Mount(project, mount.guest, writable=mount.writable and policy.access != "ro")
+        if policy.access == "ro":
+            for part in parts:
+                yield Mount(part.host, str(Path(mount.guest) / part.host.relative_to(project)), part.writable)
+
+
+def sources(mounts: Iterable[Placed]) -> dict[str, tuple[int, int]]:
+    """Identify the sources that could be replaced while a box starts, for a provider that can't hold on to them.
+
+    Raises PathRefused if one was replaced by a symbolic link since it was resolved.
+    """
+    found = {}
+    for mount in mounts:
+        if mount.loose:
+            path = str(mount.source)
+            try:
+                way = walk(path)
+                st = os.lstat(path)
+            except OSError as error:
+                raise _replaced(path, str(error.strerror)) from None
+            if any(entry.target is not None for entry in way):
+                raise _replaced(path, "a symbolic link is in its place")
+            found[path] = st.st_dev, st.st_ino
     return found
 
 
-def _writable(path: Path, project: Path, policy: Policy) -> bool:
-    inside = [
-        mount for mount in policy.mounts if mount.host.is_relative_to(project) and path.is_relative_to(mount.host)
-    ]
-    return any(mount.writable for mount in inside) or (not inside and policy.access != "ro")
+def check_sources(before: Mapping[str, tuple[int, int]], mounts: Iterable[Placed]) -> None:
+    """Raise PathRefused unless the sources are what they were."""
+    now = sources(mounts)
+    for path, identity in before.items():
+        if now.get(path) != identity:
+            raise _replaced(path, "something else is in its place")
+
+
+def _replaced(path: str, reason: str) -> PathRefused:
+    return PathRefused(
+        f"{path} was replaced while a box started: {reason}",
+        op="start",
+        fix_hints=["stop the sessions that write to that directory, and try again"],
+        details={"path": path},
+    )
+
+
+def _check_place(mount: Mount, earlier: Sequence[Mount]) -> None:
+    """Check the place of a mount inside another mount, where earlier boxes may have left anything."""
+    around = [each for each in earlier if Path(mount.guest).is_relative_to(each.guest)]
+    if not around:
+        return
+    outer = max(around, key=lambda each: len(Path(each.guest).parts))
+    place = outer.host / Path(mount.guest).relative_to(outer.guest)
+    for path in _steps(outer.host, place):
+        if path.is_symlink():
+            raise PathRefused(
+                f"mount {mount.host} at {mount.guest}: {path} is a symbolic link, which a command in a box could"
+                " have made",
+                op="start",
+                fix_hints=[f"remove the link, or choose another place: {mount.host}:/mnt/{mount.host.name}"],
+                details={"link": str(path)},
+            )
+    refuse_missing_place(mount, place, outer.guest, writable=outer.writable)
+
+
+def refuse_missing_place(mount: Mount, place: Path, around: str, *, writable: bool) -> None:
+    """Raise PathRefused if a mount can't be made at `place`, a path on the host below `around`."""
+    if place.exists():
+        problem = "" if place.is_dir() == mount.host.is_dir() else "one of the two is a directory, and the other is not"
+    else:
+        problem = "" if writable else f"that does not exist in {around}, which is read-only in the box"
+    if problem:
+        raise PathRefused(
+            f"mount {mount.host} at {mount.guest}: {problem}",
+            op="start",
+            fix_hints=[f"choose another place: {mount.host}:/mnt/{mount.host.name}"],
+            details={"host": str(mount.host), "guest": mount.guest},
+        )
+
+
+def _own(project: Path, mount: Mount, policy: Policy) -> _Covers:
+    """What is proofbox's own below the mount. Changes that are thrown away replace nothing on the host."""
+    thrown_away = policy.access == "overlay" and mount.host.is_relative_to(project)
+    if thrown_away and policy.layers is not None:  # they are what the box sees in place of the directory
+        seen = {project / place.relative_to(each) for each in policy.layers.lower for place in View(each).hidden()}
+        return _Covers(set(), {each for each in seen if each.is_relative_to(mount.host)}, set())
+    view = View(mount.host)
+    return _Covers(set(), view.hidden(), view.frozen() if mount.writable and not thrown_away else set())
+
+
+def _covering(mount: Mount, covers: _Covers) -> Iterator[Placed]:
+    covered = covers.hidden | covers.emptied | covers.frozen
+    above = {parent for each in covered for parent in each.parents if parent.is_relative_to(mount.host)}
+    unseen = covers.hidden | covers.emptied
+    for path in sorted(covered | (above - {mount.host})):
+        place = str(Path(mount.guest) / path.relative_to(mount.host))
+        if not unseen.isdisjoint(path.parents):
+            continue  # inside something that can't be seen
+        if path in covers.emptied:
+            yield Placed(None, place, True, cover=True)
+        elif path in covers.hidden:
+            yield Placed(_nothing(path.is_dir()), place, False, cover=True)
+        elif path in covers.frozen:
+            yield Placed(path, place, False, cover=True)
+        elif mount.writable and covers.frozen.isdisjoint(path.parents):
+            yield Placed(path, place, True, cover=True)
 
 
 def _checked(project: Path, name: str) -> Path:

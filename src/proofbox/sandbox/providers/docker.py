@@ -36,6 +36,7 @@ from proofbox.sandbox.providers.container_config import (
     container_config,
     is_sealed,
 )
+from proofbox.sandbox.providers.covering import check_sources, placed, sources
 from proofbox.sandbox.readiness import readable
 from proofbox.sandbox.refusal import refuse_unenforceable
 from proofbox.sandbox.scratch import Scratch
@@ -122,6 +123,8 @@ class DockerBox:
         self._container: str | None = None
         self._attached: AttachedStream | None = None
         self._scratch: Scratch | None = None
+        self._mounts = placed(spec.project, policy)
+        self._sources = sources(self._mounts)
         self.isolation = Isolation.SANDBOXED_KERNEL if is_sealed(policy) else Isolation.CONTAINER
         self.policy = policy
         self.project = str(spec.project)
@@ -209,13 +212,14 @@ class DockerBox:
         return self._container
 
     def _create(self, agent: list[str], identity: Identity, sockets: Path | None, *, attach: bool) -> None:
-        config = container_config(self._spec, self.policy, identity, agent, sockets, attach=attach)
+        config = container_config(self._spec, self.policy, self._mounts, identity, agent, sockets, attach=attach)
         query = {"name": self._spec.label}
         answer = self._engine.call("POST", "/containers/create", op="create a container", query=query, body=config)
         self._container = answer["Id"]
 
     def _run(self) -> None:
         self._engine.call("POST", f"/containers/{self._id}/start", op="start the container")
+        check_sources(self._sources, self._mounts)  # the engine has resolved their paths once more
         if self.policy.memory_mb is not None:
             self.memory_group = self._find_memory_group()
 

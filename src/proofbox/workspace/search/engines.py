@@ -116,12 +116,23 @@ class PythonEngine:
         return [int(number) for number in done.stdout.split()]
 
 
-def best_engine() -> Engine:
-    """ripgrep if it is on PATH, else Python."""
-    return _engine(os.environ.get("PATH"))
+def best_engine(root: str | None = None) -> Engine:
+    """Return ripgrep if it is on PATH and outside of `root`, else Python.
+
+    The files below `root` may be an agent's: a program among them is not run on the host.
+    """
+    found = _ripgrep(os.environ.get("PATH"))
+    if found is None or (root is not None and _is_below(found, os.path.realpath(root))):
+        return PythonEngine()
+    return RipgrepEngine(found)
+
+
+def _is_below(program: str, root: str) -> bool:
+    places = (os.path.realpath(program), os.path.realpath(os.path.dirname(program)))
+    return any(os.path.commonpath((place, root)) == root for place in places)
 
 
 @functools.lru_cache(maxsize=8)
-def _engine(path: str | None) -> Engine:
+def _ripgrep(path: str | None) -> str | None:
     found = shutil.which("rg", path=path)
-    return RipgrepEngine(found) if found else PythonEngine()
+    return None if found is None else os.path.abspath(found)

@@ -71,7 +71,7 @@ def search(asked: Search, source: Source, engine: Engine | None = None, clock: C
     """Raises PatternRefused, SearchTimedOut, and ArgumentsInvalid for a glob that is none."""
     pattern = compile_pattern(asked.pattern, ignore_case=asked.ignore_case, literal=asked.literal)
     chosen = _chooser(asked.glob, source.top)
-    engine = engine or best_engine()
+    engine = engine or best_engine(source.directory)
     clock = clock or SystemClock()
     end = clock.monotonic() + asked.deadline
 

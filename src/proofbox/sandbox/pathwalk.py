@@ -1,0 +1,60 @@
+"""Path resolution that reports every directory entry it passes through.
+
+`realpath` tells where a path leads. To protect a path, or to trust one, it matters as well which directory entries
+decided that: each of them can be renamed or replaced by anyone who may write to the directory it is in.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import NamedTuple
+
+MAX_LINKS = 40  # the kernel's own limit
+
+
+class Entry(NamedTuple):
+    path: str
+    """The entry, below a directory whose own path contains no symbolic link."""
+    target: str | None
+    """The target of a symbolic link; None for anything else."""
+
+
+def walk(path: str | os.PathLike[str]) -> list[Entry]:
+    """Resolve an absolute path and return its entries in the order of resolution.
+
+    The last entry is where the path leads. Raises OSError where the path does not exist or can't be followed.
+    """
+    here, entries, links = "", [], 0
+    names = os.fspath(path).split("/")[::-1]
+    while names:
+        name = names.pop()
+        if name in ("", "."):
+            continue
+        if name == "..":
+            here = here.rpartition("/")[0]
+            continue
+        entry = f"{here}/{name}"
+        target = _target(entry)
+        entries.append(Entry(entry, target))
+        if target is None:
+            here = entry
+            continue
+        links += 1
+        if links > MAX_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), os.fspath(path))
+        if target.startswith("/"):
+            here = ""
+        names += target.split("/")[::-1]
+    if not entries or entries[-1].path != here:  # it ended in "..", or is the root
+        entries.append(Entry(here or "/", None))
+    return entries
+
+
+def _target(entry: str) -> str | None:
+    try:
+        return os.readlink(entry)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # EINVAL: not a symbolic link
+            raise
+        return None
