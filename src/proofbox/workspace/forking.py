@@ -36,7 +36,7 @@ def make_fork(
     os.mkdir(making, 0o755)
     try:
         directory = write_new(store, making, bytes.fromhex(source.id))
-        settle(directory)
+        settle(directory, making)
         created_at = isoformat(clock.now())
         new = Registration(
             IdSource(clock).new_id("ws"), origin.store, os.fsencode(path).hex(), origin.ignore, created_at

@@ -247,7 +247,7 @@ class Workspace:
         freeze: Session | None = None,
         beside: Session | None = None,
     ) -> Snapshot:
-        """Record the files as they are. `sealed` scans everything and returns when it is on the disk.
+        """Record the files as they are. `sealed` reads every file and returns when the snapshot is on the disk.
 
         `cwd`, `env` overrides and `effects_head` are kept for whoever goes on from here. A box that works on the files
         is held still meanwhile if it is named by `freeze`; named by `beside` it runs on, and the snapshot says whether
