@@ -13,6 +13,7 @@ from proofbox.core.ids import IdSource
 from proofbox.core.removal import remove_tree
 from proofbox.errors import WorkspaceExists, WorkspacePathRefused
 from proofbox.workspace import registry
+from proofbox.workspace.identity import identity_of
 from proofbox.workspace.looking import Known
 from proofbox.workspace.model import Snapshot
 from proofbox.workspace.registry import Registration
@@ -39,7 +40,8 @@ def make_fork(
         settle(directory, making)
         created_at = isoformat(clock.now())
         new = Registration(
-            IdSource(clock).new_id("ws"), origin.store, os.fsencode(path).hex(), origin.ignore, created_at
+            *(IdSource(clock).new_id("ws"), origin.store, os.fsencode(path).hex(), origin.ignore, created_at),
+            identity=identity_of(making),
         )
         event = msgspec.structs.replace(
             source,

@@ -150,3 +150,12 @@ class Collected(msgspec.Struct, frozen=True, kw_only=True):
     """Contents and trees that no snapshot needed."""
     bytes_freed: int
     """Of the store's files."""
+
+
+class Forgotten(msgspec.Struct, frozen=True, kw_only=True):
+    """A workspace whose history was dropped."""
+
+    workspace: str
+    path: str
+    shared: bool
+    """Whether what it recorded is still stored, because forks of it share the store or a process is using it."""
