@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import pytest
 
 from proofbox.cli import main
 from proofbox.core.dirs import state_dir
+from proofbox.workspace.identity import identity_of
 
 
 def test_back_and_forward_by_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,6 +49,103 @@ def test_back_and_forward_by_the_command_line(tmp_path: Path, capsys: pytest.Cap
     for words in (["log"], ["status"], ["diff"], ["verify"]):
         assert main(["workspace", *words, str(project)]) == 0
     assert "first" in capsys.readouterr().out
+
+
+Call = Callable[..., Any]
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Call:
+    """Run a workspace command, and give the document that it prints."""
+
+    def run(*words: str | Path, code: int = 0) -> Any:
+        assert main(["workspace", *map(str, words), "--json"]) == code
+        return json.loads(capsys.readouterr().out)
+
+    return run
+
+
+@pytest.fixture
+def project(tmp_path: Path, call: Call) -> Path:
+    """A workspace with one snapshot; its path has to be quoted for a shell."""
+    made = tmp_path / "a project"
+    made.mkdir()
+    (made / "file").write_text("one")
+    call("init", made)
+    call("snapshot", made)
+    return made
+
+
+def test_a_directory_in_the_place_of_a_workspace_does_not_get_its_history(project: Path, call: Call) -> None:
+    if not identity_of(str(project)):
+        pytest.skip("this file system can't tell a directory from its successor")
+    shutil.rmtree(project)
+    project.mkdir()
+    for words in (["status"], ["log"], ["diff"], ["snapshot"], ["init"], ["verify"], ["effects"]):
+        error = call(words[0], project, *words[1:], code=2)["error"]
+        assert error["code"] == "WORKSPACE_REPLACED"
+        for hint in error["fix_hints"]:
+            assert str(project) in shlex.split(hint)
+    call("forget", project)
+    call("init", project)
+    assert call("log", project)["snapshots"] == []
+
+
+def test_a_replaced_directory_can_adopt_the_history_and_be_restored(project: Path, call: Call) -> None:
+    shutil.rmtree(project)
+    project.mkdir()
+    call("adopt", project)
+    call("rollback", project, call("log", project)["snapshots"][0]["id"])
+    assert (project / "file").read_text() == "one"
+
+
+def test_a_renamed_away_and_returned_directory_keeps_its_history(project: Path, call: Call) -> None:
+    aside = project.with_name("aside")
+    project.rename(aside)
+    aside.rename(project)
+    assert len(call("log", project)["snapshots"]) == 1
+
+
+def test_forget_drops_the_history_of_a_deleted_directory(project: Path, call: Call) -> None:
+    shutil.rmtree(project)
+    found = call("forget", project)["forgotten"]
+    assert (found["path"], found["shared"]) == (str(project), False)
+    assert not (state_dir() / "workspaces" / found["workspace"]).exists()
+    assert call("forget", project, code=2)["error"]["code"] == "WORKSPACE_UNKNOWN"
+
+
+def test_forget_keeps_files_and_what_forks_share(project: Path, tmp_path: Path, call: Call) -> None:
+    call("fork", project, "HEAD", tmp_path / "fork")
+    assert call("forget", project)["forgotten"]["shared"] is True
+    assert (project / "file").read_text() == "one"
+    (tmp_path / "fork/file").write_text("two")
+    call("rollback", tmp_path / "fork", "HEAD")
+    assert (tmp_path / "fork/file").read_text() == "one"
+
+
+DIRECTORY_FIRST = "if it is a snapshot, name the directory first: proofbox workspace diff"
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["diff", "HEAD"], f"{DIRECTORY_FIRST} . HEAD"),
+        (["diff", "3f2a", "91c0"], f"{DIRECTORY_FIRST} . 3f2a 91c0"),
+        (["diff", ".", "absent"], "list them: proofbox workspace log '{project}'"),
+        (["init", "absent"], "mkdir -p '{project}/absent' && proofbox workspace init '{project}/absent'"),
+        (["init", "file"], "name the directory that holds it: '{project}'"),
+        (["init", "."], "use it as it is: proofbox workspace status '{project}'"),
+        (["init", "."], "or drop its history first: proofbox workspace forget '{project}'"),
+        (["status", "folder"], "it is part of the workspace {project}: proofbox workspace status '{project}'"),
+        (["status", "folder"], "make it one: proofbox workspace init '{project}/folder'"),
+    ],
+)
+def test_hints_name_what_helps(
+    project: Path, call: Call, monkeypatch: pytest.MonkeyPatch, words: list[str], hint: str
+) -> None:
+    monkeypatch.chdir(project)
+    (project / "folder").mkdir()
+    assert hint.format(project=project) in call(*words, code=2)["error"]["fix_hints"]
 
 
 def test_damage_is_an_answer_with_its_error(

@@ -167,7 +167,10 @@ def play(tell: Story) -> None:
     for command in ("log", "status", "diff", "effects", "tools", "verify", "gc"):
         tell("workspace", command, "project", "--json")
     tell("workspace", "rollback", "project", first, "--json")
+    tell("workspace", "adopt", "project", "--json")
     tell("workspace", "fork", "project", first, "forked", "--json")
+    tell("workspace", "fork", "project", first, "forgotten", "--json")
+    tell("workspace", "forget", "forgotten", "--json")
     words = ("--strategies", "scripted", "--script", "play.toml", "--prompt", "go", "--workspace", "forked", "--json")
     tell("runtime", "try", *words, "--out", "trial")
 

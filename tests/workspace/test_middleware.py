@@ -17,6 +17,7 @@ from proofbox.errors import (
     CheckFailed,
     FileAbsent,
     PatchRefused,
+    PathRefused,
     ProofboxError,
     ToolNudged,
     ToolPathRefused,
@@ -112,13 +113,50 @@ def test_denials_are_recorded_and_nothing_is_done(workspace: Workspace, host: Ho
         [*_, entry] = log(workspace)
         assert (entry.phase, entry.decision, entry.rule) == ("denied", "deny", rule)
     assert sorted(path.name for path in workspace.path.iterdir()) == ["link", "secret", "src"]
-    for path in ("../x", "src/../../x"):
-        with pytest.raises(ToolPathRefused):
-            env.read_file(path)
     with pytest.raises(FileAbsent):
         env.read_file("..x")  # a name like any other
-    with pytest.raises(PatchRefused):
-        env.apply_patch("none")
+
+
+ESCAPING_PATCH = "--- /dev/null\n+++ b/../top\n@@ -0,0 +1 @@\n+x\n"
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "target", "code"),
+    [
+        ("read_file", {"path": "../x"}, "../x", "WORKSPACE_TOOL_PATH_REFUSED"),
+        ("read_file", {"path": "src/../../x"}, "src/../../x", "WORKSPACE_TOOL_PATH_REFUSED"),
+        ("read_file", {"path": "/etc/passwd"}, "/etc/passwd", "WORKSPACE_TOOL_PATH_REFUSED"),
+        ("read_file", {"path": "a\0b"}, "a\\x00b", "WORKSPACE_TOOL_PATH_REFUSED"),
+        ("read_file", {"path": "\ud800"}, "\\ud800", "WORKSPACE_TOOL_PATH_REFUSED"),
+        ("write_file", {"path": "../x", "content": "x"}, "../x", "WORKSPACE_TOOL_PATH_REFUSED"),
+        ("edit_file", {"path": "../x", "old": "a", "new": "b"}, "../x", "WORKSPACE_TOOL_PATH_REFUSED"),
+        ("remove_file", {"path": ".."}, "..", "WORKSPACE_TOOL_PATH_REFUSED"),
+        ("list_directory", {"path": ".."}, "..", "WORKSPACE_TOOL_PATH_REFUSED"),
+        ("list_files_recursive", {"path": ".."}, "..", "WORKSPACE_TOOL_PATH_REFUSED"),
+        ("search_text", {"pattern": "x", "path": ".."}, "..: x", "WORKSPACE_TOOL_PATH_REFUSED"),
+        ("apply_patch", {"patch": ESCAPING_PATCH}, "../top", "WORKSPACE_TOOL_PATH_REFUSED"),
+        ("apply_patch", {"patch": "none"}, "", "WORKSPACE_PATCH_REFUSED"),
+        ("run_command", {"command": ["sh", "-c", "echo"], "cwd": ".."}, "sh -c echo", "SANDBOX_PATH_REFUSED"),
+    ],
+)
+@pytest.mark.parametrize("checked", [True, False])
+def test_refused_paths_are_recorded_with_their_code(
+    workspace: Workspace,
+    host: HostEnvironment,
+    tool: str,
+    arguments: dict[str, Any],
+    target: str,
+    code: str,
+    checked: bool,
+) -> None:
+    env = Layered(host, layers(host, workspace, Capabilities(parse(RULES)) if checked else None))
+    with pytest.raises((ToolPathRefused, PatchRefused, PathRefused)) as refused:
+        getattr(env, tool)(**arguments)
+    [*_, entry] = log(workspace)
+    assert (entry.kind, entry.target, entry.error) == (tool, target, code)
+    assert entry.error == refused.value.code
+    if checked and tool != "run_command":
+        assert (entry.phase, entry.decision, entry.rule) == ("denied", "deny", "")
 
 
 def test_what_fails_is_recorded_with_its_code(workspace: Workspace, host: HostEnvironment) -> None:

@@ -178,3 +178,11 @@ def test_who_closes_it_waits_for_what_is_under_way(project: Path, monkeypatch: p
     with Workspace.open(project, track=False) as again:
         assert [each.id for each in again.history()] == [made.id]
         assert again.verify().sound
+
+
+def test_a_forgotten_workspace_can_be_closed(project: Path) -> None:
+    with Workspace.init(project) as ws:
+        ws.forget()
+    ws.close()
+    with pytest.raises(WorkspaceUnknown):
+        Workspace.open(project)

@@ -62,6 +62,8 @@ COMMANDS = (
     Command("workspace fork", "workspace:fork", "Make a new workspace at a snapshot."),
     Command("workspace verify", "workspace:verify", "Hash the whole stored history again."),
     Command("workspace gc", "workspace:gc", "Drop what no snapshot needs."),
+    Command("workspace adopt", "workspace:adopt", "Give a history to the directory that is now in its place."),
+    Command("workspace forget", "workspace:forget", "Drop the history of a directory."),
     Command("suite lint", "suite:lint", "Check a suite's file."),
     Command("suite schema", "suite:schema", "Print the JSON Schema of a suite's file, for editors."),
     Command("suite run", "suite:run", "Run the missions of a suite, and keep the proof."),

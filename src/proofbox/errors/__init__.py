@@ -55,6 +55,7 @@
     ├── WorkspaceError           WORKSPACE_FAILED            exit 4
     │   ├── WorkspaceUnknown     WORKSPACE_UNKNOWN           exit 2
     │   ├── WorkspaceExists      WORKSPACE_EXISTS            exit 2
+    │   ├── WorkspaceReplaced    WORKSPACE_REPLACED          exit 2
     │   ├── WorkspacePathRefused WORKSPACE_PATH_REFUSED      exit 2
     │   ├── SnapshotUnknown      WORKSPACE_SNAPSHOT_UNKNOWN  exit 2
     │   ├── WorkspaceCorrupt     WORKSPACE_CORRUPT           exit 1
@@ -238,6 +239,7 @@ from proofbox.errors.workspace import (
     WorkspaceError as WorkspaceError,
     WorkspaceExists as WorkspaceExists,
     WorkspacePathRefused as WorkspacePathRefused,
+    WorkspaceReplaced as WorkspaceReplaced,
     WorkspaceUnknown as WorkspaceUnknown,
 )
 from proofbox.errors.agents import (

@@ -28,6 +28,14 @@ class WorkspaceExists(WorkspaceError):
     hints = ("use it as it is: proofbox workspace status DIR",)
 
 
+class WorkspaceReplaced(WorkspaceError):
+    """The directory was removed or moved away, and another one is at its path. Its history is not the other's."""
+
+    code = "WORKSPACE_REPLACED"
+    exit_code = 2
+    hints = ("keep its history: proofbox workspace adopt DIR, or drop it: proofbox workspace forget DIR",)
+
+
 class WorkspacePathRefused(WorkspaceError):
     """A directory that can't be a workspace, or a fork's destination that is taken."""
 

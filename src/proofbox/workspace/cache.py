@@ -11,7 +11,7 @@ import msgspec
 from proofbox.core.locks import locked
 from proofbox.workspace.tree import Directory
 
-_VERSION = b"proofbox-scan-2\n"
+_VERSION = b"proofbox-scan-3\n"
 
 
 class _Row(msgspec.Struct, array_like=True):

@@ -13,6 +13,7 @@ from proofbox.core.ids import IdSource
 from proofbox.core.removal import remove_tree
 from proofbox.errors import WorkspaceExists, WorkspacePathRefused
 from proofbox.workspace import registry
+from proofbox.workspace.identity import identity_of
 from proofbox.workspace.looking import Known
 from proofbox.workspace.model import Snapshot
 from proofbox.workspace.registry import Registration
@@ -36,10 +37,11 @@ def make_fork(
     os.mkdir(making, 0o755)
     try:
         directory = write_new(store, making, bytes.fromhex(source.id))
-        settle(directory)
+        settle(directory, making)
         created_at = isoformat(clock.now())
         new = Registration(
-            IdSource(clock).new_id("ws"), origin.store, os.fsencode(path).hex(), origin.ignore, created_at
+            *(IdSource(clock).new_id("ws"), origin.store, os.fsencode(path).hex(), origin.ignore, created_at),
+            identity=identity_of(making),
         )
         event = msgspec.structs.replace(
             source,

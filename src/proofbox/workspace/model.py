@@ -57,8 +57,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     kind: Literal["snapshot", "rollback", "fork"] = "snapshot"
     """`rollback`: the files were put back. `fork`: with this the workspace began."""
     method: Method
-    """How changes were found. `tracked` relies on the kernel's word, `scan` on the times of files, `sealed` is a scan
-    that lists every directory anew, and is on the disk when it returns."""
+    """How changes were found. `tracked` relies on the kernel's word, `scan` on the times of files. `sealed` is a scan
+    that lists every directory and reads every file, and is on the disk when it returns."""
     workspace: str
     ignored: tuple[str, ...] = ()
     """The patterns of what is not part of it."""
@@ -150,3 +150,12 @@ class Collected(msgspec.Struct, frozen=True, kw_only=True):
     """Contents and trees that no snapshot needed."""
     bytes_freed: int
     """Of the store's files."""
+
+
+class Forgotten(msgspec.Struct, frozen=True, kw_only=True):
+    """A workspace whose history was dropped."""
+
+    workspace: str
+    path: str
+    shared: bool
+    """Whether what it recorded is still stored, because forks of it share the store or a process is using it."""

@@ -22,6 +22,7 @@ import hashlib
 import os
 import time
 from pathlib import Path
+from shlex import quote
 from typing import Any, TypeVar
 
 import msgspec
@@ -33,7 +34,14 @@ from proofbox.core.dirs import state_dir
 from proofbox.core.documents import stored
 from proofbox.core.locks import locked
 from proofbox.core.removal import Left, remove_tree
-from proofbox.errors import WorkspaceCorrupt, WorkspaceExists, WorkspacePathRefused, WorkspaceUnknown
+from proofbox.errors import (
+    WorkspaceCorrupt,
+    WorkspaceExists,
+    WorkspacePathRefused,
+    WorkspaceReplaced,
+    WorkspaceUnknown,
+)
+from proofbox.workspace.identity import identity_of
 
 SCHEMA_VERSION = 1
 REFS, ROLLBACK, CACHE, LOCK = "refs.json", "rollback.json", "cache", "lock"
@@ -55,6 +63,9 @@ class Registration(msgspec.Struct, frozen=True):
     created_at: str
     schema_version: int = SCHEMA_VERSION
     """Of this form; another one is refused."""
+    identity: str = ""
+    """The file system's handle of the directory, which another directory in its place does not have. Empty where the
+    file system gives none."""
 
     @property
     def path(self) -> str:
@@ -90,11 +101,17 @@ def real_directory(path: str | os.PathLike[str]) -> str:
     """The one path of a directory that may be a workspace."""
     real = os.path.realpath(os.fspath(path))
     if not os.path.isdir(real):
-        raise WorkspacePathRefused(
-            f"{os.fspath(path)} is not a directory", op="workspace", fix_hints=[f"mkdir -p {os.fspath(path)}"]
-        )
+        if os.path.lexists(real):
+            problem, hint = "is not a directory", f"name the directory that holds it: {quote(os.path.dirname(real))}"
+        else:
+            problem, hint = "does not exist", f"mkdir -p {quote(real)} && {_command('init', real)}"
+        raise WorkspacePathRefused(f"{os.fspath(path)} {problem}", op="workspace", fix_hints=[hint])
     refuse_own_state(real)
     return real
+
+
+def _command(name: str, real: str) -> str:
+    return f"proofbox workspace {name} {quote(real)}"
 
 
 def refuse_own_state(real: str) -> None:
@@ -130,7 +147,22 @@ def register(registration: Registration, *, replace: bool = False) -> None:
         create_only(place, registration.id.encode() + b"\n", mode=0o600)
     except FileExistsError:
         remove_tree(home)
-        raise WorkspaceExists(f"{os.fsdecode(path)} is a workspace already", op="workspace init") from None
+        registered(registration.path)  # which says so where its history is that of another directory
+        raise WorkspaceExists(
+            f"{registration.path} is a workspace already",
+            op="workspace init",
+            fix_hints=[
+                f"use it as it is: {_command('status', registration.path)}",
+                f"or drop its history first: {_command('forget', registration.path)}",
+            ],
+        ) from None
+
+
+def adopt(registration: Registration) -> Registration:
+    """Give the history to the directory that is now at its path."""
+    adopted = msgspec.structs.replace(registration, identity=identity_of(registration.path))
+    write(home_of(registration.id) / "workspace.json", adopted)
+    return adopted
 
 
 def forget(registration: Registration) -> None:
@@ -182,11 +214,33 @@ def drop_store(store_id: str) -> list[Left]:
 
 
 def registered(real: str) -> Registration:
+    """Return the workspace that this directory is.
+
+    Raises WorkspaceReplaced when the directory is not the one that its history was recorded in.
+    """
+    found = registered_at(real)
+    if found.identity and identity_of(real) not in (found.identity, ""):
+        raise WorkspaceReplaced(
+            f"{real} is another directory than the one that was a workspace there",
+            op="workspace",
+            fix_hints=[
+                f"keep the old history: {_command('adopt', real)}",
+                f"or drop it and begin a new one: {_command('forget', real)} && {_command('init', real)}",
+            ],
+            details={"path": real, "workspace": found.id},
+        )
+    return found
+
+
+def registered_at(real: str) -> Registration:
+    """Return the workspace that was made at this path, whatever is there now."""
     try:
         workspace_id = _place(os.fsencode(real)).read_text("ascii").removesuffix("\n")
     except FileNotFoundError:
+        above = next((str(each) for each in Path(real).parents if is_registered(str(each))), "")
+        part_of = [f"it is part of the workspace {above}: {_command('status', above)}"] if above else []
         raise WorkspaceUnknown(
-            f"{real} is not a workspace", op="workspace", fix_hints=[f"proofbox workspace init {real}"]
+            f"{real} is not a workspace", op="workspace", fix_hints=[*part_of, f"make it one: {_command('init', real)}"]
         ) from None
     except UnicodeDecodeError as error:
         raise WorkspaceCorrupt(f"the entry of {real} is damaged", op="workspace") from error

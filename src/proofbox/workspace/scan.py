@@ -4,6 +4,9 @@ A file is taken as unchanged when size, inode, mtime and ctime are those it had 
 file that was written again within one tick keeps them. So a file whose ctime is not older than the beginning of the
 scan that read it is noted as UNSETTLED, and read again the next time. ctime can't be set back by `touch -d`.
 
+A process that has mapped a file can write to it without changing its times. `writeback.py` decides whether a file's
+times show such edits too; if not, the file is UNSETTLED. A sealed scan relies on no times: it reads every file again.
+
 What is not an ordinary tree has a defined fate:
 - FIFOs, sockets and devices, unreadable files and directories, files beyond LARGEST bytes, and directories deeper than
   DEEPEST levels or with a path beyond LONGEST bytes are skipped, and named in the snapshot with the reason;
@@ -28,10 +31,12 @@ from typing import Protocol
 from proofbox.workspace import pack
 from proofbox.workspace.ignore import Ignore
 from proofbox.workspace.large import LARGE, chunks_of
+from proofbox.workspace.mappings import MappedFiles
 from proofbox.workspace.opening import OPEN_DIRECTORY, opened
 from proofbox.workspace.store import Store
 from proofbox.workspace.suspects import suspects
 from proofbox.workspace.tree import PAGED, UNSETTLED, Directory, Known, int64, kept_mode, times_of
+from proofbox.workspace.writeback import Writeback, protects_on_writeback
 
 DEEPEST = 200
 LONGEST = 3839
@@ -80,8 +85,12 @@ class Scanner:
         self._read = 0
         self._went: dict[int, Directory] = {}
         self._came: list[tuple[str, str]] | None = None
+        self._writeback = Writeback()
+        self._mapped = MappedFiles(root)
         self._relies = False
         """Whether all that changed was reported: in a scan nothing is taken on anybody's word."""
+        self._reads_all = False
+        """Whether files are read even when their times have not changed."""
         self.changed = 0
         """How many paths the last look found to differ: as many as `diff.differences` of the tree before and after."""
 
@@ -95,28 +104,39 @@ class Scanner:
         }
 
     def all(self, directory: Directory, *, thorough: bool = False) -> None:
-        """Look at everything. `thorough` lists directories even when their times say that no name has changed."""
-        self._begin(relies=False)
+        """Look at everything. `thorough` lists every directory and reads every file, whatever their times say."""
+        self._begin(relies=False, reads_all=thorough)
         self._skipped.clear()
         with opened(self._root, None) as root:
             if self._watcher:
                 self._watch_known(root, directory)
-            self._look_again(root, directory, suspects(root, directory, thorough=thorough))
+            everything = dict.fromkeys([path for path, _ in directory.walk()]) if thorough else None
+            self._look_again(root, directory, everything or suspects(root, directory))
         self._name_trees(directory)
         for _, each in directory.walk():
             if each.weight <= PAGED:
                 each.pack()
 
     def some(self, directory: Directory, dirty: Mapping[str, set[str] | None]) -> None:
-        """Look at these names of these directories, and at everything below those that are directories."""
+        """Look at these names of these directories, and at everything below those that are directories.
+
+        Files that a process has mapped are looked at as well: changes through a mapping are not reported.
+        """
         self._begin(relies=True)
+        dirty = {path: names if names is None else set(names) for path, names in dirty.items()}
+        for folder, name in self._mapped.changed(directory):
+            names = dirty.setdefault(folder, set())
+            if names is not None:
+                names.add(name)
         with opened(self._root, None) as root:
             self._look_again(root, directory, dirty)
         self._name_trees(directory)
 
-    def _begin(self, *, relies: bool) -> None:
+    def _begin(self, *, relies: bool, reads_all: bool = False) -> None:
         self._began = _file_clock()
         self._relies = relies
+        self._reads_all = reads_all
+        self._writeback.forget_devices()
         self.unstable.clear()
         self.changed = self._read = 0
 
@@ -179,12 +199,14 @@ class Scanner:
             self._entry(fd, line[-1], path, name)
 
     def _listed_anew(self, fd: int, directory: Directory, path: str, info: os.stat_result) -> set[str]:
-        """Names that came, and files that have changed. Those that went are gone from `directory`."""
+        """Names that came, and files that are to be read. Those that went are gone from `directory`."""
         listed = set(os.listdir(fd))
         look = {name for name in listed if name not in directory.files and name not in directory.dirs}
         for name in [name for name in (*directory.files, *directory.dirs) if name not in listed]:
             self._remove(directory, path, name)
-        for name, known in directory.files.items():
+        if self._reads_all:
+            look.update(directory.files)
+        for name, known in directory.files.items() if not self._reads_all else ():
             try:
                 found = os.stat(name, dir_fd=fd, follow_symlinks=False)
             except OSError:
@@ -235,7 +257,10 @@ class Scanner:
         if not (stat.S_ISREG(info.st_mode) or stat.S_ISLNK(info.st_mode)):
             return self._skip(parent, folder, name, "not a file, directory or symbolic link")
         try:
-            known = self._link(fd, name, info) if stat.S_ISLNK(info.st_mode) else self._file(fd, path, name)
+            if stat.S_ISLNK(info.st_mode):
+                known = self._link(fd, name, info)
+            else:
+                known = self._file(fd, path, name, parent.files.get(name))
         except FileNotFoundError:
             return self._remove(parent, folder, name)
         except OSError as error:
@@ -245,6 +270,7 @@ class Scanner:
         if before is None or before.digest != known.digest or before.mode != known.mode:
             self._touch(parent, name)
         parent.files[name] = known
+        self._mapped.note(known.ino, folder, name)
         return None
 
     def _watched(self, path: str) -> bool:
@@ -295,7 +321,7 @@ class Scanner:
         digest = self._store.put(pack.BLOB, os.fsencode(os.readlink(name, dir_fd=fd)))
         return self._known(stat.S_IFLNK, digest, info)
 
-    def _file(self, folder: int, path: str, name: str) -> Known:
+    def _file(self, folder: int, path: str, name: str, before: Known | None) -> Known:
         self._read += 1
         if self.on_progress is not None and self._read % _TELL_EVERY == 0:
             self.on_progress(self._read)
@@ -304,13 +330,22 @@ class Scanner:
             info = os.fstat(fd)
             if not stat.S_ISREG(info.st_mode):
                 raise OSError(errno.EINVAL, "swapped for something else while it was looked at")
+            if self._reads_all and before is not None and before[2:] == times_of(info):
+                # What made its times reliable then still does, if they showed all edits so far.
+                digest, _ = self._content(fd, info.st_size)
+                if digest == before.digest and times_of(os.fstat(fd)) == before[2:]:
+                    return before
+            start = not self._relies or info.st_ino in self._mapped
+            shown = self._writeback.times_show_edits(fd, info.st_dev, start=start)
+            info = os.fstat(fd)
             for _ in range(_TRIES):
                 if info.st_size > LARGEST:  # by now
                     raise OSError(errno.EFBIG, f"larger than {LARGEST} bytes")
                 digest, size = self._content(fd, info.st_size)
-                before, info = info, os.fstat(fd)
-                if size == info.st_size and before.st_mtime_ns == info.st_mtime_ns:
-                    return self._known(info.st_mode, digest, info)
+                earlier, info = info, os.fstat(fd)
+                if size == info.st_size and earlier.st_mtime_ns == info.st_mtime_ns:
+                    known = self._known(info.st_mode, digest, info)
+                    return known if shown else known._replace(ctime_ns=UNSETTLED)
             self.unstable[path] = "changed while it was read"
             return self._known(info.st_mode, digest, info)._replace(ctime_ns=UNSETTLED)
         finally:
@@ -391,12 +426,16 @@ def _file_clock() -> int:
     return time.time_ns() - _SECOND
 
 
-def settle(directory: Directory) -> None:
-    """Of a directory that only we knew until now: note what may still change within its tick as UNSETTLED."""
-    now = _file_clock()
+def settle(directory: Directory, root: str) -> None:
+    """Note as UNSETTLED which files of a new directory, known only to us so far, can change without their times."""
+    with opened(root, None) as fd:
+        _settle(directory, _file_clock() if protects_on_writeback(fd) else None)
+
+
+def _settle(directory: Directory, latest: int | None) -> None:
     for name, record in list(directory.records()):
-        if record[4] >= now:
+        if latest is None or record[4] >= latest:
             directory.files[name] = Known._make(record)._replace(ctime_ns=UNSETTLED)
     directory.pack()
     for child in directory.dirs.values():
-        settle(child)
+        _settle(child, latest)

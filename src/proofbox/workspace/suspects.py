@@ -36,8 +36,8 @@ _Job = tuple[str, Directory]
 _Suspect = tuple[str, set[str] | None]
 
 
-def suspects(root: int, directory: Directory, *, thorough: bool) -> Suspects:
-    """`thorough` lists directories even when their times say that no name has changed."""
+def suspects(root: int, directory: Directory) -> Suspects:
+    """Return what has other times than those that `directory` holds."""
     jobs = list(directory.walk())
     weights = [each.weight + 3 for _, each in jobs]
     total = sum(weights)
@@ -50,7 +50,7 @@ def suspects(root: int, directory: Directory, *, thorough: bool) -> Suspects:
         found = _ask(root, [jobs[:cut], jobs[cut:]])
     if found is None:
         found = _look(root, jobs)
-    return _together([*found, *(_listed(root, jobs) if thorough else ())])
+    return _together(found)
 
 
 def _together(found: Iterable[_Suspect]) -> Suspects:
@@ -108,14 +108,6 @@ def _look(root: int, jobs: Sequence[_Job]) -> Iterator[_Suspect]:
 def _gone(path: str) -> _Suspect:
     folder, _, name = path.rpartition("/")
     return folder, {name}
-
-
-def _listed(root: int, jobs: Sequence[_Job]) -> Iterator[_Suspect]:
-    for path, directory, fd in _each(root, jobs):
-        if fd is None:
-            yield _gone(path)
-        elif set(os.listdir(fd)) != {name for name, _ in directory.records()} | directory.dirs.keys():
-            yield path, None
 
 
 def _ask(root: int, shares: Sequence[Sequence[_Job]]) -> list[_Suspect] | None:

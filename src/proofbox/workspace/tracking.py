@@ -1,8 +1,8 @@
 """Which names the kernel says have changed: inotify, one watch a directory.
 
 Tracking is for speed. It sees nothing that happens through a hard link elsewhere, through a bind mount of a directory
-above, or through a memory map until it is closed; a sealed snapshot, which is a scan, sees those. Where the kernel lost
-count (its queue is bounded) or refuses another watch, `drain` says so, and the caller scans.
+above, or through a memory mapping (`mappings.py` finds mapped files). A scan sees those. Where the kernel lost count
+(its queue is bounded) or refuses another watch, `drain` says so, and the caller scans.
 """
 
 from __future__ import annotations

@@ -1,14 +1,17 @@
-"""A history read again in full, and a store rid of what no history needs."""
+"""Verify a history, collect garbage in a store, and drop a history."""
 
 from __future__ import annotations
 
+import os
+
 import msgspec
 
+from proofbox.core.locks import locked
 from proofbox.errors import WorkspaceCorrupt
 from proofbox.workspace import effects, registry
 from proofbox.workspace.history import History, reachable
 from proofbox.workspace.lower import LowerTrees
-from proofbox.workspace.model import Collected, Snapshot, Verification
+from proofbox.workspace.model import Collected, Forgotten, Snapshot, Verification
 from proofbox.workspace.registry import REFS, Registration
 from proofbox.workspace.store import Store
 
@@ -40,6 +43,19 @@ def verify(registration: Registration, store: Store, history: History) -> Verifi
     return Verification(
         sound=not problems, snapshots=len(snapshots), objects=len(live), problems=tuple(dict.fromkeys(problems))
     )
+
+
+def forget(path: str | os.PathLike[str]) -> Forgotten:
+    """Drop the history and the effect log of the workspace at a path. The directory's files stay, if it still exists.
+
+    What forks of it share stays stored.
+    """
+    registration = registry.registered_at(os.path.realpath(os.fspath(path)))
+    with locked(registry.home_of(registration.id) / registry.LOCK):
+        registry.forget(registration)
+    registry.drop_store(registration.store)
+    shared = registry.store_path(registration.store).exists()
+    return Forgotten(workspace=registration.id, path=registration.path, shared=shared)
 
 
 def collect(store: Store, history: History, named: set[str], keep: int | None) -> Collected:

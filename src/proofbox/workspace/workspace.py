@@ -20,6 +20,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
@@ -37,11 +38,13 @@ from proofbox.errors import (
     WorkspaceChanging,
     WorkspaceExists,
     WorkspacePathRefused,
+    WorkspaceReplaced,
 )
 from proofbox.workspace import effects, registry, upkeep
 from proofbox.workspace.diff import changes, differences
 from proofbox.workspace.forking import make_fork
 from proofbox.workspace.history import History
+from proofbox.workspace.identity import identity_of
 from proofbox.workspace.ignore import Ignore
 from proofbox.workspace.looking import Known, Look
 from proofbox.workspace.model import (
@@ -89,6 +92,7 @@ class Workspace:
         self._home = registry.home_of(registration.id)
         self._mutex = threading.RLock()
         """Held while it works: who closes it from another thread waits for that."""
+        self._released = False
         self._store = Store(registry.store_path(registration.store))
         self._history = History(self._store, self.id)
         ignore = Ignore(registration.ignore)
@@ -123,11 +127,14 @@ class Workspace:
         Ignore(ignore)
         ids = IdSource(clock)
         created_at = isoformat((clock or SystemClock()).now())
-        new = Registration(ids.new_id("ws"), ids.new_id("store"), os.fsencode(real).hex(), tuple(ignore), created_at)
+        new = Registration(
+            *(ids.new_id("ws"), ids.new_id("store"), os.fsencode(real).hex(), tuple(ignore), created_at),
+            identity=identity_of(real),
+        )
         Store.create(registry.store_path(new.store)).close()
         try:
             registry.register(new)
-        except WorkspaceExists:
+        except (WorkspaceExists, WorkspaceReplaced):
             remove_tree(registry.store_path(new.store))
             raise
         return cls(new, track=track, clock=clock)
@@ -143,12 +150,24 @@ class Workspace:
     ) -> Workspace:
         """Open a workspace, and finish a rollback that was interrupted; `unfinished` says why it could not be.
 
+        Raises WorkspaceReplaced when another directory has taken its place: see `adopt`.
+
         Without `track` every look is a scan.
 
         `on_progress` is told now and then how many files a look has read so far.
         """
         registration = registry.registered(registry.real_directory(path))
         return cls(registration, track=track, clock=clock, on_progress=on_progress)
+
+    @classmethod
+    def adopt(cls, path: str | os.PathLike[str], *, track: bool = True, clock: Clock | None = None) -> Workspace:
+        """Open the workspace that was made at this path, although another directory is there now.
+
+        For a directory that was restored from a backup or moved to another disk, and for one that was deleted: a
+        rollback then writes its files again.
+        """
+        registration = registry.adopt(registry.registered_at(registry.real_directory(path)))
+        return cls(registration, track=track, clock=clock)
 
     def __enter__(self) -> Workspace:
         return self
@@ -159,6 +178,8 @@ class Workspace:
     def close(self) -> None:
         """Stop tracking, and put what is known of the files and all history on the disk."""
         with self._mutex:
+            if self._released:
+                return
             try:
                 self._look.save()
             finally:
@@ -177,6 +198,9 @@ class Workspace:
 
     def _release(self) -> None:
         with self._mutex:
+            if self._released:
+                return
+            self._released = True
             try:
                 self._look.close()
             finally:
@@ -247,7 +271,7 @@ class Workspace:
         freeze: Session | None = None,
         beside: Session | None = None,
     ) -> Snapshot:
-        """Record the files as they are. `sealed` scans everything and returns when it is on the disk.
+        """Record the files as they are. `sealed` reads every file and returns when the snapshot is on the disk.
 
         `cwd`, `env` overrides and `effects_head` are kept for whoever goes on from here. A box that works on the files
         is held still meanwhile if it is named by `freeze`; named by `beside` it runs on, and the snapshot says whether
@@ -408,7 +432,11 @@ class Workspace:
         return made
 
     def _resolve(self, name: str) -> Snapshot:
-        return self._history.find(self.refs().get(name, name))
+        try:
+            return self._history.find(self.refs().get(name, name))
+        except SnapshotUnknown as error:
+            hints = [f"list them: proofbox workspace log {quote(str(self.path))}"]
+            raise SnapshotUnknown(error.message, op="workspace", fix_hints=hints) from None
 
 
 def _tree_of(snapshot: Snapshot | None) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,8 +17,8 @@ from proofbox.cli.output import Document, ErrorBody, columns, show, write_json
 from proofbox.cli.progress import passing_line, watched
 from proofbox.core.text import printable
 from proofbox.core.words import counted
-from proofbox.errors import UsageError, WorkspaceCorrupt
-from proofbox.workspace.model import Change, Collected, Left, Snapshot, Status, Verification
+from proofbox.errors import UsageError, WorkspaceCorrupt, WorkspacePathRefused
+from proofbox.workspace.model import Change, Collected, Forgotten, Left, Snapshot, Status, Verification
 
 if TYPE_CHECKING:
     from proofbox.workspace.unified import Line
@@ -86,6 +87,12 @@ class GcDocument(Document, frozen=True, kw_only=True):
     """What was dropped."""
 
 
+class ForgetDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.workspace_forget/1"
+    forgotten: Forgotten
+    """The workspace that was dropped."""
+
+
 def init(
     directory: Directory = Path(),
     /,
@@ -113,7 +120,7 @@ def snapshot(
     /,
     *,
     message: Annotated[str, Parameter(name=["--message", "-m"], help="What this state is.")] = "",
-    sealed: Annotated[bool, Parameter(name="--sealed", negative="", help="Scan everything, and sync.")] = False,
+    sealed: Annotated[bool, Parameter(name="--sealed", negative="", help="Read every file, and sync.")] = False,
     json: flags.Json = False,
 ) -> int:
     """Record the files as they are.
@@ -182,6 +189,13 @@ def diff(
     """
     from proofbox.workspace.unified import unified
 
+    if not directory.exists():
+        given = shlex.join(["proofbox", "workspace", "diff", ".", str(directory), *filter(None, (a, b))][:6])
+        raise WorkspacePathRefused(
+            f"{directory} does not exist",
+            op="workspace diff",
+            fix_hints=[f"if it is a snapshot, name the directory first: {given}"],
+        )
     with _opened(directory, json=json) as workspace:
         if json:
             write_json(DiffDocument(changes=tuple(workspace.diff(a, b))))
@@ -282,6 +296,37 @@ def gc(
     dropped = f"{counted(found.snapshots_dropped, 'snapshot')} and {counted(found.objects_dropped, 'object')} dropped"
     text = f"{dropped}, {found.bytes_freed} bytes freed"
     show(GcDocument(collected=found), lambda: text, as_json=json)
+    return 0
+
+
+def adopt(directory: Directory = Path(), /, *, json: flags.Json = False) -> int:
+    """Give a history to the directory that is now in its place, after a restore from a backup or a deletion.
+
+    For example:
+      proofbox workspace adopt project
+      proofbox workspace rollback project HEAD
+    """
+    from proofbox.workspace.workspace import Workspace
+
+    with Workspace.adopt(directory, track=False) as workspace:
+        document = WorkspaceDocument(workspace=workspace.id, path=str(workspace.path))
+    show(document, lambda: printable(f"{document.path} has its history again"), as_json=json)
+    return 0
+
+
+def forget(directory: Directory, /, *, json: flags.Json = False) -> int:
+    """Drop the history and the effect log of a directory. Its files stay; it may also be gone already.
+
+    For example:
+      proofbox workspace forget project
+    """
+    from proofbox.workspace.upkeep import forget as drop
+
+    found = drop(directory)
+    text = f"{found.path} is not a workspace any more"
+    if found.shared:
+        text += "; snapshots that its forks share are still stored"
+    show(ForgetDocument(forgotten=found), lambda: printable(text), as_json=json)
     return 0
 
 

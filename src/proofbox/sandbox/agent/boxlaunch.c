@@ -5,7 +5,8 @@
  *     --cgroup FD              go on in a child that is born in this cgroup v2 directory, and wait for it: entering by
  *                              --join takes the kernel up to 20 ms, being born there nothing
  *     --userns FD MAP GIDMAP   make a user namespace with these maps ("0 100000 1,1000 0 1": inside, outside, count),
- *                              in which no further one can be made, and leave it open as descriptor FD for boxagent
+ *                              in which no further one can be made and which can't use up the caller's inotify
+ *                              instances and watches, and leave it open as descriptor FD for boxagent
  *     --idmap PATH UID GID TOUID TOGID
  *                              what UID and GID own beneath PATH is TOUID's and TOGID's from here on, both ways, so that
  *                              an unprivileged box can work in root's project, and what it writes is root's outside
@@ -68,11 +69,27 @@ static void write_map(pid_t pid, const char *name, const char *map) { /* commas 
     write_file(path, lines);
 }
 
+/* The kernel also charges these to the user who made the namespace, so a box gets a quarter of the host's limit. */
+static const char *const shared[] = {"/proc/sys/user/max_inotify_instances", "/proc/sys/user/max_inotify_watches"};
+enum { SHARED = sizeof shared / sizeof *shared };
+
+static void quarter(const char *path, char *text, size_t size) {
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    text[0] = 0;
+    if (fd < 0 && errno == ENOENT) return; /* a kernel without inotify */
+    ssize_t length = fd < 0 ? -1 : read(fd, text, size - 1);
+    if (length < 0) die("reading", path);
+    close(fd);
+    text[length] = 0;
+    snprintf(text, size, "%ld", strtol(text, NULL, 10) / 4);
+}
+
 /* A user namespace with these maps, held open. It takes a process inside it for a moment, since maps are written to one.
- * With `seal`, no user namespace can be made within it: every other namespace needs one first. */
+ * With `seal`, it is limited, and no user namespace can be made within it: every other namespace needs one first. */
 static int make_userns(const char *uids, const char *gids, bool seal) {
     int go[2], status;
-    char byte, path[64];
+    char byte, path[64], limits[SHARED][32];
+    for (int n = 0; n < SHARED; n++) quarter(shared[n], limits[n], sizeof limits[n]);
     if (pipe2(go, O_CLOEXEC)) die("pipe", "");
     struct clone_args a = {.flags = CLONE_NEWUSER, .exit_signal = SIGCHLD};
     long pid = syscall(SYS_clone3, &a, sizeof a);
@@ -80,6 +97,8 @@ static int make_userns(const char *uids, const char *gids, bool seal) {
     if (pid == 0) {
         close(go[1]);
         if (seal) write_file("/proc/sys/user/max_user_namespaces", "0");
+        for (int n = 0; seal && n < SHARED; n++)
+            if (*limits[n]) write_file(shared[n], limits[n]);
         _exit(read(go[0], &byte, 1) == 0 ? 0 : 125);
     }
     write_map((pid_t)pid, "uid_map", uids);

@@ -165,6 +165,15 @@ def access_ro(context: Context) -> None:
     expect(own == "x\n", "the box has no place of its own to write")
 
 
+@check(FILESYSTEM)
+def shared_memory(context: Context) -> None:
+    """Commands have a /dev/shm of their own, which POSIX semaphores and `multiprocessing` need."""
+    place = f"/dev/shm/proofbox-{os.getpid()}"  # noqa: S108
+    own = context.sh(context.session(access="ro"), f"echo x > {place} && cat {place} && stat -c %a /dev/shm")
+    expect(own.stdout == "x\n1777\n", f"it can't be used: {own.stdout!r} {own.stderr!r}")
+    expect(not os.path.exists(place), "it is the host's")
+
+
 @check(OVERLAY)
 def access_overlay(context: Context) -> None:
     """All changes work and last as long as the session; the project keeps every byte, mode and time."""

@@ -41,7 +41,7 @@ _AGENT_INSIDE = "/run/boxagent"
 _NET_INSIDE = "/run/net"
 _DOORS_INSIDE = "/run/doors"
 # Its own, empty and gone with it. /run stays the agent's: a command has no business there.
-_PRIVATE = {"/tmp": "1777", "/var/tmp": "1777", "/home": "1777", "/run": "0755"}  # noqa: S108
+_PRIVATE = {"/tmp": "1777", "/var/tmp": "1777", "/dev/shm": "1777", "/home": "1777", "/run": "0755"}  # noqa: S108
 # Entries of /proc that tell about the host's kernel and its users; container runtimes mask the same ones.
 _MASKED_PROC = (
     *("acpi", "asound", "interrupts", "kcore", "keys", "latency_stats"),

@@ -52,18 +52,21 @@ class CapabilityCheck:
         self,
         capabilities: Capabilities,
         root: str,
-        on_denied: Callable[[Call, Decision], None] | None = None,
+        on_denied: Callable[[Call, ProofboxError], None] | None = None,
     ) -> None:
         self._capabilities = capabilities
         self._root = root
         self._on_denied = on_denied
 
     def __call__(self, call: Call, below: Below, /) -> ToolResult:
-        for decision in self._decisions(call):
-            call.decision = decision
-            if not decision.allowed and self._on_denied is not None:
-                self._on_denied(call, decision)
-            require(decision)
+        try:
+            for decision in self._decisions(call):
+                call.decision = decision
+                require(decision)
+        except ProofboxError as error:  # a denial, a path that leads outside, a malformed patch
+            if self._on_denied is not None:
+                self._on_denied(call, error)
+            raise
         return below(call)
 
     def _decisions(self, call: Call) -> list[Decision]:
@@ -102,9 +105,9 @@ class Recording:
         try:
             result = below(call)
         except BaseException as error:
-            ended["error"] = error.code if isinstance(error, ProofboxError) else type(error).__name__
+            ended |= _refusal(error)
             if isinstance(error, CapabilityDenied):
-                ended |= {"decision": "deny", "rule": str(error.details.get("rule", ""))}
+                ended["decision"] = "deny"
             raise
         else:
             ended |= _outcome(result)
@@ -114,9 +117,9 @@ class Recording:
             ended |= {"snapshot_before": call.snapshot_before, "snapshot_after": call.snapshot_after}
             self._log.append(id=id, phase="outcome", kind=call.tool, **ended)
 
-    def denied(self, call: Call, decision: Decision) -> None:
-        """A call that never got so far as to be an intent."""
-        facts = {**_intent(call), "decision": "deny", "rule": decision.rule}
+    def denied(self, call: Call, error: ProofboxError) -> None:
+        """Record a call that was refused before it became an intent."""
+        facts = {**_intent(call), **_refusal(error), "decision": "deny"}
         self._log.append(id=self._log.new_id(), phase="denied", kind=call.tool, **facts)
 
     def saw(self, event: Event) -> None:
@@ -289,6 +292,12 @@ def _intent(call: Call) -> dict[str, Any]:
         "rule": call.decision.rule if call.decision is not None else "",
         "snapshot_before": call.snapshot_before,
     }
+
+
+def _refusal(error: BaseException) -> dict[str, str]:
+    """The code of an error, and the rule if a capability decided."""
+    code = error.code if isinstance(error, ProofboxError) else type(error).__name__
+    return {"error": code, "rule": str(error.details.get("rule", "")) if isinstance(error, CapabilityDenied) else ""}
 
 
 def _quietly(call: Call) -> str:

@@ -1,0 +1,121 @@
+"""Which files of a workspace a running process has mapped so that it can write to them.
+
+inotify does not report stores through a mapping, so a tracked look asks for these files by name. The kernel shows a
+user the memory maps of their own processes, and root those of all.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import struct
+from collections.abc import Iterator
+
+from proofbox.workspace.tree import Directory, Known, times_of
+
+_QUERY = struct.Struct("=9Q4I2Q")
+_PROCMAP_QUERY = 0xC0000000 | _QUERY.size << 16 | ord("f") << 8 | 17
+_WRITABLE_SHARED_FILE_FROM = 0x02 | 0x08 | 0x10 | 0x20
+_MAPS_LINE = re.compile(rb"^[0-9a-f]+-[0-9a-f]+ .w.s [0-9a-f]+ [0-9a-f]+:[0-9a-f]+ ([0-9]+)", re.MULTILINE)
+_END, _INODE = 4, 8
+
+
+class MappedFiles:
+    """The mapped files of one workspace, found again by their inodes."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._places: dict[int, set[tuple[str, str]]] = {}
+
+    def __contains__(self, inode: int) -> bool:
+        return inode in self._places
+
+    def note(self, inode: int, folder: str, name: str) -> None:
+        """Remember where a file is that was just looked at, if it is a mapped one."""
+        places = self._places.get(inode)
+        if places is not None:
+            places.add((folder, name))
+
+    def changed(self, directory: Directory) -> Iterator[tuple[str, str]]:
+        """Find the mapped files whose times are not those of the last look, as pairs of directory and name."""
+        mapped = mapped_inodes()
+        unknown = mapped - self._places.keys()
+        self._places = {inode: self._places.get(inode, set()) for inode in mapped}
+        # A file can move along with its directory, and is not looked at then: it is no longer where it was.
+        if unknown or not all(self._is_at(inode, place) for inode in mapped for place in self._places[inode]):
+            self._search(directory)
+        for folder, name in (place for places in self._places.values() for place in places):
+            if self._times(folder, name) != _known(directory, folder, name):
+                yield folder, name
+
+    def _is_at(self, inode: int, place: tuple[str, str]) -> bool:
+        times = self._times(*place)
+        return times is not None and times[-1] == inode
+
+    def _search(self, directory: Directory) -> None:
+        self._places = {inode: set() for inode in self._places}
+        for folder, each in directory.walk():
+            for name, record in each.records():
+                self.note(record[-1], folder, name)
+
+    def _times(self, folder: str, name: str) -> tuple[int, int, int, int] | None:
+        try:
+            return times_of(os.lstat(os.path.join(self._root, folder, name)))
+        except OSError:
+            return None
+
+
+def _known(directory: Directory, folder: str, name: str) -> tuple[int, int, int, int] | None:
+    for part in folder.split("/") if folder else ():
+        below = directory.dirs.get(part)
+        if below is None:
+            return None
+        directory = below
+    known: Known | None = directory.files.get(name)
+    return None if known is None else known[2:]
+
+
+def mapped_inodes() -> set[int]:
+    """Return the inodes that any visible process has mapped shared and writable, of every file system."""
+    found: set[int] = set()
+    try:
+        processes = [name for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return found
+    for process in processes:
+        try:
+            fd = os.open(f"/proc/{process}/maps", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            found.update(_mapped_by(fd))
+        finally:
+            os.close(fd)
+    return found
+
+
+def _mapped_by(maps: int) -> Iterator[int]:
+    at = 0
+    while True:
+        query = bytearray(_QUERY.pack(_QUERY.size, _WRITABLE_SHARED_FILE_FROM, at, *(0,) * 12))
+        try:
+            fcntl.ioctl(maps, _PROCMAP_QUERY, query)
+        except OSError as error:
+            if error.errno == errno.ENOTTY:  # before Linux 6.11
+                yield from _mapped_by_text(maps)
+            return
+        answer = _QUERY.unpack(query)
+        yield answer[_INODE]
+        at = answer[_END]
+
+
+def _mapped_by_text(maps: int) -> Iterator[int]:
+    text = b""
+    try:
+        while more := os.read(maps, 1 << 16):
+            text += more
+    except OSError:  # the process ended
+        return
+    yield from (int(inode) for inode in _MAPS_LINE.findall(text))

@@ -1,0 +1,250 @@
+"""Edits through a shared memory mapping, which may change no time of the file and raise no event."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from proofbox import Workspace
+from proofbox.workspace import mappings, writeback
+from proofbox.workspace.mappings import mapped_inodes
+
+CLOCK_REALTIME_COARSE = 5
+SIZE = 3 * mmap.PAGESIZE
+
+WRITER = """if True:
+    import mmap, os, sys
+    with open(sys.argv[1], "r+b") as file:
+        held = mmap.mmap(file.fileno(), 0)
+    held[0]  # a page that was read may be written later without a fault
+    print("mapped", flush=True)
+    for line in sys.stdin.buffer:
+        held[0] = line[0]
+        print("stored", flush=True)
+"""
+
+
+class Writer:
+    """Another process that has mapped a file, and stores a byte on request."""
+
+    def __init__(self, path: Path) -> None:
+        argv = [sys.executable, "-c", WRITER, str(path)]
+        self._path = path
+        self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._answer()
+
+    def store(self, byte: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(byte.encode() + b"\n")
+        self._process.stdin.flush()
+        self._answer()
+
+    def settle(self) -> None:
+        """Wait until the clock that stamps files has moved on, so that the next look can rely on times."""
+        while time.clock_gettime_ns(CLOCK_REALTIME_COARSE) <= self._path.stat().st_ctime_ns:
+            os.sched_yield()
+
+    def stop(self) -> None:
+        self._process.communicate()
+
+    def _answer(self) -> None:
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline()
+
+
+def content(ws: Workspace, snapshot: str, place: Path) -> str:
+    """The first byte of the file, as the snapshot has it."""
+    ws.export(snapshot, place)
+    return (place / "file").read_text()[0]
+
+
+def observe(base: Path, track: bool) -> dict[str, object]:
+    """Return what a workspace shows of stores through a mapping that stays open."""
+    root = base / "project"
+    (root / "file").write_text("a" * SIZE)
+    writer = Writer(root / "file")
+    writer.store("b")
+    writer.settle()
+    found: dict[str, object] = {}
+    with Workspace.init(root, track=track) as ws:
+        first = ws.snapshot("first")
+        writer.store("c")
+        found["status"] = [change.path for change in ws.status().changes]
+        writer.store("d")
+        found["snapshot"] = content(ws, ws.snapshot("second").id, base / f"second-{track}")
+        writer.settle()
+        ws.snapshot("third")
+        writer.store("e")
+        with Workspace.open(root, track=False) as again:
+            found["another process"] = content(again, again.snapshot("fourth").id, base / f"fourth-{track}")
+        writer.settle()
+        ws.snapshot("fifth")
+        writer.store("f")
+        ws.rollback(first.id)
+        found["rollback"] = (root / "file").read_text()[0]
+        writer.store("g")
+        found["after a rollback"] = (root / "file").read_text()[0]
+        writer.stop()
+        writer = Writer(root / "file")
+        writer.store("h")
+        writer.settle()
+        ws.snapshot("sixth")
+        writer.store("i")
+        writer.stop()
+        found["sealed"] = content(ws, ws.snapshot("sealed", sealed=True).id, base / f"sealed-{track}")
+    return found
+
+
+COMPLETE = {
+    "status": ["file"],
+    "snapshot": "d",
+    "another process": "e",
+    "rollback": "b",
+    "after a rollback": "b",
+    "sealed": "i",
+}
+
+MOUNTS = {
+    "bind mount": 'mount --bind "$1/other" "$1/project"',
+    "ext4": 'truncate -s 64M "$1/image" && mkfs.ext4 -q "$1/image" && mount -o loop "$1/image" "$1/project"',
+    "tmpfs": 'mount -t tmpfs none "$1/project"',
+    "overlay": 'mount -t overlay none -o "lowerdir=$1/other,upperdir=$1/upper,workdir=$1/work" "$1/project"',
+    "volatile overlay": 'mount -t overlay none -o "lowerdir=$1/other,upperdir=$1/upper,workdir=$1/work,volatile"'
+    ' "$1/project"',
+    "overlay on tmpfs": 'mount -t tmpfs none "$1/other" && mkdir "$1/other/lower" "$1/other/upper" "$1/other/work" && '
+    'mount -t overlay none -o "lowerdir=$1/other/lower,upperdir=$1/other/upper,workdir=$1/other/work" "$1/project"',
+}
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    for name in ("project", "other", "upper", "work"):
+        (tmp_path / name).mkdir()
+    return tmp_path
+
+
+@pytest.fixture
+def writer(base: Path) -> Iterator[Writer]:
+    (base / "project/file").write_text("a" * SIZE)
+    made = Writer(base / "project/file")
+    yield made
+    made.stop()
+
+
+@pytest.mark.parametrize("track", [False, True])
+def test_stores_through_a_live_mapping_are_seen(base: Path, track: bool) -> None:
+    assert observe(base, track) == COMPLETE
+
+
+@pytest.mark.needs("root")
+@pytest.mark.parametrize("track", [False, True])
+@pytest.mark.parametrize("mount", MOUNTS)
+def test_stores_through_a_live_mapping_are_seen_on_every_file_system(base: Path, mount: str, track: bool) -> None:
+    code = f"""if True:
+        import json, pathlib, test_mapped_files
+        print(json.dumps(test_mapped_files.observe(pathlib.Path({str(base)!r}), {track})))"""
+    script = f'{{ {MOUNTS[mount]}; }} || exit 9; exec "$2" -c "$3"'
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script, "sh", str(base), sys.executable, code],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode == 9:
+        pytest.skip(f"{mount} can't be mounted here: {done.stderr.strip()}")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == COMPLETE
+
+
+def test_a_sealed_snapshot_reads_files_whose_times_are_unchanged(base: Path) -> None:
+    """An edit behind the kernel's back, as a disk or a clock that was set back could make it."""
+    file = base / "project/file"
+    file.write_text("a" * SIZE)
+    with Workspace.init(base / "project", track=False) as ws:
+        ws.snapshot("first")
+        assert ws._look.directory is not None
+        known = ws._look.directory.files["file"]
+        file.write_text("b" * SIZE)
+        info = file.stat()
+        forged = known._replace(mtime_ns=info.st_mtime_ns, ctime_ns=info.st_ctime_ns)
+        ws._look.directory.files["file"] = forged
+        assert not ws.status().changes
+        assert ws.snapshot("sealed", sealed=True).changed == 1
+        assert content(ws, "HEAD", base / "sealed") == "b"
+
+
+def test_unmapped_files_are_not_read_again_by_a_scan(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writeback, "protects_on_writeback", lambda _fd: True)
+    monkeypatch.setattr(writeback, "_cache_stat", lambda _fd: writeback._CacheStat())
+    (base / "project/file").write_text("a" * SIZE)
+    with Workspace.init(base / "project", track=False) as ws:
+        while time.clock_gettime_ns(CLOCK_REALTIME_COARSE) <= (base / "project/file").stat().st_ctime_ns:
+            os.sched_yield()
+        ws.snapshot("first")
+        assert ws._look.directory is not None
+        monkeypatch.setattr("proofbox.workspace.scan.Scanner._file", None)
+        assert not ws.status().changes
+
+
+@pytest.mark.parametrize("found", [None, writeback._CacheStat(evicted=1)])
+def test_a_kernel_that_does_not_count_dirty_pages_waits_for_writeback(
+    base: Path, monkeypatch: pytest.MonkeyPatch, found: writeback._CacheStat | None
+) -> None:
+    flags: list[int] = []
+
+    def sync(_fd: int, how: int) -> int:
+        flags.append(how)
+        return 0
+
+    monkeypatch.setattr(writeback, "protects_on_writeback", lambda _fd: True)
+    monkeypatch.setattr(writeback, "_cache_stat", lambda _fd: found)
+    monkeypatch.setattr(writeback, "_sync_file_range", sync)
+    with (base / "project/file").open("w") as file:
+        info = os.fstat(file.fileno())
+        assert writeback.Writeback().times_show_edits(file.fileno(), info.st_dev)
+        assert flags == [writeback._START, writeback._START_AND_WAIT]
+        assert not writeback.Writeback().times_show_edits(file.fileno(), info.st_dev, start=False)
+
+
+def test_the_times_of_an_unknown_file_system_are_not_relied_on() -> None:
+    with open("/proc/self/maps", "rb") as file:
+        assert not writeback.protects_on_writeback(file.fileno())
+
+
+def test_both_ways_to_read_a_memory_map_find_the_mapped_file(
+    base: Path, writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inode = (base / "project/file").stat().st_ino
+    assert inode in mapped_inodes()
+    monkeypatch.setattr(mappings, "_PROCMAP_QUERY", 0)  # no such request, as on an older kernel
+    assert inode in mapped_inodes()
+
+
+@pytest.mark.parametrize("move", ["file", "directory"])
+def test_a_mapped_file_is_found_after_it_was_moved(base: Path, move: str) -> None:
+    root = base / "project"
+    (root / "old").mkdir()
+    (root / "old/file").write_text("a" * SIZE)
+    writer = Writer(root / "old/file")
+    with Workspace.init(root) as ws:
+        writer.store("b")
+        ws.snapshot("first")
+        if move == "file":
+            (root / "old/file").rename(root / "old/moved")
+        else:
+            (root / "old").rename(root / "new")
+        ws.snapshot("moved")
+        writer.store("c")
+        assert ws.snapshot("stored").method == "tracked"
+        with Workspace.open(root, track=False) as again:
+            assert not again.status().changes
+    writer.stop()
