@@ -193,8 +193,7 @@ def test_detached_child_of_a_process_ends_with_its_attempt_in_a_shared_session(o
     look = {"file": [{"path": "alive.txt", "contains": "0"}]}
     source = HEAD + mission("detaches", detach) + mission("looks", f"{ALIVE}; echo done", expect=look)
     agent = {"process": {"command": ["/bin/sh", "-s"]}}
-    options = {"chain": "process!", "runtimes": agent, "isolation": "shared", "concurrency": 1}
-    made = plan(source, out, out.parent, **options)
+    made = plan(source, out, out.parent, chain="process!", runtimes=agent, isolation="shared", concurrency=1)
     run = conduct(made, out)
     detaches, looks = attempts(made, out).values()
     assert (detaches.result and detaches.result.verified) == "passed"

@@ -21,7 +21,7 @@ from capabilities import OrdinaryUser
 from proofbox.errors import PathRefused
 from proofbox.sandbox.conformance.kernel import OPEN_SETTINGS
 from proofbox.sandbox.contract import Mount, Policy
-from proofbox.sandbox.paths import resolve_mount, resolve_project
+from proofbox.sandbox.paths import resolve_mounts, resolve_project
 from proofbox.sandbox.providers import bubblewrap
 
 BASE = 'mount -t tmpfs tmpfs "$1" && cd "$1" && mkdir project lower upper work'
@@ -161,11 +161,11 @@ def test_command_line_drops_root_ids(place: Path) -> None:
 
 @pytest.mark.needs("root")
 @pytest.mark.parametrize("path", ["/proc/sys/kernel", "/sys/kernel", "/proc/self"])
-def test_kernel_file_systems_are_refused_as_project_and_mount(path: str) -> None:
+def test_kernel_file_systems_are_refused_as_project_and_mount(path: str, tmp_path: Path) -> None:
     with pytest.raises(PathRefused, match="settings of the host's kernel"):
         resolve_project(path)
     with pytest.raises(PathRefused, match="settings of the host's kernel"):
-        resolve_mount(Mount(Path(path), "/mnt/settings", writable=True))
+        resolve_mounts(tmp_path, [Mount(Path(path), "/mnt/settings", writable=True)])
 
 
 CONTAINS = """

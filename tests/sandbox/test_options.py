@@ -107,17 +107,17 @@ def test_limits_have_the_same_names_in_flags_settings_and_options() -> None:
 @pytest.mark.parametrize(
     ("size", "wanted"), [(512, 512), ("512m", 512), ("512M", 512), ("2g", 2048), ("2G", 2048), ("1t", 1 << 20)]
 )
-def test_a_size_is_a_number_of_megabytes_or_has_a_unit(size: int | str, wanted: int) -> None:
+def test_a_size_is_a_number_of_megabytes_or_has_a_unit(size: int | str, wanted: int, project: Path) -> None:
     assert megabytes(size, "memory") == wanted
-    policy = make_policy({"memory": size, "disk": size, "access": "overlay"}, Settings())
+    policy = make_policy(project, {"memory": size, "disk": size, "access": "overlay"}, Settings())
     assert (policy.memory_mb, policy.disk_mb) == (wanted, wanted)
-    assert make_policy({}, Settings(memory=size)).memory_mb == wanted
+    assert make_policy(project, {}, Settings(memory=size)).memory_mb == wanted
 
 
 @pytest.mark.parametrize("size", ["", "512", "g", "1.5g", "-1g", "1 g", "1gb", "1k", "１g", True, 1.5, [1]])
-def test_what_is_not_a_size_is_refused_with_an_example(size: Any) -> None:
+def test_what_is_not_a_size_is_refused_with_an_example(size: Any, project: Path) -> None:
     with pytest.raises(RequestInvalid, match="is not a size") as caught:
-        make_policy({"memory": size}, Settings())
+        make_policy(project, {"memory": size}, Settings())
     assert "'512m'" in caught.value.fix_hints[0]
 
 

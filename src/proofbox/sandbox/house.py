@@ -193,9 +193,7 @@ class House:
         sweep_scratch()
         return sorted(set(gone))
 
-    def _policy(
-        self, project: Path, provider: str | None, options: PolicyOptions | RunOptions, settings: Settings
-    ) -> Policy:
+    def _policy(self, project: Path, provider: str | None, options: PolicyOptions, settings: Settings) -> Policy:
         policy = make_policy(project, options, settings)
         name = _named(provider, settings)
         if ALIASES.get(name, name) in (AUTO, "bubblewrap"):
