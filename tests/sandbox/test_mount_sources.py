@@ -1,4 +1,4 @@
-"""What a box mounts is what was named, even if another box replaces it while this one starts."""
+"""Mounts show the named source, even if another box replaces it while this one starts."""
 
 from __future__ import annotations
 

@@ -143,11 +143,11 @@ def covers_at_another_place(context: Context) -> None:
     session = context.session(access="ro", mounts=mounts, hidden=["doc/secret"], frozen=["src/fixed"])
     for where in (str(project), place):
         seen = context.sh(session, 'cd "$1"; cat doc/secret; for f in doc/f src/fixed new; do echo x > $f; done', where)
-        expect(text not in seen.stdout, f"what is hidden was read at {where}")
+        expect(text not in seen.stdout, f"a hidden file was read at {where}")
         written = context.sh(session, 'echo "$1" > "$1/src/f"', where)
         expect((project / "src/f").read_text() == f"{where}\n", f"can't be written at {where}: {written.stderr!r}")
     expect((project / "doc/f").read_text() == "before", "the read-only part was written")
-    expect((project / "src/fixed").read_text() == "before", "what is frozen was written")
+    expect((project / "src/fixed").read_text() == "before", "a frozen file was written")
     expect(sorted(os.listdir(project)) == ["doc", "src"], "the read-only root was changed")
 
 
