@@ -177,7 +177,7 @@ def play(tell: Story) -> None:
     tell("suite", "schema", "--json")
     tell("suite", "lint", "suite.toml", "--json")
     tell("suite", "lint", "wrong.toml", "--json", code=1)
-    ran = tell("suite", "run", "suite.toml", "--provider", "bubblewrap", "--jsonl", code=1)
+    ran = tell("suite", "run", "suite.toml", "--strategies", "scripted", "--provider", "bubblewrap", "--jsonl", code=1)
     tell("suite", "report", "out", "--json", code=1)
     tell("attempt", "list", "out", "--json")
     tell("attempt", "show", "answer.1", "--json")
