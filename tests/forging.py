@@ -1,4 +1,4 @@
-"""Forgeries of evidence that recompute every digest they can, as somebody with all of the files could."""
+"""Forgeries of evidence that recompute every digest they can, as an attacker with all of the files could."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from proofbox.evidence.paths import INDEX, walk
 
 
 def rebuild(bundle: Path, *, change: Callable[[Index], Index] = lambda index: index) -> Index:
-    """Make a bundle's index anew for what is there now, with no trace of a repair; nested indexes are left alone."""
+    """Rebuild a bundle's index from its current files, without a repair record. Nested indexes are left alone."""
     old = parse_index((bundle / INDEX).read_bytes())
     own, _ = walk(bundle).split()
     artifacts = {path: _measured(bundle, path, old, old.artifacts.get(path)) for path in own - {INDEX}}

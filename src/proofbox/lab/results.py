@@ -160,7 +160,7 @@ def _disagreements(attempt: Attempt, row: Attempt | None, *, complete: bool) -> 
 
 
 def _facts(attempt: Attempt, *, complete: bool) -> dict[str, Any]:
-    """What ledger and evidence must agree on; of an attempt without a result that it has none."""
+    """The facts that ledger and evidence must agree on."""
     facts: dict[str, Any] = {
         "mission": attempt.mission,
         "replicate": attempt.replicate,
