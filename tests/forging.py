@@ -1,7 +1,8 @@
-"""Forgeries of evidence that recompute every digest they can, as somebody with all of the files could."""
+"""Forgeries of evidence that recompute every digest they can, as an attacker with all of the files could."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from proofbox.evidence.paths import INDEX, walk
 
 
 def rebuild(bundle: Path, *, change: Callable[[Index], Index] = lambda index: index) -> Index:
-    """Make a bundle's index anew for what is there now, with no trace of a repair; nested indexes are left alone."""
+    """Rebuild a bundle's index from its current files, without a repair record. Nested indexes are left alone."""
     old = parse_index((bundle / INDEX).read_bytes())
     own, _ = walk(bundle).split()
     artifacts = {path: _measured(bundle, path, old, old.artifacts.get(path)) for path in own - {INDEX}}
@@ -30,6 +31,16 @@ def rewrite_log(bundle: Path, path: str, entries: list[dict[str, object]]) -> No
         for entry in entries:
             writer.append({name: value for name, value in entry.items() if name not in ("seq", "prev")})
     rebuild(bundle)
+
+
+def repin(run: Path) -> None:
+    """Make the schedule of a run pin its attempts as they are now, and rebuild the run's index."""
+    entries = [json.loads(line) for line in (run / "schedule.jsonl").read_bytes().splitlines()]
+    paths = {entry["attempt"]: entry["path"] for entry in entries if entry["kind"] == "planned"}
+    for entry in entries:
+        if entry["kind"] == "finished":
+            entry["index_sha256"] = sha256_file(run / paths[entry["attempt"]] / INDEX)[0]
+    rewrite_log(run, "schedule.jsonl", entries)
 
 
 def _measured(bundle: Path, path: str, index: Index, before: Artifact | None) -> Artifact:

@@ -29,7 +29,7 @@ def outcome(verified: str) -> Outcome:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run of two attempts, the second of which failed."""
+    """A run of two attempts: the first passed, the second failed."""
     with BundleWriter(tmp_path / "out") as bundle:
         log = ScheduleLog(bundle.open_log("schedule.jsonl"))
         for name, verified in (("good", "passed"), ("bad", "failed")):

@@ -1,4 +1,4 @@
-"""A bundle that is replaced while it is read: what is handed out is one bundle, the one that was checked."""
+"""A bundle that is replaced while it is read: readers get the one bundle that was checked."""
 
 from __future__ import annotations
 

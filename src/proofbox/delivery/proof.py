@@ -55,8 +55,8 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     """What stands behind a delivery."""
 
     standing: Standing = "not proven"
-    """`proven`: everything holds, and a trusted key has signed. `consistent, not signed`: everything holds, and nobody
-    vouches for it. `not proven`: see `problems`."""
+    """`proven`: everything holds, and a trusted key has signed. `consistent, not signed`: everything holds, and no
+    trusted key vouches for it. `not proven`: see `problems`."""
     packet: str | None = None
     packet_sha256: str | None = None
     """Of the packet's file; null: no packet was given."""
@@ -146,7 +146,7 @@ def _policy_problems(packet: Packet, *, signed: bool) -> list[str]:
     policy: dict[str, Any] = packet.document["promotability"]["policy"]
     problems = []
     if not signed and not is_built_in(policy):
-        problems.append("the packet has a policy of its own, and no trusted key has signed it")
+        problems.append("the packet has a custom policy, and no trusted key has signed it")
     if not approves_code(policy):
         problems.append(
             f"the policy {policy['name']} does not approve code: it does not require that a verifier passed this tree"

@@ -11,7 +11,7 @@ Codes of findings:
     unlisted          a file or directory that no index covers
     symlink, special  not a regular file or directory; `unreadable`: a directory that can't be looked into
     chain_…           of a log; what follows is the chain's own code
-    schedule_malformed                                   a run's schedule is none, or was never closed
+    schedule_malformed                                   a run's schedule is malformed, or was never closed
     attempt_absent, attempt_replaced, attempt_unplanned  the bundles in a run are not those of its schedule
     more              there are further findings than are listed
 """
@@ -260,7 +260,7 @@ def _check_files(bundle: BundleCheck, listed: Mapping[str, Artifact], present: F
 def _check_parsed(bundle: BundleCheck, path: str, sha256: str, listed: Mapping[str, Artifact]) -> None:
     """Hold the bytes that a document was parsed from against the index: the file was opened anew to be hashed."""
     if path in listed and sha256 != listed[path].sha256:
-        bundle.found("digest_mismatch", path, "what was read is not what was committed")
+        bundle.found("digest_mismatch", path, "the bytes that were parsed are not the committed ones")
 
 
 def _check_coverage(

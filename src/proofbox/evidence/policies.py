@@ -149,7 +149,7 @@ RUN: dict[str, Any] = {
 POLICIES = {policy["name"]: policy for policy in (DECISION_STAGE, ATTEMPT, RUN)}
 
 # A measurement may be relied on and still say that the code is bad. Code is approved by a policy that asks for both of
-# these, and lets nobody accept that they don't hold.
+# these, and allows neither to be waived.
 _APPROVING: tuple[dict[str, Any], ...] = (
     {"check": "equals", "artifact": "outcome.json", "member": ["verified", "result"], "value": "passed"},
     {"check": "tree_manifest"},

@@ -79,7 +79,7 @@ def verify(path: str | os.PathLike[str], *, key: str | None = None, bundle: str 
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """A packet and its bundle, each read once: what was verified is what is in here."""
+    """A packet and its bundle as they were verified, each read once."""
 
     result: Verification
     packet: Packet | None

@@ -35,7 +35,7 @@ from proofbox.lab.ledger import Attempt, Ended
 DYING = 10.0
 """Seconds that a worker may take to die after its conductor."""
 DAMAGED = (ProofboxError, ShapeError, msgspec.MsgspecError, OSError)
-"""What reading a bundle raises that is not what it should be."""
+"""Errors that a damaged bundle raises when it is read."""
 
 
 class _Said(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""What does not hold of a run's evidence, as documents list it. A module of its own, because commands print it."""
+"""Findings about a run's evidence. Apart from the code that finds them, so that `--help` does not load that."""
 
 from __future__ import annotations
 

@@ -62,7 +62,9 @@ def _committed(run_dir: Path, told: Sequence[Attempt], plan: Plan) -> RunResults
     attempts = []
     for number, each in enumerate(planned.values(), 1):
         row = rows.pop(each.attempt, None)
-        attempt, complete = _attempt(number, each, checked, row, plan.run_id)
+        inner = checked.nested.get(each.path)
+        bundle = as_bundle(inner) if inner is not None and inner.ok else None
+        attempt, complete = _attempt(number, each, bundle, row, plan.run_id)
         attempts.append(attempt)
         findings += _disagreements(attempt, row, complete=complete)
     for row in rows.values():
@@ -76,6 +78,16 @@ def _committed(run_dir: Path, told: Sequence[Attempt], plan: Plan) -> RunResults
     return RunResults(tuple(attempts), True, stated_plan, tuple(findings))
 
 
+def attempts_by_evidence(run: Bundle) -> tuple[list[Attempt], bool]:
+    """The attempts of a verified run with the results that their bundles state, and whether each one states one."""
+    planned = read_schedule(run.read_log(SCHEDULE))
+    found = [
+        _attempt(number, each, run.nested.get(each.path), None, run.run_id)
+        for number, each in enumerate(planned.values(), 1)
+    ]
+    return [attempt for attempt, _ in found], all(complete for _, complete in found)
+
+
 def _planned(checked: BundleCheck) -> Mapping[str, Planned] | None:
     try:
         return read_schedule(as_bundle(checked).read_log(SCHEDULE))
@@ -84,11 +96,9 @@ def _planned(checked: BundleCheck) -> Mapping[str, Planned] | None:
 
 
 def _attempt(
-    number: int, planned: Planned, checked: BundleCheck, row: Attempt | None, run_id: str
+    number: int, planned: Planned, bundle: Bundle | None, row: Attempt | None, run_id: str
 ) -> tuple[Attempt, bool]:
     """An attempt by its bundle, and whether that bundle states a result."""
-    inner = checked.nested.get(planned.path)
-    bundle = as_bundle(inner) if inner is not None and inner.ok else None
     result: Ended | None = None
     named: Mapping[str, Any] = {}
     if bundle is not None:
@@ -150,7 +160,7 @@ def _disagreements(attempt: Attempt, row: Attempt | None, *, complete: bool) -> 
 
 
 def _facts(attempt: Attempt, *, complete: bool) -> dict[str, Any]:
-    """What ledger and evidence must agree on; of an attempt without a result that it has none."""
+    """The facts that ledger and evidence must agree on."""
     facts: dict[str, Any] = {
         "mission": attempt.mission,
         "replicate": attempt.replicate,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,7 +20,7 @@ from proofbox.agents.events import Usage
 from proofbox.agents.usage import TokenCount
 from proofbox.errors import BundleError, ProofboxError
 from proofbox.evidence import outcome
-from proofbox.evidence.paths import INDEX
+from proofbox.evidence.paths import INDEX, MAX_JSON_BYTES
 from proofbox.evidence.reader import Bundle
 from proofbox.evidence.schedule import PATH as SCHEDULE
 from proofbox.evidence.schedule import read_schedule
@@ -27,10 +28,14 @@ from proofbox.evidence.shape import ShapeError
 from proofbox.lab import artifacts
 from proofbox.lab.documents import SUMMARY_SCHEMA
 from proofbox.lab.finding import Finding
-from proofbox.lab.summary import SUMMARY
+from proofbox.lab.reading import parse_suite
+from proofbox.lab.results import attempts_by_evidence
+from proofbox.lab.summary import SUMMARY, summarize
 from proofbox.lab.trace import CALLS, EVENTS, STEPS
 
 _Found = tuple[str, str, str]
+SOURCES = ("suite.toml", "suite.json")
+_NAMING = (artifacts.ATTEMPT, artifacts.TORN)
 
 
 def attempts_in(bundle: Bundle) -> dict[str, Bundle]:
@@ -47,9 +52,16 @@ def validate(bundle: Bundle, *, strict: bool) -> list[Finding]:
     for path, attempt in attempts_in(bundle).items():
         for code, name, detail in _attempt(attempt, strict and path not in replaced):
             found.append(Finding(code, f"{path}/{name}" if path else name, detail))
+    if SCHEDULE in bundle.artifacts:
+        found += [Finding(*each) for each in _told(_placed(bundle), SCHEDULE)]
+    elif bundle.nested and not attempts_in(bundle).keys() <= {""}:
+        found.append(Finding("artifact_missing", SCHEDULE, "a run has one, so that a dropped attempt shows"))
     summary = bundle.artifacts.get(SUMMARY)
     if summary is not None and summary.schema_version == SUMMARY_SCHEMA:
         found += [Finding(*each) for each in _told(_counted(bundle), SUMMARY)]
+        source = next((name for name in SOURCES if name in bundle.artifacts), None)
+        if source is not None:
+            found += [Finding(*each) for each in _told(_derived(bundle, source), SUMMARY)]
     return found
 
 
@@ -122,6 +134,46 @@ def _counted(run: Bundle) -> Iterator[_Found]:
     yield from _same(SUMMARY, "passed", run.read_json(SUMMARY)["totals"]["passed"], passed)
 
 
+def _placed(run: Bundle) -> Iterator[_Found]:
+    """Each attempt is the one that the schedule has at its path: its id, its run, its mission and its parent."""
+    planned = read_schedule(run.read_log(SCHEDULE))
+    for each in planned.values():
+        inner = run.nested.get(each.path)
+        name = next((name for name in _NAMING if inner is not None and name in inner.artifacts), None)
+        if inner is None or name is None:
+            continue
+        said = inner.read_json(name)
+        path = f"{each.path}/{name}"
+        root = each
+        while root.parent is not None:
+            root = planned[root.parent]
+        yield from _same(path, "attempt_id", said["attempt_id"], each.attempt)
+        yield from _same(path, "parent", said["parent"], each.parent)
+        yield from _same(path, "run_id", said["run_id"], run.run_id)
+        yield from _same(path, "mission and replicate", f"{said['mission_id']}.{said['replicate']}", root.attempt)
+
+
+def _derived(run: Bundle, source: str) -> Iterator[_Found]:
+    """The suite is the one that the documents name, and the summary is what follows from suite and attempts."""
+    text = run.read_bytes(source, limit=MAX_JSON_BYTES).decode("utf-8", "replace")
+    # Pinned: the files that it names were there when the run was planned, and need not be here.
+    suite = parse_suite(text, base=Path(), name=source, json=source.endswith(".json"), pinned=Path())
+    named = {"id": suite.id, "sha256": suite.sha256}
+    yield from _same("environment.json", "suite", run.read_json("environment.json")["suite"], named)
+    for path, inner in attempts_in(run).items():
+        if artifacts.ATTEMPT in inner.artifacts:
+            yield from _same(f"{path}/{artifacts.ATTEMPT}", "suite", inner.read_json(artifacts.ATTEMPT)["suite"], named)
+    attempts, complete = attempts_by_evidence(run)
+    due = msgspec.json.decode(msgspec.json.encode(summarize(run.run_id, suite, attempts)))
+    said = run.read_json(SUMMARY)
+    if complete:
+        for name in due:
+            yield from _same(SUMMARY, name, said.get(name), due[name])
+        return
+    for name in ("attempts", "results", "passed", "failed"):
+        yield from _same(SUMMARY, name, said["totals"][name], due["totals"][name])
+
+
 def _passed(bundle: Bundle) -> bool:
     if bundle.index.status == "failed" or artifacts.TORN in bundle.artifacts or outcome.PATH not in bundle.artifacts:
         return False
@@ -139,8 +191,18 @@ def _story(bundle: Bundle, *, whole: bool) -> Iterator[_Found]:
     if ("result" in feedback) == ("result_json" in feedback):
         yield "feedback_ambiguous", artifacts.FEEDBACK, "exactly one of result and result_json must be there"
     yield from _same(artifacts.FEEDBACK, "claimed", feedback["claimed"], report["claimed"])
-    verdict = outcome.parse_outcome(bundle.read_json(outcome.PATH)).verified.result
+    yield from _same(artifacts.REPORT, "mission_id", report["mission_id"], attempt["mission_id"])
+    named = f"{attempt['run_id']}.{attempt['attempt_id']}"
+    yield from _same(artifacts.ATTEMPT, "the bundle's id", bundle.run_id, named)
+    came = outcome.parse_outcome(bundle.read_json(outcome.PATH))
+    claimed = {"success": "passed", "failure": "failed"}.get(report["claimed"], "unknown")
+    yield from _same(outcome.PATH, "claimed", came.claimed.result, claimed)
+    verdict = came.verified.result
     yield from _same(outcome.PATH, "verified", {"unknown": "none"}.get(verdict, verdict), report["verified"])
+    yield from _same(outcome.PATH, "infra failed", came.infra.result != "ok", report["infra"] is not None)
+    if artifacts.VERIFICATION in bundle.artifacts:
+        verification = bundle.read_json(artifacts.VERIFICATION, schema="proofbox.attempt_verification/1")
+        yield from _same(artifacts.VERIFICATION, "result", verification["result"], report["verified"])
     for each in report.get("integrity", []) if whole else []:
         yield each["code"], EVENTS, each["message"]
     if CALLS in bundle.artifacts:

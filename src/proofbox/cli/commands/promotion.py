@@ -51,15 +51,15 @@ def emit(
 ) -> int:
     """Check a bundle against a policy and write its promotion packet, promotable or not.
 
+    What `validate --strict` finds anything in is refused: nothing is signed that does not agree with itself.
+
     For example:
       proofbox promotion emit out --require-promotable --sign release
       proofbox promotion emit out/run-01… --policy attempt --accept bundle_repaired --json
     """
-    from proofbox.evidence.promotion import emit_promotion
+    from proofbox.lab.promoting import promote
 
-    done = emit_promotion(
-        bundle, policy=policy, require_promotable=require_promotable, accept=accept, sign=sign, output=out
-    )
+    done = promote(bundle, policy=policy, require_promotable=require_promotable, accept=accept, sign=sign, output=out)
     document = PromotionDocument(
         path=done.path,
         promotable=done.promotable,
