@@ -27,10 +27,10 @@ import anyio
 import anyio.abc
 import msgspec
 
-from proofbox.agents.codex import CodexAppServer, CodexSettings
-from proofbox.agents.codex.binary import find_binary
-from proofbox.agents.codex.session import CodexSession
-from proofbox.agents.codex.settings import config_toml
+from proofbox.agents.runtimes.codex import CodexAppServer, CodexSettings
+from proofbox.agents.runtimes.codex.binary import find_binary
+from proofbox.agents.runtimes.codex.session import CodexSession
+from proofbox.agents.runtimes.codex.settings import config_toml
 from proofbox.agents.contract import SessionOptions
 from proofbox.agents.events import Event, ToolCall
 

@@ -26,7 +26,7 @@ from statistics import median
 
 from proofbox import BundleWriter, load_bundle
 from proofbox.core.digest import sha256_hex
-from proofbox.evidence.index import Artifact, index_of, parse_index
+from proofbox.evidence.bundle.index import Artifact, index_of, parse_index
 from proofbox.evidence.pool import cores
 
 FILE_BYTES = 100_000

@@ -22,8 +22,8 @@ from pathlib import Path
 from statistics import median
 
 from proofbox import AsyncSandboxes, Sandboxes
-from proofbox.sandbox.config import Settings
-from proofbox.sandbox.containers import our_containers
+from proofbox.config.settings import Settings
+from proofbox.sandbox.containers.ownership import our_containers
 from proofbox.sandbox.contract import Output, Policy
 from proofbox.sandbox.providers import bubblewrap
 from proofbox.sandbox.service import Session

@@ -23,8 +23,8 @@ from statistics import median
 
 from proofbox.errors import SearchTimedOut
 from proofbox.workspace.search import PythonEngine
-from proofbox.workspace.tools.files import FileTools
-from proofbox.workspace.tools.handles import DirectoryTree
+from proofbox.workspace.tools.environments.files import FileTools
+from proofbox.workspace.tools.environments.handles import DirectoryTree
 
 MOST = 1.2
 IN_DIRECTORY = 20

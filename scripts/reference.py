@@ -17,7 +17,7 @@ import reference_schemas
 import reference_sdk
 
 from proofbox.cli import COMMANDS, GROUPS
-from proofbox.cli.commands.contract import CodeFacts, ContractDocument, make_contract
+from proofbox.cli.commands.setup.contract import CodeFacts, ContractDocument, make_contract
 from proofbox.cli.describe import CommandFacts, ParameterFacts
 
 ROOT = Path(__file__).resolve().parent.parent

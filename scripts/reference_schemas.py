@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from proofbox.cli.commands.contract import ContractDocument
+from proofbox.cli.commands.setup.contract import ContractDocument
 
 ERROR = "proofbox.error/1"
 OPENING = """# Schemas

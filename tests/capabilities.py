@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import private_engine
 
-from proofbox.sandbox import cgroups
+from proofbox.sandbox.host import cgroups
 
 ROOT = Path(__file__).resolve().parent.parent
 NOBODY = 65534
@@ -195,7 +195,7 @@ def probe_gvisor() -> str:
 
 def probe_codex() -> str:
     # Here, not above: what every test imports must not rest on a room under test.
-    from proofbox.agents.codex.binary import find_binary
+    from proofbox.agents.runtimes.codex.binary import find_binary
     from proofbox.errors import ProofboxError
 
     try:

@@ -38,7 +38,7 @@ from leftovers import (
     wait_for_none,
 )
 
-from proofbox.sandbox.cgroups import sweep, tree
+from proofbox.sandbox.host.cgroups import sweep, tree
 
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true", "yes")
 SOAK = os.environ.get("PROOFBOX_SOAK", "") not in ("", "0")

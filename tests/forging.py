@@ -9,8 +9,8 @@ from pathlib import Path
 
 from proofbox.core.chain import ChainWriter, origin
 from proofbox.core.digest import sha256_file, sha256_hex
-from proofbox.evidence.index import Anchor, Artifact, Index, parse_index, schema_of
-from proofbox.evidence.paths import INDEX, walk
+from proofbox.evidence.bundle.index import Anchor, Artifact, Index, parse_index, schema_of
+from proofbox.evidence.bundle.paths import INDEX, walk
 
 
 def rebuild(bundle: Path, *, change: Callable[[Index], Index] = lambda index: index) -> Index:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from proofbox.errors import ProviderUnavailable
-from proofbox.sandbox.engine import Engine
+from proofbox.sandbox.containers.engine import Engine
 
 IMAGE = "proofbox-test:latest"
 LIST = "engines"  # a file in the run's directory: where engines were, for the look at what is left

@@ -159,7 +159,7 @@ def test_no_room_is_empty() -> None:
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
-        ("import proofbox.lab.ledger", {"proofbox.lab.ledger"}),
+        ("import proofbox.lab.run.ledger", {"proofbox.lab.run.ledger"}),
         ("from proofbox import errors, cli", {"proofbox.errors", "proofbox.cli"}),
         ("from proofbox import Sandboxes", {"proofbox"}),
         ("from .. import errors", {"proofbox.errors"}),

@@ -19,25 +19,25 @@ TYPE_CHECKING = False  # type checkers know the name; `typing` costs more than a
 
 if TYPE_CHECKING:
     from proofbox import errors as errors
-    from proofbox.agents.forking import fork_trial as fork_trial
-    from proofbox.agents.outcome import TrialRequest as TrialRequest
-    from proofbox.agents.trial import run_trial as run_trial
-    from proofbox.core.redaction import Redactor as Redactor
-    from proofbox.delivery.aclient import AsyncBackendClient as AsyncBackendClient
-    from proofbox.delivery.client import BackendClient as BackendClient
-    from proofbox.delivery.settings import BackendSettings as BackendSettings
+    from proofbox.agents.trials.fork import fork_trial as fork_trial
+    from proofbox.agents.trials.result import TrialRequest as TrialRequest
+    from proofbox.agents.trials.trial import run_trial as run_trial
+    from proofbox.core.redaction.redactor import Redactor as Redactor
+    from proofbox.delivery.client.async_client import AsyncBackendClient as AsyncBackendClient
+    from proofbox.delivery.client.sync_client import BackendClient as BackendClient
+    from proofbox.delivery.client.settings import BackendSettings as BackendSettings
     from proofbox.errors import ProofboxError as ProofboxError
-    from proofbox.evidence.promotion import emit_promotion as emit_promotion
-    from proofbox.evidence.reader import load_bundle as load_bundle
-    from proofbox.evidence.reader import open_bundle_unverified as open_bundle_unverified
-    from proofbox.evidence.verify import verify as verify
-    from proofbox.evidence.writer import BundleWriter as BundleWriter
-    from proofbox.sandbox.aservice import AsyncSandboxes as AsyncSandboxes
-    from proofbox.sandbox.catalogue import list_images as list_images
-    from proofbox.sandbox.catalogue import resolve_default_image as resolve_default_image
-    from proofbox.sandbox.config import Settings as Settings
+    from proofbox.evidence.promotion.emit import emit_promotion as emit_promotion
+    from proofbox.evidence.bundle.reader import load_bundle as load_bundle
+    from proofbox.evidence.bundle.reader import open_bundle_unverified as open_bundle_unverified
+    from proofbox.evidence.verify.verifier import verify as verify
+    from proofbox.evidence.bundle.writer import BundleWriter as BundleWriter
+    from proofbox.sandbox.async_service import AsyncSandboxes as AsyncSandboxes
+    from proofbox.sandbox.images.catalogue import list_images as list_images
+    from proofbox.sandbox.images.catalogue import resolve_default_image as resolve_default_image
+    from proofbox.config.settings import Settings as Settings
     from proofbox.sandbox.contract import Mount as Mount
-    from proofbox.sandbox.images import pull_image as pull_image
+    from proofbox.sandbox.images.pull import pull_image as pull_image
     from proofbox.sandbox.initialize import initialize as initialize
     from proofbox.sandbox.service import Sandboxes as Sandboxes
     from proofbox.workspace.capabilities.capabilities import Capabilities as Capabilities
@@ -47,32 +47,32 @@ if TYPE_CHECKING:
 
 # What type checkers read above, by the module it is loaded from. A test holds the two together.
 _HOME = {
-    "AsyncBackendClient": "proofbox.delivery.aclient",
-    "AsyncSandboxes": "proofbox.sandbox.aservice",
-    "BackendClient": "proofbox.delivery.client",
-    "BackendSettings": "proofbox.delivery.settings",
-    "BundleWriter": "proofbox.evidence.writer",
+    "AsyncBackendClient": "proofbox.delivery.client.async_client",
+    "AsyncSandboxes": "proofbox.sandbox.async_service",
+    "BackendClient": "proofbox.delivery.client.sync_client",
+    "BackendSettings": "proofbox.delivery.client.settings",
+    "BundleWriter": "proofbox.evidence.bundle.writer",
     "Capabilities": "proofbox.workspace.capabilities.capabilities",
     "Mount": "proofbox.sandbox.contract",
     "ProofboxError": "proofbox.errors",
-    "Redactor": "proofbox.core.redaction",
+    "Redactor": "proofbox.core.redaction.redactor",
     "Sandboxes": "proofbox.sandbox.service",
-    "Settings": "proofbox.sandbox.config",
-    "TrialRequest": "proofbox.agents.outcome",
+    "Settings": "proofbox.config.settings",
+    "TrialRequest": "proofbox.agents.trials.result",
     "Workspace": "proofbox.workspace.workspace",
     "create_tool_registry": "proofbox.workspace.tools.registry",
-    "emit_promotion": "proofbox.evidence.promotion",
+    "emit_promotion": "proofbox.evidence.promotion.emit",
     "errors": "proofbox.errors",
-    "fork_trial": "proofbox.agents.forking",
+    "fork_trial": "proofbox.agents.trials.fork",
     "initialize": "proofbox.sandbox.initialize",
-    "list_images": "proofbox.sandbox.catalogue",
-    "load_bundle": "proofbox.evidence.reader",
-    "open_bundle_unverified": "proofbox.evidence.reader",
+    "list_images": "proofbox.sandbox.images.catalogue",
+    "load_bundle": "proofbox.evidence.bundle.reader",
+    "open_bundle_unverified": "proofbox.evidence.bundle.reader",
     "open_toolbox": "proofbox.workspace.tools.toolbox",
-    "pull_image": "proofbox.sandbox.images",
-    "resolve_default_image": "proofbox.sandbox.catalogue",
-    "run_trial": "proofbox.agents.trial",
-    "verify": "proofbox.evidence.verify",
+    "pull_image": "proofbox.sandbox.images.pull",
+    "resolve_default_image": "proofbox.sandbox.images.catalogue",
+    "run_trial": "proofbox.agents.trials.trial",
+    "verify": "proofbox.evidence.verify.verifier",
 }
 
 __all__ = list(_HOME)

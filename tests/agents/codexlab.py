@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import anyio
 
-from proofbox.agents.codex import CodexAppServer
-from proofbox.agents.codex.session import CodexSession
+from proofbox.agents.runtimes.codex import CodexAppServer
+from proofbox.agents.runtimes.codex.session import CodexSession
 from proofbox.agents.contract import SessionOptions, TurnResult
 from proofbox.agents.events import Event
 from proofbox.agents.fakemodel import FakeModel

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import anyio
 
-from proofbox.agents.codex import CodexAppServer
+from proofbox.agents.runtimes.codex import CodexAppServer
 from proofbox.agents.contract import SessionOptions
 from proofbox.agents.events import Event, ItemStarted, ToolCall
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proofbox.agents.codex.approvals import answer
-from proofbox.agents.codex.decoder import Decoder, TurnOver
-from proofbox.agents.codex.failures import classify
+from proofbox.agents.runtimes.codex.approvals import answer
+from proofbox.agents.runtimes.codex.decoder import Decoder, TurnOver
+from proofbox.agents.runtimes.codex.failures import classify
 from proofbox.agents.contract import ApprovalRule
 from proofbox.agents.events import (
     Delta,
@@ -29,8 +29,8 @@ from proofbox.agents.events import (
     Unrecognized,
     Usage,
 )
-from proofbox.agents.rpc import Refusal
-from proofbox.agents.traffic import Exchange
+from proofbox.agents.jsonrpc.peer import Refusal
+from proofbox.agents.gateway.traffic import Exchange
 from proofbox.agents.usage import UsageLedger
 
 FIXTURES = Path(__file__).parent / "fixtures" / "codex-0.166.0"

@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pacing import SOON
 
-from proofbox.agents.codex import CodexAppServer, CodexSettings
-from proofbox.agents.codex import session as session_module
-from proofbox.agents.codex.binary import check_version, find_binary, parse_version
-from proofbox.agents.codex.settings import config_toml
+from proofbox.agents.runtimes.codex import CodexAppServer, CodexSettings
+from proofbox.agents.runtimes.codex import session as session_module
+from proofbox.agents.runtimes.codex.binary import check_version, find_binary, parse_version
+from proofbox.agents.runtimes.codex.settings import config_toml
 from proofbox.agents.contract import AgentRuntime, AgentSession, RuntimeProbe
 from proofbox.agents.events import Decision, Delta, Integrity, Notice, ToolCall, TurnEnded, Unrecognized
 from proofbox.agents.settings import read_settings
@@ -300,7 +300,7 @@ def test_it_is_found_by_setting_path_npm_and_pypi(tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(plain.parent)
     with pytest.raises(StrategyUnavailable, match="relative path"):
         find_binary("./codex")
-    monkeypatch.setattr("proofbox.agents.codex.binary._pypi", lambda: None)
+    monkeypatch.setattr("proofbox.agents.runtimes.codex.binary._pypi", lambda: None)
     with pytest.raises(StrategyUnavailable) as caught:
         find_binary(path=str(tmp_path))
     assert any("npm install" in hint for hint in caught.value.fix_hints)

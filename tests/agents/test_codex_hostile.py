@@ -11,17 +11,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from proofbox.agents.codex import decoder as decoding
-from proofbox.agents.codex import opened
-from proofbox.agents.codex.approvals import answer
-from proofbox.agents.codex.decoder import Decoder, TurnOver
-from proofbox.agents.codex.failures import classify
-from proofbox.agents.codex.hearing import MOST_UNASKED, TOLD_GARBAGE, Hearing
-from proofbox.agents.codex.items import Open
+from proofbox.agents.runtimes.codex import decoder as decoding
+from proofbox.agents.runtimes.codex import open_items
+from proofbox.agents.runtimes.codex.approvals import answer
+from proofbox.agents.runtimes.codex.decoder import Decoder, TurnOver
+from proofbox.agents.runtimes.codex.failures import classify
+from proofbox.agents.runtimes.codex.listener import MOST_UNASKED, TOLD_GARBAGE, Hearing
+from proofbox.agents.runtimes.codex.items import Open
 from proofbox.agents.contract import ApprovalRule
 from proofbox.agents.events import Event, Integrity, ToolCall
 from proofbox.agents.feed import Feed
-from proofbox.agents.rpc import Refusal
+from proofbox.agents.jsonrpc.peer import Refusal
 from proofbox.core.clock import SystemClock
 
 RULES = (ApprovalRule(answer="decline", command="*rm -rf*"), ApprovalRule(answer="accept", command="src/*"))
@@ -50,8 +50,8 @@ def test_what_is_nested_deeply_is_told_and_raises_nothing(method: str) -> None:
 
 
 def test_what_is_remembered_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opened, "MOST", 5)
-    monkeypatch.setattr(opened, "MOST_BYTES", 50_000)
+    monkeypatch.setattr(open_items, "MOST", 5)
+    monkeypatch.setattr(open_items, "MOST_BYTES", 50_000)
     monkeypatch.setattr(decoding, "REMEMBERED", 5)
     decoder = Decoder()
 
@@ -84,7 +84,7 @@ def test_what_is_remembered_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None
     st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from("tu"), st.integers(0, 300), st.booleans()), max_size=30)
 )
 def test_the_size_of_what_is_open_is_what_it_is(steps: list[tuple[str, str, int, bool]]) -> None:
-    kept = opened.OpenItems()
+    kept = open_items.OpenItems()
     model: dict[tuple[str, str], str] = {}
     for id, thread, size, begins in steps:
         if begins:

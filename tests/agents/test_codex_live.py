@@ -28,7 +28,7 @@ from capabilities import OrdinaryUser
 from codexlab import Lab, Seat, processes, run
 from pacing import SOON
 
-from proofbox.agents.codex import CodexAppServer
+from proofbox.agents.runtimes.codex import CodexAppServer
 from proofbox.agents.contract import ApprovalRule, SessionOptions
 from proofbox.agents.events import (
     Decision,

@@ -10,9 +10,9 @@ import anyio
 import pytest
 
 from proofbox.agents.fakemodel import FakeModel
-from proofbox.agents.forking import fork_trial
-from proofbox.agents.outcome import Trial, TrialRequest
-from proofbox.agents.trial import run_trial
+from proofbox.agents.trials.fork import fork_trial
+from proofbox.agents.trials.result import Trial, TrialRequest
+from proofbox.agents.trials.trial import run_trial
 
 pytestmark = pytest.mark.needs("bubblewrap", "codex")
 

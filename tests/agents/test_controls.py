@@ -8,7 +8,7 @@ import pytest
 from drive import Driven, drive
 
 from proofbox.agents.contract import ApprovalRule
-from proofbox.agents.controls import NopRuntime, OracleRuntime
+from proofbox.agents.runtimes.controls import NopRuntime, OracleRuntime
 from proofbox.agents.events import Message, ToolCall
 from proofbox.errors import StrategyUnavailable
 

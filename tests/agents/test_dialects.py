@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proofbox.agents.dialects import ClaudeStream, CodexExec, Dialect, OwnDialect
+from proofbox.agents.runtimes.process.dialects import ClaudeStream, CodexExec, Dialect, OwnDialect
 from proofbox.agents.events import Event, FileChange, Integrity, Message, Retrying, ToolCall, Unrecognized, Usage
 
 CAPTURES = Path(__file__).parent / "captures"

@@ -23,7 +23,7 @@ from proofbox.agents.feed import Turn
 from proofbox.agents.funnel.command import run_command
 from proofbox.agents.funnel.server import Bounds, Funnel
 from proofbox.agents.funnel.wire import MAX_REQUEST, Garbled, parse_request
-from proofbox.agents.process import ProcessRuntime
+from proofbox.agents.runtimes.process.runtime import ProcessRuntime
 
 pytestmark = pytest.mark.needs("bubblewrap")
 
@@ -512,7 +512,7 @@ def test_a_defect_at_one_call_is_told_and_ends_no_other(tmp_path: Path, monkeypa
 
 
 def bounded(monkeypatch: pytest.MonkeyPatch, **bounds: Any) -> None:
-    monkeypatch.setattr("proofbox.agents.process.Funnel", functools.partial(Funnel, bounds=Bounds(**bounds)))
+    monkeypatch.setattr("proofbox.agents.runtimes.process.runtime.Funnel", functools.partial(Funnel, bounds=Bounds(**bounds)))
 
 
 def test_a_command_without_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from drive import Driven, drive
 import proofbox
 from proofbox.agents.contract import ApprovalRule, TurnResult
 from proofbox.agents.events import Decision, ToolCall
-from proofbox.agents.process import ProcessRuntime
+from proofbox.agents.runtimes.process.runtime import ProcessRuntime
 
 pytestmark = pytest.mark.needs("bubblewrap")
 

@@ -17,7 +17,7 @@ from drive import Driven, drive
 from private_engine import IMAGE, private_engine
 
 from proofbox.agents.events import ToolCall
-from proofbox.agents.process import ProcessRuntime
+from proofbox.agents.runtimes.process.runtime import ProcessRuntime
 
 SCRIPT = "echo hi | proofbox run -- sh -c 'cat; id -u >made; exit 3'; echo $?"
 
@@ -81,7 +81,7 @@ from pathlib import Path
 import anyio
 from proofbox.agents.contract import SessionOptions
 from proofbox.agents.events import ToolCall
-from proofbox.agents.process import ProcessRuntime
+from proofbox.agents.runtimes.process.runtime import ProcessRuntime
 
 async def main():
     base, script = Path(sys.argv[1]), sys.argv[2]

@@ -34,9 +34,9 @@ from hypothesis import strategies as st
 
 from proofbox.agents.events import TokenUsage
 from proofbox.agents.fakemodel import FakeModel, Rule, Script, load_rules
-from proofbox.agents.gateway import MAX_ERROR_BODY, Endpoint, ModelGateway
-from proofbox.agents.http import Request, Responder, connection_handler
-from proofbox.agents.traffic import Exchange, StreamReader, read_body, read_duration, read_headers
+from proofbox.agents.gateway.server import MAX_ERROR_BODY, Endpoint, ModelGateway
+from proofbox.agents.gateway.http import Request, Responder, connection_handler
+from proofbox.agents.gateway.traffic import Exchange, StreamReader, read_body, read_duration, read_headers
 from proofbox.errors import AuthFailed, UsageError
 
 LONG_LINE = 256 << 10

@@ -20,12 +20,12 @@ from drive import Driven, drive
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proofbox.agents.accepting import accept_all
+from proofbox.agents.gateway.accepting import accept_all
 from proofbox.agents.events import Integrity
-from proofbox.agents.gateway import TOLD_FAULTS, Endpoint, ModelGateway
-from proofbox.agents.http import BadRequest, Budget, Request, Responder, _field, connection_handler
-from proofbox.agents.process import ProcessRuntime
-from proofbox.agents.traffic import Exchange
+from proofbox.agents.gateway.server import TOLD_FAULTS, Endpoint, ModelGateway
+from proofbox.agents.gateway.http import BadRequest, Budget, Request, Responder, _field, connection_handler
+from proofbox.agents.runtimes.process.runtime import ProcessRuntime
+from proofbox.agents.gateway.traffic import Exchange
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n"
 POST = b"POST /model/x HTTP/1.1\r\nhost: h\r\n"
@@ -147,7 +147,7 @@ def test_the_end_of_the_gateway_is_told(tmp_path: Path, monkeypatch: pytest.Monk
         await go.wait()
         raise OSError(errno.EBADF, "no listener")
 
-    monkeypatch.setattr("proofbox.agents.gateway.accept_all", breaks)
+    monkeypatch.setattr("proofbox.agents.gateway.server.accept_all", breaks)
 
     async def work(driven: Driven) -> None:
         go.set()
@@ -257,7 +257,7 @@ def test_bodies_have_one_budget_and_give_back_what_they_took(tmp_path: Path) -> 
 def test_what_does_not_come_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, said: bytes, answer: bytes
 ) -> None:
-    monkeypatch.setattr(f"proofbox.agents.http.{limit}", 0.1)
+    monkeypatch.setattr(f"proofbox.agents.gateway.http.{limit}", 0.1)
 
     async def main() -> None:
         with anyio.fail_after(60):
@@ -344,7 +344,7 @@ def shortage() -> Exception:
 
 
 def test_so_many_at_a_time_and_a_shortage_of_descriptors_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proofbox.agents.accepting.GO_ON", 0.001)
+    monkeypatch.setattr("proofbox.agents.gateway.accepting.GO_ON", 0.001)
     let_go = [anyio.Event() for _ in range(4)]
     hosted: list[int] = []
 

@@ -9,11 +9,11 @@ from typing import Any
 import anyio
 import pytest
 
-from proofbox.agents.codex.binary import find_binary
+from proofbox.agents.runtimes.codex.binary import find_binary
 from proofbox.agents.fakemodel import FakeModel
-from proofbox.agents.outcome import TrialRequest
-from proofbox.agents.process import ProcessRuntime
-from proofbox.agents.trial import run_trial
+from proofbox.agents.trials.result import TrialRequest
+from proofbox.agents.runtimes.process.runtime import ProcessRuntime
+from proofbox.agents.trials.trial import run_trial
 
 pytestmark = pytest.mark.needs("bubblewrap")
 

@@ -11,7 +11,7 @@ from drive import Driven, drive
 
 from proofbox.agents.contract import TurnResult
 from proofbox.agents.events import Delta, Integrity, ItemStarted, Message, ToolCall, Unrecognized
-from proofbox.agents.process import LINE_LIMIT, ProcessRuntime
+from proofbox.agents.runtimes.process.runtime import LINE_LIMIT, ProcessRuntime
 from proofbox.errors import StrategyUnavailable
 
 pytestmark = pytest.mark.needs("bubblewrap")

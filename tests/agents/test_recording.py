@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 import pytest
 
-from proofbox.agents.codex.lineage import MOST_SUB_AGENTS, Lineage
+from proofbox.agents.runtimes.codex.lineage import MOST_SUB_AGENTS, Lineage
 from proofbox.agents.events import Event, Integrity, ItemStarted, Notice, ToolCall, Unrecognized
 from proofbox.agents.feed import Feed
 from proofbox.agents.recording import Recording

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proofbox.agents import rpc as module
-from proofbox.agents.jsonl import Garbage, Id, Lines, Notification, Request, Response, encode
-from proofbox.agents.rpc import OVERLOADED, Peer, Refusal
+from proofbox.agents.jsonrpc import peer as module
+from proofbox.agents.jsonrpc.messages import Garbage, Id, Lines, Notification, Request, Response, encode
+from proofbox.agents.jsonrpc.peer import OVERLOADED, Peer, Refusal
 from proofbox.errors import AgentError, Overloaded, RuntimeProtocolError, RuntimeTimedOut, TransportBroken
 
 # ---- lines

@@ -10,13 +10,14 @@ import msgspec
 import pytest
 from capabilities import OrdinaryUser
 
-from proofbox.agents import hosted, scripted
+from proofbox.agents import hosted_session
+from proofbox.agents.runtimes.scripted import runtime
 from proofbox.agents.conformance import CHECKS, RuntimeReport, context, run_conformance
 from proofbox.agents.contract import RuntimeProbe
 from proofbox.agents.events import Event, ToolCall
 from proofbox.agents.feed import Turn
 from proofbox.agents.registry import Registry
-from proofbox.agents.scripted import ScriptedSession
+from proofbox.agents.runtimes.scripted.runtime import ScriptedSession
 from proofbox.errors import AgentError, StrategyUnavailable, StrategyUnsupported, UsageError
 
 NAMES = [check.name for check in CHECKS]
@@ -113,9 +114,9 @@ class Talker(ScriptedSession):
     ],
 )
 def test_the_suite_finds_a_fault(fault: type[ScriptedSession], check: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scripted, "ScriptedSession", fault)
+    monkeypatch.setattr(runtime, "ScriptedSession", fault)
     monkeypatch.setattr(context.Context, "patience", 1.0)
-    monkeypatch.setattr(hosted, "CLOSE_PATIENCE", 1.0)
+    monkeypatch.setattr(hosted_session, "CLOSE_PATIENCE", 1.0)
     [result] = run_conformance("scripted", provider="bubblewrap", only=[check]).results
     assert result.outcome == "failed", "the suite did not see it"
 
@@ -124,22 +125,22 @@ def test_a_runtime_that_is_not_there_can_t_be_checked(monkeypatch: pytest.Monkey
     async def absent(self: object, settings: object) -> RuntimeProbe:
         return RuntimeProbe(strategy="scripted", available=False, reason="not installed", fix_hints=("install it",))
 
-    monkeypatch.setattr(scripted.ScriptedRuntime, "probe", absent)
+    monkeypatch.setattr(runtime.ScriptedRuntime, "probe", absent)
     with pytest.raises(StrategyUnavailable, match="not installed"):
         run_conformance("scripted")
 
 
 @pytest.mark.needs("bubblewrap")
 def test_a_capability_that_is_not_claimed_must_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    less = msgspec.structs.replace(scripted.ScriptedRuntime.capabilities, supports_thread_fork=False)
-    monkeypatch.setattr(scripted.ScriptedRuntime, "capabilities", less)
+    less = msgspec.structs.replace(runtime.ScriptedRuntime.capabilities, supports_thread_fork=False)
+    monkeypatch.setattr(runtime.ScriptedRuntime, "capabilities", less)
     report = run_conformance("scripted", provider="bubblewrap", only=["threads.fork-has-the-history-up-to-its-turn"])
     assert report.results[0].outcome == "failed"
     assert "did not refuse" in report.results[0].detail
 
 
 def test_a_runtime_without_a_rig_can_t_be_checked() -> None:
-    class Other(scripted.ScriptedRuntime):
+    class Other(runtime.ScriptedRuntime):
         id = "other"
 
     with pytest.raises(UsageError, match="no rig"):

@@ -11,8 +11,8 @@ from drive import Driven, drive
 
 from proofbox.agents.contract import ApprovalRule, SessionOptions
 from proofbox.agents.events import Decision, Event, Message, ToolCall, TurnEnded, Unrecognized
-from proofbox.agents.script import FAULTS, read_script
-from proofbox.agents.scripted import ScriptedRuntime
+from proofbox.agents.runtimes.scripted.script import FAULTS, read_script
+from proofbox.agents.runtimes.scripted.runtime import ScriptedRuntime
 from proofbox.errors import RuntimeCrashed, UsageError
 
 pytestmark = pytest.mark.needs("bubblewrap")

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from proofbox.agents.contract import SessionOptions, TurnResult
 from proofbox.agents.events import Event, ToolCall, TurnEnded, TurnStarted
-from proofbox.agents.scripted import ScriptedRuntime
+from proofbox.agents.runtimes.scripted.runtime import ScriptedRuntime
 from proofbox.errors import ProofboxError, SandboxLost, UsageError
 from proofbox.workspace.tools.contract import CommandResult, ToolResult
 

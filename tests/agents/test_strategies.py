@@ -245,4 +245,4 @@ def test_an_installed_package_brings_its_runtime(tmp_path: Path, monkeypatch: py
     assert "Bad-Id" not in registry.ids
     assert Chain(parse_chain("extra", "flag").candidates, "flag")
     # A built-in id stays what it is.
-    assert type(registry.runtime("scripted")).__module__ == "proofbox.agents.scripted"
+    assert type(registry.runtime("scripted")).__module__ == "proofbox.agents.runtimes.scripted.runtime"

@@ -17,17 +17,18 @@ import anyio
 import pytest
 from pacing import SOON, in_time
 
-from proofbox.agents import record, steps
-from proofbox.agents.forking import fork_trial
-from proofbox.agents.outcome import Trial, TrialRequest
-from proofbox.agents.record import bounded, copy_home
+from proofbox.agents import steps
+from proofbox.agents.trials import record
+from proofbox.agents.trials.fork import fork_trial
+from proofbox.agents.trials.result import Trial, TrialRequest
+from proofbox.agents.trials.record import bounded, copy_home
 from proofbox.agents.registry import Registry
-from proofbox.agents.scripted import ScriptedRuntime
+from proofbox.agents.runtimes.scripted.runtime import ScriptedRuntime
 from proofbox.agents.steps import reach_of
-from proofbox.agents.trial import run_trial
+from proofbox.agents.trials.trial import run_trial
 from proofbox.core.canonical import canonical_bytes
 from proofbox.core.chain import verify_chain
-from proofbox.core.redaction import Redactor
+from proofbox.core.redaction.redactor import Redactor
 from proofbox.errors import (
     CorruptError,
     EnvPolicyRefused,
@@ -38,7 +39,7 @@ from proofbox.errors import (
     UsageError,
     WorkspacePathRefused,
 )
-from proofbox.sandbox import config
+from proofbox.config import settings
 from proofbox.sandbox.conformance.context import command_line, processes_with
 from proofbox.sandbox.contract import Mount
 from proofbox.workspace.workspace import Workspace
@@ -327,8 +328,8 @@ def test_what_a_box_must_not_have_is_refused_before_anything_starts(
     assert not (tmp_path / "out").exists()
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     (project / ".proofbox").mkdir()
-    (project / config.PROJECT_FILE).write_text('env = ["GITHUB_TOKEN"]\n')
-    config.trust(project)
+    (project / settings.PROJECT_FILE).write_text('env = ["GITHUB_TOKEN"]\n')
+    settings.trust(project)
     with pytest.raises(EnvPolicyRefused):
         attempt(request(project, {"say": "x"}))
     trial = attempt(request(project, {"say": "x"}, grants=("GITHUB_TOKEN",)))
@@ -338,8 +339,8 @@ def test_what_a_box_must_not_have_is_refused_before_anything_starts(
 def test_the_project_s_settings_count_once_trusted(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (project / ".proofbox").mkdir()
     said = 'strategies = ["process!", "scripted"]\n[runtimes.process]\ncommand = ["echo", "from the file"]\n'
-    (project / config.PROJECT_FILE).write_text(said)
-    config.trust(project)
+    (project / settings.PROJECT_FILE).write_text(said)
+    settings.trust(project)
     wanted = TrialRequest(prompt="x", workspace=project, provider="bubblewrap")
     trial = attempt(wanted)
     assert (trial.strategy, trial.chain_origin, trial.final_message) == ("process", "config", "from the file\n")
@@ -548,8 +549,8 @@ def test_killed_it_leaves_no_agent_behind(project: Path, tmp_path: Path) -> None
         import sys
         from pathlib import Path
         import anyio
-        from proofbox.agents.outcome import TrialRequest
-        from proofbox.agents.trial import run_trial
+        from proofbox.agents.trials.result import TrialRequest
+        from proofbox.agents.trials.trial import run_trial
         script = {"step": [{"tool": "run_command", "args": {"command": "echo up > up; sleep 303 # " + sys.argv[1]}}]}
         anyio.run(run_trial, TrialRequest(prompt="x", workspace=Path(sys.argv[1]), out=Path(sys.argv[2]),
                                           strategies="scripted", provider="bubblewrap", flags={"script": script}))

@@ -16,9 +16,9 @@ import pytest
 from codexlab import Lab, run
 
 from proofbox.agents.events import Integrity, TokenUsage, Usage
-from proofbox.agents.gateway import Endpoint, ModelGateway
-from proofbox.agents.http import Request, Responder, connection_handler
-from proofbox.agents.traffic import Exchange
+from proofbox.agents.gateway.server import Endpoint, ModelGateway
+from proofbox.agents.gateway.http import Request, Responder, connection_handler
+from proofbox.agents.gateway.traffic import Exchange
 from proofbox.agents.usage import TokenCount
 
 RESPONSES_USAGE = {

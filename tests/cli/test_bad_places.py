@@ -326,6 +326,6 @@ def test_a_failure_of_a_descriptor_is_one_of_reading_or_writing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The system names a descriptor by its number, in the place of a path."""
-    monkeypatch.setattr("proofbox.evidence.listing.list_bundles", lambda *_: os.stat(1 << 20))
+    monkeypatch.setattr("proofbox.evidence.bundle.listing.list_bundles", lambda *_: os.stat(1 << 20))
     assert main(["bundle", "list", str(tmp_path), "--json"]) == 3
     assert json.loads(capsys.readouterr().out)["error"]["code"] == "PROOFBOX_IO"

@@ -14,7 +14,7 @@ import pytest
 
 import proofbox
 from proofbox.cli import COMMANDS, GROUPS, Command, main
-from proofbox.cli.commands.contract import make_contract
+from proofbox.cli.commands.setup.contract import make_contract
 from proofbox.errors import error_classes
 
 SNAPSHOT = Path(__file__).parent / "contract.json"
@@ -28,7 +28,7 @@ HEAVY = (
 TO_RUN = (
     *("anyio", "asyncio", "concurrent.futures", "cryptography", "http.client", "httpx2", "importlib.metadata", "ssl"),
     *("stamina", "starlette", "urllib.request", "uvicorn"),
-    *("proofbox.agents.registry", "proofbox.delivery.client", "proofbox.lab.run", "proofbox.sandbox.providers"),
+    *("proofbox.agents.registry", "proofbox.delivery.client.sync_client", "proofbox.lab.run.conductor", "proofbox.sandbox.providers"),
     *("proofbox.workspace.workspace",),
 )
 # Their documents are made of types that stand beside the code which makes them, and are needed for the contract.

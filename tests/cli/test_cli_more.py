@@ -16,7 +16,7 @@ from terminal import Terminal
 
 from proofbox.cli import main
 from proofbox.core.dirs import state_dir
-from proofbox.lab.limiter import Limiter
+from proofbox.lab.run.limiter import Limiter
 
 
 @pytest.fixture

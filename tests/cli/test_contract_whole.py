@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import proofbox
-from proofbox.cli.commands.contract import ContractDocument, make_contract
+from proofbox.cli.commands.setup.contract import ContractDocument, make_contract
 from proofbox.cli.glossary import NOUNS
 from proofbox.cli.output import EXIT_CODES, PASSING_EXIT_CODES
 

@@ -12,7 +12,7 @@ import pytest
 from capabilities import ROOT
 
 from proofbox.cli import main
-from proofbox.evidence.verify import verify
+from proofbox.evidence.verify.verifier import verify
 
 pytestmark = pytest.mark.needs("bubblewrap", "git")
 

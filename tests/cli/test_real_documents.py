@@ -21,7 +21,7 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 
 from proofbox.cli import main
-from proofbox.cli.commands.contract import make_contract
+from proofbox.cli.commands.setup.contract import make_contract
 
 pytestmark = [
     pytest.mark.needs("bubblewrap", "git", "limits"),

@@ -24,8 +24,8 @@ from capabilities import OrdinaryUser
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proofbox.core.archives import ArchiveRefused, Limits, unpack, unpack_tar
-from proofbox.core.overlaying import Overlaid
+from proofbox.core.archives.unpack import ArchiveRefused, Limits, unpack, unpack_tar
+from proofbox.core.files.overlaying import Overlaid
 
 ENOUGH = Limits(files=100, size=1 << 20)
 KINDS = {
@@ -307,7 +307,7 @@ def test_a_sparse_file_is_refused_and_not_filled_in(tmp_path: Path) -> None:
 def test_a_directory_that_can_not_be_read_is_not_left_out(ordinary_user: OrdinaryUser) -> None:
     program = (
         "import pathlib, sys, tempfile\n"
-        "from proofbox.core.overlaying import Overlaid\n"
+        "from proofbox.core.files.overlaying import Overlaid\n"
         "with tempfile.TemporaryDirectory() as dest:\n"
         "    try: Overlaid(pathlib.Path(dest)).lay(pathlib.Path(sys.argv[1]))\n"
         "    except PermissionError as error: print('refused', error.filename)\n"

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from proofbox.core.atomic import TEMPORARY_PREFIX, create_only, sweep_temporaries, write_document
+from proofbox.core.files.atomic import TEMPORARY_PREFIX, create_only, sweep_temporaries, write_document
 
 Write = Callable[[Path, bytes], None]
 

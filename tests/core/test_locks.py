@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from proofbox.core.locks import locked
+from proofbox.core.files.locks import locked
 
 
 def test_one_holds_it_at_a_time_and_several_share_it(tmp_path: Path) -> None:

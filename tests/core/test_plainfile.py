@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from proofbox.core.plainfile import open_plain, read_plain
+from proofbox.core.files.plain import open_plain, read_plain
 
 
 def test_a_pipe_or_a_device_with_a_name_is_refused(tmp_path: Path) -> None:

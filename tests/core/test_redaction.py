@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proofbox.core.canonical import MAX_DEPTH
-from proofbox.core.redaction import Redactor
-from proofbox.core.redaction_stream import StreamRedactor
-from proofbox.core.spellings import MIN_SECRET, spellings
+from proofbox.core.redaction.redactor import Redactor
+from proofbox.core.redaction.stream import StreamRedactor
+from proofbox.core.redaction.spellings import MIN_SECRET, spellings
 from proofbox.core.text import gap
 
 LETTERS = string.ascii_letters + string.digits

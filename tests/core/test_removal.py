@@ -18,9 +18,9 @@ from capabilities import OrdinaryUser
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proofbox.core import removal
-from proofbox.core.overlaying import Overlaid
-from proofbox.core.removal import remove_tree
+from proofbox.core.files import removal
+from proofbox.core.files.overlaying import Overlaid
+from proofbox.core.files.removal import remove_tree
 
 
 def nest(top: Path, name: str, levels: int) -> None:
@@ -104,7 +104,7 @@ def test_whatever_it_is_goes_and_what_links_point_to_stays(
 AS_SOMEONE = """if True:
     import json, os, sys, tempfile
     from pathlib import Path
-    from proofbox.core.removal import remove_tree
+    from proofbox.core.files.removal import remove_tree
     base = Path(tempfile.mkdtemp())
     place = base / "top"
     for name in ["closed", *["deep"] * 50]:
@@ -132,7 +132,7 @@ def test_what_is_closed_to_its_owner_goes_too_and_what_can_not_go_is_said(ordina
 MOUNTED = """if True:
     import json, os, subprocess, sys
     from pathlib import Path
-    from proofbox.core.removal import remove_tree
+    from proofbox.core.files.removal import remove_tree
     base = Path(sys.argv[1])
     for name in ("other", "top/gone", "top/kept/mount"):
         (base / name).mkdir(parents=True)

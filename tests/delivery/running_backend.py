@@ -16,7 +16,7 @@ from typing import Any
 from unittest.mock import patch
 
 from proofbox.cli import main
-from proofbox.delivery.settings import BackendSettings, Retries, Timeouts
+from proofbox.delivery.client.settings import BackendSettings, Retries, Timeouts
 
 DYING = Path(__file__).with_name("dying_backend.py")
 KEY = "k3y-Zq7+never/shown=9f1b"

@@ -17,10 +17,10 @@ import pytest
 from fault_server import FaultServer, forward
 from running_backend import KEY, Backend, backend, bare, clone, deliver, git, here, run, settings, tree_of
 
-from proofbox.delivery.aclient import AsyncBackendClient
-from proofbox.delivery.client import BackendClient
-from proofbox.delivery.source import open_source
-from proofbox.delivery.wire import FileChange, InitialExport, PullRequest
+from proofbox.delivery.client.async_client import AsyncBackendClient
+from proofbox.delivery.client.sync_client import BackendClient
+from proofbox.delivery.source.tree import open_source
+from proofbox.delivery.client.wire import FileChange, InitialExport, PullRequest
 
 pytestmark = pytest.mark.needs("git")
 

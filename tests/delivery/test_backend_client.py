@@ -26,11 +26,11 @@ from fault_server import FaultServer, answer
 from pacing import SOON
 
 from proofbox.core.clock import ManualClock
-from proofbox.delivery.aclient import AsyncBackendClient
-from proofbox.delivery.calls import api_path, seconds_to_wait
-from proofbox.delivery.client import BackendClient
-from proofbox.delivery.settings import ApiKey, BackendSettings, Retries, Timeouts, key_from_environment
-from proofbox.delivery.wire import InitialExport, RepoManifest
+from proofbox.delivery.client.async_client import AsyncBackendClient
+from proofbox.delivery.client.calls import api_path, seconds_to_wait
+from proofbox.delivery.client.sync_client import BackendClient
+from proofbox.delivery.client.settings import ApiKey, BackendSettings, Retries, Timeouts, key_from_environment
+from proofbox.delivery.client.wire import InitialExport, RepoManifest
 from proofbox.errors import (
     BackendConflict,
     BackendError,

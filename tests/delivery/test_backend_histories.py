@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from proofbox.core.clock import ManualClock
 from proofbox.delivery.backend.repositories import Repositories
 from proofbox.delivery.backend.rules import Refusal
-from proofbox.delivery.wire import FileChange, FileContent, InitialExport, ManifestRequest, Operation, PullRequest
+from proofbox.delivery.client.wire import FileChange, FileContent, InitialExport, ManifestRequest, Operation, PullRequest
 
 pytestmark = pytest.mark.needs("git")
 

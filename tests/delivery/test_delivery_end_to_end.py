@@ -16,15 +16,15 @@ import pytest
 from running_backend import KEY, Backend, backend, bare, clone, deliver, git, run, settings, tree_of
 
 from proofbox.cli import main
-from proofbox.core.redaction import Redactor
-from proofbox.delivery.baseline import Baseline
-from proofbox.delivery.client import BackendClient
+from proofbox.core.redaction.redactor import Redactor
+from proofbox.delivery.patch.baseline import Baseline
+from proofbox.delivery.client.sync_client import BackendClient
 from proofbox.delivery.deliver import Options, Target, initial_export, plan, pull_request
 from proofbox.delivery.proof import NO_PROOF
-from proofbox.delivery.settings import BackendSettings
-from proofbox.delivery.source import open_source
+from proofbox.delivery.client.settings import BackendSettings
+from proofbox.delivery.source.tree import open_source
 from proofbox.errors import BackendUnauthorized
-from proofbox.evidence.reader import load_bundle
+from proofbox.evidence.bundle.reader import load_bundle
 
 pytestmark = pytest.mark.needs("git")
 

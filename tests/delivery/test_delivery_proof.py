@@ -16,17 +16,17 @@ from proofbox.core.canonical import canonical_bytes
 from proofbox.core.digest import sha256_file
 from proofbox.core.dirs import config_dir
 from proofbox.delivery.proof import TRUSTED, examine, require
-from proofbox.delivery.snapshot import FINAL_SNAPSHOT, FINAL_SNAPSHOT_SCHEMA
-from proofbox.delivery.source import open_source
+from proofbox.delivery.source.snapshot import FINAL_SNAPSHOT, FINAL_SNAPSHOT_SCHEMA
+from proofbox.delivery.source.tree import open_source
 from proofbox.errors import DeliveryNotProven
-from proofbox.evidence.keys import new_key
-from proofbox.evidence.outcome import Outcome, Verdict
-from proofbox.evidence.policies import POLICIES
-from proofbox.evidence.promotion import Promotion, emit_promotion
-from proofbox.evidence.reader import load_bundle
-from proofbox.evidence.schedule import ScheduleLog
-from proofbox.evidence.tree import scan_tree, tree_manifest
-from proofbox.evidence.writer import BundleWriter
+from proofbox.evidence.attest.keys import new_key
+from proofbox.evidence.documents.outcome import Outcome, Verdict
+from proofbox.evidence.promotion.policies import POLICIES
+from proofbox.evidence.promotion.emit import Promotion, emit_promotion
+from proofbox.evidence.bundle.reader import load_bundle
+from proofbox.evidence.documents.schedule import ScheduleLog
+from proofbox.evidence.documents.tree import scan_tree, tree_manifest
+from proofbox.evidence.bundle.writer import BundleWriter
 from proofbox.workspace import registry
 from proofbox.workspace.workspace import Workspace
 

@@ -12,9 +12,9 @@ from test_delivery_proof import attempt
 
 from proofbox.core.digest import sha256_file
 from proofbox.delivery.proof import Proof, examine
-from proofbox.delivery.source import open_source
+from proofbox.delivery.source.tree import open_source
 from proofbox.errors import ProofboxError
-from proofbox.evidence.keys import new_key
+from proofbox.evidence.attest.keys import new_key
 
 
 def put(place: Path, target: Path) -> None:

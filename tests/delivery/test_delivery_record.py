@@ -12,14 +12,14 @@ import pytest
 from fault_server import Exchange, FaultServer, answer
 from running_backend import settings
 
-from proofbox.core.redaction import Redactor
-from proofbox.delivery.baseline import Baseline, State
-from proofbox.delivery.client import BackendClient
+from proofbox.core.redaction.redactor import Redactor
+from proofbox.delivery.patch.baseline import Baseline, State
+from proofbox.delivery.client.sync_client import BackendClient
 from proofbox.delivery.deliver import Options, Target, initial_export, pull_request
 from proofbox.delivery.proof import NO_PROOF
-from proofbox.delivery.source import open_source
+from proofbox.delivery.source.tree import open_source
 from proofbox.errors import BackendRejected
-from proofbox.evidence.reader import load_bundle
+from proofbox.evidence.bundle.reader import load_bundle
 
 SHA = "a" * 40
 MADE = {"success": True, "repoUrl": "https://host.example/a/b", "repoFullName": "a/b", "baseCommitSha": SHA}

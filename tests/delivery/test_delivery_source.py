@@ -15,15 +15,15 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given, settings
 
-from proofbox.core.redaction import Redactor
-from proofbox.delivery.body import export_body
-from proofbox.delivery.names import is_git, looks_secret
-from proofbox.delivery.snapshot import FINAL_SNAPSHOT, FINAL_SNAPSHOT_SCHEMA
-from proofbox.delivery.source import Limits, SourceTree, open_source
-from proofbox.delivery.wire import InitialExport
+from proofbox.core.redaction.redactor import Redactor
+from proofbox.delivery.client.body import export_body
+from proofbox.delivery.source.names import is_git, looks_secret
+from proofbox.delivery.source.snapshot import FINAL_SNAPSHOT, FINAL_SNAPSHOT_SCHEMA
+from proofbox.delivery.source.tree import Limits, SourceTree, open_source
+from proofbox.delivery.client.wire import InitialExport
 from proofbox.errors import BundleCorrupt, DeliverySecretFound, SourceRefused
-from proofbox.evidence.tree import scan_tree, tree_manifest
-from proofbox.evidence.writer import BundleWriter
+from proofbox.evidence.documents.tree import scan_tree, tree_manifest
+from proofbox.evidence.bundle.writer import BundleWriter
 from proofbox.workspace import registry
 from proofbox.workspace.workspace import Workspace
 

@@ -18,15 +18,15 @@ from hypothesis import example, given, settings
 from running_backend import KEY
 
 from proofbox.core.clock import ManualClock
-from proofbox.core.redaction import Redactor
-from proofbox.delivery.calls import seconds_to_wait
-from proofbox.delivery.client import BackendClient
+from proofbox.core.redaction.redactor import Redactor
+from proofbox.delivery.client.calls import seconds_to_wait
+from proofbox.delivery.client.sync_client import BackendClient
 from proofbox.delivery.deliver import Options, Target, initial_export, pull_request
 from proofbox.delivery.mission import mission_from_spec
 from proofbox.delivery.proof import NO_PROOF
-from proofbox.delivery.settings import BackendSettings, Retries, Timeouts
-from proofbox.delivery.source import SourceFile, SourceTree
-from proofbox.delivery.wire import FileChange, InitialExport, PullRequest
+from proofbox.delivery.client.settings import BackendSettings, Retries, Timeouts
+from proofbox.delivery.source.tree import SourceFile, SourceTree
+from proofbox.delivery.client.wire import FileChange, InitialExport, PullRequest
 from proofbox.errors import BackendConflict, ProofboxError
 
 URL = "http://localhost:9"

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from running_backend import Backend, bare, git, settings
 
-from proofbox.delivery.client import BackendClient
-from proofbox.delivery.source import SourceTree, open_source
-from proofbox.delivery.wire import FileChange, InitialExport, PullRequest
+from proofbox.delivery.client.sync_client import BackendClient
+from proofbox.delivery.source.tree import SourceTree, open_source
+from proofbox.delivery.client.wire import FileChange, InitialExport, PullRequest
 from proofbox.errors import BackendConflict
 
 pytestmark = pytest.mark.needs("git")

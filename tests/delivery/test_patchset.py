@@ -9,10 +9,10 @@ import pytest
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from proofbox.core.digest import sha256_hex
-from proofbox.delivery.baseline import Baseline, BaselineStore, State, encode_baseline, parse_baseline
-from proofbox.delivery.patchset import PatchChange, Patchset, patchset
-from proofbox.delivery.source import LeftOut, SourceFile, SourceTree
-from proofbox.delivery.wire import ManifestFile, Mode, RepoManifest
+from proofbox.delivery.patch.baseline import Baseline, BaselineStore, State, encode_baseline, parse_baseline
+from proofbox.delivery.patch.patchset import PatchChange, Patchset, patchset
+from proofbox.delivery.source.tree import LeftOut, SourceFile, SourceTree
+from proofbox.delivery.client.wire import ManifestFile, Mode, RepoManifest
 from proofbox.errors import CorruptError
 
 Files = dict[str, str]

@@ -24,7 +24,7 @@ from starlette.testclient import TestClient
 from proofbox.delivery.backend.markdown import to_html
 from proofbox.delivery.backend.repositories import Repositories
 from proofbox.delivery.backend.serve import application, serve
-from proofbox.delivery.settings import ApiKey
+from proofbox.delivery.client.settings import ApiKey
 from proofbox.errors import RepositoryFailed, SettingsInvalid
 
 pytestmark = pytest.mark.needs("git")

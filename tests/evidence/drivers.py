@@ -17,10 +17,10 @@ from typing import Any
 
 from proofbox.core.chain import verify_chain
 from proofbox.errors import BundleInProgress, BundleLocked
-from proofbox.evidence.lock import RunLock, read_holder
-from proofbox.evidence.paths import list_runs
-from proofbox.evidence.reader import load_bundle
-from proofbox.evidence.writer import BundleWriter
+from proofbox.evidence.bundle.lock import RunLock, read_holder
+from proofbox.evidence.bundle.paths import list_runs
+from proofbox.evidence.bundle.reader import load_bundle
+from proofbox.evidence.bundle.writer import BundleWriter
 
 SYSTEM_CALLS = (
     "open",

@@ -26,8 +26,8 @@ from proofbox.errors import (
     BundleSecretFound,
     UsageError,
 )
-from proofbox.evidence.index import Index, parse_index
-from proofbox.evidence.paths import is_artifact_path
+from proofbox.evidence.bundle.index import Index, parse_index
+from proofbox.evidence.bundle.paths import is_artifact_path
 
 SECRET = "correct-horse-battery-staple"
 
@@ -207,7 +207,7 @@ def test_a_file_changed_before_the_commit_is_found_not_blessed(tmp_path: Path) -
 
 
 def test_a_log_changed_before_the_commit_is_found_by_its_chain(tmp_path: Path) -> None:
-    from proofbox.evidence.check import check_bundle
+    from proofbox.evidence.verify.check import check_bundle
 
     with BundleWriter(tmp_path) as bundle:
         with bundle.open_log("l.jsonl") as log:

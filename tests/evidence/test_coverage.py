@@ -14,9 +14,9 @@ from proofbox.cli import main
 from proofbox.core.canonical import canonical_bytes
 from proofbox.core.digest import sha256_file
 from proofbox.errors import BundleCorrupt
-from proofbox.evidence.outcome import Outcome, Verdict
-from proofbox.evidence.paths import INDEX
-from proofbox.evidence.schedule import ScheduleLog
+from proofbox.evidence.documents.outcome import Outcome, Verdict
+from proofbox.evidence.bundle.paths import INDEX
+from proofbox.evidence.documents.schedule import ScheduleLog
 
 
 def outcome(verified: str) -> Outcome:

@@ -14,11 +14,11 @@ from proofbox import BundleWriter, load_bundle
 from proofbox.core.canonical import canonical_bytes
 from proofbox.core.digest import digest_of, sha256_file, sha256_hex
 from proofbox.errors import BundlePathRefused, UsageError
-from proofbox.evidence.outcome import Outcome, Verdict, parse_outcome
-from proofbox.evidence.schedule import ScheduleLog, read_schedule
-from proofbox.evidence.shape import ShapeError
-from proofbox.evidence.tree import TreeEntry, parse_tree_manifest, scan_tree, tree_manifest
-from proofbox.evidence.witnesses import check_witnesses, witness, witnesses_document
+from proofbox.evidence.documents.outcome import Outcome, Verdict, parse_outcome
+from proofbox.evidence.documents.schedule import ScheduleLog, read_schedule
+from proofbox.evidence.documents.shape import ShapeError
+from proofbox.evidence.documents.tree import TreeEntry, parse_tree_manifest, scan_tree, tree_manifest
+from proofbox.evidence.documents.witnesses import check_witnesses, witness, witnesses_document
 
 # Outcomes
 

@@ -18,18 +18,19 @@ from proofbox import BundleWriter, emit_promotion, load_bundle, verify
 from proofbox.core import canonical
 from proofbox.core.canonical import CanonicalError, canonical_bytes, parse_strict
 from proofbox.errors import BundlePathRefused, BundleTooLarge
-from proofbox.evidence import index as indexes
-from proofbox.evidence import outcome, policies
-from proofbox.evidence.index import Artifact, index_of, parse_index
-from proofbox.evidence.outcome import Outcome, Verdict
-from proofbox.evidence.paths import MAX_INDEX_BYTES, MAX_JSON_BYTES
-from proofbox.evidence.policy import MAX_RULES, check_policy
-from proofbox.evidence.shape import ShapeError
+from proofbox.evidence.bundle import index as indexes
+from proofbox.evidence.documents import outcome
+from proofbox.evidence.promotion import policies
+from proofbox.evidence.bundle.index import Artifact, index_of, parse_index
+from proofbox.evidence.documents.outcome import Outcome, Verdict
+from proofbox.evidence.bundle.paths import MAX_INDEX_BYTES, MAX_JSON_BYTES
+from proofbox.evidence.promotion.policy import MAX_RULES, check_policy
+from proofbox.evidence.documents.shape import ShapeError
 
 IN_A_GIGABYTE = """
 import json, resource, sys
-from proofbox.evidence.promotion import emit_promotion
-from proofbox.evidence.verify import verify
+from proofbox.evidence.promotion.emit import emit_promotion
+from proofbox.evidence.verify.verifier import verify
 resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
 found = [finding.code for finding in verify(sys.argv[1]).findings]
 try:

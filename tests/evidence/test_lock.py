@@ -13,7 +13,7 @@ from drivers import drive
 from proofbox import BundleWriter
 from proofbox.core.clock import ManualClock
 from proofbox.errors import BundleLocked
-from proofbox.evidence.lock import RunLock, read_holder
+from proofbox.evidence.bundle.lock import RunLock, read_holder
 
 
 def test_32_processes_take_turns(tmp_path: Path, rounds: Callable[[int, int], int]) -> None:

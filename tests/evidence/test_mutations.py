@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from proofbox import BundleWriter
-from proofbox.evidence.check import check_bundle
+from proofbox.evidence.verify.check import check_bundle
 
 Mutation = Callable[[Path, random.Random], str]
 

@@ -10,7 +10,7 @@ import pytest
 
 from proofbox import BundleWriter, load_bundle
 from proofbox.errors import BundleError
-from proofbox.evidence.promotion import emit_promotion
+from proofbox.evidence.promotion.emit import emit_promotion
 
 
 def point(link: Path, target: Path) -> None:

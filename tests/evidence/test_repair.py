@@ -15,7 +15,7 @@ from proofbox import BundleWriter, load_bundle, verify
 from proofbox.cli import main
 from proofbox.core.documents import STORED
 from proofbox.errors import BundleInProgress, BundleRepairRefused
-from proofbox.evidence.repair import reindex_repair, reindex_strict
+from proofbox.evidence.bundle.repair import reindex_repair, reindex_strict
 
 
 @pytest.fixture

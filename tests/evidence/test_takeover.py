@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from proofbox.errors import BundleExists, BundleInProgress
-from proofbox.evidence import identity
-from proofbox.evidence import writer as writer_module
-from proofbox.evidence.reader import load_bundle
-from proofbox.evidence.verify import verify
-from proofbox.evidence.writer import BundleWriter
+from proofbox.evidence.bundle import identity
+from proofbox.evidence.bundle import writer as writer_module
+from proofbox.evidence.bundle.reader import load_bundle
+from proofbox.evidence.verify.verifier import verify
+from proofbox.evidence.bundle.writer import BundleWriter
 
 WRITER = """
 import sys, time
-from proofbox.evidence.writer import BundleWriter
+from proofbox.evidence.bundle.writer import BundleWriter
 with BundleWriter(sys.argv[1], run_id="r", expected=["never.json"]) as bundle:
     bundle.write_json("early.json", {"schema_version": "t/1"})
     with bundle.nested("attempts/whole") as whole:
@@ -171,7 +171,7 @@ def test_of_two_writers_one_commits_and_what_it_committed_stays(tmp_path: Path, 
 
 MARKER = """
 import os, signal, sys
-from proofbox.evidence.writer import BundleWriter
+from proofbox.evidence.bundle.writer import BundleWriter
 with BundleWriter(sys.argv[1], run_id="r") as bundle:
     nested = bundle.nested("a").__enter__()
     nested.mark_partial("of the nested")

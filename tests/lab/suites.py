@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from proofbox.core.ids import IdSource
-from proofbox.lab import crew
-from proofbox.lab.crew import OnEvent
-from proofbox.lab.ledger import Attempt, Ledger
-from proofbox.lab.plan import Plan, ledger_path
-from proofbox.lab.run import Conductor, create_run
+from proofbox.lab.run import crew
+from proofbox.lab.run.crew import OnEvent
+from proofbox.lab.run.ledger import Attempt, Ledger
+from proofbox.lab.run.plan import Plan, ledger_path
+from proofbox.lab.run.conductor import Conductor, create_run
 
 HEAD = '[suite]\nid = "test"\n'
 
@@ -90,7 +90,7 @@ def patch_workers(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     start = subprocess.Popen
 
     def hire(argv: list[str], **options: Any) -> subprocess.Popen[Any]:
-        at = argv.index("proofbox.lab.worker")
+        at = argv.index("proofbox.lab.run.worker")
         source = f"import os, sys\nfrom proofbox.lab import worker\n{code}\nworker.main(sys.argv[1:])"
         return start([sys.executable, "-c", source, *argv[at + 1 :]], **options)
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from suites import HEAD, attempts, conduct, document, plan
 
-from proofbox.evidence.reader import load_bundle
-from proofbox.lab.limiter import Limiter
-from proofbox.lab.plan import Plan, credential_of
-from proofbox.lab.validation import validate
+from proofbox.evidence.bundle.reader import load_bundle
+from proofbox.lab.run.limiter import Limiter
+from proofbox.lab.run.plan import Plan, credential_of
+from proofbox.lab.reports.validation import validate
 
 pytestmark = pytest.mark.needs("bubblewrap")
 

@@ -9,7 +9,7 @@ import pytest
 from suites import HEAD, attempts, command, conduct, mission, plan, say, write
 
 from proofbox.core.dirs import config_dir
-from proofbox.lab.ledger import Attempt
+from proofbox.lab.run.ledger import Attempt
 
 pytestmark = pytest.mark.needs("bubblewrap")
 

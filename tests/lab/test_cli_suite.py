@@ -14,12 +14,12 @@ import pytest
 from suites import HEAD, command, conduct, mission, plan, say, write
 
 from proofbox.cli import main
-from proofbox.core.locks import locked
-from proofbox.core.removal import remove_tree
-from proofbox.lab.ledger import Ledger
-from proofbox.lab.limiter import Limiter
-from proofbox.lab.plan import conductor_lock, ledger_path, read_plan
-from proofbox.sandbox.config import Settings
+from proofbox.core.files.locks import locked
+from proofbox.core.files.removal import remove_tree
+from proofbox.lab.run.ledger import Ledger
+from proofbox.lab.run.limiter import Limiter
+from proofbox.lab.run.plan import conductor_lock, ledger_path, read_plan
+from proofbox.config.settings import Settings
 from proofbox.sandbox.initialize import initialize
 
 pytestmark = pytest.mark.needs("bubblewrap")
@@ -76,7 +76,7 @@ def test_a_run_says_for_which_limit_it_waits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, jsonl: bool
 ) -> None:
     # Of the conductor alone: its workers, which would wait, are other processes.
-    monkeypatch.setattr("proofbox.lab.run.credential_of", lambda _: "https://model\x1b KEY")
+    monkeypatch.setattr("proofbox.lab.run.conductor.credential_of", lambda _: "https://model\x1b KEY")
     Limiter("https://model\x1b KEY", 4).usage_limited(9e11)
     (tmp_path / "suite.toml").write_text(GOOD)
     words = ["suite", "run", str(tmp_path / "suite.toml"), "--out", str(tmp_path / "out")]
@@ -95,7 +95,7 @@ def test_a_run_that_waits_for_room_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Of the conductor alone, as above.
-    monkeypatch.setattr("proofbox.lab.pressure.reason", lambda _: "less than 6 MiB are free at out")
+    monkeypatch.setattr("proofbox.lab.run.pressure.reason", lambda _: "less than 6 MiB are free at out")
     (tmp_path / "suite.toml").write_text(GOOD)
     words = ["suite", "run", str(tmp_path / "suite.toml"), "--out", str(tmp_path / "out")]
     assert main([*words, "--jsonl"]) == 0

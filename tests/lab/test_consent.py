@@ -16,10 +16,10 @@ from suites import HEAD, attempts, command, conduct, mission, plan, say
 from proofbox.cli import main
 from proofbox.core.dirs import config_dir, state_dir
 from proofbox.errors import ConsentRequired, PlanUntrusted
-from proofbox.lab.ledger import Ledger
-from proofbox.lab.plan import PLAN, ledger_path, read_plan
-from proofbox.lab.run import Conductor
-from proofbox.sandbox.consent import Widening, agree, require
+from proofbox.lab.run.ledger import Ledger
+from proofbox.lab.run.plan import PLAN, ledger_path, read_plan
+from proofbox.lab.run.conductor import Conductor
+from proofbox.config.consent import Widening, agree, require
 
 OFF = HEAD + mission("a", say("done"), provider="off", setup=["touch {marker}"])
 

@@ -15,12 +15,12 @@ import pytest
 from suites import HEAD, attempts, command, conduct, mission, patch_workers, plan, say, write
 
 from proofbox.errors import WorkerLost
-from proofbox.evidence.verify import verify
-from proofbox.lab.crew import Telling
-from proofbox.lab.ledger import Ledger
-from proofbox.lab.plan import ledger_path
-from proofbox.lab.run import Conductor, find_run
-from proofbox.lab.totals import final_attempts
+from proofbox.evidence.verify.verifier import verify
+from proofbox.lab.run.crew import Telling
+from proofbox.lab.run.ledger import Ledger
+from proofbox.lab.run.plan import ledger_path
+from proofbox.lab.run.conductor import Conductor, find_run
+from proofbox.lab.reports.totals import final_attempts
 
 pytestmark = pytest.mark.needs("bubblewrap")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from suites import HEAD, attempts, command, conduct, document, mission, plan, say
 
-from proofbox.evidence.verify import verify
+from proofbox.evidence.verify.verifier import verify
 
 pytestmark = pytest.mark.needs("bubblewrap")
 

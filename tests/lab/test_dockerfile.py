@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proofbox.lab.dockerfile import Copy, read_dockerfile
+from proofbox.lab.suite.harbor.dockerfile import Copy, read_dockerfile
 
 TEXT = """\
 # syntax=docker/dockerfile:1

@@ -10,7 +10,7 @@ import pytest
 from suites import HEAD, attempts, command, conduct, mission, plan, say, toml, write
 
 from proofbox.cli import main
-from proofbox.lab.plan import Plan
+from proofbox.lab.run.plan import Plan
 
 pytestmark = pytest.mark.needs("bubblewrap")
 

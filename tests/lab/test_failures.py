@@ -16,18 +16,18 @@ from suites import HEAD, attempts, command, conduct, document, mission, patch_wo
 
 from proofbox.core.canonical import CanonicalError, canonical_bytes, parse_strict
 from proofbox.core.clock import SystemClock
-from proofbox.core.removal import remove_tree
+from proofbox.core.files.removal import remove_tree
 from proofbox.errors import AgentError, RuntimeCrashed, UsageLimited
-from proofbox.evidence.promotion import emit_promotion
-from proofbox.evidence.reader import load_bundle
-from proofbox.evidence.verify import verify
-from proofbox.lab.artifacts import sayable
-from proofbox.lab.failures import retry_after, typed
-from proofbox.lab.ledger import Ledger
-from proofbox.lab.plan import Plan, ledger_path
-from proofbox.lab.reading import pinned_name
-from proofbox.lab.template import FORKS_OF_A_STORE, GIVEN, MOST_IDLE, Templates, forget_workspaces
-from proofbox.lab.validation import validate
+from proofbox.evidence.promotion.emit import emit_promotion
+from proofbox.evidence.bundle.reader import load_bundle
+from proofbox.evidence.verify.verifier import verify
+from proofbox.lab.attempt.artifacts import sayable
+from proofbox.lab.run.failures import retry_after, typed
+from proofbox.lab.run.ledger import Ledger
+from proofbox.lab.run.plan import Plan, ledger_path
+from proofbox.lab.suite.reading import pinned_name
+from proofbox.lab.run.template import FORKS_OF_A_STORE, GIVEN, MOST_IDLE, Templates, forget_workspaces
+from proofbox.lab.reports.validation import validate
 from proofbox.workspace import registry
 from proofbox.workspace.workspace import Workspace
 
@@ -170,7 +170,7 @@ def test_documents_that_can_not_be_written_fail_the_bundle_and_the_attempt_is_tr
 
 
 CAN_NOT_COMMIT = """
-from proofbox.evidence.writer import BundleWriter
+from proofbox.evidence.bundle.writer import BundleWriter
 commit = BundleWriter._commit
 def fails(writer, error):
     if writer.path.name == "answer.1.e1":

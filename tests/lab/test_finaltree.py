@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from proofbox.lab.finaltree import NOTHING, finder
+from proofbox.lab.attempt.final_tree import NOTHING, finder
 from proofbox.workspace.model import Left
 from proofbox.workspace.workspace import Workspace
 

@@ -16,14 +16,14 @@ import pytest
 from pacing import in_time
 from suites import HEAD, attempts, conduct, document, lines, plan, toml
 
-from proofbox.agents.process import ProcessSettings
+from proofbox.agents.runtimes.process.runtime import ProcessSettings
 from proofbox.agents.settings import read_settings
 from proofbox.cli import main
-from proofbox.evidence.reader import load_bundle
-from proofbox.evidence.verify import verify
-from proofbox.lab.ledger import Attempt
-from proofbox.lab.plan import Plan
-from proofbox.lab.validation import validate
+from proofbox.evidence.bundle.reader import load_bundle
+from proofbox.evidence.verify.verifier import verify
+from proofbox.lab.run.ledger import Attempt
+from proofbox.lab.run.plan import Plan
+from proofbox.lab.reports.validation import validate
 
 # One run for all of these: they go to one worker.
 pytestmark = [pytest.mark.needs("bubblewrap"), pytest.mark.xdist_group("funnel")]

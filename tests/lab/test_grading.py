@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proofbox.core.canonical import canonical_bytes
-from proofbox.lab.claims import TEXT_LIMIT, read_feedback
-from proofbox.lab.expectations import Did, unmet
-from proofbox.lab.finaltree import NOTHING, Found
-from proofbox.lab.spec import Expect, FileCondition
+from proofbox.lab.attempt.claims import TEXT_LIMIT, read_feedback
+from proofbox.lab.attempt.expectations import Did, unmet
+from proofbox.lab.attempt.final_tree import NOTHING, Found
+from proofbox.lab.suite.spec import Expect, FileCondition
 
 
 @pytest.mark.parametrize(

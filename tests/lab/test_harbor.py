@@ -14,10 +14,10 @@ import pytest
 from harbor_tasks import PASSES_IF, TOML, Ran, put, task
 
 from proofbox.errors import SuiteInvalid
-from proofbox.evidence.reader import load_bundle
-from proofbox.evidence.verify import verify
-from proofbox.lab import tasktree
-from proofbox.lab.harbor import HOST_ROOT, read_tasks
+from proofbox.evidence.bundle.reader import load_bundle
+from proofbox.evidence.verify.verifier import verify
+from proofbox.lab.suite.harbor import task_tree
+from proofbox.lab.suite.harbor.tasks import HOST_ROOT, read_tasks
 
 # Run
 
@@ -280,12 +280,12 @@ def test_what_is_no_file_or_too_much_is_refused(tmp_path: Path, monkeypatch: pyt
     os.mkfifo(root / "tests/pipe")
     assert "neither a file nor a directory" in problems(root)[0]
     root = task(tmp_path / "giant")
-    put(root / "instruction.md", "x" * (tasktree.LARGEST_TEXT + 1))
+    put(root / "instruction.md", "x" * (task_tree.LARGEST_TEXT + 1))
     assert "larger than" in problems(root)[0]
-    monkeypatch.setattr(tasktree, "MOST_ENTRIES", 3)
+    monkeypatch.setattr(task_tree, "MOST_ENTRIES", 3)
     assert "more than 3 files" in problems(task(tmp_path / "many"))[0]
-    monkeypatch.setattr(tasktree, "MOST_BYTES", 10)
-    monkeypatch.setattr(tasktree, "MOST_ENTRIES", 100)
+    monkeypatch.setattr(task_tree, "MOST_BYTES", 10)
+    monkeypatch.setattr(task_tree, "MOST_ENTRIES", 100)
     assert "larger than" in problems(task(tmp_path / "large"))[0]
 
 

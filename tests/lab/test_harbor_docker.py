@@ -12,9 +12,9 @@ from harbor_tasks import PASSES_IF, TOML, Ran, put, task
 from private_engine import IMAGE, PrivateEngine, private_engine
 
 from proofbox.errors import ImageAbsent
-from proofbox.lab.harbor import read_tasks
-from proofbox.sandbox.containers import our_containers
-from proofbox.sandbox.imagefiles import copy_from_image
+from proofbox.lab.suite.harbor.tasks import read_tasks
+from proofbox.sandbox.containers.ownership import our_containers
+from proofbox.sandbox.containers.image_files import copy_from_image
 
 pytestmark = [pytest.mark.needs("docker"), pytest.mark.xdist_group("docker")]
 

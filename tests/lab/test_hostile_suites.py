@@ -17,11 +17,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from proofbox.errors import SuiteInvalid
-from proofbox.lab import tasktable
-from proofbox.lab.harbor import read_tasks
-from proofbox.lab.problems import MOST
-from proofbox.lab.reading import Suite, parse_suite, read_suite
-from proofbox.lab.spec import Document
+from proofbox.lab.suite.harbor import task_table
+from proofbox.lab.suite.harbor.tasks import read_tasks
+from proofbox.lab.suite.problems import MOST
+from proofbox.lab.suite.reading import Suite, parse_suite, read_suite
+from proofbox.lab.suite.spec import Document
 
 HEAD = '[suite]\nid = "a"\n[[mission]]\nid = "x"\n'
 PROMPTED = f'{HEAD}prompt = "p"\n'
@@ -272,7 +272,7 @@ def test_any_text(text: str, json: bool) -> None:
     assert json or in_place(found)
 
 
-SECTIONS = [(section, name) for section, names in tasktable._KNOWN.items() for name in (*names, "unknown", "\0")]
+SECTIONS = [(section, name) for section, names in task_table._KNOWN.items() for name in (*names, "unknown", "\0")]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None)

@@ -11,12 +11,12 @@ import pytest
 from suites import HEAD, attempts, command, conduct, document, mission, plan, say, write
 
 from proofbox.cli import main
-from proofbox.evidence.reader import load_bundle
-from proofbox.evidence.verify import verify
-from proofbox.lab.explain import explain
-from proofbox.lab.ledger import Ledger
-from proofbox.lab.plan import Plan, ledger_path
-from proofbox.lab.validation import validate
+from proofbox.evidence.bundle.reader import load_bundle
+from proofbox.evidence.verify.verifier import verify
+from proofbox.lab.reports.explain import explain
+from proofbox.lab.run.ledger import Ledger
+from proofbox.lab.run.plan import Plan, ledger_path
+from proofbox.lab.reports.validation import validate
 
 pytestmark = pytest.mark.needs("bubblewrap")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from suites import HEAD, attempts, conduct, lines, mission, plan
 
-from proofbox.lab.ledger import Ended
+from proofbox.lab.run.ledger import Ended
 
 pytestmark = pytest.mark.needs("bubblewrap")
 

@@ -19,8 +19,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multip
 
 from proofbox.core.clock import ManualClock
 from proofbox.errors import AttemptUnknown, CorruptError, IoFailed, LeaseLost, RunUnknown
-from proofbox.lab import ledger as module
-from proofbox.lab.ledger import Attempt, Ended, Ledger, Planned
+from proofbox.lab.run import ledger as module
+from proofbox.lab.run.ledger import Attempt, Ended, Ledger, Planned
 
 LEASE = 10.0
 
@@ -150,7 +150,7 @@ TestTheLedger = TheLedger.TestCase
 
 CLAIMER = """
 import sys, pathlib
-from proofbox.lab.ledger import Ledger
+from proofbox.lab.run.ledger import Ledger
 ledger = Ledger(pathlib.Path(sys.argv[1]))
 while (attempt := ledger.claim(sys.argv[2], 1, 60.0)) is not None:
     print(attempt.id, flush=True)
@@ -230,7 +230,7 @@ def test_it_is_read_where_nothing_can_be_written(tmp_path: Path, written_to: boo
         else:
             writer.close()
         code = (
-            "import pathlib, sys; from proofbox.lab.ledger import Ledger; l = Ledger(pathlib.Path(sys.argv[1]),"
+            "import pathlib, sys; from proofbox.lab.run.ledger import Ledger; l = Ledger(pathlib.Path(sys.argv[1]),"
             " read_only=True); print(l.about('said'), len(l.attempts())); l.close()"
         )
         argv = [shutil.which("bwrap") or "", "--ro-bind", "/", "/", sys.executable, "-c", code, str(writer.path)]

@@ -11,10 +11,10 @@ import pytest
 from suites import HEAD, attempts, command, conduct, document, lines, mission, plan, say, write
 
 from proofbox.core.text import printable
-from proofbox.evidence.verify import verify
-from proofbox.lab.explain import explain
-from proofbox.lab.ledger import Attempt
-from proofbox.lab.plan import Plan
+from proofbox.evidence.verify.verifier import verify
+from proofbox.lab.reports.explain import explain
+from proofbox.lab.run.ledger import Attempt
+from proofbox.lab.run.plan import Plan
 
 # One run for all of these: they go to one worker.
 pytestmark = [pytest.mark.needs("bubblewrap"), pytest.mark.xdist_group("lies")]

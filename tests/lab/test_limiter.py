@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from proofbox.core.clock import ManualClock, parse_isoformat
 from proofbox.errors import UsageLimited
-from proofbox.evidence.identity import process_identity
-from proofbox.lab.failures import MOST_PAST, counted_tries, pause, retry_after
-from proofbox.lab.ledger import Ended
-from proofbox.lab.limiter import LONGEST, LONGEST_PAST, Limiter, closed_gates
+from proofbox.evidence.bundle.identity import process_identity
+from proofbox.lab.run.failures import MOST_PAST, counted_tries, pause, retry_after
+from proofbox.lab.run.ledger import Ended
+from proofbox.lab.run.limiter import LONGEST, LONGEST_PAST, Limiter, closed_gates
 
 ME = process_identity()
 

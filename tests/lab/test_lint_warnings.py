@@ -10,7 +10,7 @@ from suites import HEAD, mission, plan, say
 
 from proofbox.cli import main
 from proofbox.errors import StrategyUnavailable, SuiteInvalid
-from proofbox.lab.reading import parse_suite
+from proofbox.lab.suite.reading import parse_suite
 
 VERIFY = {"commands": ["sh check.sh"], "files": "hidden"}
 

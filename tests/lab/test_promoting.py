@@ -15,7 +15,7 @@ from suites import HEAD, conduct, mission, plan, say, write
 from proofbox import verify
 from proofbox.cli import main
 from proofbox.core.canonical import canonical_bytes
-from proofbox.evidence.keys import new_key
+from proofbox.evidence.attest.keys import new_key
 
 pytestmark = pytest.mark.needs("bubblewrap")
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from proofbox.lab.reward import LARGEST, read_reward
+from proofbox.lab.attempt.reward import LARGEST, read_reward
 
 
 @pytest.mark.parametrize(

@@ -22,15 +22,15 @@ from suites import HEAD, attempts, command, conduct, document, lines, mission, p
 
 from proofbox.core.clock import ManualClock
 from proofbox.errors import RunBusy, RunUnknown, SuiteInvalid
-from proofbox.evidence.promotion import emit_promotion
-from proofbox.evidence.reader import load_bundle
-from proofbox.evidence.verify import verify
-from proofbox.lab import run as run_module
-from proofbox.lab.artifacts import EXPECTED
-from proofbox.lab.ledger import Ended, Ledger
-from proofbox.lab.plan import Plan, ledger_path
-from proofbox.lab.run import Conductor, find_run
-from proofbox.lab.tasktree import tree_sha256
+from proofbox.evidence.promotion.emit import emit_promotion
+from proofbox.evidence.bundle.reader import load_bundle
+from proofbox.evidence.verify.verifier import verify
+from proofbox.lab.run import conductor as run_module
+from proofbox.lab.attempt.artifacts import EXPECTED
+from proofbox.lab.run.ledger import Ended, Ledger
+from proofbox.lab.run.plan import Plan, ledger_path
+from proofbox.lab.run.conductor import Conductor, find_run
+from proofbox.lab.suite.harbor.task_tree import tree_sha256
 
 pytestmark = pytest.mark.needs("bubblewrap")
 
@@ -316,7 +316,7 @@ def test_a_stop_does_not_excuse_an_attempt_that_kills_its_worker(
 CONDUCT = """
 import sys
 from pathlib import Path
-from proofbox.lab.run import Conductor
+from proofbox.lab.run.conductor import Conductor
 Conductor(Path(sys.argv[1]), sys.argv[2], on_event=lambda e: print(e["event"], flush=True)).conduct()
 """
 
@@ -404,7 +404,7 @@ def test_killed_at_any_point_a_resumed_run_ends_like_an_undisturbed_one(
 def test_killed_while_it_writes_its_end_a_run_can_still_be_resumed(out: Path, tmp_path: Path) -> None:
     made = plan(HEAD + mission("answer", *DOES_IT, verify=ANSWER), out, tmp_path)
     code = (
-        "import os, sys, pathlib, proofbox.lab.run as run\n"
+        "import os, sys, pathlib, proofbox.lab.run.conductor as run\n"
         "run.summarize = lambda *_: os.kill(os.getpid(), 9)\n"
         "run.Conductor(pathlib.Path(sys.argv[1]), sys.argv[2]).conduct()\n"
     )

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from suites import HEAD, attempts, command, conduct, document, mission, plan, say, write
 
-from proofbox.core.redaction import Redactor
+from proofbox.core.redaction.redactor import Redactor
 from proofbox.errors import BundleSecretFound, SuiteInvalid
-from proofbox.evidence.reader import load_bundle
-from proofbox.evidence.verify import verify
-from proofbox.evidence.writer import BundleWriter
-from proofbox.lab.ledger import Ledger
-from proofbox.lab.plan import Plan, ledger_path, redactor_of
+from proofbox.evidence.bundle.reader import load_bundle
+from proofbox.evidence.verify.verifier import verify
+from proofbox.evidence.bundle.writer import BundleWriter
+from proofbox.lab.run.ledger import Ledger
+from proofbox.lab.run.plan import Plan, ledger_path, redactor_of
 
 TOKEN = "tok-4f9a1c7b2d"
 ANSWER = {"commands": ["grep -qx 42 answer.txt"]}

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from suites import HEAD, attempts, command, conduct, mission, plan, say
 
-from proofbox.lab.trace import PREVIEW as OUTPUT_KEPT
-from proofbox.lab.verifier import KEPT as VERIFIER_KEPT
+from proofbox.lab.attempt.trace import PREVIEW as OUTPUT_KEPT
+from proofbox.lab.attempt.verifier import KEPT as VERIFIER_KEPT
 
 pytestmark = pytest.mark.needs("bubblewrap")
 

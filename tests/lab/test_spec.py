@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proofbox.errors import NotFoundError, SuiteInvalid
-from proofbox.lab.positions import key_positions
-from proofbox.lab.reading import parse_suite, read_suite
-from proofbox.lab.spec import Command
+from proofbox.lab.suite.positions import key_positions
+from proofbox.lab.suite.reading import parse_suite, read_suite
+from proofbox.lab.suite.spec import Command
 
 SMALLEST = """\
 [suite]

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from suites import HEAD, attempts, conduct, mission, plan, say
 
-from proofbox.core.overlaying import Overlaid
+from proofbox.core.files.overlaying import Overlaid
 from proofbox.errors import SuiteInvalid
-from proofbox.lab import run
-from proofbox.lab.ledger import Ledger
-from proofbox.lab.plan import WORK, ledger_path, read_plan
-from proofbox.lab.tasktree import read_text, tree_sha256
-from proofbox.lab.widening import require_consent
+from proofbox.lab.run import conductor
+from proofbox.lab.run.ledger import Ledger
+from proofbox.lab.run.plan import WORK, ledger_path, read_plan
+from proofbox.lab.suite.harbor.task_tree import read_text, tree_sha256
+from proofbox.lab.suite.widening import require_consent
 
 SECRET = "PRIVATE KEY"
 
@@ -62,7 +62,7 @@ def test_link_swapped_in_after_the_check_is_not_followed(
         checked(*args, **options)
         swap(base / name if name else base, tmp_path / "private" / target)
 
-    monkeypatch.setattr(run, "require_consent", check_and_swap)
+    monkeypatch.setattr(conductor, "require_consent", check_and_swap)
     source = HEAD + mission("a", say("done"), workspace="app", solution="solve.sh", verify={"files": "tests"}).replace(
         'prompt = "do it"', 'prompt_file = "prompt"'
     )

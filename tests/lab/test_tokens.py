@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from suites import HEAD, attempts, conduct, document, plan
 
-from proofbox.evidence.reader import load_bundle
-from proofbox.lab.ledger import Attempt
-from proofbox.lab.plan import Plan
-from proofbox.lab.validation import validate
+from proofbox.evidence.bundle.reader import load_bundle
+from proofbox.lab.run.ledger import Attempt
+from proofbox.lab.run.plan import Plan
+from proofbox.lab.reports.validation import validate
 
 pytestmark = pytest.mark.needs("bubblewrap")
 

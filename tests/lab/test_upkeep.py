@@ -22,19 +22,19 @@ from proofbox.core.canonical import canonical_bytes
 from proofbox.core.clock import SystemClock
 from proofbox.core.dirs import cache_dir, state_dir
 from proofbox.core.ids import IdSource
-from proofbox.core.locks import locked
-from proofbox.core.removal import Left, remove_tree
+from proofbox.core.files.locks import locked
+from proofbox.core.files.removal import Left, remove_tree
 from proofbox.errors import RunUnknown
-from proofbox.evidence.promotion import emit_promotion
-from proofbox.evidence.reader import load_bundle
-from proofbox.evidence.repair import reindex_repair
-from proofbox.lab import retention
-from proofbox.lab import run as run_module
-from proofbox.lab.pinning import pin
-from proofbox.lab.plan import Plan
-from proofbox.lab.retention import Rules, collect, survey
-from proofbox.lab.run import Conductor
-from proofbox.lab.validation import validate
+from proofbox.evidence.promotion.emit import emit_promotion
+from proofbox.evidence.bundle.reader import load_bundle
+from proofbox.evidence.bundle.repair import reindex_repair
+from proofbox.lab.run import retention
+from proofbox.lab.run import conductor as run_module
+from proofbox.lab.suite.pinning import pin
+from proofbox.lab.run.plan import Plan
+from proofbox.lab.run.retention import Rules, collect, survey
+from proofbox.lab.run.conductor import Conductor
+from proofbox.lab.reports.validation import validate
 from proofbox.sandbox.service import Sandboxes
 from proofbox.workspace import registry
 from proofbox.workspace.workspace import Workspace
@@ -231,7 +231,7 @@ def test_a_run_that_is_being_planned_keeps_what_it_has(tmp_path: Path, monkeypat
 # A conductor that stops where it is, since whoever heard of the run has left.
 STOPS = """
 import os, pathlib, sys
-from proofbox.lab.run import Conductor
+from proofbox.lab.run.conductor import Conductor
 def leave(event):
     if event["event"] == "running":
         os._exit(7)

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from proofbox.core.redaction import Redactor
-from proofbox.lab.runners import unprotected
-from proofbox.lab.spec import Command, Verify
-from proofbox.lab.verifier import KEPT, check, lay_out
-from proofbox.sandbox.config import Settings
+from proofbox.core.redaction.redactor import Redactor
+from proofbox.lab.attempt.runner_files import unprotected
+from proofbox.lab.suite.spec import Command, Verify
+from proofbox.lab.attempt.verifier import KEPT, check, lay_out
+from proofbox.config.settings import Settings
 from proofbox.sandbox.service import Sandboxes
 from proofbox.workspace.workspace import Workspace
 

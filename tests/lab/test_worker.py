@@ -18,9 +18,10 @@ from suites import HEAD, mission, plan, say
 
 from proofbox.core.clock import SystemClock
 from proofbox.errors import IoFailed
-from proofbox.lab import pressure, worker
-from proofbox.lab.ledger import Attempt, Ended, Ledger
-from proofbox.lab.plan import ledger_path, surroundings
+from proofbox.lab.run import pressure
+from proofbox.lab.run import worker
+from proofbox.lab.run.ledger import Attempt, Ended, Ledger
+from proofbox.lab.run.plan import ledger_path, surroundings
 
 # The ledger has the end, and nothing more to do, a while before the worker hears of it.
 SLOW_TO_HEAR = """

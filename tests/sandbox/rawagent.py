@@ -20,9 +20,9 @@ from typing import IO, Any
 
 import pytest
 
-from proofbox.sandbox import wire
-from proofbox.sandbox.binaries import program
-from proofbox.sandbox.wire import Recv, Send, Want
+from proofbox.sandbox.client import wire
+from proofbox.sandbox.host.binaries import program
+from proofbox.sandbox.client.wire import Recv, Send, Want
 
 PATIENCE = 60.0
 PYTHON = (sys.executable, "-I", "-S", "-c")

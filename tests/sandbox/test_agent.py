@@ -42,10 +42,10 @@ from rawagent import (
     wait_until,
 )
 
-from proofbox.sandbox import wire
-from proofbox.sandbox.binaries import program
+from proofbox.sandbox.client import wire
+from proofbox.sandbox.host.binaries import program
 from proofbox.sandbox.conformance.context import processes_with
-from proofbox.sandbox.wire import Feature, Recv, Send, Stage
+from proofbox.sandbox.client.wire import Feature, Recv, Send, Stage
 
 
 @pytest.fixture(params=MODES)

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from rawagent import Agent, resident_kb, wait_until
 
 from proofbox.errors import ProtocolError
-from proofbox.sandbox import wire
-from proofbox.sandbox.binaries import program
-from proofbox.sandbox.wire import Send, Want
+from proofbox.sandbox.client import wire
+from proofbox.sandbox.host.binaries import program
+from proofbox.sandbox.client.wire import Send, Want
 
 # One build with the sanitizers for all of these: they go to one worker.
 pytestmark = pytest.mark.xdist_group("fuzz")

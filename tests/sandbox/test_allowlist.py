@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proofbox.errors import RequestInvalid
-from proofbox.sandbox.allowlist import canonical_host, find_rule, is_public, parse_rules, split_port
+from proofbox.core.allowlist import canonical_host, find_rule, is_public, parse_rules, split_port
 from proofbox.sandbox.contract import Event
-from proofbox.sandbox.proxy import PROXY_SOCKET, AllowlistProxy
+from proofbox.sandbox.egress.proxy import PROXY_SOCKET, AllowlistProxy
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import pytest
 from rawagent import cgroup
 
 from proofbox.errors import PolicyRefused
-from proofbox.sandbox import cgroups
-from proofbox.sandbox.cgroups import Group, Tree
+from proofbox.sandbox.host import cgroups
+from proofbox.sandbox.host.cgroups import Group, Tree
 from proofbox.sandbox.contract import Policy
 from proofbox.sandbox.providers.off import Off
 

@@ -20,13 +20,13 @@ from pacing import SOON
 from rawagent import ENV, MODES, PATIENCE, PYTHON, Agent, agent, resident_kb, survivors, tree, unended, wait_until
 
 from proofbox.errors import CommandNotFound, ProtocolError, RequestInvalid, SandboxLost
-from proofbox.sandbox import connection as connection_module
-from proofbox.sandbox import wire
-from proofbox.sandbox.call import Call
-from proofbox.sandbox.connection import Connection
+from proofbox.sandbox.client import connection as connection_module
+from proofbox.sandbox.client import wire
+from proofbox.sandbox.client.calls import Call
+from proofbox.sandbox.client.connection import Connection
 from proofbox.sandbox.contract import ExecResult, Isolation, Output, Policy
-from proofbox.sandbox.request import make_request
-from proofbox.sandbox.wire import Recv
+from proofbox.sandbox.client.requests import make_request
+from proofbox.sandbox.client.wire import Recv
 
 
 @pytest.fixture(params=MODES)

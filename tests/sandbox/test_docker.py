@@ -29,11 +29,11 @@ from proofbox.errors import (
     SandboxLost,
     StartFailed,
 )
-from proofbox.sandbox.catalogue import architecture
-from proofbox.sandbox.config import Settings
+from proofbox.sandbox.images.catalogue import architecture
+from proofbox.config.settings import Settings
 from proofbox.sandbox.conformance import CHECKS, run_conformance
-from proofbox.sandbox.containers import our_containers
-from proofbox.sandbox.engine import Engine
+from proofbox.sandbox.containers.ownership import our_containers
+from proofbox.sandbox.containers.engine import Engine
 
 # One engine for all of these: they go to one worker.
 pytestmark = [pytest.mark.needs("docker"), pytest.mark.xdist_group("docker")]
@@ -192,7 +192,7 @@ def test_an_agent_killed_under_a_command_is_a_lost_box(
 
 def test_a_client_killed_leaves_no_container(engine: PrivateEngine, tmp_path: Path) -> None:
     script = (
-        "import sys; from proofbox import Sandboxes; from proofbox.sandbox.config import Settings\n"
+        "import sys; from proofbox import Sandboxes; from proofbox.config.settings import Settings\n"
         f"s = Sandboxes({str(tmp_path)!r}, settings=Settings(provider='docker', image={IMAGE!r})).start_session()\n"
         "print(s.id, flush=True); s.exec(['sleep', '600'])"
     )
@@ -222,7 +222,7 @@ def test_prune_reaps_what_killed_clients_left(
     with boxes.start_session() as bound:
         detached = boxes.start_session(detached=True)
         with monkeypatch.context() as patch:
-            patch.setattr("proofbox.sandbox.containers._home", lambda: "another user's")
+            patch.setattr("proofbox.sandbox.containers.ownership._home", lambda: "another user's")
             assert left not in boxes.prune_sessions()
         assert left in boxes.prune_sessions()
         assert set(our_containers(engine.engine)) == {bound.id, detached.id}
@@ -243,7 +243,7 @@ def test_a_detached_session_outlives_its_killed_client_by_its_ttl_and_no_longer(
     engine: PrivateEngine, tmp_path: Path
 ) -> None:
     script = (
-        "import os; from proofbox import Sandboxes; from proofbox.sandbox.config import Settings\n"
+        "import os; from proofbox import Sandboxes; from proofbox.config.settings import Settings\n"
         f"s = Sandboxes({str(tmp_path)!r}, settings=Settings(provider='docker', image={IMAGE!r}))\n"
         "print(s.start_session(detached=True, ttl=4).id, flush=True); os.kill(os.getpid(), 9)"
     )

@@ -19,7 +19,7 @@ import pytest
 from capabilities import OrdinaryUser
 
 from proofbox.errors import PathRefused
-from proofbox.sandbox.conformance.kernel import OPEN_SETTINGS
+from proofbox.sandbox.conformance.checks.kernel import OPEN_SETTINGS
 from proofbox.sandbox.contract import Mount, Policy
 from proofbox.sandbox.paths import resolve_mounts, resolve_project
 from proofbox.sandbox.providers import bubblewrap

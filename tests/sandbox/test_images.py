@@ -24,9 +24,9 @@ from proofbox.cli import main
 from proofbox.cli.progress import bar
 from proofbox.core.dirs import cache_dir, config_dir
 from proofbox.errors import DownloadFailed, ImageCorrupt, ImageLocked, ImageUnavailable, ImageUnknown, UsageError
-from proofbox.sandbox.catalogue import architecture
-from proofbox.sandbox.download import FRUITLESS, download
-from proofbox.sandbox.images import LOCK_FILE
+from proofbox.sandbox.images.catalogue import architecture
+from proofbox.sandbox.images.download import FRUITLESS, download
+from proofbox.sandbox.images.pull import LOCK_FILE
 
 BODY = b"".join(hashlib.sha256(str(n).encode()).digest() for n in range(9_375))  # 300 kB that no part repeats
 OTHER = bytes(reversed(BODY))
@@ -275,7 +275,7 @@ def wait_until_blocked(process: subprocess.Popen[str]) -> None:
 def test_two_processes_fetch_once_and_a_killed_one_is_taken_over(server: Server, tmp_path: Path) -> None:
     server.plan = ["cut", "slam", "slam"]
     script = (
-        "import sys; from pathlib import Path; from proofbox.sandbox.download import download\n"
+        "import sys; from pathlib import Path; from proofbox.sandbox.images.download import download\n"
         "url, digest, into, pause = sys.argv[1:]\n"
         "def wait(_):\n    print('cut', flush=True); __import__('time').sleep(float(pause))\n"
         "print(download(url, digest, Path(into), sleep=wait))"

@@ -14,11 +14,11 @@ import pytest
 from proofbox import Sandboxes
 from proofbox.errors import PathRefused, ProofboxError, SandboxLost, StartFailed
 from proofbox.sandbox import service
-from proofbox.sandbox.binaries import program
-from proofbox.sandbox.config import Settings
-from proofbox.sandbox.connection import Connection
+from proofbox.sandbox.host.binaries import program
+from proofbox.config.settings import Settings
+from proofbox.sandbox.client.connection import Connection
 from proofbox.sandbox.contract import Mount, Policy
-from proofbox.sandbox.localbox import LocalBox
+from proofbox.sandbox.host.local_box import LocalBox
 from proofbox.sandbox.providers.covering import check_sources, placed, sources
 
 

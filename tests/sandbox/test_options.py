@@ -12,13 +12,13 @@ import pytest
 
 from proofbox import AsyncSandboxes, Sandboxes
 from proofbox.cli import main
-from proofbox.cli.commands.flags import BoxFlags
+from proofbox.cli.flags import BoxFlags
 from proofbox.errors import PolicyRefused, ProviderUnavailable, RequestInvalid, UsageError
 from proofbox.sandbox import selection
-from proofbox.sandbox.config import PROJECT_FILE, Settings, load
+from proofbox.config.settings import PROJECT_FILE, Settings, load
 from proofbox.sandbox.contract import Policy
-from proofbox.sandbox.inside import BOX_OPTIONS, COMMAND_OPTIONS, make_policy
-from proofbox.sandbox.size import megabytes
+from proofbox.sandbox.box_handle import BOX_OPTIONS, COMMAND_OPTIONS, make_policy
+from proofbox.core.size import megabytes
 
 
 @pytest.fixture

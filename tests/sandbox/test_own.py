@@ -14,10 +14,10 @@ from capabilities import OrdinaryUser
 
 from proofbox import Sandboxes
 from proofbox.errors import PathRefused
-from proofbox.sandbox import own
-from proofbox.sandbox.config import Settings
+from proofbox.sandbox import own_files
+from proofbox.config.settings import Settings
 from proofbox.sandbox.contract import Layers, Mount, Policy
-from proofbox.sandbox.pathwalk import walk
+from proofbox.core.files.path_walk import walk
 from proofbox.sandbox.providers.covering import Placed, placed
 
 RENAME = """
@@ -48,7 +48,7 @@ def mounts_of(project: Path, policy: Policy | None = None) -> dict[str, Placed]:
 
 def code_in(monkeypatch: pytest.MonkeyPatch, *directories: Path) -> None:
     """Let these directories be the code that proofbox runs."""
-    monkeypatch.setattr(own, "_code_ways", lambda: tuple(walk(each) for each in directories))
+    monkeypatch.setattr(own_files, "_code_ways", lambda: tuple(walk(each) for each in directories))
 
 
 @pytest.mark.needs("bubblewrap", "root")
@@ -154,7 +154,7 @@ def test_project_that_is_code_or_lies_in_it_is_refused_if_writable(
     code = home / "site-packages"
     (code / "package/deep").mkdir(parents=True)
     code_in(monkeypatch, code)
-    monkeypatch.setattr(own, "_imported", lambda: iter([str(code)]))
+    monkeypatch.setattr(own_files, "_imported", lambda: iter([str(code)]))
     with pytest.raises(PathRefused, match="runs code from"):
         mounts_of(code / inside)
     mounts_of(code / inside, Policy(access="ro"))
@@ -188,11 +188,11 @@ def test_directory_of_the_command_itself_is_code(home: Path, monkeypatch: pytest
     script.parent.mkdir()
     script.write_text("")
     monkeypatch.setattr(sys, "argv", [str(script)])
-    own._code_ways.cache_clear()
+    own_files._code_ways.cache_clear()
     try:
         assert mounts_of(home)[f"{home}/bin"].writable is False
     finally:
-        own._code_ways.cache_clear()
+        own_files._code_ways.cache_clear()
 
 
 @pytest.mark.needs("root")

@@ -12,7 +12,7 @@ from private_engine import IMAGE, PrivateEngine, private_podman
 from proofbox import Sandboxes, Settings
 from proofbox.errors import PathRefused
 from proofbox.sandbox.conformance import CHECKS, run_conformance
-from proofbox.sandbox.containers import our_containers
+from proofbox.sandbox.containers.ownership import our_containers
 
 pytestmark = [pytest.mark.needs("podman"), pytest.mark.xdist_group("podman")]
 

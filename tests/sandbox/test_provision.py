@@ -15,9 +15,9 @@ from private_engine import IMAGE, PrivateEngine, private_engine
 from proofbox import Sandboxes, Settings, initialize
 from proofbox.core.dirs import cache_dir, config_dir
 from proofbox.errors import PolicyRefused, ProvisionFailed, UsageError
-from proofbox.sandbox import config
+from proofbox.config import settings as config
 from proofbox.sandbox.contract import Event
-from proofbox.sandbox.engine import Engine
+from proofbox.sandbox.containers.engine import Engine
 
 SCRIPT = """#!/bin/sh
 set -e

@@ -25,7 +25,7 @@ from proofbox.errors import (
     ProviderUnknown,
     RequestInvalid,
 )
-from proofbox.sandbox.request import RLIMITS, encode_env, make_request, parse_env
+from proofbox.sandbox.client.requests import RLIMITS, encode_env, make_request, parse_env
 from proofbox.sandbox.service import Session
 
 

@@ -24,7 +24,7 @@ from proofbox import Sandboxes
 from proofbox.core.clock import ManualClock
 from proofbox.core.dirs import state_dir
 from proofbox.errors import PathRefused, ProofboxError, SandboxLost, SessionUnknown
-from proofbox.sandbox import cgroups
+from proofbox.sandbox.host import cgroups
 from proofbox.sandbox.service import Session
 
 PROVIDERS = ["off", pytest.param("bubblewrap", marks=pytest.mark.needs("bubblewrap"))]

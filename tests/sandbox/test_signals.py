@@ -9,7 +9,7 @@ import sys
 # before the call is entered does the same, and can't be timed.
 ELSEWHERE = """
 import os, signal, sys, threading
-from proofbox.sandbox.signals import ending_on, hearing
+from proofbox.sandbox.client.signals import ending_on, hearing
 
 inbound, outbound = os.pipe()
 

@@ -19,8 +19,9 @@ from rawagent import PATIENCE, alive, wait_until
 
 from proofbox import AsyncSandboxes, Sandboxes
 from proofbox.errors import SandboxLost
-from proofbox.sandbox import aconnection, connection
-from proofbox.sandbox.aprocess import open_process
+from proofbox.sandbox.client import async_connection
+from proofbox.sandbox.client import connection
+from proofbox.sandbox.client.async_process import open_process
 from proofbox.sandbox.conformance.context import command_line, commands_of, parent
 from proofbox.sandbox.service import Session
 
@@ -30,7 +31,7 @@ LOOPS = ["asyncio", *(["trio"] if importlib.util.find_spec("trio") else [])]
 
 @pytest.fixture(autouse=True)
 def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (connection, aconnection):
+    for module in (connection, async_connection):
         monkeypatch.setattr(module, "PATIENCE", 1.0)
 
 

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proofbox.errors import ProtocolError, SandboxError
-from proofbox.sandbox import wire
-from proofbox.sandbox.call import Call, Gathered
-from proofbox.sandbox.request import make_request
-from proofbox.sandbox.wire import Decoder, Recv, Send, Want
+from proofbox.sandbox.client import wire
+from proofbox.sandbox.client.calls import Call, Gathered
+from proofbox.sandbox.client.requests import make_request
+from proofbox.sandbox.client.wire import Decoder, Recv, Send, Want
 
 kinds = st.sampled_from(list(Recv))
 frames = st.lists(st.tuples(kinds, st.integers(0, 2**32 - 1), st.binary(max_size=300)), max_size=10)

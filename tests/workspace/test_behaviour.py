@@ -24,13 +24,17 @@ from hypothesis import strategies as st
 from proofbox import Workspace
 from proofbox.core.dirs import state_dir
 from proofbox.errors import WorkspaceExists
-from proofbox.evidence.tree import TreeEntry, parse_tree_manifest, tree_manifest
-from proofbox.workspace import generation, pack, scan, suspects, tree
-from proofbox.workspace.large import chunks_of
-from proofbox.workspace.store import Store
-from proofbox.workspace.tracking import Tracker
+from proofbox.evidence.documents.tree import TreeEntry, parse_tree_manifest, tree_manifest
+from proofbox.workspace import tree
+from proofbox.workspace.store import generation
+from proofbox.workspace.store import pack
+from proofbox.workspace.scanning import scanner
+from proofbox.workspace.scanning import suspects
+from proofbox.workspace.store.large_objects import chunks_of
+from proofbox.workspace.store.objects import Store
+from proofbox.workspace.scanning.tracker import Tracker
 from proofbox.workspace.tree import EMPTY_FILE, PAGED, Known
-from proofbox.workspace.unified import unified
+from proofbox.workspace.timeline.unified_diff import unified
 
 
 @pytest.fixture
@@ -123,7 +127,7 @@ def test_a_sparse_file_comes_back_sparse(ws: Workspace, root: Path) -> None:
 
 
 def test_a_giant_file_is_skipped_with_the_reason(ws: Workspace, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scan, "LARGEST", 1000)
+    monkeypatch.setattr(scanner, "LARGEST", 1000)
     (root / "giant").write_bytes(bytes(1001))
     (left,) = ws.snapshot("giant").skipped
     assert left.path == "giant"
@@ -146,15 +150,15 @@ def test_storing_a_large_file_keeps_nobody_waiting(ws: Workspace) -> None:
 
 
 def test_a_file_that_keeps_changing_is_named(ws: Workspace, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = scan.Scanner._content
+    read = scanner.Scanner._content
 
-    def content(self: scan.Scanner, fd: int, size: int) -> tuple[bytes, int]:
+    def content(self: scanner.Scanner, fd: int, size: int) -> tuple[bytes, int]:
         found = read(self, fd, size)
         with (root / "file").open("a") as file:
             file.write("more")
         return found
 
-    monkeypatch.setattr(scan.Scanner, "_content", content)
+    monkeypatch.setattr(scanner.Scanner, "_content", content)
     (root / "file").write_text("two")
     assert [left.path for left in ws.snapshot("unstable").unstable] == ["file"]
     monkeypatch.undo()
@@ -190,14 +194,14 @@ def test_many_files_that_are_none_cost_no_more_each_than_few(ws: Workspace, root
 def test_a_file_that_grows_past_the_limit_before_it_is_read_is_skipped(
     ws: Workspace, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scan, "LARGEST", 1000)
-    read = scan.Scanner._file
+    monkeypatch.setattr(scanner, "LARGEST", 1000)
+    read = scanner.Scanner._file
 
-    def growing(self: scan.Scanner, folder: int, path: str, name: str, before: Known | None) -> Known:
+    def growing(self: scanner.Scanner, folder: int, path: str, name: str, before: Known | None) -> Known:
         (root / "file").write_bytes(bytes(1001))
         return read(self, folder, path, name, before)
 
-    monkeypatch.setattr(scan.Scanner, "_file", growing)
+    monkeypatch.setattr(scanner.Scanner, "_file", growing)
     (root / "file").write_text("two")
     (left,) = ws.snapshot("grown").skipped
     assert "larger than 1000 bytes" in left.reason
@@ -245,8 +249,8 @@ def test_a_queue_that_overflowed_means_a_scan(ws: Workspace, root: Path) -> None
 
 
 def test_without_watches_every_look_is_a_scan(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proofbox.workspace.tracking._MASK", 0)
-    monkeypatch.setattr("proofbox.workspace.tracking._ONLYDIR", 0)  # a watch for nothing, which the kernel refuses
+    monkeypatch.setattr("proofbox.workspace.scanning.tracker._MASK", 0)
+    monkeypatch.setattr("proofbox.workspace.scanning.tracker._ONLYDIR", 0)  # a watch for nothing, which the kernel refuses
     with Workspace.init(root) as ws:
         first = ws.snapshot("first")
         (root / "file").write_text("two")
@@ -308,7 +312,7 @@ def test_a_scan_looks_into_a_directory_that_was_away_for_a_moment(
             (root.parent / "elsewhere").rename(root / "a")
             return found
 
-        monkeypatch.setattr(scan, "suspects", away)
+        monkeypatch.setattr(scanner, "suspects", away)
         if track:
             monkeypatch.setattr(Tracker, "drain", lambda _tracker: None)  # the kernel lost count
         second = ws.snapshot("second")
@@ -395,7 +399,7 @@ def test_a_snapshot_that_was_stored_with_such_rights_has_them_no_more(
 ) -> None:
     (root / "file").chmod(0o4755)
     with monkeypatch.context() as patched:
-        patched.setattr(scan, "kept_mode", lambda mode: mode)
+        patched.setattr(scanner, "kept_mode", lambda mode: mode)
         old = ws.snapshot("stored by a version that kept them")
     (root / "file").write_text("two")
     assert ws.snapshot("second").id != old.id
@@ -436,7 +440,7 @@ def test_a_large_directory_is_kept_in_pages(root: Path, tmp_path: Path) -> None:
 
 
 def test_the_longest_and_oddest_path_of_a_snapshot_has_its_place_in_a_manifest() -> None:
-    longest = TreeEntry(b"\xff" * (scan.LONGEST + len("/") + 255), "100644", 0, EMPTY_FILE.hex())
+    longest = TreeEntry(b"\xff" * (scanner.LONGEST + len("/") + 255), "100644", 0, EMPTY_FILE.hex())
     assert parse_tree_manifest(tree_manifest([longest])) == [longest]
 
 

@@ -14,10 +14,10 @@ from proofbox.errors import CapabilitiesInvalid, CapabilityDenied, ProofboxError
 from proofbox.workspace.capabilities.capabilities import Capabilities, CapabilityGuard
 from proofbox.workspace.capabilities.grants import PRESETS, Files, Grants, load, parse
 from proofbox.workspace.capabilities.network import Endpoint, endpoint_of
-from proofbox.workspace.globs import Glob
-from proofbox.workspace.tools.files import FileTools
-from proofbox.workspace.tools.handles import DirectoryTree
-from proofbox.workspace.tools.memory import MemoryEnvironment
+from proofbox.workspace.search.globs import Glob
+from proofbox.workspace.tools.environments.files import FileTools
+from proofbox.workspace.tools.environments.handles import DirectoryTree
+from proofbox.workspace.tools.environments.memory import MemoryEnvironment
 
 names = st.sampled_from(["a", "b", "ab", "A", ".a", "a.", "a*", "é", "e\u0301", "..a", "a\\b", "secret", "sub"])
 paths = st.lists(names, min_size=1, max_size=4).map("/".join)

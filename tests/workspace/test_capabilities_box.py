@@ -18,7 +18,7 @@ from proofbox.errors import CapabilitiesRefused, CapabilityDenied, PolicyRefused
 from proofbox.workspace.capabilities.capabilities import Capabilities
 from proofbox.workspace.capabilities.compiling import compile_rules
 from proofbox.workspace.capabilities.grants import PRESETS, parse
-from proofbox.workspace.tools.boxed import BoxedEnvironment
+from proofbox.workspace.tools.environments.boxed import BoxedEnvironment
 
 pytestmark = pytest.mark.needs("bubblewrap")
 SECRET = "the-secret-value"

@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from proofbox import Workspace
-from proofbox.core.redaction import Redactor
+from proofbox.core.redaction.redactor import Redactor
 from proofbox.errors import CorruptError
-from proofbox.workspace.effects import FILE, EffectLog
+from proofbox.workspace.timeline.effects import FILE, EffectLog
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 from proofbox import AsyncSandboxes, Sandboxes, Workspace
 from proofbox.errors import PolicyRefused
-from proofbox.sandbox import cgroups
+from proofbox.sandbox.host import cgroups
 from proofbox.sandbox.service import Session
 
 pytestmark = pytest.mark.needs("bubblewrap")

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from proofbox import Workspace
-from proofbox.workspace import mappings, writeback
-from proofbox.workspace.mappings import mapped_inodes
+from proofbox.workspace.scanning import mappings
+from proofbox.workspace.scanning import writeback
+from proofbox.workspace.scanning.mappings import mapped_inodes
 
 CLOCK_REALTIME_COARSE = 5
 SIZE = 3 * mmap.PAGESIZE
@@ -191,7 +192,7 @@ def test_unmapped_files_are_not_read_again_by_a_scan(base: Path, monkeypatch: py
             os.sched_yield()
         ws.snapshot("first")
         assert ws._look.directory is not None
-        monkeypatch.setattr("proofbox.workspace.scan.Scanner._file", None)
+        monkeypatch.setattr("proofbox.workspace.scanning.scanner.Scanner._file", None)
         assert not ws.status().changes
 
 

@@ -24,13 +24,13 @@ from proofbox.errors import (
 )
 from proofbox.workspace.capabilities.capabilities import Capabilities
 from proofbox.workspace.capabilities.grants import parse
-from proofbox.workspace.effects import Effect
+from proofbox.workspace.timeline.effects import Effect
 from proofbox.workspace.tools.conformance import CHECKS, World, run_conformance
 from proofbox.workspace.tools.contract import ToolEnvironment, ToolResult
-from proofbox.workspace.tools.host import HostEnvironment
-from proofbox.workspace.tools.layers import Below, Call, Layer, Layered
-from proofbox.workspace.tools.memory import MemoryEnvironment
-from proofbox.workspace.tools.middleware import Nudge, Recording, SnapshotOnWrite, workspace_layers
+from proofbox.workspace.tools.environments.host import HostEnvironment
+from proofbox.workspace.tools.environments.layers import Below, Call, Layer, Layered
+from proofbox.workspace.tools.environments.memory import MemoryEnvironment
+from proofbox.workspace.tools.environments.middleware import Nudge, Recording, SnapshotOnWrite, workspace_layers
 from proofbox.workspace.tools.tree import Guard
 
 RULES = """

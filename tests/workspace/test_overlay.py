@@ -17,12 +17,12 @@ import pytest
 from capabilities import OrdinaryUser
 
 from proofbox import Sandboxes, Workspace
-from proofbox.core.atomic import TEMPORARY_PREFIX
+from proofbox.core.files.atomic import TEMPORARY_PREFIX
 from proofbox.core.dirs import state_dir
-from proofbox.core.removal import Left
+from proofbox.core.files.removal import Left
 from proofbox.errors import PolicyRefused
-from proofbox.workspace import overlay
-from proofbox.workspace.scan import DEEPEST, LARGEST, LONGEST
+from proofbox.workspace.timeline import overlay
+from proofbox.workspace.scanning.scanner import DEEPEST, LARGEST, LONGEST
 
 pytestmark = pytest.mark.needs("bubblewrap")
 

@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from proofbox.errors import FileTooLarge, PatchRefused, ProofboxError
-from proofbox.workspace.tools import files
-from proofbox.workspace.tools.files import FileTools
-from proofbox.workspace.tools.handles import DirectoryTree
-from proofbox.workspace.tools.memory import MemoryEnvironment
-from proofbox.workspace.tools.patch import apply_hunks, parse
+from proofbox.workspace.tools.environments import files
+from proofbox.workspace.tools.environments.files import FileTools
+from proofbox.workspace.tools.environments.handles import DirectoryTree
+from proofbox.workspace.tools.environments.memory import MemoryEnvironment
+from proofbox.workspace.tools.environments.patch import apply_hunks, parse
 
 lines = st.lists(
     st.sampled_from(["a", "b", "c", "", " x", "-y", "+z", "@@ -1 +1 @@", "--- a", "\\ n", "é", "w\r"]), max_size=12

@@ -19,7 +19,7 @@ from proofbox import Workspace
 from proofbox.errors import ArgumentsInvalid, CapabilityDenied, FileAbsent, ToolUnknown
 from proofbox.workspace.capabilities.capabilities import Capabilities
 from proofbox.workspace.capabilities.grants import parse
-from proofbox.workspace.tools.memory import MemoryEnvironment, MemoryTree
+from proofbox.workspace.tools.environments.memory import MemoryEnvironment, MemoryTree
 from proofbox.workspace.tools.registry import ToolRegistry, create_tool_registry
 from proofbox.workspace.tools.toolbox import open_toolbox
 

@@ -13,10 +13,11 @@ import pytest
 from capabilities import OrdinaryUser
 
 from proofbox import Workspace
-from proofbox.agents.trial import open_workspace
-from proofbox.core.atomic import TEMPORARY_PREFIX
+from proofbox.agents.trials.trial import open_workspace
+from proofbox.core.files.atomic import TEMPORARY_PREFIX
 from proofbox.errors import RollbackUnfinished
-from proofbox.workspace import registry, restore
+from proofbox.workspace import registry
+from proofbox.workspace.timeline import restore
 from proofbox.workspace.tools.toolbox import open_toolbox
 
 

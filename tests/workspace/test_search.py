@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from pacing import SOON
 
 from proofbox.errors import PatternRefused, SearchTimedOut
-from proofbox.workspace.ignore import Ignore
+from proofbox.workspace.scanning.ignore import Ignore
 from proofbox.workspace.search import Engine, Found, PythonEngine, RipgrepEngine, Search, best_engine, search
 from proofbox.workspace.search.dialect import compile_pattern
 from proofbox.workspace.search.finder import LARGEST
-from proofbox.workspace.tools.handles import DirectoryTree
-from proofbox.workspace.tools.memory import MemoryEnvironment, MemoryTree
-from proofbox.workspace.tools.searching import TreeSource
+from proofbox.workspace.tools.environments.handles import DirectoryTree
+from proofbox.workspace.tools.environments.memory import MemoryEnvironment, MemoryTree
+from proofbox.workspace.tools.environments.search_source import TreeSource
 
 pytestmark = pytest.mark.needs("ripgrep")
 

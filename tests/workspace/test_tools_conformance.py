@@ -13,8 +13,8 @@ from proofbox.errors import CapabilityDenied, PolicyRefused
 from proofbox.workspace.search import Engine, PythonEngine
 from proofbox.workspace.tools.conformance import CHECKS, GUARDED, Make, World, run_conformance
 from proofbox.workspace.tools.contract import ToolEnvironment
-from proofbox.workspace.tools.host import HostEnvironment, SandboxEnvironment
-from proofbox.workspace.tools.memory import MemoryEnvironment
+from proofbox.workspace.tools.environments.host import HostEnvironment, SandboxEnvironment
+from proofbox.workspace.tools.environments.memory import MemoryEnvironment
 from proofbox.workspace.tools.tree import Guard
 
 BUBBLEWRAP = pytest.param("bubblewrap", marks=pytest.mark.needs("bubblewrap"))

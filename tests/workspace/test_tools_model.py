@@ -10,9 +10,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from proofbox.errors import ProofboxError
-from proofbox.workspace.tools.files import FileTools
-from proofbox.workspace.tools.handles import DirectoryTree
-from proofbox.workspace.tools.memory import MemoryTree
+from proofbox.workspace.tools.environments.files import FileTools
+from proofbox.workspace.tools.environments.handles import DirectoryTree
+from proofbox.workspace.tools.environments.memory import MemoryTree
 
 names = st.sampled_from(
     ["a", "b", "d", "d/a", "d/e", "d/e/f", "./a", "d/../a", "a/..", "none/../a", "d/..", "..", ".", "d//a/"]

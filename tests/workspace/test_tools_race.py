@@ -14,9 +14,9 @@ import pytest
 
 from proofbox.errors import CapabilityDenied, ProofboxError, ToolPathRefused
 from proofbox.workspace.search import PythonEngine, best_engine
-from proofbox.workspace.tools import handles
-from proofbox.workspace.tools.files import FileTools
-from proofbox.workspace.tools.handles import DirectoryTree
+from proofbox.workspace.tools.environments import handles
+from proofbox.workspace.tools.environments.files import FileTools
+from proofbox.workspace.tools.environments.handles import DirectoryTree
 from proofbox.workspace.tools.tree import Access
 
 EXCHANGE = 2

@@ -13,7 +13,8 @@ import pytest
 from proofbox import Workspace
 from proofbox.core.dirs import state_dir
 from proofbox.errors import WorkspaceCorrupt, WorkspaceExists, WorkspaceUnknown
-from proofbox.workspace import cache, registry
+from proofbox.workspace import registry
+from proofbox.workspace.scanning import cache
 from proofbox.workspace.model import Method
 
 Content = dict[str, tuple[int, bytes]]

@@ -20,8 +20,8 @@ from proofbox.agents.events import Listener, TokenUsage, TurnStatus
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
 from proofbox.errors import AgentError, ProofboxError
-from proofbox.sandbox.config import Settings as BoxSettings
-from proofbox.sandbox.inside import PolicyOptions
+from proofbox.config.settings import Settings as BoxSettings
+from proofbox.sandbox.box_handle import PolicyOptions
 from proofbox.workspace.capabilities.capabilities import Capabilities as Grants
 
 

@@ -19,9 +19,9 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from proofbox.core.redaction import Redactor
-from proofbox.core.secret_patterns import SECRET_VARIABLE
-from proofbox.core.spellings import MIN_SECRET
+from proofbox.core.redaction.redactor import Redactor
+from proofbox.core.redaction.patterns import SECRET_VARIABLE
+from proofbox.core.redaction.spellings import MIN_SECRET
 from proofbox.errors import EnvPolicyRefused
 
 ALLOWED = frozenset({"LANG", "LANGUAGE", "TZ", "TERM", "COLORTERM", "NO_COLOR", "SOURCE_DATE_EPOCH"})

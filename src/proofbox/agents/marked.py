@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from proofbox.errors import ProofboxError
-from proofbox.sandbox.aservice import AsyncSession
+from proofbox.sandbox.async_service import AsyncSession
 
 KILL_SECONDS = 10.0
 

@@ -19,11 +19,11 @@ from proofbox.errors import StrategyUnavailable, StrategyUnsupported
 
 GROUP = "proofbox.runtimes"
 BUILT_IN: dict[str, str] = {
-    "codex_app_server": "proofbox.agents.codex:CodexAppServer",
-    "nop": "proofbox.agents.controls:NopRuntime",
-    "oracle": "proofbox.agents.controls:OracleRuntime",
-    "process": "proofbox.agents.process:ProcessRuntime",
-    "scripted": "proofbox.agents.scripted:ScriptedRuntime",
+    "codex_app_server": "proofbox.agents.runtimes.codex:CodexAppServer",
+    "nop": "proofbox.agents.runtimes.controls:NopRuntime",
+    "oracle": "proofbox.agents.runtimes.controls:OracleRuntime",
+    "process": "proofbox.agents.runtimes.process.runtime:ProcessRuntime",
+    "scripted": "proofbox.agents.runtimes.scripted.runtime:ScriptedRuntime",
 }
 ID = re.compile(r"[a-z][a-z0-9]*(?:_[a-z0-9]+)*")
 

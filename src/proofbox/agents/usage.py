@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from proofbox.agents.events import Source, TokenUsage, Usage
-from proofbox.agents.traffic import Exchange
+from proofbox.agents.gateway.traffic import Exchange
 
 NOTHING = TokenUsage()
 MOST_THREADS = 10_000

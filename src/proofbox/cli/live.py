@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from proofbox.core.text import preview, printable
-from proofbox.lab.ledger import Attempt
+from proofbox.lab.run.ledger import Attempt
 
 MOST_LINES = 12
 LONGEST_ID = 32

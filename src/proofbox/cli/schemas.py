@@ -22,7 +22,7 @@ from proofbox.cli.output import Document
 from proofbox.core.documents import STORED
 
 LOADED_LATE = (
-    *("proofbox.agents.threads", "proofbox.delivery.record", "proofbox.evidence.witnesses", "proofbox.lab.limiter"),
+    *("proofbox.agents.runtimes.scripted.threads", "proofbox.delivery.record", "proofbox.evidence.documents.witnesses", "proofbox.lab.run.limiter"),
 )
 """What declares documents and is loaded with no command, only where an agent runs, or a bundle is written or sent."""
 

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
-from proofbox.core.atomic import sync_directory
+from proofbox.core.files.atomic import sync_directory
 from proofbox.core.canonical import CanonicalError, canonical_bytes, parse_strict
 from proofbox.core.digest import digest_of, sha256_hex
 from proofbox.core.documents import declare

@@ -11,18 +11,18 @@ from pathlib import Path
 import msgspec
 
 from proofbox.core.clock import Clock
-from proofbox.core.redaction import Redactor
+from proofbox.core.redaction.redactor import Redactor
 from proofbox.delivery import summary
-from proofbox.delivery.baseline import Baseline, BaselineStore, State
-from proofbox.delivery.calls import is_ambiguous
-from proofbox.delivery.client import BackendClient
-from proofbox.delivery.idempotency import keyed_export, keyed_pull_request
-from proofbox.delivery.patchset import PatchChange, Patchset, patchset
+from proofbox.delivery.patch.baseline import Baseline, BaselineStore, State
+from proofbox.delivery.client.calls import is_ambiguous
+from proofbox.delivery.client.sync_client import BackendClient
+from proofbox.delivery.client.idempotency import keyed_export, keyed_pull_request
+from proofbox.delivery.patch.patchset import PatchChange, Patchset, patchset
 from proofbox.delivery.proof import Proof
 from proofbox.delivery.record import Asked, DeliveryRecord, Recording, recording
-from proofbox.delivery.remembered import Remembered
-from proofbox.delivery.source import SourceTree
-from proofbox.delivery.wire import FileChange, InitialExport, PullRequest, RepoManifest
+from proofbox.delivery.patch.remembered import Remembered
+from proofbox.delivery.source.tree import SourceTree
+from proofbox.delivery.client.wire import FileChange, InitialExport, PullRequest, RepoManifest
 from proofbox.errors import BackendError, BackendNotFound, DeliveryConflict, ProofboxError, SourceRefused
 
 NO_REPOSITORY = RepoManifest(base_commit_sha=None, files=())

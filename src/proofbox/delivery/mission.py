@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from proofbox.core.redaction import Redactor
+from proofbox.core.redaction.redactor import Redactor
 from proofbox.core.text import preview
-from proofbox.delivery.wire import AppSpec
+from proofbox.delivery.client.wire import AppSpec
 
 _ID = re.compile(r"[^a-z0-9]+")
 _LONGEST = 20_000

@@ -21,18 +21,18 @@ import msgspec
 
 from proofbox.core.dirs import config_dir
 from proofbox.core.text import preview, printable
-from proofbox.delivery.source import SourceTree, reason_by_name
-from proofbox.delivery.wire import Evidence
+from proofbox.delivery.source.tree import SourceTree, reason_by_name
+from proofbox.delivery.client.wire import Evidence
 from proofbox.errors import DeliveryNotProven
-from proofbox.evidence import outcome as outcomes
-from proofbox.evidence import schedule
-from proofbox.evidence import tree as trees
-from proofbox.evidence.packet import Packet
-from proofbox.evidence.policies import approves_code
-from proofbox.evidence.policy import is_built_in
-from proofbox.evidence.reader import Bundle, as_bundle
-from proofbox.evidence.shape import ShapeError
-from proofbox.evidence.verify import examine_packet
+from proofbox.evidence.documents import outcome as outcomes
+from proofbox.evidence.documents import schedule
+from proofbox.evidence.documents import tree as trees
+from proofbox.evidence.promotion.packet import Packet
+from proofbox.evidence.promotion.policies import approves_code
+from proofbox.evidence.promotion.policy import is_built_in
+from proofbox.evidence.bundle.reader import Bundle, as_bundle
+from proofbox.evidence.documents.shape import ShapeError
+from proofbox.evidence.verify.verifier import examine_packet
 
 TRUSTED = "trusted-keys"
 Standing = Literal["proven", "consistent, not signed", "not proven"]

@@ -15,16 +15,16 @@ import msgspec
 
 from proofbox.core.clock import Clock
 from proofbox.core.documents import declare, stored
-from proofbox.core.redaction import Redactor
-from proofbox.delivery.baseline import SCHEMA as BASELINE_SCHEMA
-from proofbox.delivery.baseline import Baseline, encode_baseline
-from proofbox.delivery.patchset import Patchset
+from proofbox.core.redaction.redactor import Redactor
+from proofbox.delivery.patch.baseline import SCHEMA as BASELINE_SCHEMA
+from proofbox.delivery.patch.baseline import Baseline, encode_baseline
+from proofbox.delivery.patch.patchset import Patchset
 from proofbox.delivery.proof import Proof
-from proofbox.delivery.source import LeftOut, SourceTree
-from proofbox.delivery.wire import Export, ExportAnswer, InitialExport, Mode, PullRequest, PullRequestAnswer, Sha256
+from proofbox.delivery.source.tree import LeftOut, SourceTree
+from proofbox.delivery.client.wire import Export, ExportAnswer, InitialExport, Mode, PullRequest, PullRequestAnswer, Sha256
 from proofbox.errors import DeliverySecretFound
-from proofbox.evidence import tree as trees
-from proofbox.evidence.writer import BundleWriter
+from proofbox.evidence.documents import tree as trees
+from proofbox.evidence.bundle.writer import BundleWriter
 
 Asked = InitialExport | PullRequest
 REQUEST, ANSWER = "proofbox.delivery_request/1", "proofbox.delivery_answer/1"

@@ -6,9 +6,9 @@ from collections import Counter
 
 from proofbox.core.text import preview, printable
 from proofbox.core.words import counted
-from proofbox.delivery.patchset import Patchset
+from proofbox.delivery.patch.patchset import Patchset
 from proofbox.delivery.proof import Proof
-from proofbox.delivery.source import SourceTree
+from proofbox.delivery.source.tree import SourceTree
 
 _MOST = 50
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from proofbox.core.redaction import Redactor
+from proofbox.core.redaction.redactor import Redactor
 
 
 class SecretScan:

@@ -8,12 +8,12 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
-from proofbox.core.atomic import write_document
+from proofbox.core.files.atomic import write_document
 from proofbox.errors import PathRefused
 from proofbox.sandbox.contract import Mount
-from proofbox.sandbox.mounts import file_systems
-from proofbox.sandbox.own import own_directory_above
-from proofbox.sandbox.pathwalk import Entry, walk
+from proofbox.sandbox.host.mounts import file_systems
+from proofbox.sandbox.own_files import own_directory_above
+from proofbox.core.files.path_walk import Entry, walk
 
 # No project and no mount: they are the host itself, or what the box has of its own.
 _SYSTEM = frozenset(

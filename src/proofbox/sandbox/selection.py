@@ -16,11 +16,11 @@ from typing import Literal
 
 import msgspec
 
-from proofbox.core.atomic import write_document
+from proofbox.core.files.atomic import write_document
 from proofbox.core.dirs import cache_dir
 from proofbox.core.documents import stored
 from proofbox.errors import CommandNotFound, ProofboxError, ProviderUnavailable
-from proofbox.sandbox.connection import Connection
+from proofbox.sandbox.client.connection import Connection
 from proofbox.sandbox.contract import (
     BoxSpec,
     Diagnostic,
@@ -34,8 +34,8 @@ from proofbox.sandbox.contract import (
 )
 from proofbox.sandbox.providers import AUTO, AUTO_ORDER, WITH_AN_IMAGE, provider_named
 from proofbox.sandbox.providers.bubblewrap import COMMAND_ID
-from proofbox.sandbox.refusal import refuse_unenforceable
-from proofbox.sandbox.request import encode_env, make_request
+from proofbox.sandbox.enforcement import refuse_unenforceable
+from proofbox.sandbox.client.requests import encode_env, make_request
 
 TRIAL_PATIENCE = 10.0
 

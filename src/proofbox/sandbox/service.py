@@ -18,16 +18,16 @@ from typing import Self, Unpack
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
 from proofbox.errors import ProofboxError, SandboxLost, UsageError
-from proofbox.sandbox import freezing
-from proofbox.sandbox.config import Settings
-from proofbox.sandbox.connection import Connection, RunningCall
+from proofbox.sandbox.host import freezing
+from proofbox.config.settings import Settings
+from proofbox.sandbox.client.connection import Connection, RunningCall
 from proofbox.sandbox.contract import DEFAULT_TTL, Event, ExecResult, OnEvent, ProbeResult, stream_of
-from proofbox.sandbox.house import House, Opened, kill_detached
-from proofbox.sandbox.inside import ExecOptions, Inside, PolicyOptions, RunOptions, split_options
-from proofbox.sandbox.request import check_ttl, encode_env
+from proofbox.sandbox.service_core import House, Opened, kill_detached
+from proofbox.sandbox.box_handle import ExecOptions, Inside, PolicyOptions, RunOptions, split_options
+from proofbox.sandbox.client.requests import check_ttl, encode_env
 from proofbox.sandbox.sessions import Record, SessionInfo
-from proofbox.sandbox.signals import passing_on
-from proofbox.sandbox.terminal import following_size, is_terminal, own_stdin, pass_on, raw_terminal, terminal_size
+from proofbox.sandbox.client.signals import passing_on
+from proofbox.sandbox.client.terminal import following_size, is_terminal, own_stdin, pass_on, raw_terminal, terminal_size
 
 START_PATIENCE = 30.0
 

@@ -19,14 +19,14 @@ from typing import Any, Literal
 
 import msgspec
 
-from proofbox.core.atomic import write_document
+from proofbox.core.files.atomic import write_document
 from proofbox.core.documents import stored
 from proofbox.core.ids import is_id
-from proofbox.core.removal import remove_tree
+from proofbox.core.files.removal import remove_tree
 from proofbox.errors import PathRefused, ProofboxError, SandboxLost, SessionUnknown
 from proofbox.sandbox.contract import Isolation, Policy
-from proofbox.sandbox.inside import Inside
-from proofbox.sandbox.unixpath import connect_at
+from proofbox.sandbox.box_handle import Inside
+from proofbox.sandbox.host.unix_sockets import connect_at
 
 PREFIX = "ses"
 SCHEMA = "proofbox.session_record/1"

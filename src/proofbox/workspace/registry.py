@@ -27,13 +27,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from proofbox.core.atomic import TEMPORARY_PREFIX, create_only, sync_directory, write_document
+from proofbox.core.files.atomic import TEMPORARY_PREFIX, create_only, sync_directory, write_document
 from proofbox.core.canonical import CanonicalError, canonical_bytes, parse_strict
 from proofbox.core.digest import digest_of
 from proofbox.core.dirs import state_dir
 from proofbox.core.documents import stored
-from proofbox.core.locks import locked
-from proofbox.core.removal import Left, remove_tree
+from proofbox.core.files.locks import locked
+from proofbox.core.files.removal import Left, remove_tree
 from proofbox.errors import (
     WorkspaceCorrupt,
     WorkspaceExists,

@@ -27,8 +27,8 @@ import msgspec
 
 from proofbox.core.clock import Clock, SystemClock, isoformat
 from proofbox.core.ids import IdSource
-from proofbox.core.locks import locked
-from proofbox.core.removal import remove_tree
+from proofbox.core.files.locks import locked
+from proofbox.core.files.removal import remove_tree
 from proofbox.core.text import path_fields
 from proofbox.errors import (
     InternalError,
@@ -40,13 +40,15 @@ from proofbox.errors import (
     WorkspacePathRefused,
     WorkspaceReplaced,
 )
-from proofbox.workspace import effects, registry, upkeep
-from proofbox.workspace.diff import changes, differences
-from proofbox.workspace.forking import make_fork
-from proofbox.workspace.history import History
+from proofbox.workspace import registry
+from proofbox.workspace.timeline import effects
+from proofbox.workspace.timeline import maintenance
+from proofbox.workspace.timeline.diff import changes, differences
+from proofbox.workspace.timeline.fork import make_fork
+from proofbox.workspace.timeline.history import History
 from proofbox.workspace.identity import identity_of
-from proofbox.workspace.ignore import Ignore
-from proofbox.workspace.looking import Known, Look
+from proofbox.workspace.scanning.ignore import Ignore
+from proofbox.workspace.scanning.working_tree import Known, Look
 from proofbox.workspace.model import (
     Change,
     Collected,
@@ -59,11 +61,11 @@ from proofbox.workspace.model import (
     Status,
     Verification,
 )
-from proofbox.workspace.overlay import Overlay
+from proofbox.workspace.timeline.overlay import Overlay
 from proofbox.workspace.registry import CACHE, LOCK, REFS, Registration
-from proofbox.workspace.restore import write_new
-from proofbox.workspace.rollback import Rollbacks
-from proofbox.workspace.store import Store
+from proofbox.workspace.timeline.restore import write_new
+from proofbox.workspace.timeline.rollback import Rollbacks
+from proofbox.workspace.store.objects import Store
 from proofbox.workspace.tree import EMPTY_TREE
 
 if TYPE_CHECKING:
@@ -361,7 +363,7 @@ class Workspace:
 
     def verify(self) -> Verification:
         """Read everything that is stored again: every byte against its digest, every tree for what it needs."""
-        return upkeep.verify(self._registration, self._store, self._history)
+        return maintenance.verify(self._registration, self._store, self._history)
 
     def gc(self, *, keep: int | None = None) -> Collected:
         """Drop what no snapshot needs. `keep` cuts this history to the latest so many, and those with a name."""
@@ -370,7 +372,7 @@ class Workspace:
                 "at least the latest snapshot is kept", op="workspace gc", fix_hints=["give --keep 1 or more"]
             )
         with locked(self._home / LOCK), self._store.alone():
-            return upkeep.collect(self._store, self._history, set(self.refs().values()), keep)
+            return maintenance.collect(self._store, self._history, set(self.refs().values()), keep)
 
     # Inside
 

@@ -16,7 +16,7 @@ import msgspec
 from proofbox.agents.conformance.rig import Rig, Scene
 from proofbox.agents.contract import AgentRuntime, AgentSession, SessionOptions, TurnResult
 from proofbox.agents.events import AgentEvent, Event, TurnEnded
-from proofbox.core.removal import remove_tree
+from proofbox.core.files.removal import remove_tree
 from proofbox.errors import CapabilityUnsupported, ProofboxError
 from proofbox.sandbox.conformance.check import Failed, expect
 from proofbox.sandbox.conformance.context import processes_with

@@ -13,7 +13,7 @@ import anyio.abc
 import msgspec
 
 from proofbox.agents.fakemodel.script import Answer, Fault, Rule, Script
-from proofbox.agents.http import Request, Responder, connection_handler
+from proofbox.agents.gateway.http import Request, Responder, connection_handler
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.errors import UsageError
 

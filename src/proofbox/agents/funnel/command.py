@@ -16,9 +16,9 @@ import anyio
 from proofbox.agents.funnel.calls import Call, Kept
 from proofbox.agents.funnel.wire import STDIN_WINDOW, Asked, Garbled, Peer
 from proofbox.errors import ProofboxError, SandboxError, SandboxLost
-from proofbox.sandbox.aprocess import AsyncProcess, open_process
-from proofbox.sandbox.aservice import AsyncSession
-from proofbox.sandbox.connection import PATIENCE
+from proofbox.sandbox.client.async_process import AsyncProcess, open_process
+from proofbox.sandbox.async_service import AsyncSession
+from proofbox.sandbox.client.connection import PATIENCE
 from proofbox.sandbox.contract import ExecResult, Output
 
 FAILED = 125

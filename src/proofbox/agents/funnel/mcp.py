@@ -15,9 +15,9 @@ import anyio
 from proofbox.agents.funnel.calls import Call, Scribe
 from proofbox.agents.funnel.command import GONE
 from proofbox.agents.funnel.wire import LAST_WORD, Peer
-from proofbox.agents.lines import Lines
+from proofbox.agents.jsonrpc.lines import Lines
 from proofbox.core.text import preview
-from proofbox.sandbox.aprocess import AsyncProcess
+from proofbox.sandbox.client.async_process import AsyncProcess
 from proofbox.sandbox.contract import Output
 
 LINE_LIMIT = 4 << 20

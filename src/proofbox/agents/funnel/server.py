@@ -16,7 +16,7 @@ import anyio
 import anyio.abc
 import msgspec
 
-from proofbox.agents.accepting import accept_all
+from proofbox.agents.gateway.accepting import accept_all
 from proofbox.agents.contract import ApprovalRule
 from proofbox.agents.events import Event, Integrity, Notice
 from proofbox.agents.feed import Turn
@@ -28,11 +28,11 @@ from proofbox.agents.funnel.wire import Asked, Garbled, Peer
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
 from proofbox.errors import PathRefused, ProofboxError
-from proofbox.sandbox.aprocess import AsyncProcess
-from proofbox.sandbox.aservice import AsyncSession
-from proofbox.sandbox.binaries import program
+from proofbox.sandbox.client.async_process import AsyncProcess
+from proofbox.sandbox.async_service import AsyncSession
+from proofbox.sandbox.host.binaries import program
 from proofbox.sandbox.contract import Mount
-from proofbox.sandbox.unixpath import SOCKET, listen_at
+from proofbox.sandbox.host.unix_sockets import SOCKET, listen_at
 
 DECLINED = 126
 TURN_VARIABLE = "PROOFBOX_TURN"

@@ -20,9 +20,9 @@ from starlette.routing import Route
 from proofbox.delivery.backend.openapi import openapi_document
 from proofbox.delivery.backend.repositories import Repositories
 from proofbox.delivery.backend.rules import Refusal
-from proofbox.delivery.settings import ApiKey
-from proofbox.delivery.transport import KEY_HEADER
-from proofbox.delivery.wire import AppSpec, InitialExport, ManifestRequest, PullRequest
+from proofbox.delivery.client.settings import ApiKey
+from proofbox.delivery.client.transport import KEY_HEADER
+from proofbox.delivery.client.wire import AppSpec, InitialExport, ManifestRequest, PullRequest
 from proofbox.errors import RepositoryFailed
 
 log = logging.getLogger("proofbox.backend")

@@ -12,7 +12,7 @@ from proofbox.core.text import path_fields
 from proofbox.delivery.backend.git import Edit, Git, blob_id
 from proofbox.delivery.backend.ledger import Ledger
 from proofbox.delivery.backend.rules import Refusal, check_clashes, check_edits
-from proofbox.delivery.wire import FileChange, ManifestFile
+from proofbox.delivery.client.wire import FileChange, ManifestFile
 
 _HASHED_AT_ONCE = 200
 

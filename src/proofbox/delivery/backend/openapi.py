@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from proofbox.delivery.transport import KEY_HEADER
-from proofbox.delivery.wire import (
+from proofbox.delivery.client.transport import KEY_HEADER
+from proofbox.delivery.client.wire import (
     AppSpec,
     ExportAnswer,
     InitialExport,

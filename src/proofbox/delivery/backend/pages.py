@@ -26,7 +26,7 @@ from proofbox.delivery.backend.markdown import to_html
 from proofbox.delivery.backend.repositories import Repositories
 from proofbox.delivery.backend.rules import Refusal
 from proofbox.delivery.backend.style import STYLE
-from proofbox.delivery.settings import ApiKey
+from proofbox.delivery.client.settings import ApiKey
 from proofbox.errors import RepositoryFailed
 
 COOKIE = "proofbox_session"

@@ -20,7 +20,7 @@ from urllib.parse import quote
 import msgspec
 
 from proofbox.core.clock import Clock, SystemClock, isoformat
-from proofbox.core.removal import remove_tree
+from proofbox.core.files.removal import remove_tree
 from proofbox.delivery.backend.contents import edits_of, files_of, remember
 from proofbox.delivery.backend.git import MAIN, NOTHING, Edit, Git, check_git
 from proofbox.delivery.backend.ledger import Ledger, Pull, Repository
@@ -33,7 +33,7 @@ from proofbox.delivery.backend.rules import (
     slug,
 )
 from proofbox.delivery.backend.specs import Specs
-from proofbox.delivery.wire import (
+from proofbox.delivery.client.wire import (
     ExportAnswer,
     InitialExport,
     ManifestRequest,

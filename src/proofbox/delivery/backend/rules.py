@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Sequence
 
-from proofbox.delivery import names
+from proofbox.delivery.source import names
 from proofbox.delivery.backend.git import Edit
 
 _BRANCH = re.compile(r"(?!-)[A-Za-z0-9._/-]{1,200}")

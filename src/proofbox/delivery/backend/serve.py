@@ -17,7 +17,7 @@ from proofbox.core.loopback import is_loopback
 from proofbox.delivery.backend.api import MAX_BODY, Api, http_error
 from proofbox.delivery.backend.pages import Pages
 from proofbox.delivery.backend.repositories import Repositories
-from proofbox.delivery.settings import ApiKey
+from proofbox.delivery.client.settings import ApiKey
 from proofbox.errors import SettingsInvalid, UsageError
 
 

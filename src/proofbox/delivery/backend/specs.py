@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from proofbox.core.redaction import Redactor
+from proofbox.core.redaction.redactor import Redactor
 from proofbox.delivery.backend.ledger import Ledger
 from proofbox.delivery.backend.rules import Refusal
-from proofbox.delivery.wire import AppSpec
+from proofbox.delivery.client.wire import AppSpec
 
 
 class Specs:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Protocol
 
 from proofbox.errors import StoreTooLarge, StoreUnavailable, UsageError
-from proofbox.evidence.paths import MAX_INDEX_BYTES, is_artifact_path
+from proofbox.evidence.bundle.paths import MAX_INDEX_BYTES, is_artifact_path
 
 MAX_WHOLE_BYTES = MAX_INDEX_BYTES
 """Of an object that is read whole. An index is the largest of them."""

@@ -13,18 +13,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from proofbox.core.atomic import sync_directory, write_document
+from proofbox.core.files.atomic import sync_directory, write_document
 from proofbox.core.digest import sha256_hex
-from proofbox.core.removal import remove_tree
+from proofbox.core.files.removal import remove_tree
 from proofbox.errors import BundleCorrupt, BundleExists, BundleLocked, BundleNotFound, StoreConflict, StoreTooLarge
-from proofbox.evidence.check import MAX_NESTING, check_bundle
-from proofbox.evidence.content import sync_all, write_new
-from proofbox.evidence.index import Index, parse_index
-from proofbox.evidence.lock import RunLock
-from proofbox.evidence.paths import INDEX, LATEST, MAX_INDEX_BYTES, RUN_ID, enclosing, resolve, shown
+from proofbox.evidence.verify.check import MAX_NESTING, check_bundle
+from proofbox.evidence.bundle.content import sync_all, write_new
+from proofbox.evidence.bundle.index import Index, parse_index
+from proofbox.evidence.bundle.lock import RunLock
+from proofbox.evidence.bundle.paths import INDEX, LATEST, MAX_INDEX_BYTES, RUN_ID, enclosing, resolve, shown
 from proofbox.evidence.pool import in_threads
-from proofbox.evidence.reader import Bundle, as_bundle, refusal
-from proofbox.evidence.shape import ShapeError
+from proofbox.evidence.bundle.reader import Bundle, as_bundle, refusal
+from proofbox.evidence.documents.shape import ShapeError
 from proofbox.evidence.store.contract import Store, Stored
 from proofbox.evidence.store.trial import check_store
 

@@ -21,22 +21,20 @@ from pathlib import Path
 from typing import TypeVar
 
 from proofbox.errors import IdmapUnsupported, UsageError
-from proofbox.sandbox.config import Settings
-from proofbox.sandbox.conformance import (
-    agent_attacks,
-    commands,
-    confinement,
-    detached,
-    filesystem,
-    kernel,
-    killing,
-    limits,
-    loss,
-    network,
-    policy,
-    reach,
-    streams,
-)
+from proofbox.config.settings import Settings
+from proofbox.sandbox.conformance.checks import agent_attacks
+from proofbox.sandbox.conformance.checks import commands
+from proofbox.sandbox.conformance.checks import confinement
+from proofbox.sandbox.conformance.checks import detached
+from proofbox.sandbox.conformance.checks import filesystem
+from proofbox.sandbox.conformance.checks import kernel
+from proofbox.sandbox.conformance.checks import killing
+from proofbox.sandbox.conformance.checks import limits
+from proofbox.sandbox.conformance.checks import loss
+from proofbox.sandbox.conformance.checks import network
+from proofbox.sandbox.conformance.checks import policy
+from proofbox.sandbox.conformance.checks import reach
+from proofbox.sandbox.conformance.checks import streams
 from proofbox.sandbox.conformance.check import (
     LIMIT,
     Check,

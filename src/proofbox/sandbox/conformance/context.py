@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
 from proofbox.core.dirs import config_dir
-from proofbox.core.removal import remove_tree
+from proofbox.core.files.removal import remove_tree
 from proofbox.errors import ProofboxError
-from proofbox.sandbox import cgroups
-from proofbox.sandbox.config import Settings, load, render
+from proofbox.sandbox.host import cgroups
+from proofbox.config.settings import Settings, load, render
 from proofbox.sandbox.conformance.check import Failed, expect
 from proofbox.sandbox.contract import Enforcement, ExecResult, Provider
-from proofbox.sandbox.inside import ExecOptions, PolicyOptions
+from proofbox.sandbox.box_handle import ExecOptions, PolicyOptions
 from proofbox.sandbox.service import Sandboxes, Session
 
 E = TypeVar("E", bound=ProofboxError)

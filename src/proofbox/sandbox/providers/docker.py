@@ -20,14 +20,14 @@ from typing import Any
 import msgspec
 
 from proofbox.errors import EngineRefused, PolicyRefused, ProofboxError, StartFailed
-from proofbox.sandbox.containers import await_removal, kill_container, remove_container
+from proofbox.sandbox.containers.ownership import await_removal, kill_container, remove_container
 from proofbox.sandbox.contract import Box, BoxSpec, Enforcement, Isolation, Policy
-from proofbox.sandbox.demux import AttachedStream
-from proofbox.sandbox.engine import Engine
-from proofbox.sandbox.engine_images import engine_image, inspect_image
+from proofbox.sandbox.containers.attached_stream import AttachedStream
+from proofbox.sandbox.containers.engine import Engine
+from proofbox.sandbox.containers.images import engine_image, inspect_image
 from proofbox.sandbox.environment import BOX_HOME, forwarded
 from proofbox.sandbox.providers.bubblewrap import AGENT_ID
-from proofbox.sandbox.providers.container_config import (
+from proofbox.sandbox.containers.config import (
     DOORS,
     NET,
     SEALED_GAPS,
@@ -37,10 +37,10 @@ from proofbox.sandbox.providers.container_config import (
     is_sealed,
 )
 from proofbox.sandbox.providers.covering import check_sources, placed, sources
-from proofbox.sandbox.readiness import readable
-from proofbox.sandbox.refusal import refuse_unenforceable
-from proofbox.sandbox.scratch import Scratch
-from proofbox.sandbox.unixpath import SOCKET, listen_at
+from proofbox.sandbox.host.readiness import readable
+from proofbox.sandbox.enforcement import refuse_unenforceable
+from proofbox.sandbox.host.scratch import Scratch
+from proofbox.sandbox.host.unix_sockets import SOCKET, listen_at
 
 START_PATIENCE = 30.0
 _OWN_VARIABLES = {"PATH", "HOME", "USER", "SHELL", "TMPDIR"}  # the image's, or the box's

@@ -31,7 +31,7 @@ from typing import Any
 import msgspec
 
 from proofbox.core.documents import stored
-from proofbox.core.plainfile import read_plain
+from proofbox.core.files.plain import read_plain
 from proofbox.core.toml import parse_toml
 from proofbox.errors import CapabilitiesInvalid
 

@@ -6,7 +6,7 @@ import ipaddress
 import re
 from typing import NamedTuple
 
-from proofbox.sandbox.allowlist import canonical_host, split_port
+from proofbox.core.allowlist import canonical_host, split_port
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,30})://([^/?#]*)")
 _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443, "ftp": 21, "ssh": 22, "git": 9418}

@@ -10,8 +10,8 @@ import msgspec
 
 from proofbox.core.text import printable
 from proofbox.errors import CapabilitiesInvalid, RequestInvalid
-from proofbox.sandbox.allowlist import Rule, parse_rules
-from proofbox.workspace.globs import Glob, Word, expanded
+from proofbox.core.allowlist import Rule, parse_rules
+from proofbox.workspace.search.globs import Glob, Word, expanded
 
 P = TypeVar("P")
 EVERYTHING = "*"

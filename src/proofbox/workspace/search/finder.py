@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.errors import ArgumentsInvalid, SearchTimedOut
-from proofbox.workspace.globs import Glob
+from proofbox.workspace.search.globs import Glob
 from proofbox.workspace.search.dialect import Pattern, compile_pattern
 from proofbox.workspace.search.engines import Engine, best_engine
 from proofbox.workspace.tools.rendering import one_line

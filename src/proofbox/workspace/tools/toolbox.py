@@ -15,12 +15,12 @@ import msgspec
 
 from proofbox.workspace.capabilities.capabilities import Capabilities
 from proofbox.workspace.capabilities.grants import DEFAULT_CAPABILITIES
-from proofbox.workspace.ignore import Ignore
-from proofbox.workspace.tools.boxed import BoxedEnvironment
+from proofbox.workspace.scanning.ignore import Ignore
+from proofbox.workspace.tools.environments.boxed import BoxedEnvironment
 from proofbox.workspace.tools.contract import ToolEnvironment
-from proofbox.workspace.tools.history import history_tools
-from proofbox.workspace.tools.layers import Layered
-from proofbox.workspace.tools.middleware import Recording, SnapshotOnWrite, workspace_layers
+from proofbox.workspace.tools.history_tools import history_tools
+from proofbox.workspace.tools.environments.layers import Layered
+from proofbox.workspace.tools.environments.middleware import Recording, SnapshotOnWrite, workspace_layers
 from proofbox.workspace.tools.registry import ToolRegistry, create_tool_registry
 from proofbox.workspace.workspace import Workspace
 

@@ -1,0 +1,100 @@
+"""Failures of the model as the gateway saw them.
+
+Only failures seen outside the box count as infrastructure failures. A program in the box can print any error, kill
+itself with any signal, and send requests that no endpoint accepts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from proofbox.agents.feed import Turn
+from proofbox.agents.gateway.traffic import Exchange
+from proofbox.errors import (
+    AgentError,
+    AuthFailed,
+    ContextExceeded,
+    ModelFailed,
+    Overloaded,
+    RateLimited,
+    StreamDisconnected,
+    UsageLimited,
+)
+
+_BY_CODE: dict[str, type[AgentError]] = {
+    "context_length_exceeded": ContextExceeded,
+    "usage_limit_reached": UsageLimited,
+    "insufficient_quota": UsageLimited,
+    "rate_limit_exceeded": RateLimited,
+    "rate_limit_error": RateLimited,
+    "slow_down": RateLimited,
+    "server_is_overloaded": Overloaded,
+    "overloaded_error": Overloaded,
+    "invalid_api_key": AuthFailed,
+    "authentication_error": AuthFailed,
+}
+_BY_STATUS: dict[int, type[AgentError]] = {
+    401: AuthFailed,
+    403: AuthFailed,
+    429: RateLimited,
+    503: Overloaded,
+    529: Overloaded,
+}
+HINTS: dict[type[AgentError], tuple[str, ...]] = {
+    AuthFailed: ("check the key: the variable that api_key_env names, and what it may be used for",),
+    UsageLimited: ("wait for the reset, or use another credential",),
+    RateLimited: ("wait, or run fewer at a time",),
+    ContextExceeded: ("start a new thread",),
+    StreamDisconnected: ("try again; if it lasts, look at the way to base_url",),
+}
+
+
+def kind_of(status: int) -> type[AgentError]:
+    """The failure that an HTTP status of the endpoint means."""
+    return _BY_STATUS.get(status, ModelFailed)
+
+
+def kind_seen(exchange: Exchange) -> type[AgentError] | None:
+    """The kind of failure that an exchange ended with; None: it did not fail, or was refused by the gateway."""
+    if exchange.outcome in ("completed", "refused"):
+        return None
+    known = _BY_CODE.get(exchange.error_code) or _BY_CODE.get(exchange.error_type)
+    if known is not None:
+        return known
+    if exchange.outcome in ("cut", "unreachable", "abandoned"):
+        return StreamDisconnected
+    return kind_of(exchange.status) if exchange.outcome == "http_error" else ModelFailed
+
+
+def limits_of(exchange: Exchange) -> dict[str, Any]:
+    """When the endpoint wants to be asked again, as far as it said."""
+    return {name: getattr(exchange, name) for name in ("retry_after", "resets_at") if getattr(exchange, name)}
+
+
+def note(turn: Turn, exchange: Exchange, *, first_is_ours: bool = False) -> None:
+    """Update the turn's observed failure: set it if the endpoint failed, clear it if a response was completed.
+
+    A failure that the request itself may have caused is ignored. With `first_is_ours` the agent has run nothing before
+    its first response, so it can't have caused any failure until then.
+    """
+    if exchange.outcome == "completed" and exchange.method == "POST":
+        turn.answered, turn.observed_failure = True, None
+    kind = kind_seen(exchange)
+    blameless = first_is_ours and not turn.answered
+    if kind is None or kind is ContextExceeded or not (blameless or _is_endpoints(exchange)):
+        return
+    said = exchange.error_message or f"{exchange.outcome}, HTTP status {exchange.status}"
+    turn.observed_failure = kind(
+        f"the model's endpoint failed: {said}",
+        op="turn",
+        fix_hints=HINTS.get(kind, ()),
+        details={"status": exchange.status, "seen_by": "gateway", **limits_of(exchange)},
+        retryable=True if kind is ModelFailed and exchange.status >= 500 else None,
+    )
+
+
+def _is_endpoints(exchange: Exchange) -> bool:
+    """Whether it is the endpoint's failure, whatever was asked of it."""
+    if exchange.outcome == "http_error":
+        return exchange.status in _BY_STATUS or exchange.status >= 500
+    return exchange.outcome in ("failed", "cut", "unreachable")

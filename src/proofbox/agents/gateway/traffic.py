@@ -1,0 +1,274 @@
+"""Read a model's answer as it passes the gateway: tokens, rate windows, errors. No I/O here.
+
+Three formats are understood, each as a stream of server-sent events or as a JSON body: OpenAI Responses, OpenAI Chat
+Completions, and Anthropic Messages. Anything else is passed over; nothing that an endpoint sends can raise or fill the
+memory. A response whose usage could not be read counts as unknown, never as zero.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from proofbox.agents.events import RateWindow, TokenUsage
+from proofbox.core.text import preview, printable
+
+MAX_EVENT = 8 << 20
+SAID = 500
+_DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+)ms)?")
+_TELLING = (
+    *(b"response.completed", b"response.failed", b"response.incomplete", b"response.output_item.done", b'"error"'),
+    *(b'"usage"', b'"finish_reason"', b"message_stop", b"[DONE]"),
+)
+ARGUMENTS = 64 << 10
+_FREE = ("/count_tokens", "/input_tokens")
+"""Requests that are answered without running a model."""
+
+Outcome = Literal["completed", "failed", "http_error", "unreachable", "redirected", "cut", "abandoned", "refused"]
+
+
+class Exchange(msgspec.Struct, kw_only=True):
+    """One request to the model as the gateway saw it."""
+
+    number: int
+    thread: str = ""
+    """Which thread and turn it was for, as the runtime's own headers say."""
+    turn: str = ""
+    method: str
+    path: str
+    status: int = 0
+    outcome: Outcome = "abandoned"
+    at_ms: float = 0.0
+    first_byte_ms: float | None = None
+    duration_ms: float | None = None
+    """None: it is not over."""
+    request_bytes: int = 0
+    response_bytes: int = 0
+    usage: TokenUsage | None = None
+    """As the endpoint stated it; of a response that broke off, as far as it had."""
+    unmeasured: Literal["", "no_usage", "broken_off"] = ""
+    """Why `usage` is not all that the response used: the endpoint did not state it, or the response broke off."""
+    windows: tuple[RateWindow, ...] = ()
+    error_type: str = ""
+    error_code: str = ""
+    error_message: str = ""
+    retry_after: float | None = None
+    resets_at: float | None = None
+
+
+class RequestedCall(msgspec.Struct, frozen=True):
+    """A tool call that the model asks the agent for."""
+
+    id: str
+    tool: str
+    arguments: str
+    """As the model wrote them, cut to 64 KiB."""
+
+
+OnCall = Callable[[Exchange, RequestedCall], None]
+
+
+class StreamReader:
+    """Reads a stream of events as it passes, into the exchange. Lines that are too long are passed over.
+
+    `on_call` hears of a tool call before the agent does.
+    """
+
+    def __init__(self, exchange: Exchange, on_call: OnCall | None = None) -> None:
+        self._exchange = exchange
+        self._on_call = on_call
+        self._usage: dict[str, Any] = {}
+        self._finished = False
+        self.ended = False
+        """The stream has stated its end: nothing that follows changes the exchange."""
+
+    def line(self, line: bytes) -> None:
+        if not line.startswith(b"data:") or len(line) > MAX_EVENT or not any(word in line for word in _TELLING):
+            return
+        data = line[5:].strip()
+        if data == b"[DONE]":
+            self._end("completed")
+            return
+        try:
+            event = msgspec.json.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return
+        if isinstance(event, dict) and not self.ended:
+            self._event(event)
+
+    def finish(self) -> None:
+        """The connection has ended in an orderly way."""
+        if not self.ended:
+            self._end("completed" if self._finished else "cut")
+
+    def _event(self, event: dict[str, Any]) -> None:
+        exchange, kind = self._exchange, event.get("type")
+        response, message = _table(event.get("response")), _table(event.get("message"))
+        if kind in ("response.completed", "response.incomplete"):
+            self._count(response.get("usage"))
+            self._end("completed")
+        elif kind == "response.failed":
+            self._count(response.get("usage"))
+            read_error(exchange, response.get("error"))
+            self._end("failed")
+        elif kind == "error" or (kind is None and isinstance(event.get("error"), dict)):
+            read_error(exchange, event.get("error") or event)
+            self._end("failed")
+        elif kind == "response.output_item.done" and self._on_call is not None:
+            call = read_call(event.get("item"))
+            if call is not None:
+                self._on_call(exchange, call)
+        elif kind == "message_start":
+            self._count(message.get("usage"))
+        elif kind == "message_delta":  # its counts are cumulative
+            self._count(event.get("usage"))
+        elif kind == "message_stop":
+            self._end("completed")
+        elif kind is None and isinstance(event.get("choices"), list):
+            self._count(event.get("usage"))  # of the last chunk, or of each one, and then cumulative
+            self._finished = self._finished or any(_table(each).get("finish_reason") for each in event["choices"])
+
+    def _count(self, usage: Any) -> None:
+        if isinstance(usage, dict) and self._exchange.method == "POST":
+            self._usage |= {name: value for name, value in usage.items() if value is not None}
+            self._exchange.usage = read_usage(self._usage)
+
+    def _end(self, outcome: Outcome) -> None:
+        self._exchange.outcome, self.ended = outcome, True
+
+
+def read_body(exchange: Exchange, body: bytes) -> None:
+    """A JSON answer that is no stream: an error, or a whole response.
+
+    Only the answer to a POST counts: a response that was made before can be fetched any number of times.
+    """
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return
+    if isinstance(value, dict):
+        read_error(exchange, value.get("error"))
+        if exchange.status < 300:
+            exchange.outcome = "failed" if value.get("status") == "failed" else "completed"
+            if exchange.method == "POST":
+                exchange.usage = read_usage(value.get("usage"))
+
+
+def measure(exchange: Exchange) -> None:
+    """Set `unmeasured` of a finished exchange."""
+    if exchange.method != "POST" or exchange.path.partition("?")[0].endswith(_FREE):
+        return
+    if exchange.outcome in ("cut", "abandoned"):
+        exchange.unmeasured = "broken_off"
+    elif exchange.outcome == "completed" and exchange.usage is None:
+        exchange.unmeasured = "no_usage"
+
+
+def read_error(exchange: Exchange, error: Any) -> None:
+    if not isinstance(error, dict):
+        return
+    exchange.error_type = _said(error.get("type"))
+    exchange.error_code = _said(error.get("code"))
+    exchange.error_message = _said(error.get("message"))
+    exchange.resets_at = _number(error.get("resets_at")) or exchange.resets_at
+
+
+def read_call(item: Any) -> RequestedCall | None:
+    id = item.get("call_id") if isinstance(item, dict) else None
+    if not isinstance(id, str) or not id or str(item.get("type", "")).endswith("_output"):
+        return None
+    namespace, name = item.get("namespace"), item.get("name")
+    tool = f"{namespace}.{name}" if isinstance(namespace, str) and namespace else name or item.get("type")
+    given = next((item[key] for key in ("arguments", "input") if isinstance(item.get(key), str)), "")
+    return RequestedCall(id[:200], preview(str(tool), 200)[0], preview(given, ARGUMENTS)[0])
+
+
+def read_usage(usage: Any) -> TokenUsage | None:
+    """The `usage` of any of the three formats; None for what states no count of tokens at all."""
+    if not isinstance(usage, dict):
+        return None
+
+    def count(name: str, inner: str = "") -> int | None:
+        value = usage.get(name)
+        if inner:
+            value = value.get(inner) if isinstance(value, dict) else None
+        return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53 else None
+
+    if count("prompt_tokens") is not None or count("completion_tokens") is not None:
+        return TokenUsage(
+            input_tokens=count("prompt_tokens") or 0,
+            output_tokens=count("completion_tokens") or 0,
+            cached_input_tokens=count("prompt_tokens_details", "cached_tokens") or 0,
+            reasoning_tokens=count("completion_tokens_details", "reasoning_tokens") or 0,
+        )
+    if count("input_tokens") is None and count("output_tokens") is None:
+        return None
+    # Anthropic counts what it reads from and writes to its cache beside the rest of the input, OpenAI within it.
+    read, written = count("cache_read_input_tokens"), count("cache_creation_input_tokens")
+    return TokenUsage(
+        input_tokens=(count("input_tokens") or 0) + (read or 0) + (written or 0),
+        output_tokens=count("output_tokens") or 0,
+        cached_input_tokens=count("input_tokens_details", "cached_tokens") or read or 0,
+        reasoning_tokens=count("output_tokens_details", "reasoning_tokens")
+        or count("output_tokens_details", "thinking_tokens")
+        or 0,
+    )
+
+
+def read_headers(exchange: Exchange, headers: Mapping[str, str], now: float) -> None:
+    """Rate windows and the time to come back, from an answer's headers. `now` is seconds since the epoch."""
+    windows: list[RateWindow] = []
+    for name in ("primary", "secondary"):
+        used = _number(headers.get(f"x-codex-{name}-used-percent"))
+        if used is not None:
+            after = _number(headers.get(f"x-codex-{name}-reset-after-seconds"))
+            windows.append(
+                RateWindow(
+                    name=name,
+                    used_percent=used,
+                    window_minutes=_number(headers.get(f"x-codex-{name}-window-minutes")),
+                    resets_at=_number(headers.get(f"x-codex-{name}-reset-at"))
+                    or (now + after if after is not None else None),
+                )
+            )
+    for name in ("requests", "tokens"):
+        limit = _number(headers.get(f"x-ratelimit-limit-{name}"))
+        left = _number(headers.get(f"x-ratelimit-remaining-{name}"))
+        if limit and left is not None:
+            after = read_duration(headers.get(f"x-ratelimit-reset-{name}", ""))
+            used = round(100 * (1 - min(left, limit) / limit), 3)
+            resets = now + after if after is not None else None
+            windows.append(RateWindow(name=name, used_percent=used, resets_at=resets))
+    exchange.windows = tuple(windows)
+    exchange.retry_after = _number(headers.get("retry-after"))
+
+
+def read_duration(text: str) -> float | None:
+    """`6m0s`, `250ms`, `1h2m`: seconds."""
+    found = _DURATION.fullmatch(text.strip())
+    if found is None or not any(found.groups()):
+        return None
+    days, hours, minutes, seconds, milliseconds = (float(part or 0) for part in found.groups())
+    return _number(days * 86400 + hours * 3600 + minutes * 60 + seconds + milliseconds / 1000)
+
+
+def _table(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _number(value: Any) -> float | None:
+    """What a number can be at all. How long a limit is believed is for who waits to say: see `lab/run/limiter.py`."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if 0 <= number < 1e12 else None
+
+
+def _said(value: Any) -> str:
+    return printable(preview(value, SAID)[0]) if isinstance(value, str) else ""

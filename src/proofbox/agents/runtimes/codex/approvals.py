@@ -1,0 +1,88 @@
+"""What Codex asks of us while it works, and how each is answered: by declared rules, at once, always.
+
+A question about a command or a change of files is decided as `proofbox.agents.approvals` says; where nothing was said
+of it, the answer is no. What would need a person is declined, since there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from proofbox.agents.approvals import NO_RULE, decide
+from proofbox.agents.contract import ApprovalRule
+from proofbox.agents.jsonrpc.peer import METHOD_NOT_FOUND, Refusal
+from proofbox.core.text import preview
+
+SHOWN = 4000
+NO_PERSON = "there is no person"
+UNKNOWN = "unknown request"
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    subject: str
+    answer: str
+    rule: str
+    reply: Any = None
+    refusal: tuple[int, str] | None = None
+
+    def give(self) -> Any:
+        if self.refusal is not None:
+            raise Refusal(*self.refusal)
+        return self.reply
+
+
+def answer(method: str, params: Any, rules: Sequence[ApprovalRule], paths: Sequence[str] = ()) -> Answer:
+    """`paths` are those of the item that is asked about, where it is a change of files."""
+    params = params if isinstance(params, dict) else {}
+    if method in ("item/commandExecution/requestApproval", "execCommandApproval"):
+        command = params.get("command")
+        subject = " ".join(map(str, command)) if isinstance(command, list) else str(command or "")
+        chosen, rule = _decide(subject, rules)
+        return Answer(subject=_shown(subject), answer=chosen, rule=rule, reply=_decision(method, chosen))
+    if method in ("item/fileChange/requestApproval", "applyPatchApproval"):
+        changes = params.get("fileChanges")
+        asked = list(paths) or (list(changes) if isinstance(changes, dict) else [])
+        # Every path must be let through: the first rule that would stop one of them decides.
+        decisions = [_decide(path, rules) for path in asked] or [_decide("", rules)]
+        chosen, rule = next((each for each in decisions if each[0] != "accept"), decisions[0])
+        return Answer(subject=_shown(", ".join(asked)), answer=chosen, rule=rule, reply=_decision(method, chosen))
+    if method == "item/permissions/requestApproval":
+        permissions = params.get("permissions")
+        subject = msgspec.json.encode(permissions).decode()
+        chosen, rule = _decide(subject, rules)
+        granted = permissions if chosen == "accept" else {}
+        return Answer(
+            subject=_shown(subject), answer=chosen, rule=rule, reply={"permissions": granted, "scope": "turn"}
+        )
+    if method == "item/tool/requestUserInput":
+        return _declined(params.get("questions"), {"answers": {}})
+    if method == "mcpServer/elicitation/request":
+        return _declined(params.get("message") or params.get("request"), {"action": "decline"})
+    if method == "item/tool/call":
+        said = [{"type": "inputText", "text": "there is no such tool here"}]
+        return _declined(params.get("tool"), {"contentItems": said, "success": False})
+    return Answer(
+        subject="", answer="refused", rule=UNKNOWN, refusal=(METHOD_NOT_FOUND, f"{method[:100]} is not supported")
+    )
+
+
+def _decide(subject: str, rules: Sequence[ApprovalRule]) -> tuple[str, str]:
+    return decide(subject, rules) or ("decline", NO_RULE)
+
+
+def _decision(method: str, chosen: str) -> dict[str, str]:
+    if method in ("execCommandApproval", "applyPatchApproval"):  # the old names have the old words
+        return {"decision": "approved" if chosen == "accept" else "denied"}
+    return {"decision": chosen}
+
+
+def _declined(subject: Any, reply: Any) -> Answer:
+    text = subject if isinstance(subject, str) else msgspec.json.encode(subject).decode()
+    return Answer(subject=_shown(text), answer="decline", rule=NO_PERSON, reply=reply)
+
+
+def _shown(text: str) -> str:
+    return preview(text, SHOWN)[0]

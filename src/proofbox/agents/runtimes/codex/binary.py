@@ -1,0 +1,199 @@
+"""Finding the codex program, and whether it is one that can be driven.
+
+Looked for in this order: the setting, the PATH, the PyPI package `openai-codex-cli-bin`. What npm puts on the PATH is a
+script that starts the real program from a package beside it; the program itself is what a box needs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from proofbox.core.files.atomic import write_document
+from proofbox.core.dirs import cache_dir
+from proofbox.errors import RuntimeIncompatible, RuntimeStartFailed, StrategyUnavailable
+
+MINIMUM = (0, 160, 0)
+INSTALL = ("npm install -g @openai/codex", "or: pip install openai-codex-cli-bin", "or set the binary's path: binary")
+ASK_SECONDS = 30.0
+_VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
+REQUIRED = {
+    "ClientRequest": (
+        *("initialize", "thread/start", "thread/resume", "thread/fork", "turn/start", "turn/steer", "turn/interrupt"),
+    ),
+    "ServerNotification": (
+        *("thread/started", "turn/started", "turn/completed", "item/started", "item/completed"),
+        *("item/agentMessage/delta", "thread/tokenUsage/updated", "error"),
+    ),
+    "ServerRequest": ("item/commandExecution/requestApproval", "item/fileChange/requestApproval"),
+}
+
+
+class Binary(msgspec.Struct, frozen=True):
+    path: Path
+    found_by: str
+
+    @property
+    def package(self) -> Path | None:
+        """The directory with the programs it brings along (ripgrep), where it comes with any."""
+        root = self.path.parent.parent
+        return root if self.path.parent.name == "bin" and (root / "codex-path").is_dir() else None
+
+
+class Schema(msgspec.Struct, frozen=True):
+    """Which methods a version has, by its own word."""
+
+    version: str
+    methods: dict[str, list[str]]
+
+
+def find_binary(setting: str | None = None, path: str | None = None) -> Binary:
+    if setting is not None:
+        found = Path(setting).expanduser()
+        if not found.is_absolute():  # it would be another program in every directory, and anyone's in a stranger's
+            raise StrategyUnavailable(
+                f"binary {setting[:200]!r} is a relative path", op="probe", fix_hints=["name it by an absolute path"]
+            )
+        if not os.access(found, os.X_OK) or not found.is_file():
+            raise StrategyUnavailable(
+                f"binary {setting[:200]!r} is no program", op="probe", fix_hints=["check the path", *INSTALL[:2]]
+            )
+        return Binary(_native(found.resolve()) or found.resolve(), "setting")
+    on_path = shutil.which("codex", path=path)
+    if on_path is not None:
+        real = Path(on_path).resolve()
+        native = _native(real)
+        return Binary(native, "npm") if native is not None else Binary(real, "PATH")
+    packaged = _pypi()
+    if packaged is not None:
+        return Binary(packaged, "PyPI")
+    raise StrategyUnavailable("codex is not installed", op="probe", fix_hints=INSTALL)
+
+
+def parse_version(text: str) -> tuple[int, int, int] | None:
+    """From `codex-cli 0.166.0`, or a user agent such as `proofbox/0.166.0 (Debian …)`."""
+    found = _VERSION.search(text)
+    return (int(found[1]), int(found[2]), int(found[3])) if found else None
+
+
+def check_version(text: str) -> str:
+    """The version, if it is one we can drive."""
+    version = parse_version(text)
+    if version is None or version < MINIMUM:
+        least = ".".join(map(str, MINIMUM))
+        said = ".".join(map(str, version)) if version else f"something without a version ({text[:80]!r})"
+        raise RuntimeIncompatible(
+            f"codex is {said}; {least} or newer is needed",
+            op="probe",
+            fix_hints=INSTALL[:2],
+            details={"found": text[:200], "minimum": least},
+        )
+    return ".".join(map(str, version))
+
+
+def ask_version(binary: Binary) -> str:
+    return check_version(_ask(binary, "--version"))
+
+
+def check_schema(binary: Binary, version: str) -> Schema:
+    """Compare what is needed with what the program itself says it has. Asked once for a version, and remembered."""
+    schema = _schema(binary, version)
+    missing = [
+        f"{method} ({kind})"
+        for kind, methods in REQUIRED.items()
+        for method in methods
+        if method not in schema.methods.get(kind, ())
+    ]
+    if missing:
+        old = " (it speaks the old codex/event protocol)" if not schema.methods.get("ServerNotification") else ""
+        raise RuntimeIncompatible(
+            f"codex {version} lacks {len(missing)} methods that are needed{old}: {', '.join(missing[:4])}",
+            op="probe",
+            fix_hints=INSTALL[:2],
+            details={"found": version, "missing": missing},
+        )
+    return schema
+
+
+def _schema(binary: Binary, version: str) -> Schema:
+    st = binary.path.stat()
+    identity = f"{binary.path}\0{st.st_size}\0{st.st_mtime_ns}\0{version}"
+    place = cache_dir() / f"codex-schema-{version}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.json"
+    try:
+        return msgspec.json.decode(place.read_bytes(), type=Schema)
+    except (OSError, msgspec.DecodeError):
+        pass
+    with tempfile.TemporaryDirectory(prefix="proofbox-codex-") as scratch:
+        _ask(binary, "app-server", "generate-json-schema", "--out", scratch)
+        schema = Schema(version, {kind: _methods(Path(scratch) / f"{kind}.json") for kind in REQUIRED})
+    write_document(place, msgspec.json.encode(schema))
+    return schema
+
+
+def _methods(path: Path) -> list[str]:
+    try:
+        document: Any = msgspec.json.decode(path.read_bytes())
+        return sorted(each["properties"]["method"]["enum"][0] for each in document["oneOf"])
+    except (OSError, msgspec.DecodeError, KeyError, TypeError, IndexError):
+        return []
+
+
+def _ask(binary: Binary, *arguments: str) -> str:
+    """Run it for an answer, with a home that is thrown away and nothing of our environment."""
+    with tempfile.TemporaryDirectory(prefix="proofbox-codex-") as home:
+        env = {"PATH": os.environ.get("PATH", ""), "HOME": home, "CODEX_HOME": home}
+        try:
+            done = subprocess.run(
+                [str(binary.path), *arguments],
+                env=env,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=ASK_SECONDS,
+                check=True,
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            said = getattr(error, "stderr", b"") or b""
+            raise RuntimeStartFailed(
+                f"{binary.path} does not answer to {arguments[0]}: {type(error).__name__}",
+                op="probe",
+                fix_hints=["check that it is for this machine: try it by hand", *INSTALL[:2]],
+                details={"stderr": said[-500:].decode("utf-8", "replace")},
+            ) from None
+    return done.stdout.decode("utf-8", "replace")
+
+
+def _native(launcher: Path) -> Path | None:
+    """The program behind npm's script: in a package for this machine, next to the script's own or below it."""
+    if launcher.suffix != ".js":
+        return None
+    machine = {"x86_64": "x64", "amd64": "x64", "aarch64": "arm64", "arm64": "arm64"}.get(platform.machine().lower())
+    package = launcher.parent.parent
+    name = f"codex-{'darwin' if sys.platform == 'darwin' else 'linux'}-{machine}"
+    for modules in (package.parent, package / "node_modules" / "@openai"):
+        found = sorted((modules / name / "vendor").glob("*/bin/codex"))
+        if found:
+            return found[0].resolve()
+    return None
+
+
+def _pypi() -> Path | None:
+    try:
+        spec = importlib.util.find_spec("codex_cli_bin")
+    except (ImportError, ValueError):
+        return None
+    for place in (spec.submodule_search_locations or ()) if spec is not None else ():
+        program = Path(place) / "bin" / "codex"
+        if os.access(program, os.X_OK):
+            return program.resolve()
+    return None

@@ -1,0 +1,61 @@
+"""The items that have begun and not ended: what is needed of each to tell how it ended, and no more than so many."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from proofbox.agents.runtimes.codex import items
+from proofbox.agents.runtimes.codex import fields
+from proofbox.agents.runtimes.codex.items import PAYLOAD, Open
+from proofbox.agents.runtimes.codex.fields import Said
+
+MOST = 1000
+MOST_BYTES = 64 << 20
+_KEPT = ("type", "command", "cwd", "tool", "name", "server", "namespace")
+
+Key = tuple[str, str]
+"""A thread and an item."""
+
+
+class OpenItems:
+    """A program may begin items without end, and of any size: then the oldest make room."""
+
+    def __init__(self) -> None:
+        self._items: dict[Key, tuple[Open, int]] = {}
+        self._size = 0
+
+    def add(self, place: Open, id: str, item: Said) -> Iterator[tuple[Key, Open]]:
+        """Keep it; those that had to go for it."""
+        kept, size = _needed(item)
+        self.pop((place.thread, id))
+        self._items[place.thread, id] = Open(place.thread, place.turn, kept), size
+        self._size += size
+        while len(self._items) > MOST or self._size > MOST_BYTES:
+            key = next(iter(self._items))
+            gone = self.pop(key)
+            if gone is not None:
+                yield key, gone
+
+    def pop(self, key: Key) -> Open | None:
+        opened, size = self._items.pop(key, (None, 0))
+        self._size -= size
+        return opened
+
+    def get(self, key: Key) -> Open | None:
+        return self._items.get(key, (None, 0))[0]
+
+    def of(self, threads: Collection[str] | None = None, turn: str | None = None) -> list[tuple[Key, Open]]:
+        """Those of some threads, and of one turn; None: of any."""
+        return [
+            (key, opened)
+            for key, (opened, _) in self._items.items()
+            if (threads is None or opened.thread in threads) and turn in (None, opened.turn)
+        ]
+
+
+def _needed(item: Said) -> tuple[Said, int]:
+    texts = {name: fields.cut(item, name, PAYLOAD) for name in _KEPT if name in item}
+    paths = items.paths_of(item)
+    return {**texts, "changes": [{"path": path} for path in paths]}, sum(map(len, texts.values())) + sum(
+        len(path) + 300 for path in paths
+    )

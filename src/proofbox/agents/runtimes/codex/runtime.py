@@ -1,0 +1,84 @@
+"""`codex_app_server`: the runtime that the registry knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from anyio.to_thread import run_sync
+
+from proofbox.agents.runtimes.codex.binary import Binary, ask_version, check_schema, find_binary
+from proofbox.agents.runtimes.codex.session import CodexSession
+from proofbox.agents.runtimes.codex.settings import CodexSettings
+from proofbox.agents.contract import Capabilities, RuntimeProbe, SessionOptions
+from proofbox.agents.settings import read_settings
+from proofbox.core.clock import Clock
+from proofbox.core.ids import IdSource
+from proofbox.errors import AgentError, RuntimeIncompatible, UsageError
+
+ID = "codex_app_server"
+
+
+class CodexAppServer:
+    id = ID
+    title = "Codex, over its app-server"
+    settings: type[msgspec.Struct] = CodexSettings
+    capabilities = Capabilities(
+        supports_thread_start=True,
+        supports_turn_steer=True,
+        supports_interrupt=True,
+        supports_event_stream=True,
+        supports_parallel_sessions=True,
+        supports_thread_resume=True,
+        supports_thread_fork=True,
+        supports_token_usage=True,
+        supports_rate_limits=True,
+    )
+
+    async def probe(self, settings: Mapping[str, Any]) -> RuntimeProbe:
+        """Found, its version, whether that can be driven, and whether there is a key where one is needed."""
+        checked = read_settings(CodexSettings, settings, self.id)
+        details: dict[str, Any] = {}
+        version = ""
+        try:
+            binary = await run_sync(find_binary, checked.binary)
+            details |= {"binary": str(binary.path), "found_by": binary.found_by}
+            version = await run_sync(ask_version, binary)
+            await run_sync(check_schema, binary, version)
+            endpoint = checked.endpoint()
+        except AgentError as error:
+            return RuntimeProbe(
+                strategy=self.id,
+                available=False,
+                version=version,
+                compatible=not isinstance(error, RuntimeIncompatible),
+                code=error.code,
+                reason=error.message,
+                fix_hints=error.fix_hints,
+                details={**details, **error.details},
+            )
+        details |= {"endpoint": endpoint.base_url, "key": endpoint.has_key}
+        return RuntimeProbe(strategy=self.id, available=True, version=version, details=details)
+
+    async def start_session(
+        self, options: SessionOptions, *, clock: Clock | None = None, ids: IdSource | None = None
+    ) -> CodexSession:
+        checked = read_settings(CodexSettings, options.settings, self.id)
+        if options.sandboxed and options.provider == "off":
+            raise UsageError(
+                "a session that is to be sandboxed can't have the provider off",
+                op="start",
+                fix_hints=["choose another provider: auto, bubblewrap, docker"],
+            )
+        endpoint = checked.endpoint()
+        binary = await run_sync(_usable, checked.binary)
+        session = CodexSession(options, checked, binary, endpoint, clock=clock, ids=ids)
+        await session.open()
+        return session
+
+
+def _usable(setting: str | None) -> Binary:
+    binary = find_binary(setting)
+    check_schema(binary, ask_version(binary))
+    return binary

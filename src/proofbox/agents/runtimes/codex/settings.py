@@ -1,0 +1,137 @@
+"""What may be said of Codex in `[runtimes.codex_app_server]`, and the `config.toml` that comes of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from proofbox.agents.gateway.server import Endpoint
+from proofbox.errors import AuthFailed, UsageError
+
+DEFAULT_ENDPOINT = "https://api.openai.com/v1"
+DEFAULT_KEY = "OPENAI_API_KEY"
+PROVIDER = "proofbox"
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+# What decides where Codex connects to and what it believes of its box is ours to say.
+_RESERVED = ("model", "model_provider", "model_providers", "approval_policy", "sandbox_mode", "openai_base_url")
+
+
+class CodexSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    binary: str | None = None
+    """The program; without it, the one on the PATH, or of the npm or PyPI package."""
+    model: str | None = None
+    """Without it, Codex's own default."""
+    base_url: str | None = None
+    """The endpoint of a Responses API. Without it, OpenAI's."""
+    api_key_env: str | None = None
+    """The variable that holds the key: in our environment, never in the box. Without it and with a `base_url` of your
+    own, no key is sent."""
+    approval_policy: Literal["untrusted", "on-request", "never"] = "never"
+    """When Codex asks before it acts. The box holds it either way."""
+    max_retries: int = 4
+    """How often Codex itself tries again, for a request and for a stream."""
+    stream_idle_seconds: float = 300.0
+    """How long a stream from the model may be silent before Codex gives it up."""
+    extra_config: dict[str, Any] = {}
+    """More of Codex's own configuration, as in its `config.toml`."""
+
+    def __post_init__(self) -> None:
+        for name in self.extra_config:
+            if name in _RESERVED:
+                raise ValueError(f"extra_config.{name} is decided by proofbox: there is a setting for it, or none")
+        if not 0 <= self.max_retries <= 100:
+            raise ValueError("max_retries must be from 0 to 100")
+        if not 0.1 <= self.stream_idle_seconds <= 86400:
+            raise ValueError("stream_idle_seconds must be from 0.1 to 86400")
+        _toml(self.extra_config)
+
+    def endpoint(self, env: Mapping[str, str] | None = None) -> Endpoint:
+        """Where the model is, with its key. Raises `AuthFailed` where one is needed and missing."""
+        key = self.api_key_env or (DEFAULT_KEY if self.base_url is None else None)
+        try:
+            return Endpoint.of(self.base_url or DEFAULT_ENDPOINT, key, env)
+        except AuthFailed as error:
+            raise AuthFailed(
+                f"no key for the model: {error.message}",
+                op="start",
+                fix_hints=[*error.fix_hints, "or name another variable: api_key_env; it stays outside the box"],
+                details={"api_key_env": key},
+            ) from None
+
+
+def config_toml(settings: CodexSettings, base_url: str) -> str:
+    """Codex's configuration for one attempt: the model at this address, no key, nothing that calls home.
+
+    When it asks for leave is said with each thread: not every version takes each policy here. Codex is told that it may
+    do everything, because what it may do is decided by the box around it; a sandbox of its own would need privileges
+    that a box does not give.
+    """
+    ours: dict[str, Any] = {
+        "model_provider": PROVIDER,
+        "sandbox_mode": "danger-full-access",
+        "web_search": "disabled",
+        "check_for_update_on_startup": False,
+        "model_providers": {
+            PROVIDER: {
+                "name": PROVIDER,
+                "base_url": base_url,
+                "wire_api": "responses",
+                "requires_openai_auth": False,
+                "supports_websockets": False,
+                "request_max_retries": settings.max_retries,
+                "stream_max_retries": settings.max_retries,
+                "stream_idle_timeout_ms": round(settings.stream_idle_seconds * 1000),
+            }
+        },
+        "analytics": {"enabled": False},
+        "feedback": {"enabled": False},
+        # Without the last of these a refused connection is tried for ever.
+        "features": {"plugins": False, "apps": False, "unbounded_connection_retries": False},
+    }
+    if settings.model is not None:
+        ours["model"] = settings.model
+    return _toml(_merged(ours, settings.extra_config))
+
+
+def _merged(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(ours)
+    for name, value in theirs.items():
+        mine = merged.get(name)
+        merged[name] = _merged(mine, value) if isinstance(mine, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _toml(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> str:
+    """TOML of plain values and tables. A basic string of TOML is a string of JSON, but for one character."""
+    lines = [f"{_key(name)} = {_value(value)}" for name, value in table.items() if not isinstance(value, dict)]
+    text = "".join(f"{line}\n" for line in lines)
+    for name, value in table.items():
+        if isinstance(value, dict):
+            inner = (*path, name)
+            text += f"\n[{'.'.join(map(_key, inner))}]\n" + _toml(value, inner)
+    return text
+
+
+def _key(name: str) -> str:
+    return name if _BARE_KEY.fullmatch(name) else _string(name)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, str):
+        return _string(value)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_key(name)} = {_value(inner)}" for name, inner in value.items()) + "}"
+    raise UsageError(f"extra_config can't hold a {type(value).__name__}", op="settings")
+
+
+def _string(text: str) -> str:
+    return msgspec.json.encode(text).decode().replace("\x7f", "\\u007f")

@@ -1,0 +1,122 @@
+"""The controls of a measurement: `nop`, which does nothing, and `oracle`, which runs a mission's own solution.
+
+A mission that `nop` passes asks for nothing, and one that `oracle` fails can't be passed here: both say something of
+the mission, and nothing of any agent. Neither claims anything; what came of it, the verifier finds out.
+"""
+
+from __future__ import annotations
+
+import shutil
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+import anyio
+import msgspec
+from anyio.to_thread import run_sync
+
+from proofbox.agents.contract import Capabilities, RuntimeProbe, SessionOptions
+from proofbox.agents.feed import Turn
+from proofbox.agents.hosted_session import HostedSession
+from proofbox.agents.runtimes.scripted.script import Script, Step
+from proofbox.agents.runtimes.scripted.runtime import BoxedTools, ScriptedRuntime, ScriptedSession
+from proofbox.agents.settings import read_settings
+from proofbox.core.clock import Clock
+from proofbox.core.ids import IdSource
+from proofbox.errors import StrategyUnavailable
+from proofbox.sandbox.contract import Mount
+from proofbox.sandbox.box_handle import PolicyOptions
+
+VERSION = "1"
+PLACE = "/solution"
+ENTRY = "solve.sh"
+LONGEST = 3600.0
+"""The longest that a command may run by an agent's tools, and so a solution."""
+
+
+class NopSettings(msgspec.Struct, frozen=True):
+    """There is nothing to set."""
+
+
+class NopRuntime:
+    id = "nop"
+    title = "A control that does nothing and claims nothing"
+    capabilities = Capabilities(supports_interrupt=True, supports_event_stream=True, supports_parallel_sessions=True)
+    settings: type[msgspec.Struct] = NopSettings
+
+    async def probe(self, settings: Mapping[str, object]) -> RuntimeProbe:
+        read_settings(NopSettings, settings, self.id)
+        return RuntimeProbe(strategy=self.id, available=True, version=VERSION)
+
+    async def start_session(
+        self, options: SessionOptions, *, clock: Clock | None = None, ids: IdSource | None = None
+    ) -> NopSession:
+        read_settings(NopSettings, options.settings, self.id)
+        session = NopSession(self, options, clock=clock, ids=ids)
+        await session.open()
+        return session
+
+
+class NopSession(HostedSession):
+    version = VERSION
+
+    async def _play(self, turn: Turn, prompt: str) -> None:
+        """A turn that is over when it begins."""
+
+
+class OracleSettings(msgspec.Struct, frozen=True):
+    solution: str = ""
+    """The path of a script, or of a directory with `solve.sh` in it."""
+    env: dict[str, str] = {}
+    """More variables for it."""
+
+
+class OracleRuntime:
+    """Its turn is one command: the solution, from a copy at /solution that no other strategy's box has."""
+
+    id = "oracle"
+    title = "A control that runs the mission's own solution"
+    capabilities = ScriptedRuntime.capabilities
+    settings: type[msgspec.Struct] = OracleSettings
+
+    async def probe(self, settings: Mapping[str, object]) -> RuntimeProbe:
+        read_settings(OracleSettings, settings, self.id)
+        return RuntimeProbe(strategy=self.id, available=True, version=VERSION)
+
+    async def start_session(
+        self, options: SessionOptions, *, clock: Clock | None = None, ids: IdSource | None = None
+    ) -> ScriptedSession:
+        said = read_settings(OracleSettings, options.settings, self.id)
+        copy = options.scratch / "solution"
+        await run_sync(_copy, said.solution, copy)
+        policy: PolicyOptions = options.policy.copy()
+        policy["mounts"] = [*(policy.get("mounts") or ()), Mount(copy, PLACE, writable=True)]
+        step = Step(tool="run_command", args={"command": f"{PLACE}/{ENTRY}", "timeout": LONGEST, "env": said.env})
+        session = ScriptedSession(
+            self,
+            msgspec.structs.replace(options, policy=policy, approvals=()),  # it is no agent that asks for leave
+            Script((step,)),
+            BoxedTools,
+            anyio.sleep,
+            clock=clock,
+            ids=ids,
+        )
+        await session.open()
+        return session
+
+
+def _copy(solution: str, dest: Path) -> None:
+    source = Path(solution)
+    entry = dest / ENTRY
+    if not solution or not (source / ENTRY if source.is_dir() else source).is_file():
+        raise StrategyUnavailable(
+            f"there is no solution at {solution!r}" if solution else "the mission has no solution",
+            op="oracle",
+            fix_hints=[f"give the mission a solution: a script, or a directory with {ENTRY} in it"],
+        )
+    if source.is_dir():
+        shutil.copytree(source, dest, symlinks=True)
+    else:
+        dest.mkdir()
+        shutil.copyfile(source, entry)
+    entry.chmod(stat.S_IMODE(entry.stat().st_mode) | 0o555)

@@ -1,0 +1,179 @@
+"""`runtime list` and `runtime check`: the agents that can be driven here, and whether they keep their word."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import anyio
+import msgspec
+from cyclopts import Parameter
+
+from proofbox.agents.conformance import CHECKS, RuntimeReport, run_conformance
+from proofbox.agents.contract import Capabilities, RuntimeProbe
+from proofbox.agents.registry import Registry, installed
+from proofbox.agents.settings import RuntimeSettings
+from proofbox.agents.strategies import decide_chain
+from proofbox.cli import flags
+from proofbox.cli.output import Document, ErrorBody, columns, show
+from proofbox.cli.progress import passing_line, watched
+from proofbox.core.text import printable
+from proofbox.core.words import counted
+from proofbox.errors import RuntimeChecksFailed, StrategyUnavailable, UsageError
+from proofbox.config.settings import load
+from proofbox.sandbox.conformance.check import Result
+
+
+class RuntimeFacts(msgspec.Struct, frozen=True, kw_only=True):
+    strategy: str
+    title: str
+    """What it is, in a line; empty where its code can't be loaded."""
+    available: bool
+    compatible: bool
+    version: str
+    code: str
+    reason: str
+    fix_hints: tuple[str, ...]
+    capabilities: Capabilities
+
+
+class RuntimesDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.runtimes/1"
+    runtimes: tuple[RuntimeFacts, ...]
+    """Every one that is installed, in the order of the alphabet."""
+    chain: str
+    """What would be tried here without a flag."""
+    chain_origin: str
+
+
+class RuntimeCheckDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.runtime_check/1"
+    strategy: str
+    version: str
+    capabilities: Capabilities
+    passed: int
+    failed: int
+    results: tuple[Result, ...]
+    error: ErrorBody | None = None
+
+
+def list_(*, project: flags.Project = Path(), json: flags.Json = False) -> int:
+    """List the agent runtimes: what each can do, and whether it could be used here.
+
+    For example:
+      proofbox runtime list
+      proofbox runtime list --json
+    """
+    found = runtimes(project)
+    said = load(project.resolve())
+    chain = decide_chain(config=said.strategies)
+    document = RuntimesDocument(runtimes=found, chain=str(chain), chain_origin=chain.origin)
+    show(document, lambda: _matrix(document), as_json=json)
+    return 0
+
+
+def check(
+    strategy: Annotated[str, Parameter(help="The runtime's id.")],
+    /,
+    *,
+    provider: flags.Provider = None,
+    only: Annotated[
+        tuple[str, ...], Parameter(name="--only", negative="", help="A check or a subject. May be repeated.")
+    ] = (),
+    json: flags.Json = False,
+) -> int:
+    """Check a runtime by driving it: the conformance suite that every runtime passes. Exit code 1 when one fails.
+
+    For example:
+      proofbox runtime check scripted
+      proofbox runtime check process --provider bubblewrap --only turns
+    """
+    done: list[Result] = []
+    with passing_line(shown=watched(as_json=json)) as say:
+
+        def tell(result: Result) -> None:
+            done.append(result)
+            say(f"{len(done)}/{len(CHECKS)} {result.check}")
+
+        report = run_conformance(strategy, provider=provider, only=only or None, on_result=tell)
+    failed = report.of("failed")
+    what = f"{counted(len(failed), 'check')} of {strategy} failed"
+    error = RuntimeChecksFailed(what, op="runtime check") if failed else None
+    document = RuntimeCheckDocument(
+        ok=report.ok,
+        strategy=report.strategy,
+        version=report.version,
+        capabilities=report.capabilities,
+        passed=len(report.of("passed")),
+        failed=len(failed),
+        results=report.results,
+        error=ErrorBody.of(error) if error else None,
+    )
+    show(document, lambda: _report(report), as_json=json)
+    return 0 if report.ok else 1
+
+
+def runtimes(project: Path, registry: Registry | None = None) -> tuple[RuntimeFacts, ...]:
+    """Every runtime there is, and whether it could be used with the settings of this project."""
+    registry = registry or installed()
+    settings = RuntimeSettings(load(project.resolve()).runtimes)
+
+    async def look() -> tuple[RuntimeFacts, ...]:
+        return tuple([await _look(strategy, registry, settings) for strategy in registry.ids])
+
+    return anyio.run(look)
+
+
+async def _look(strategy: str, registry: Registry, settings: RuntimeSettings) -> RuntimeFacts:
+    title, capabilities = "", Capabilities(supports_thread_start=False)
+    try:
+        runtime = registry.runtime(strategy)
+        title, capabilities = runtime.title, runtime.capabilities
+        probe = await runtime.probe(settings(runtime))
+    except (StrategyUnavailable, UsageError) as error:
+        probe = RuntimeProbe(
+            strategy=strategy, available=False, code=error.code, reason=error.message, fix_hints=error.fix_hints
+        )
+    return RuntimeFacts(
+        strategy=strategy,
+        title=title,
+        available=probe.available,
+        compatible=probe.compatible,
+        version=probe.version,
+        code=probe.code,
+        reason=probe.reason,
+        fix_hints=probe.fix_hints,
+        capabilities=capabilities,
+    )
+
+
+def _matrix(document: RuntimesDocument) -> str:
+    names = Capabilities.__struct_fields__
+    rows = [("", *(each.strategy for each in document.runtimes))]
+    rows += [
+        (
+            name.removeprefix("supports_"),
+            *("yes" if getattr(each.capabilities, name) else "-" for each in document.runtimes),
+        )
+        for name in names
+    ]
+    rows.append(("version", *(each.version or "-" for each in document.runtimes)))
+    usable = ("yes" if each.available and each.compatible else "no" for each in document.runtimes)
+    rows.append(("usable here", *usable))
+    notes = [
+        f"{each.strategy}: {line}"
+        for each in document.runtimes
+        if not (each.available and each.compatible)
+        for line in (each.reason, *(f"  fix: {hint}" for hint in each.fix_hints))
+    ]
+    notes.append(f"tried without --strategies: {document.chain} (from {document.chain_origin})")
+    return columns(rows) + "\n\n" + printable("\n".join(notes))
+
+
+def _report(report: RuntimeReport) -> str:
+    passed, failed = len(report.of("passed")), report.of("failed")
+    lines = [f"{report.strategy} {report.version}: {passed} of {passed + len(failed)} checks passed"]
+    lines += [f"FAILED {result.check}: {result.detail}" for result in failed]
+    others = [*report.of("not_applicable"), *report.of("not_checked")]
+    lines += [f"{result.outcome} {result.check}: {result.detail}" for result in others]
+    return printable("\n".join(lines))

@@ -1,0 +1,539 @@
+"""`suite`: missions from a file, run with any strategy in any sandbox, with evidence that scores itself."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
+from cyclopts import Parameter
+from msgspec import UNSET, UnsetType
+
+from proofbox.cli import to_nowhere
+from proofbox.cli import flags
+from proofbox.cli.live import Progress
+from proofbox.cli.output import READER_LEFT, Document, ErrorBody, Streamed, columns, show, write_json
+from proofbox.cli.progress import watched
+from proofbox.cli.schemas import json_schema
+from proofbox.core.ids import IdSource
+from proofbox.core.text import printable
+from proofbox.core.words import counted
+from proofbox.errors import (
+    ConsentRequired,
+    EvidenceIncomplete,
+    ProofboxError,
+    RunInterrupted,
+    SuiteInvalid,
+    SuiteNotPassed,
+    UsageError,
+)
+from proofbox.lab.reports.finding import Finding
+from proofbox.lab.run.ledger import Attempt, Ledger
+from proofbox.lab.suite.problems import Problem
+from proofbox.lab.suite.spec import Document as SuiteFile
+from proofbox.lab.reports.totals import Totals, final_attempts, totals
+from proofbox.config.consent import Widening, agree, describe
+
+if TYPE_CHECKING:
+    from proofbox.agents.contract import AgentRuntime
+    from proofbox.lab.run.plan import Plan
+    from proofbox.lab.suite.reading import Suite
+
+SpecPath = Annotated[
+    Path, Parameter(help="The suite's TOML file (or JSON, by its suffix), or a directory of Harbor's tasks.")
+]
+HostRoot = Annotated[
+    bool,
+    Parameter(
+        name="--host-root",
+        negative="",
+        help="Run Harbor's tasks in bubblewrap on this host's programs, not in their images. Not comparable.",
+    ),
+]
+RunPath = Annotated[Path, Parameter(help="A run's directory, or the --out directory, whose last run is meant.")]
+Trust = Annotated[
+    bool,
+    Parameter(
+        name="--trust",
+        negative="",
+        help="Consent to everything the suite asks for beyond your own settings: suite lint lists it.",
+    ),
+]
+SHOWN_IDS = 3
+"""Of missions about which one thing is said."""
+Jsonl = Annotated[bool, Parameter(name="--jsonl", negative="", help="Events as they happen, one JSON object a line.")]
+
+
+class LintDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.suite_lint/1"
+    suite: str | None
+    missions: int
+    sha256: str | None
+    """Of what the suite says, not of how it is spelled; null: it can't be run."""
+    problems: tuple[Problem, ...]
+    notes: Mapping[str, tuple[str, ...]] = {}
+    """Of each mission that was written for another system what of it is left out or done differently here."""
+    warnings: Mapping[str, tuple[str, ...]] = {}
+    """Of each mission what an agent could use to be verified without having done it."""
+    widenings: tuple[Widening, ...] = ()
+    """What the suite asks for beyond your own settings. `suite run` needs your consent to it."""
+    error: ErrorBody | None = None
+
+
+class SchemaDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.suite_schema/1"
+    json_schema: dict[str, Any]
+    """Of a suite's file, in draft 2020-12."""
+
+
+class AttemptFacts(msgspec.Struct, frozen=True):
+    attempt_id: str
+    mission_id: str
+    replicate: int
+    parent: str | None
+    state: str
+    """planned, claimed, preparing, running, stopping, verifying, committing or ended."""
+    strategy: str | None
+    claimed: str | None
+    verified: str | None
+    infra: str | None
+    reason: str | None
+    bundle: str
+
+    @classmethod
+    def of(cls, attempt: Attempt, run: Path) -> AttemptFacts:
+        result = attempt.result
+        return cls(
+            attempt.id,
+            attempt.mission,
+            attempt.replicate,
+            attempt.parent,
+            attempt.phase if attempt.state == "claimed" else attempt.state,
+            None if result is None else result.strategy,
+            None if result is None else result.claimed,
+            None if result is None else result.verified,
+            None if result is None else result.infra,
+            None if result is None else result.reason,
+            str(run / attempt.path),
+        )
+
+
+class RunDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.suite_run/1"
+    run_id: str
+    suite: str
+    committed: bool
+    bundle: str
+    attempts: tuple[AttemptFacts, ...]
+    """Of a committed run as its bundles have them: one whose evidence does not hold has no result. Before that, as the
+    ledger has them."""
+    totals: Totals
+    findings: tuple[Finding, ...] = ()
+    """Of a committed run: what does not hold of its evidence, and where its ledger says something else."""
+    not_comparable: Mapping[str, tuple[str, ...]] = {}
+    """Missions whose results must not be set beside those of the system they were written for, and why."""
+    skipped: Mapping[str, str] = {}
+    """Strategies that were preferred to the one that ran, and why they could not be used."""
+    error: ErrorBody | None = None
+
+
+class EventDocument(Streamed, frozen=True, kw_only=True):
+    schema: str = "proofbox.suite_event/1"
+    run_id: str
+    event: str
+    """A state of an attempt (preparing, running, stopping, verifying, committing, ended), activity, tokens, lost, or
+    waiting: a limit, a pause before the next try, or a full disk keeps it from being started."""
+    attempt_id: str
+    mission_id: str
+    activity: str | UnsetType = UNSET
+    """Of `activity`: what the agent is doing."""
+    tokens: int | UnsetType = UNSET
+    """Of `tokens`: spent so far."""
+    claimed: str | UnsetType = UNSET
+    """From here: of `ended`."""
+    verified: str | UnsetType = UNSET
+    infra: str | UnsetType | None = UNSET
+    reason: str | UnsetType = UNSET
+    strategy: str | UnsetType = UNSET
+    message: str | UnsetType = UNSET
+    """Of `lost`: why its worker could not end the attempt. Of `waiting`: for what, and until when."""
+    until: str | UnsetType = UNSET
+    """Of `waiting`: until when, where that is known."""
+
+
+def lint(spec: SpecPath, *, host_root: HostRoot = False, json: flags.Json = False) -> int:
+    """Check a suite's file, or Harbor's tasks, and point at everything that is wrong with it. Exit 1 when anything is.
+
+    Everything it asks for beyond your own settings is listed as well: `suite run` needs your consent to that.
+
+    For example:
+      proofbox suite lint suite.toml
+    """
+    problems: tuple[Problem, ...] = ()
+    suite, error = None, None
+    try:
+        suite = _read(spec, host_root=host_root)
+    except SuiteInvalid as invalid:
+        problems = msgspec.convert(invalid.details.get("problems", []), tuple[Problem, ...])
+        error = ErrorBody.of(invalid)
+    document = LintDocument(
+        ok=suite is not None,
+        suite=None if suite is None else suite.id,
+        missions=0 if suite is None else len(suite.missions),
+        sha256=None if suite is None else suite.sha256,
+        problems=problems,
+        notes=_notes(suite),
+        warnings={} if suite is None else _warnings(suite),
+        widenings=() if suite is None else _widenings(suite),
+        error=error,
+    )
+
+    def text() -> str:
+        if suite is not None:
+            lines = [f"{spec}: suite {suite.id}, {counted(len(suite.missions), 'mission')}"]
+            lines += [f"{id}: note: {note}" for id, notes in document.notes.items() for note in notes]
+            lines += [f"{id}: warning: {each}" for id, found in document.warnings.items() for each in found]
+            lines += [f"asks for {each}" for each in describe(document.widenings)]
+            return printable("\n".join(lines))
+        return printable("\n".join(f"{spec}:{problem}" for problem in problems) or str(error and error.message))
+
+    show(document, text, as_json=json)
+    return 0 if suite is not None else 1
+
+
+def schema(*, json: flags.Json = False) -> int:
+    """Print the JSON Schema of a suite's file: for editors that complete and check TOML.
+
+    For example:
+      proofbox suite schema > suite.schema.json
+    """
+    dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "proofbox suite"}
+    found = {**dialect, **json_schema(SuiteFile)}
+    show(
+        SchemaDocument(json_schema=found),
+        lambda: msgspec.json.format(msgspec.json.encode(found)).decode(),
+        as_json=json,
+    )
+    return 0
+
+
+def run(
+    spec: SpecPath,
+    *,
+    out: Annotated[Path, Parameter(name="--out", converter=flags.place, help="Where the evidence goes.")] = Path("out"),
+    strategies: flags.Strategies = None,
+    concurrency: Annotated[int, Parameter(name=["-n", "--concurrency"], help="Most attempts at once.")] = 4,
+    isolation: Annotated[
+        Literal["process", "shared"] | None,
+        Parameter(name="--isolation", help="One agent process an attempt, or one for all. Default: process."),
+    ] = None,
+    provider: flags.Provider = None,
+    host_root: HostRoot = False,
+    replicates: Annotated[
+        int | None, Parameter(name="--replicates", help="Tries at each mission, whatever the suite says.")
+    ] = None,
+    retries: Annotated[
+        int, Parameter(name="--retries", help="More tries where the machinery failed; a failed mission has none.")
+    ] = 1,
+    model: flags.Model = None,
+    base_url: flags.BaseUrl = None,
+    api_key_env: flags.ApiKeyEnv = None,
+    trust: Trust = False,
+    jsonl: Jsonl = False,
+    json: flags.Json = False,
+) -> int:
+    """Run every mission of a suite, and commit what happened. Exit 1 unless each one was verified as done.
+
+    A suite that asks for more than your own settings give a box (no sandbox, the network, variables, an image, files
+    outside its directory) needs your consent: at a terminal you are asked, elsewhere --trust gives it. It is recorded
+    for that list, and asked for again only if the suite asks for anything new.
+
+    Interrupted or killed, or left by whoever read its events (exit 141), it can be gone on with by `suite resume`.
+
+    For example:
+      proofbox suite run suite.toml --out out
+      proofbox suite run suite.toml --strategies codex_app_server --provider bubblewrap -n 8 --replicates 5 --json
+      proofbox suite run tasks/hello-world --strategies oracle
+    """
+    import anyio
+
+    from proofbox.agents.registry import installed
+    from proofbox.agents.settings import with_absolute_mounts
+    from proofbox.agents.strategies import decide_chain
+    from proofbox.lab.run.plan import Plan
+    from proofbox.lab.run.conductor import create_run
+    from proofbox.config.settings import load
+
+    for name, value in (("-n", concurrency), ("--replicates", replicates)):
+        if value is not None and value < 1:
+            raise UsageError(f"{name} is at least 1", op="suite")
+    suite = _read(spec, host_root=host_root, provider=provider, to_run=True)
+    settings = load(Path().resolve())
+    said = {"model": model, "base_url": base_url, "api_key_env": api_key_env}
+    said = {name: value for name, value in said.items() if value is not None}
+    chain = decide_chain(flag=strategies, spec=suite.fields.strategies or None, config=settings.strategies)
+    plan = Plan(
+        run_id=IdSource().new_id("run"),
+        suite_name=str(spec),
+        suite_source=suite.source,
+        suite_json=spec.suffix == ".json" or spec.is_dir(),
+        base=str(suite.base.resolve()),
+        chain=str(chain),
+        chain_origin=chain.origin,
+        concurrency=concurrency,
+        isolation=isolation or suite.fields.isolation,
+        provider=provider,
+        replicates=replicates,
+        retries=max(0, retries),
+        runtimes=with_absolute_mounts(settings.runtimes, Path().resolve()),
+        flags=said,
+    )
+    plan.runtime_settings().check(chain, installed())
+    strategy, skipped = anyio.run(_preflight, plan)
+    plan = msgspec.structs.replace(plan, strategy=strategy, skipped=skipped)
+    try:
+        create_run(plan, out, trust=trust)
+    except ConsentRequired as required:
+        if json or jsonl or not _consents(required):
+            raise
+        create_run(plan, out)
+    return _conduct(out, plan.run_id, json=json, jsonl=jsonl)
+
+
+def resume(
+    run: RunPath = Path("out"),
+    *,
+    trust: Annotated[
+        bool,
+        Parameter(name="--trust", negative="", help="Run a plan that was not made here by you, or was changed since."),
+    ] = False,
+    jsonl: Jsonl = False,
+    json: flags.Json = False,
+) -> int:
+    """Go on with a run that was interrupted or killed: what is committed stays, what is missing is run.
+
+    The consent that was given when it was planned still counts. A plan that was made elsewhere, or changed since, is
+    refused.
+
+    For example:
+      proofbox suite resume out
+    """
+    from proofbox.lab.run.conductor import find_run
+
+    out, run_id = find_run(run)
+    return _conduct(out, run_id, json=json, jsonl=jsonl, trust=trust)
+
+
+def report(run: RunPath = Path("out"), *, json: flags.Json = False) -> int:
+    """Show what came of a run, or how far it is. Exit 1 unless each mission was verified as done.
+
+    Of a run that is committed the results are read from its evidence, which is checked in full: an attempt whose
+    evidence does not hold has no result, and a ledger that says something else is a finding.
+
+    For example:
+      proofbox suite report out --json
+    """
+    from proofbox.lab.run.conductor import find_run
+
+    out, run_id = find_run(run)
+    return _show(out, run_id, json=json)
+
+
+def _read(spec: Path, *, host_root: bool, provider: str | None = None, to_run: bool = False) -> Suite:
+    """A suite's file, or a directory of Harbor's tasks."""
+    from proofbox.lab.suite.harbor import tasks
+    from proofbox.lab.suite import reading
+
+    if not spec.is_dir():
+        if host_root:
+            raise UsageError("--host-root is for Harbor's tasks, and this is a suite's file", op="suite")
+        return reading.read_suite(spec, unpacking=not to_run)
+    wanted = "bubblewrap" if host_root else "docker"
+    if provider not in (None, wanted):
+        raise UsageError(
+            f"Harbor's tasks don't run in {provider} this way: they run in docker, or with --host-root in bubblewrap",
+            op="suite",
+            fix_hints=["leave --provider out", "run on this host's programs, not comparable: --host-root"],
+        )
+    return tasks.read_tasks(spec, host_root=host_root, to_run=to_run)
+
+
+def _notes(suite: Suite | None) -> dict[str, tuple[str, ...]]:
+    found = {}
+    for mission in () if suite is None else suite.missions:
+        if mission.origin is not None:
+            reasons = (f"not comparable: {each}" for each in mission.origin.not_comparable)
+            found[mission.id] = (*reasons, *mission.origin.notes)
+    return found
+
+
+def _warnings(suite: Suite) -> dict[str, tuple[str, ...]]:
+    from proofbox.lab.suite.files import SuiteFiles
+    from proofbox.lab.suite.warnings import warnings_of
+
+    with SuiteFiles(suite.base) as files:
+        found = {mission.id: tuple(warnings_of(mission, files)) for mission in suite.missions}
+    return {id: warnings for id, warnings in found.items() if warnings}
+
+
+def _widenings(suite: Suite) -> tuple[Widening, ...]:
+    from proofbox.lab.run.plan import box_settings
+    from proofbox.lab.suite.files import SuiteFiles
+    from proofbox.lab.suite.widening import widenings
+
+    with SuiteFiles(suite.base) as files:
+        return widenings(suite, files, box_settings(), provider=None)
+
+
+def _consents(required: ConsentRequired) -> bool:
+    """Ask at a terminal, and record a yes for the list that was shown."""
+    if sys.stdin is None or not sys.stdin.isatty():
+        return False
+    asked = msgspec.convert(required.details["widenings"], tuple[Widening, ...])
+    path = required.details["path"]
+    lines = [f"{path} asks for more than your own settings give a box:", *(f"  {each}" for each in describe(asked))]
+    print(printable("\n".join(lines)), file=sys.stderr)
+    print("Run it with that? It is remembered for this list. [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        return False
+    agree(Path(path), asked)
+    return True
+
+
+async def _preflight(plan: Plan) -> tuple[str, dict[str, str]]:
+    """The first agent of the chain that could be used, and why those before it could not; and whether the provider is
+    known. Nothing is written or started before."""
+    from proofbox.agents.registry import installed
+    from proofbox.agents.strategies import first_usable
+    from proofbox.lab.suite.runnable import check_provider
+    from proofbox.lab.attempt.sharing import refuse_to_share
+
+    if plan.provider is not None:
+        check_provider(plan.provider)
+
+    async def found(runtime: AgentRuntime) -> str:
+        if plan.isolation == "shared":
+            refuse_to_share(runtime)
+        return runtime.id
+
+    strategy, considered = await first_usable(plan.parsed_chain(), installed(), found, settings=plan.runtime_settings())
+    return strategy, {each.strategy: f"{each.reason} ({each.code})" for each in considered if each.code}
+
+
+def _conduct(out: Path, run_id: str, *, json: bool, jsonl: bool, trust: bool = False) -> int:
+    from proofbox.lab.run.plan import ledger_path
+    from proofbox.lab.run.conductor import Conductor
+
+    with Ledger(ledger_path(out, run_id)) as ledger:
+        planned = ledger.attempts()
+    with Progress(planned, shown=watched(as_json=json or jsonl)) as progress:
+
+        def hear(event: dict[str, Any]) -> None:
+            if jsonl:
+                write_json(EventDocument(run_id=run_id, **event))
+            progress.hear(event)
+            if event["event"] == "waiting" and not jsonl and not progress.shown:
+                print(printable(f"waiting: {event['message']}"), file=sys.stderr)
+
+        conductor = Conductor(out, run_id, on_event=hear)
+        try:
+            conductor.conduct(trust=trust)
+        except (KeyboardInterrupt, OSError) as error:  # the latter: whoever read the events has left, or they are lost
+            progress.close()
+            go_on = f"go on with: proofbox suite resume {quote(str(out / run_id))}"
+            with contextlib.suppress(OSError):
+                print(f"interrupted; {go_on}", file=sys.stderr)
+            if json and isinstance(error, KeyboardInterrupt):
+                raise RunInterrupted(f"{run_id} was interrupted", op="suite", fix_hints=[go_on]) from None
+            if not isinstance(error, BrokenPipeError):
+                raise
+            to_nowhere(1)
+            return READER_LEFT  # and not 0, as for a list that was read in part: the run is not done
+        finally:
+            conductor.close()
+    return _show(out, run_id, json=json or jsonl)
+
+
+def _show(out: Path, run_id: str, *, json: bool) -> int:
+    from proofbox.lab.run.plan import is_conducted, ledger_path
+    from proofbox.lab.reports.results import read_run
+
+    with Ledger(ledger_path(out, run_id), read_only=True) as ledger:
+        found = read_run(out / run_id, ledger)
+    attempts, plan, committed = found.attempts, found.plan, found.committed
+    suite = plan.suite()
+    final = final_attempts(attempts)
+    passed = all(each.result is not None and each.result.verified == "passed" for each in final)
+    figures = totals(attempts)
+    error: ProofboxError | None = None
+    judged = any(each.verify.commands or each.expect.asks for each in suite.missions)
+    if not passed:
+        what = f"{figures.passed} of {figures.results} were verified as done"
+        hint = f"see what happened: proofbox attempt explain ATTEMPT --run {quote(str(out / run_id))}"
+        error = SuiteNotPassed(
+            what if judged else f"{what}: nothing verifies these missions",
+            op="suite",
+            fix_hints=[hint] if judged else ["say when a mission is done: verify.commands, or expect", hint],
+        )
+    elif found.findings:
+        error = EvidenceIncomplete(
+            f"{counted(len(found.findings), 'finding')}, the first: {found.findings[0].code} in"
+            f" {found.findings[0].path}",
+            op="suite",
+        )
+    document = RunDocument(
+        ok=error is None,
+        run_id=run_id,
+        suite=suite.id,
+        committed=committed,
+        bundle=str(out / run_id),
+        attempts=tuple(AttemptFacts.of(each, out / run_id) for each in attempts),
+        totals=figures,
+        findings=found.findings,
+        not_comparable=suite.not_comparable,
+        skipped=plan.skipped,
+        error=None if error is None else ErrorBody.of(error),
+    )
+    resume = f"proofbox suite resume {quote(document.bundle)}"
+    state = "" if committed else "under way" if is_conducted(out, run_id) else f"not committed: {resume}"
+    shared = plan.isolation == "shared"
+    show(document, lambda: _text(document, attempts, state=state, shared=shared, judged=judged), as_json=json)
+    return 0 if error is None else error.exit_code
+
+
+def _text(document: RunDocument, attempts: Sequence[Attempt], *, state: str, shared: bool, judged: bool) -> str:
+    rows: list[tuple[str, ...]] = [("ATTEMPT", "CLAIMED", "VERIFIED", "REASON", "INFRA", "STRATEGY")]
+    for each in document.attempts:
+        cells = (each.claimed, each.verified, each.reason or each.state, each.infra, each.strategy)
+        rows.append((each.attempt_id, *(cell or "-" for cell in cells)))
+    counted = document.totals
+    lied = sum(
+        each.result is not None and each.result.claimed == "success" and each.result.verified == "failed"
+        for each in final_attempts(attempts)
+    )
+    lines = [
+        columns(rows),
+        "",
+        f"{counted.passed} of {counted.results} verified as done"
+        + (f"; {lied} claimed success and failed" if lied else "")
+        + ("" if judged else ": nothing verifies these missions"),
+    ]
+    lines += [printable(f"{id} was skipped: {why}") for id, why in document.skipped.items()]
+    if shared:
+        lines.append("isolation: shared, so that attempts could reach each other; not promotable by the usual policies")
+    by_reason: dict[tuple[str, ...], list[str]] = {}
+    for id, reasons in document.not_comparable.items():
+        by_reason.setdefault(reasons, []).append(id)
+    for reasons, ids in by_reason.items():
+        more = f" and {len(ids) - SHOWN_IDS} more" if len(ids) > SHOWN_IDS else ""
+        which = f"{', '.join(ids[:SHOWN_IDS])}{more} {'is' if len(ids) == 1 else 'are'}"
+        lines.append(printable(f"{which} not comparable: {'; '.join(reasons)}"))
+    lines += [printable(f"{each.code}: {each.path}: {each.detail}") for each in document.findings]
+    lines.append(f"evidence: {document.bundle}" + (f" ({state})" if state else ""))
+    if document.committed:
+        lines.append(f"check it:  proofbox verify {quote(document.bundle)}")
+    return "\n".join(lines)

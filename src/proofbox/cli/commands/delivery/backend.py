@@ -1,0 +1,104 @@
+"""`backend`: the reference backend, for local development and tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from cyclopts import Parameter
+
+from proofbox.cli import flags
+from proofbox.cli.output import Document, show
+from proofbox.core.dirs import state_dir
+from proofbox.core.files.plain import read_plain
+from proofbox.core.text import printable
+from proofbox.delivery.client.wire import AppSpec
+from proofbox.errors import UsageError
+
+SPEC_LIMIT = 1 << 20
+
+Data = Annotated[Path | None, Parameter(name="--data", help="Where repositories are kept. Default: the user's state.")]
+
+
+class BackendDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.backend/1"
+    url: str
+    """Where it serves the API and its pages."""
+    data: str
+    """The directory of its repositories and of what it remembers."""
+
+
+class BackendSpecDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.backend_spec/1"
+    enterprise_id: str
+    app_id: str
+
+
+def serve_(
+    *,
+    port: Annotated[int, Parameter(name="--port", help="0 takes any free one.")] = 3000,
+    host: Annotated[str, Parameter(name="--host", help="An address of this machine's own.")] = "127.0.0.1",
+    data: Data = None,
+    json: flags.Json = False,
+) -> int:
+    """Serve the API and its pages until interrupted, on real bare git repositories.
+
+    The key is taken from INTERNAL_API_KEY, or from .env here. Pages: open the address it prints.
+
+    For example:
+      export INTERNAL_API_KEY=$(python3 -I -c 'import secrets; print(secrets.token_urlsafe(32))')
+      proofbox backend serve
+    """
+    from proofbox.delivery.backend.serve import serve
+    from proofbox.delivery.client.settings import key_from_environment
+
+    place = _place(data)
+    key = key_from_environment(project=Path.cwd())
+
+    def ready(url: str) -> None:
+        document = BackendDocument(url=url, data=str(place))
+        show(document, lambda: printable(f"serving {place} on {url}"), as_json=json)
+
+    serve(place, key, host=host, port=port, ready=ready)
+    return 0
+
+
+def spec(
+    file: Annotated[Path, Parameter(help="A JSON file: appId, appName, description, …")],
+    *,
+    enterprise_id: Annotated[str, Parameter(name="--enterprise-id", help="Whose app it is.")],
+    data: Data = None,
+    json: flags.Json = False,
+) -> int:
+    """Keep an app's spec, while the backend is not running: it serves one directory alone.
+
+    For example:
+      proofbox backend spec shop.json --enterprise-id e-1
+    """
+    from proofbox.delivery.backend.repositories import Repositories
+    from proofbox.delivery.backend.rules import Refusal
+
+    given = read_plain(file, SPEC_LIMIT + 1)
+    if len(given) > SPEC_LIMIT:
+        raise UsageError(f"{file} is larger than {SPEC_LIMIT >> 20} MiB", op="backend spec")
+    try:
+        found = msgspec.json.decode(given, type=AppSpec)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise UsageError(f"{file} is not a spec: {error}", op="backend spec") from None
+    repositories = Repositories(_place(data), "http://localhost")
+    try:
+        repositories.specs.put(enterprise_id, found)
+    except Refusal as refusal:
+        raise UsageError(refusal.message, op="backend spec", fix_hints=["remove it from the spec"]) from None
+    finally:
+        repositories.close()
+    document = BackendSpecDocument(enterprise_id=enterprise_id, app_id=found.app_id)
+    show(document, lambda: printable(f"kept: {found.app_id} of {enterprise_id}"), as_json=json)
+    return 0
+
+
+def _place(data: Path | None) -> Path:
+    place = state_dir() / "backend" if data is None else data.absolute()
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return place

@@ -1,0 +1,249 @@
+"""`bundle`: look at bundles, check them, reindex them, and copy them to and from a store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from cyclopts import Parameter
+
+from proofbox.cli import flags
+from proofbox.cli.commands.evidence.verify import FindingFacts, show_verification
+from proofbox.cli.output import Document, ErrorBody, columns, show
+from proofbox.core.text import printable
+from proofbox.errors import UsageError
+from proofbox.evidence.bundle import listing
+from proofbox.evidence.bundle import repair
+from proofbox.evidence.bundle.reader import open_bundle_unverified, refusal
+from proofbox.evidence.store import transfer
+from proofbox.evidence.store.contract import open_store
+from proofbox.evidence.verify.verifier import verify as verify_path
+
+BundlePath = Annotated[Path, Parameter(help="A run's directory, or an output directory, whose LATEST is followed.")]
+
+
+class RunFacts(msgspec.Struct, frozen=True):
+    run_id: str
+    path: str
+    state: str
+    """in_progress, complete or failed; `interrupted` is in_progress whose writer is gone; `unreadable`: no status
+    says."""
+    status: str | None
+    """Of the index: ok, partial, failed. None: not committed."""
+    started_at: str | None
+    latest: bool
+    """LATEST of its output directory names it."""
+    repairs: int
+    dry: bool
+
+
+class BundlesDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.bundles/1"
+    bundles: tuple[RunFacts, ...]
+    """Oldest first."""
+
+
+class ArtifactFacts(msgspec.Struct, frozen=True):
+    path: str
+    file_size: int
+    """In bytes, by the index."""
+    sha256: str
+    schema_version: str | None
+    """What the index says that it is; null: nothing."""
+
+
+class BundleDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.bundle/1"
+    bundle: RunFacts
+    failure: dict[str, str] | None
+    """What ended the run: `stage`, `error`, `message`. Null unless it failed."""
+    artifacts: tuple[ArtifactFacts, ...]
+    missing: tuple[str, ...]
+    """Listed or expected, and not there."""
+    digest_mismatches: tuple[str, ...]
+    """There, and not what the index says, in size or content."""
+    unlisted: tuple[str, ...]
+    """There, and in no index."""
+    findings: tuple[FindingFacts, ...]
+
+
+class ReindexDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.reindex/1"
+    mode: str
+    """`strict`: checked, and nothing changed. `repair`: the index was computed anew, if anything was wrong."""
+    findings: tuple[FindingFacts, ...]
+    changes: tuple[dict[str, Any], ...]
+    """Of a repair: path, and the index's entry before and after it."""
+    repairs: int
+    error: ErrorBody | None = None
+
+
+def list_(
+    out: Annotated[Path, Parameter(help="An output directory.")] = Path("out"), *, json: flags.Json = False
+) -> int:
+    """List the runs of an output directory, without checking them.
+
+    For example:
+      proofbox bundle list out
+      proofbox bundle list out --json
+    """
+    found = tuple(RunFacts(**run.as_json()) for run in listing.list_bundles(out))
+    show(BundlesDocument(bundles=found), lambda: _table(found), as_json=json)
+    return 0
+
+
+def show_(path: BundlePath, *, json: flags.Json = False) -> int:
+    """Show one bundle in any state: what it lists, lacks, and holds beside. Promises nothing; see `verify`.
+
+    For example:
+      proofbox bundle show out
+      proofbox bundle show out/run-01… --json
+    """
+    seen = open_bundle_unverified(path)
+    facts = RunFacts(**listing.describe(seen.path).as_json())
+    artifacts = tuple(
+        ArtifactFacts(each.path, each.file_size, each.sha256, each.schema_version)
+        for each in (seen.index.artifacts.values() if seen.index else ())
+    )
+    document = BundleDocument(
+        bundle=facts,
+        failure=seen.status.failure if seen.status else None,
+        artifacts=artifacts,
+        missing=seen.missing,
+        digest_mismatches=seen.digest_mismatches,
+        unlisted=seen.unlisted,
+        findings=tuple(map(FindingFacts.of, seen.findings)),
+    )
+    show(document, lambda: _details(document), as_json=json)
+    return 0
+
+
+def verify(path: BundlePath, *, key: flags.PublicKey = None, json: flags.Json = False) -> int:
+    """Check a bundle in full, as `proofbox verify` does. Exit 1 on any finding.
+
+    For example:
+      proofbox bundle verify out
+    """
+    return show_verification(verify_path(path, key=None if key is None else str(key)), as_json=json)
+
+
+def reindex(
+    path: BundlePath,
+    *,
+    strict: Annotated[
+        bool, Parameter(name="--strict", negative="", help="Check against the index; change nothing.")
+    ] = False,
+    repair_: Annotated[
+        bool, Parameter(name="--repair", negative="", help="Compute the index anew; marks the bundle for good.")
+    ] = False,
+    json: flags.Json = False,
+) -> int:
+    """Check a bundle against its index (--strict), or compute the index anew (--repair).
+
+    A repair writes repair_log.json, marks the bundle as repaired for good, and invents nothing: what is missing stays
+    missing. A bundle in progress is refused.
+
+    For example:
+      proofbox bundle reindex out/run-01… --strict
+      proofbox bundle reindex out/run-01… --repair --json
+    """
+    if strict == repair_:
+        raise UsageError(
+            "one of --strict and --repair is needed",
+            op="bundle reindex",
+            fix_hints=["give --strict, which changes nothing, or --repair"],
+        )
+    if repair_:
+        index, changes = repair.reindex_repair(path)
+        document = ReindexDocument(mode="repair", findings=(), changes=tuple(changes), repairs=index.repairs)
+    else:
+        checked = repair.reindex_strict(path)
+        document = ReindexDocument(
+            ok=checked.ok,
+            mode="strict",
+            findings=tuple(map(FindingFacts.of, checked.findings)),
+            changes=(),
+            repairs=checked.index.repairs if checked.index else 0,
+            error=None if checked.ok else ErrorBody.of(refusal(checked)),
+        )
+    show(document, lambda: _reindexed(document), as_json=json)
+    return 0 if document.ok else 1
+
+
+class TransferDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.transfer/1"
+    run_id: str
+    store: str
+    """The store's address, as it was given."""
+    path: str
+    """The bundle on this machine."""
+
+
+StoreUrl = Annotated[str, Parameter(help="s3://bucket/prefix, or the path of a directory.")]
+
+
+def push(path: BundlePath, store: StoreUrl, *, json: flags.Json = False) -> int:
+    """Copy a committed bundle into a store, its index last. The store is tried first, and nothing is overwritten.
+
+    For example:
+      proofbox bundle push out s3://evidence/nightly
+    """
+    run_id = transfer.push_bundle(path, open_store(store))
+    document = TransferDocument(run_id=run_id, store=store, path=str(path))
+    show(document, lambda: printable(f"{run_id} is in {store}"), as_json=json)
+    return 0
+
+
+def pull(
+    store: StoreUrl,
+    out: Annotated[Path, Parameter(help="The output directory it goes into.")] = Path("out"),
+    *,
+    run: Annotated[str | None, Parameter(name="--run", help="A run's id. Default: the store's LATEST.")] = None,
+    json: flags.Json = False,
+) -> int:
+    """Copy a run out of a store, checked byte by byte. It appears complete or not at all.
+
+    For example:
+      proofbox bundle pull s3://evidence/nightly out
+      proofbox bundle pull s3://evidence/nightly out --run run-01…
+    """
+    bundle = transfer.pull_bundle(open_store(store), out, run)
+    document = TransferDocument(run_id=bundle.run_id, store=store, path=bundle.path)
+    show(document, lambda: printable(bundle.path), as_json=json)
+    return 0
+
+
+def _table(found: tuple[RunFacts, ...]) -> str:
+    if not found:
+        return "no runs"
+    rows = [("RUN", "STATE", "STATUS", "STARTED", "")]
+    for each in found:
+        marks = [
+            name for name, on in (("latest", each.latest), ("dry", each.dry), ("repaired", each.repairs > 0)) if on
+        ]
+        rows.append((each.run_id, each.state, each.status or "-", (each.started_at or "-")[:19], " ".join(marks)))
+    return columns(rows)
+
+
+def _details(document: BundleDocument) -> str:
+    facts = msgspec.to_builtins(document.bundle)
+    lines = [(name, str(value)) for name, value in facts.items()]
+    if document.failure:
+        lines.append(("failure", "{stage}: {error}: {message}".format(**document.failure)))
+    parts = [columns(lines)]
+    if document.artifacts:
+        rows = [(a.path, str(a.file_size), a.sha256[:16], a.schema_version or "") for a in document.artifacts]
+        parts.append(columns([("ARTIFACT", "BYTES", "SHA-256", "SCHEMA"), *rows]))
+    parts += [f"missing: {path}" for path in document.missing]
+    parts += [f"finding: {each.code} {each.path}: {each.detail}" for each in document.findings]
+    return printable("\n".join(parts))
+
+
+def _reindexed(document: ReindexDocument) -> str:
+    if document.mode == "strict":
+        lines = [f"finding: {each.code} {each.path}: {each.detail}" for each in document.findings]
+        return printable("\n".join(lines or ["the bundle is what its index says"]))
+    kinds = {(True, True): "changed", (False, True): "added", (True, False): "gone"}
+    lines = [f"{kinds[bool(each['before']), bool(each['after'])]}: {each['path']}" for each in document.changes]
+    return printable("\n".join([*lines, f"repaired {document.repairs}×" if lines else "nothing to repair"]))

@@ -1,0 +1,103 @@
+"""`promotion`: packets that say whether a bundle may be relied on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from proofbox.cli import flags
+from proofbox.cli.commands.evidence.bundle import BundlePath
+from proofbox.cli.commands.evidence.verify import show_verification
+from proofbox.cli.output import Document, show
+from proofbox.core.text import printable
+from proofbox.evidence.verify.verifier import verify_packet
+
+
+class PromotionDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.promotion/1"
+    path: str
+    promotable: bool
+    reasons: tuple[str, ...]
+    accepted: tuple[str, ...]
+    """Those among `reasons` that the caller accepted by name."""
+    signed_by: str | None
+    packet: dict[str, Any]
+
+
+def emit(
+    bundle: BundlePath,
+    *,
+    policy: Annotated[
+        str | None,
+        Parameter(
+            name="--policy", help="decision-stage, attempt, run, or a JSON file. Default: by what the bundle is."
+        ),
+    ] = None,
+    require_promotable: Annotated[
+        bool, Parameter(name="--require-promotable", negative="", help="Fail, and write nothing, unless promotable.")
+    ] = False,
+    accept: Annotated[
+        tuple[str, ...],
+        Parameter(name="--accept", negative="", help="A reason that is not to count, by name. May be repeated."),
+    ] = (),
+    sign: Annotated[Path | None, Parameter(name="--sign", help="The file of a private key.")] = None,
+    out: Annotated[
+        Path | None,
+        Parameter(name=["--out", "--output"], help="The packet's file. Default: RUN.promotion.json beside the run."),
+    ] = None,
+    json: flags.Json = False,
+) -> int:
+    """Check a bundle against a policy and write its promotion packet, promotable or not.
+
+    What `validate --strict` finds anything in is refused: nothing is signed that does not agree with itself.
+
+    For example:
+      proofbox promotion emit out --require-promotable --sign release
+      proofbox promotion emit out/run-01… --policy attempt --accept bundle_repaired --json
+    """
+    from proofbox.lab.reports.promoting import promote
+
+    done = promote(bundle, policy=policy, require_promotable=require_promotable, accept=accept, sign=sign, output=out)
+    document = PromotionDocument(
+        path=done.path,
+        promotable=done.promotable,
+        reasons=done.reasons,
+        accepted=done.accepted,
+        signed_by=done.signed_by,
+        packet=done.document,
+    )
+    show(document, lambda: _text(document), as_json=json)
+    return 0
+
+
+def verify(
+    packet: Annotated[Path, Parameter(help="The file that `promotion emit` wrote.")],
+    *,
+    key: flags.PublicKey = None,
+    bundle: Annotated[
+        Path | None, Parameter(name="--bundle", help="Where its bundle is, if not where the packet says.")
+    ] = None,
+    json: flags.Json = False,
+) -> int:
+    """Check a packet: its signature, its bundle, its pins, and that its verdict follows. Exit 1 on any finding.
+
+    For example:
+      proofbox promotion verify out/run-01….promotion.json --key release.pub
+    """
+    result = verify_packet(
+        str(packet), key=None if key is None else str(key), bundle=None if bundle is None else str(bundle)
+    )
+    return show_verification(result, as_json=json)
+
+
+def _text(document: PromotionDocument) -> str:
+    verdict = "promotable" if document.promotable else "not promotable"
+    lines = [f"{document.path}: {verdict}{', signed' if document.signed_by else ''}"]
+    for reason in document.reasons:
+        observed = document.packet["promotability"]["gating_inputs"][reason]["observed"]
+        lines.append(
+            f"  {'accepted' if reason in document.accepted else 'against it'}: {reason} (observed: {observed})"
+        )
+    return printable("\n".join(lines))

@@ -1,0 +1,213 @@
+"""`exec`: one command in a box of its own."""
+
+from __future__ import annotations
+
+import base64
+import codecs
+import contextlib
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, BinaryIO
+
+from cyclopts import Parameter
+
+from proofbox.cli import flags
+from proofbox.cli.output import Document, write_json
+from proofbox.core.text import printable
+from proofbox.errors import NotFoundError, UsageError
+from proofbox.sandbox.contract import (
+    DEFAULT_OUTPUT_CAP,
+    Diagnostic,
+    ExecResult,
+    Isolation,
+    OnOutput,
+    Output,
+    Policy,
+    Truncated,
+    Usage,
+)
+from proofbox.sandbox.client.requests import parse_env
+
+if TYPE_CHECKING:
+    from proofbox.sandbox.box_handle import ExecOptions
+
+
+class ExecDocument(Document, frozen=True, kw_only=True, omit_defaults=False):
+    schema: str = "proofbox.exec/1"
+    provider: str
+    isolation: Isolation
+    exit_code: int
+    stdout: str
+    stderr: str
+    stdout_b64: str | None
+    """The exact bytes, where they are not UTF-8; null where `stdout` says it all. The same for stderr."""
+    stderr_b64: str | None
+    timed_out: bool
+    signal: int | None
+    truncated: Truncated
+    duration_ms: float
+    usage: Usage
+    policy: Policy
+    background: bool
+    survivors: bool
+    diagnostics: dict[str, Diagnostic]
+
+    @classmethod
+    def of(cls, result: ExecResult) -> ExecDocument:
+        stdout, stdout_b64 = _text(result.stdout_bytes)
+        stderr, stderr_b64 = _text(result.stderr_bytes)
+        return cls(
+            provider=result.provider,
+            isolation=result.isolation,
+            exit_code=result.exit_code,
+            stdout=stdout,
+            stderr=stderr,
+            stdout_b64=stdout_b64,
+            stderr_b64=stderr_b64,
+            timed_out=result.timed_out,
+            signal=result.signal,
+            truncated=result.truncated,
+            duration_ms=result.duration_ms,
+            usage=result.usage,
+            policy=result.policy,
+            background=result.background,
+            survivors=result.survivors,
+            diagnostics=dict(result.diagnostics),
+        )
+
+
+@dataclass(frozen=True)
+class CommandFlags:
+    """What may be said of one command: the same flags in a box of its own and in a session."""
+
+    cwd: flags.Cwd = None
+    env: flags.Env = ()
+    timeout: flags.Timeout = None
+    stdin: flags.Stdin = None
+    max_output: flags.MaxOutput = DEFAULT_OUTPUT_CAP
+    shell: flags.Shell = None
+    raw: flags.Raw = False
+
+    def words(self, argv: tuple[str, ...]) -> list[str]:
+        if (self.shell is None) == (not argv):
+            raise UsageError(
+                "a command is needed, either behind -- or by --shell"
+                if self.shell is None
+                else "both --shell and a command were given",
+                op="exec",
+                fix_hints=["proofbox exec -- ls -l", "proofbox exec --shell 'ls -l | wc -l'"],
+            )
+        return ["/bin/sh", "-c", self.shell] if self.shell is not None else list(argv)
+
+    @contextlib.contextmanager
+    def options(self, *, as_json: bool) -> Iterator[ExecOptions]:
+        """From the command's start on, the signals that reach this process are for that command."""
+        from proofbox.sandbox.client.signals import passing_on
+
+        with open_stdin(self.stdin) as source, contextlib.ExitStack() as stack:
+            yield {
+                "cwd": self.cwd,
+                "env": parse_env(self.env),
+                "timeout": self.timeout,
+                "stdin": source,
+                "max_output": self.max_output,
+                "on_output": None if as_json else writer(self.raw),
+                "on_start": lambda running: stack.enter_context(passing_on(running.signal)),
+            }
+
+
+NO_FLAGS = CommandFlags()
+Said = Annotated[CommandFlags, Parameter(name="*")]
+
+
+def exec_(
+    *argv: Annotated[str, Parameter(show=False)],
+    provider: flags.Provider = None,
+    project: flags.Project = Path(),
+    said: Said = NO_FLAGS,
+    box: flags.Box = flags.ASKED_OF_THE_BOX,
+    json: flags.Json = False,
+) -> int:
+    """Run one command in a box of its own: proofbox exec [OPTIONS] -- COMMAND [ARG...]
+
+    The exit code is the command's own; 124 when it timed out, 126 or 127 when it can't be executed or is not there,
+    125 when proofbox failed. Without --json the output comes as it is made. Signals (Ctrl-C, TERM, HUP, QUIT, USR1,
+    USR2, WINCH) are passed on to the command; the third Ctrl-C or TERM ends it in any case.
+
+    For example:
+      proofbox exec -- python3 -m pytest -q
+      proofbox exec --network full --timeout 60 --shell 'curl -s https://example.org | wc -c'
+      proofbox exec --access overlay --memory 512 --json -- make test
+    """
+    from proofbox.sandbox.service import Sandboxes
+
+    words = said.words(argv)
+    with Sandboxes(project) as boxes, said.options(as_json=json) as options:
+        result = boxes.exec(words, provider=provider, **box.options(), **options)
+    return finish(result, as_json=json)
+
+
+def finish(result: ExecResult, *, as_json: bool) -> int:
+    if as_json:
+        write_json(ExecDocument.of(result))
+    else:
+        if result.timed_out:
+            print("proofbox: the command timed out and was killed, with everything it had started", file=sys.stderr)
+        if result.usage.oom_killed:
+            print("proofbox: the box reached its memory limit, and the kernel killed a process", file=sys.stderr)
+    return result.exit_code
+
+
+@contextlib.contextmanager
+def open_stdin(name: str | None) -> Iterator[BinaryIO | None]:
+    from proofbox.sandbox.client.terminal import own_stdin
+
+    if name is None:
+        yield None
+    elif name == "-":
+        if sys.stdin is None:
+            raise UsageError(
+                "--stdin - was asked for, and stdin is closed", op="exec", fix_hints=["give a file, or omit it"]
+            )
+        with own_stdin() as own:  # not sys.stdin: a thread that waits in its buffer would abort Python's exit
+            yield own
+    else:
+        try:
+            source = open(name, "rb")  # noqa: SIM115 (closed below, while errors of the command itself pass through)
+        except (OSError, ValueError) as error:
+            raise NotFoundError(
+                f"--stdin {name!r} can't be read: {error}", op="exec", fix_hints=["check the path"]
+            ) from None
+        with source:
+            yield source
+
+
+def writer(raw: bool) -> OnOutput:
+    """Passes output on as it comes.
+
+    What a program in a box wrote is hostile to a terminal, so that one gets it escaped.
+    """
+    streams = {"stdout": sys.stdout, "stderr": sys.stderr}
+    plain = {name: raw or stream is None or not stream.isatty() for name, stream in streams.items()}
+    decoders = {name: codecs.getincrementaldecoder("utf-8")("replace") for name in plain}
+
+    def write(output: Output) -> None:
+        target = streams[output.stream]
+        if target is None:  # closed by the caller: nobody wants it
+            return
+        if plain[output.stream]:
+            target.buffer.write(output.data)
+        else:
+            target.write(printable(decoders[output.stream].decode(output.data)))
+        target.flush()
+
+    return write
+
+
+def _text(data: bytes) -> tuple[str, str | None]:
+    try:
+        return data.decode("utf-8"), None
+    except UnicodeDecodeError:
+        return data.decode("utf-8", "replace"), base64.b64encode(data).decode("ascii")

@@ -1,0 +1,176 @@
+"""`session`: boxes that stay, used from any process by their id."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from cyclopts import Parameter
+
+from proofbox.cli import flags
+from proofbox.cli.commands.run.exec import NO_FLAGS, Said, finish
+from proofbox.cli.output import Document, columns, show
+from proofbox.errors import UsageError
+from proofbox.sandbox.contract import DEFAULT_TTL
+from proofbox.sandbox.sessions import SessionInfo
+
+SessionId = Annotated[str, Parameter(help="As `session start` or `session list` shows it.")]
+
+
+class SessionDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.session/1"
+    session: SessionInfo
+
+
+class SessionsDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.sessions/1"
+    sessions: tuple[SessionInfo, ...]
+    """All of this user that outlive their client, the ended ones until they are pruned."""
+
+
+class PrunedDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.pruned/1"
+    stopped: tuple[str, ...]
+    """Sessions that ran and were ended, where that was asked for."""
+    removed: tuple[str, ...]
+    """Sessions that are forgotten now."""
+
+
+def start(
+    *,
+    provider: flags.Provider = None,
+    project: flags.Project = Path(),
+    ttl: Annotated[
+        float, Parameter(name="--ttl", help="Seconds without use after which it ends by itself.")
+    ] = DEFAULT_TTL,
+    box: flags.Box = flags.ASKED_OF_THE_BOX,
+    json: flags.Json = False,
+) -> int:
+    """Start a box that stays until it is stopped or idle for --ttl seconds. Prints its id.
+
+    For example:
+      id=$(proofbox session start)
+      proofbox session exec "$id" -- make
+      proofbox session stop "$id"
+    """
+    from proofbox.sandbox.service import Sandboxes
+
+    if not 1 <= ttl <= 10**7:
+        raise UsageError(f"a ttl of {ttl} s makes no sense", op="session start", fix_hints=["give 1 second or more"])
+    with Sandboxes(project) as boxes:
+        session = boxes.start_session(
+            provider=provider,
+            detached=True,
+            ttl=ttl,
+            **box.options(),
+        )
+    show(SessionDocument(session=session.info), lambda: session.id, as_json=json)
+    return 0
+
+
+def exec_(
+    session_id: SessionId,
+    /,
+    *argv: Annotated[str, Parameter(show=False)],
+    said: Said = NO_FLAGS,
+    json: flags.Json = False,
+) -> int:
+    """Run a command in a session: proofbox session exec ID [OPTIONS] -- COMMAND [ARG...]
+
+    Exit codes, output and signals are those of `proofbox exec`.
+
+    For example:
+      proofbox session exec ses-01… -- make
+      proofbox session exec ses-01… --json --timeout 60 --shell 'make test'
+    """
+    from proofbox.sandbox.service import Sandboxes
+
+    words = said.words(argv)
+    with Sandboxes() as boxes, said.options(as_json=json) as options:
+        result = boxes.exec_in_session(session_id, words, **options)
+    return finish(result, as_json=json)
+
+
+def list_(*, json: flags.Json = False) -> int:
+    """List the sessions of this user, running and ended.
+
+    For example:
+      proofbox session list
+      proofbox session list --json
+    """
+    from proofbox.sandbox.service import Sandboxes
+
+    with Sandboxes() as boxes:
+        found = tuple(boxes.list_sessions())
+    show(SessionsDocument(sessions=found), lambda: _table(found), as_json=json)
+    return 0
+
+
+def show_(session_id: SessionId, /, *, json: flags.Json = False) -> int:
+    """Show one session: its state, provider, project and policy.
+
+    For example:
+      proofbox session show ses-01…
+    """
+    from proofbox.sandbox.service import Sandboxes
+
+    with Sandboxes() as boxes:
+        found = boxes.get_session(session_id)
+    show(SessionDocument(session=found), lambda: _details(found), as_json=json)
+    return 0
+
+
+def stop(session_id: SessionId, /, *, json: flags.Json = False) -> int:
+    """End a session and everything in it. Stopping one that has ended is no error.
+
+    For example:
+      proofbox session stop ses-01…
+    """
+    from proofbox.sandbox.service import Sandboxes
+
+    with Sandboxes() as boxes:
+        found = boxes.stop_session(session_id)
+    show(SessionDocument(session=found), lambda: f"{found.id} {found.state}", as_json=json)
+    return 0
+
+
+def prune(
+    *,
+    all: Annotated[bool, Parameter(name="--all", negative="", help="Stop the running ones first.")] = False,
+    json: flags.Json = False,
+) -> int:
+    """Forget the sessions that have ended, and whatever they left behind.
+
+    For example:
+      proofbox session prune
+      proofbox session prune --all
+    """
+    from proofbox.sandbox.service import Sandboxes
+
+    stopped: list[str] = []
+    with Sandboxes() as boxes:
+        if all:
+            stopped = [session.id for session in boxes.list_sessions() if session.state == "running"]
+            for session_id in stopped:
+                boxes.stop_session(session_id)
+        removed = boxes.prune_sessions()
+    document = PrunedDocument(stopped=tuple(stopped), removed=tuple(removed))
+    show(document, lambda: f"{len(stopped)} stopped, {len(removed)} removed", as_json=json)
+    return 0
+
+
+def _table(found: tuple[SessionInfo, ...]) -> str:
+    if not found:
+        return "no sessions; start one: proofbox session start"
+    rows = [("SESSION", "STATE", "PROVIDER", "CREATED", "PROJECT")]
+    rows += [(each.id, each.state, each.provider, each.created_at[:19] + "Z", each.project) for each in found]
+    return columns(rows)
+
+
+def _details(found: SessionInfo) -> str:
+    facts = msgspec.to_builtins(found, enc_hook=str)
+    policy = facts.pop("policy")
+    rows = [(name, str(value)) for name, value in facts.items()]
+    rows += [(f"policy {name}", str(value)) for name, value in policy.items() if value not in (None, (), [])]
+    return columns(rows)

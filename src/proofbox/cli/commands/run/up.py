@@ -1,0 +1,40 @@
+"""`up`: an interactive shell in a box."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from proofbox.cli import flags
+from proofbox.cli.commands.run.exec import ExecDocument
+from proofbox.cli.output import show
+
+
+def up(
+    *argv: Annotated[str, Parameter(show=False)],
+    provider: flags.Provider = None,
+    project: flags.Project = Path(),
+    box: flags.Box = flags.ASKED_OF_THE_BOX,
+    json: flags.Json = False,
+) -> int:
+    """An interactive shell in a box, on your own terminal: proofbox up [OPTIONS] [-- COMMAND [ARG...]]
+
+    The box ends with the shell. Ctrl-C, job control and resizing work inside; the exit code is the command's own. With
+    --json the result is a document of `exec`, after the session.
+
+    For example:
+      proofbox up
+      proofbox up --access overlay -- bash
+    """
+    from proofbox.sandbox.service import Sandboxes
+
+    with Sandboxes(project) as boxes:
+        result = boxes.start(
+            argv or ("/bin/sh",),
+            provider=provider,
+            **box.options(),
+        )
+    show(ExecDocument.of(result), lambda: "", as_json=json)
+    return result.exit_code

@@ -1,0 +1,293 @@
+"""`demo`: the whole pipeline in a minute, without a key, an engine or a network."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Iterator, Sequence
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from proofbox.cli import flags
+from proofbox.cli.output import Document, ErrorBody, show
+from proofbox.core.interpreter import ChildInterpreter, module_child
+from proofbox.core.text import require_utf8
+from proofbox.errors import DemoFailed, ProofboxError
+
+PATIENCE = 30.0
+BOLD, DIM, CYAN = "1", "2", "36"
+HIGHLIGHTS = {  # how a line begins, and its colour
+    "holds:": "32",
+    "DOES NOT HOLD:": "31",
+    "lie.1: claimed success, and failed": "31",
+    "+++": BOLD,
+    "---": BOLD,
+    "+": "32",
+    "-": "31",
+    "@@": CYAN,
+}
+
+
+class StepFacts(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.demo_step/1"
+    what: str
+    """What the step is to show."""
+    command: str
+    exit_code: int
+
+
+class DemoDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.demo/1"
+    steps: tuple[StepFacts, ...]
+    kept: str | None
+    error: ErrorBody | None = None
+
+
+def demo(
+    *,
+    codex: Annotated[
+        bool, Parameter(name="--codex", negative="", help="The same with the real Codex, and a model that is built in.")
+    ] = False,
+    keep: Annotated[
+        Path | None, Parameter(name="--keep", help="Leave everything in this directory, which must not exist.")
+    ] = None,
+    json: flags.Json = False,
+) -> int:
+    """Show the whole: missions in a box, evidence, a lie caught, a byte flipped, a signature, a pull request.
+
+    Nothing is left behind, unless --keep says where.
+
+    For example:
+      proofbox demo
+      proofbox demo --keep demo-1
+    """
+    if keep is not None and keep.exists():
+        raise DemoFailed(f"{keep} is already there", op="demo", fix_hints=["name a directory that is not"])
+    if keep is not None:
+        require_utf8(keep.absolute(), "the directory to keep", "demo")
+    with contextlib.ExitStack() as stack:
+        if keep is None:
+            place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="proofbox-demo-")))
+        else:
+            keep.mkdir(parents=True)
+            place = keep.resolve()
+        stage = Stage(place, quiet=json)
+        error: ProofboxError | None = None
+        try:
+            play(stage, stack, codex=codex)
+        except DemoFailed as failed:
+            error = failed
+        document = DemoDocument(
+            ok=error is None,
+            steps=tuple(stage.steps),
+            kept=None if keep is None else str(place),
+            error=None if error is None else ErrorBody.of(error),
+        )
+        show(document, lambda: _farewell(document), as_json=json)
+    return 0 if error is None else 1
+
+
+class Stage:
+    """Runs each step as a person would type it, and shows it."""
+
+    def __init__(self, place: Path, *, quiet: bool) -> None:
+        self.place = place
+        self.steps: list[StepFacts] = []
+        self._quiet = quiet
+        self._at_terminal = sys.stdout is not None and sys.stdout.isatty()
+        self._in_colour = self._at_terminal and not os.environ.get("NO_COLOR")
+        self.env = {**os.environ, "LC_ALL": "C.UTF-8"}
+        for name in ("STATE", "CACHE", "CONFIG"):
+            self.env[f"XDG_{name}_HOME"] = str(place / "home" / name.lower())
+
+    def child(self, module: str, *words: str) -> ChildInterpreter:
+        """Build the start of a proofbox module in the demo's directory."""
+        return module_child(module, *words, cwd=self.place, env=self.env)
+
+    def say(self, text: str) -> None:
+        if not self._quiet:
+            print("\n" + self._coloured(text, BOLD), flush=True)
+
+    def run(self, what: str, *words: str, expected: int = 0) -> None:
+        """One command of ours. Any other exit code than the expected one ends the demo."""
+        if not self._quiet:
+            print("$ " + self._coloured(folded(["proofbox", *words]), CYAN), flush=True)
+        child = self.child("proofbox", *words)
+        done = subprocess.run(
+            child.argv,
+            cwd=child.cwd,
+            env=child.env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        if not self._quiet:
+            for line in done.stdout.replace(f"{self.place}/", "").splitlines():
+                colour = next((colour for start, colour in HIGHLIGHTS.items() if line.startswith(start)), None)
+                for part in self._wrapped(line):
+                    print(self._coloured(part, colour), flush=True)
+            if done.returncode:
+                print(self._coloured(f"(exit {done.returncode})", DIM), flush=True)
+        ok = done.returncode == expected
+        self.steps.append(
+            StepFacts(ok=ok, what=what, command=shlex.join(["proofbox", *words]), exit_code=done.returncode)
+        )
+        if not ok:
+            raise DemoFailed(
+                f"{what}: exit code {done.returncode}, and {expected} was expected",
+                op="demo",
+                fix_hints=["see what works on this machine: proofbox doctor"],
+            )
+
+    def _wrapped(self, line: str) -> list[str]:
+        """At a terminal, a long line is broken between words, which the terminal itself does not do."""
+        if not self._at_terminal or len(line) <= _width():
+            return [line]
+        return textwrap.wrap(line, _width(), subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+
+    def _coloured(self, text: str, colour: str | None) -> str:
+        return f"\033[{colour}m{text}\033[0m" if self._in_colour and colour else text
+
+
+def folded(words: Sequence[str]) -> str:
+    """A command line that can be copied, in lines that fit; a flag stays with its value."""
+    pieces: list[str] = []
+    for word in map(shlex.quote, words):
+        if pieces and pieces[-1].startswith("-") and " " not in pieces[-1] and not word.startswith("-"):
+            pieces[-1] += f" {word}"
+        else:
+            pieces.append(word)
+    lines = [pieces[0]]
+    for piece in pieces[1:]:
+        if len(f"$ {lines[-1]} {piece} \\") > _width():
+            lines.append(f"    {piece}")
+        else:
+            lines[-1] += f" {piece}"
+    return " \\\n".join(lines)
+
+
+def _width() -> int:
+    return max(40, shutil.get_terminal_size().columns)
+
+
+def play(stage: Stage, stack: contextlib.ExitStack, *, codex: bool) -> None:
+    place = stage.place
+    for name in ("suite.toml", "model.toml", "app", "hidden"):  # what each is for, they say themselves
+        with as_file(files("proofbox.cli") / "demo_files" / name) as source:
+            copy = shutil.copytree if source.is_dir() else shutil.copyfile
+            copy(source, place / name)
+    agent = ["--strategies", "scripted"]
+    if codex:
+        url = stack.enter_context(_serving(stage.child("proofbox.agents.fakemodel", "--rules", "model.toml")))
+        agent = ["--strategies", "codex_app_server!", "--base-url", url, "--model", "fake-model"]
+
+    stage.say("1. Three missions for an agent in a box: one is done, one a lie, one endless.")
+    stage.run("missions", "suite", "run", "suite.toml", "--out", "out", "-n", "3", *agent, expected=1)
+    stage.run("the lie", "attempt", "explain", "lie.1", "--run", "out")
+
+    stage.say("2. What happened is evidence: anyone can check it, offline.")
+    stage.run("verify", "verify", "out")
+    run = (place / "out" / "LATEST").read_text().strip()
+    attempt = f"out/{run}/attempts/fix.1.e1"
+    shutil.copytree(place / "out", place / "copy")
+    _flip(place / "copy" / run / "attempts/lie.1.e1/outcome.json")
+    stage.say("   In a copy, one byte of it is flipped.")
+    stage.run("a flipped byte is found", "verify", "copy", expected=1)
+
+    stage.say("3. What was verified may be relied on: a packet that pins it, signed.")
+    stage.run("key", "key", "new", "demo")
+    packet = "fix.promotion.json"
+    stage.run("promote", "promotion", "emit", attempt, "--require-promotable", "--sign", "demo", "--output", packet)
+    stage.run("check the packet", "promotion", "verify", packet, "--key", "demo.pub")
+    lie = attempt.replace("fix.1", "lie.1")
+    stage.run("a lie is not promotable", "promotion", "emit", lie, "--require-promotable", expected=1)
+
+    stage.say("4. Promoted code becomes a pull request; only the backend holds credentials.")
+    stage.env["INTERNAL_API_KEY"] = secrets.token_urlsafe(24)
+    port = _free_port()
+    stage.env["MOZAIKS_BACKEND_URL"] = f"http://127.0.0.1:{port}"
+    stack.enter_context(_backend(stage, port))
+    app = ("--app-id", "slug")
+    stage.run("first export", "deliver", "init", *app, "--source", "app", "--allow-unpromoted")
+    stage.run("plan", "deliver", "plan", *app, "--source", attempt)
+    stage.run("pull request", "deliver", "pr", *app, "--source", attempt, "--packet", packet, "--key", "demo.pub")
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@contextlib.contextmanager
+def _serving(child: ChildInterpreter) -> Iterator[str]:
+    """A server of ours that says its address when it is ready."""
+    server = subprocess.Popen(child.argv, cwd=child.cwd, env=child.env, stdout=subprocess.PIPE, text=True)
+    try:
+        yield (server.stdout.readline() if server.stdout else "").strip()
+    finally:
+        server.terminate()
+        server.communicate()
+
+
+@contextlib.contextmanager
+def _backend(stage: Stage, port: int) -> Iterator[None]:
+    child = stage.child("proofbox", "backend", "serve", "--port", str(port), "--data", "backend")
+    log = (stage.place / "backend.log").open("wb")
+    with log:
+        server = subprocess.Popen(child.argv, cwd=child.cwd, env=child.env, stdout=log, stderr=log)
+        try:
+            end = time.monotonic() + PATIENCE
+            while not _answers(port):
+                if server.poll() is not None or time.monotonic() > end:
+                    raise DemoFailed("the backend did not come up", op="demo", fix_hints=["see --keep and backend.log"])
+                time.sleep(0.05)
+            yield
+        finally:
+            server.terminate()
+            server.wait()
+
+
+def _answers(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _farewell(document: DemoDocument) -> str:
+    if not document.ok:
+        return f"\nThe demo did not go as it should: {document.error and document.error.message}"
+    where = (
+        f"Everything is in {document.kept}." if document.kept else "Nothing is left behind; --keep DIR keeps it all."
+    )
+    return "\n".join(
+        [
+            "",
+            where,
+            "Next:",
+            "  proofbox doctor                      what the sandboxes on this machine hold",
+            "  proofbox exec -- COMMAND             one command in a box",
+            "  proofbox suite run suite.toml        your own missions (docs/lab.md)",
+            "  proofbox runtime list                which agents could be used here",
+        ]
+    )

@@ -1,0 +1,103 @@
+"""`init`: write a project's settings, and agree to them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from cyclopts import Parameter
+
+from proofbox.cli import flags
+from proofbox.cli.output import Document, show
+from proofbox.errors import UsageError
+from proofbox.config.settings import PROJECT_FILE, Settings
+
+
+class InitDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.init/1"
+    path: str
+    settings: Settings
+    trusted: bool
+    """Always true: this version of the file counts from now on."""
+    written: bool
+    """False: a file that was there was agreed to as it is."""
+
+
+def init(
+    *,
+    project: flags.Project = Path(),
+    provider: flags.Provider = None,
+    box: flags.Box = flags.ASKED_OF_THE_BOX,
+    env: Annotated[
+        tuple[str, ...], Parameter(name="--env", negative="", help="A variable of yours that every command gets.")
+    ] = (),
+    provision: Annotated[
+        str | None, Parameter(name="--provision", help="A script of the project that prepares its boxes, once.")
+    ] = None,
+    trust: Annotated[
+        bool, Parameter(name="--trust", negative="", help="Agree to the file as it is; write nothing.")
+    ] = False,
+    force: Annotated[bool, Parameter(name="--force", negative="", help="Replace a file that is there.")] = False,
+    json: flags.Json = False,
+) -> int:
+    """Write .proofbox/config.toml, the defaults for boxes over this project. Without flags, at a terminal, it asks.
+
+    A file that gives a box more than the defaults do (no sandbox, the network, mounts, variables, a provision
+    script) counts only once you have agreed to it: by writing it with this command, or by --trust after reading it.
+
+    For example:
+      proofbox init --access overlay --memory 2048
+      proofbox init --trust
+    """
+    from proofbox.sandbox.initialize import initialize
+
+    settings = Settings(
+        provider=provider,
+        image=box.image,
+        runtime=box.runtime,
+        network=box.network,
+        access=box.access,
+        cpus=box.cpus,
+        memory=box.memory,
+        pids=box.pids,
+        disk=box.disk,
+        mounts=box.mount,
+        env=env,
+        provision=provision,
+    )
+    asks = settings == Settings() and not (trust or json) and sys.stdin is not None and sys.stdin.isatty()
+    if asks and (force or not (project / PROJECT_FILE).exists()):
+        settings = _ask()
+    done = initialize(project, settings, force=force, trust=trust)
+    document = InitDocument(path=str(done.path), settings=done.settings, trusted=True, written=done.written)
+    show(document, lambda: f"{'written' if done.written else 'trusted'}: {done.path}", as_json=json)
+    return 0
+
+
+def _ask() -> Settings:
+    """A few questions; an empty answer means the default."""
+
+    def answer(question: str) -> str | None:
+        return input(f"{question}: ").strip() or None
+
+    def words(question: str) -> tuple[str, ...]:
+        return tuple((answer(question) or "").split())
+
+    said = {
+        "provider": answer("Provider (auto, bubblewrap, docker, off) [auto]"),
+        "image": answer("Image for docker [none]"),
+        "access": answer("Access to the project (rw, ro, overlay) [rw]"),
+        "cpus": answer("Cores [no limit]"),
+        "memory": answer("Memory limit in MB [none]"),
+        "mounts": words("Mounts, HOST:GUEST[:ro|rw] with spaces between [none]"),
+        "env": words("Variables of yours that every command gets, by name [none]"),
+        "provision": answer("A script of the project that prepares its boxes once [none]"),
+    }
+    try:
+        return msgspec.convert({name: value for name, value in said.items() if value}, Settings, strict=False)
+    except msgspec.ValidationError as error:
+        raise UsageError(
+            f"an answer is none of those there are: {error}", op="init", fix_hints=["try again, or use flags"]
+        ) from None

@@ -1,0 +1,372 @@
+"""`workspace`: a directory with history."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from proofbox.cli import flags
+from proofbox.cli.output import Document, ErrorBody, columns, show, write_json
+from proofbox.cli.progress import passing_line, watched
+from proofbox.core.text import printable
+from proofbox.core.words import counted
+from proofbox.errors import UsageError, WorkspaceCorrupt, WorkspacePathRefused
+from proofbox.workspace.model import Change, Collected, Forgotten, Left, Snapshot, Status, Verification
+
+if TYPE_CHECKING:
+    from proofbox.workspace.timeline.unified_diff import Line
+    from proofbox.workspace.workspace import Workspace
+
+_COLOURS = {"file": "1", "hunk": "36", "added": "32", "removed": "31", "note": "33"}
+_SHOWN = 20
+
+Directory = Annotated[Path, Parameter(help="The workspace's directory.")]
+SnapshotName = Annotated[str, Parameter(help="An id, its beginning, a name, or HEAD.")]
+
+
+class WorkspaceDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.workspace/1"
+    workspace: str
+    path: str
+
+
+class SnapshotDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.snapshot/1"
+    snapshot: Snapshot
+
+
+class LogDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.workspace_log/1"
+    snapshots: tuple[Snapshot, ...]
+
+
+class StatusDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.workspace_status/1"
+    status: Status
+    """The files, beside the latest snapshot."""
+
+
+class DiffDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.workspace_diff/1"
+    changes: tuple[Change, ...]
+
+
+class RollbackDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.rollback/1"
+    id: str
+    """The snapshot that the files are again."""
+    before: str
+    """The state that was left: rolling back to it goes forward again."""
+    restored: tuple[Change, ...]
+    """What differs between the two."""
+    irreversible_effects: tuple[str, ...]
+    """Commands since that snapshot that could reach beyond the workspace: what they did there is not undone."""
+    warning: str
+    """Says so where something is `left`; else empty."""
+    left: tuple[Left, ...]
+    """What is in no snapshot and stood in the way: it is still there."""
+
+
+class VerifyDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.workspace_verification/1"
+    verification: Verification
+    """What reading all of the history again has shown."""
+    error: ErrorBody | None = None
+
+
+class GcDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.workspace_gc/1"
+    collected: Collected
+    """What was dropped."""
+
+
+class ForgetDocument(Document, frozen=True, kw_only=True):
+    schema: str = "proofbox.workspace_forget/1"
+    forgotten: Forgotten
+    """The workspace that was dropped."""
+
+
+def init(
+    directory: Directory = Path(),
+    /,
+    *,
+    ignore: Annotated[
+        tuple[str, ...], Parameter(name="--ignore", negative="", help="What is never part of it. May be repeated.")
+    ] = (),
+    json: flags.Json = False,
+) -> int:
+    """Give a directory a history. The directory stays an ordinary one.
+
+    For example:
+      proofbox workspace init project --ignore .venv
+    """
+    from proofbox.workspace.workspace import Workspace
+
+    with Workspace.init(directory, ignore=ignore) as made:
+        document = WorkspaceDocument(workspace=made.id, path=str(made.path))
+    show(document, lambda: printable(f"{document.path} is a workspace now"), as_json=json)
+    return 0
+
+
+def snapshot(
+    directory: Directory = Path(),
+    /,
+    *,
+    message: Annotated[str, Parameter(name=["--message", "-m"], help="What this state is.")] = "",
+    sealed: Annotated[bool, Parameter(name="--sealed", negative="", help="Read every file, and sync.")] = False,
+    json: flags.Json = False,
+) -> int:
+    """Record the files as they are.
+
+    For example:
+      proofbox workspace snapshot project -m "before the refactoring"
+    """
+    with _opened(directory, json=json) as workspace:
+        taken = workspace.snapshot(message, sealed=sealed)
+    lines = [f"{taken.id} {taken.changed} changed", *_left("not in it", taken.skipped)]
+    lines += _left("changed while it was read", taken.unstable)
+    show(SnapshotDocument(snapshot=taken), lambda: "\n".join(lines), as_json=json)
+    return 0
+
+
+def log(
+    directory: Directory = Path(),
+    /,
+    *,
+    limit: Annotated[int | None, Parameter(name=["--limit", "-n"], help="Only so many, the latest.")] = None,
+    json: flags.Json = False,
+) -> int:
+    """List the history, newest first.
+
+    For example:
+      proofbox workspace log project -n 20
+    """
+    from proofbox.workspace.workspace import Workspace
+
+    if limit is not None and limit < 1:
+        raise UsageError(f"a limit of {limit} shows nothing", op="workspace log", fix_hints=["give 1 or more"])
+    with Workspace.open(directory, track=False) as workspace:
+        found = tuple(reversed(workspace.history()))[:limit]
+    show(LogDocument(snapshots=found), lambda: _history(found), as_json=json)
+    return 0
+
+
+def status(directory: Directory = Path(), /, *, json: flags.Json = False) -> int:
+    """Say what has changed since the latest snapshot.
+
+    For example:
+      proofbox workspace status project
+    """
+    with _opened(directory, json=json) as workspace:
+        found = workspace.status()
+    lines = [printable(found.unfinished)] if found.unfinished else []
+    lines.append(f"since {found.head[:12]}:" if found.head else "no snapshot yet")
+    lines += [_changes(found.changes) or "nothing changed", *_left("in no snapshot", found.skipped)]
+    show(StatusDocument(status=found), lambda: "\n".join(lines), as_json=json)
+    return 0
+
+
+def diff(
+    directory: Directory = Path(),
+    a: Annotated[str | None, Parameter(help="From: the latest snapshot unless named.")] = None,
+    b: Annotated[str | None, Parameter(help="To: the files as they are unless named.")] = None,
+    /,
+    *,
+    json: flags.Json = False,
+) -> int:
+    """Show what differs between two snapshots, or a snapshot and the files: with --json paths, else lines.
+
+    For example:
+      proofbox workspace diff project
+      proofbox workspace diff project 3f2a 91c0
+    """
+    from proofbox.workspace.timeline.unified_diff import unified
+
+    if not directory.exists():
+        given = shlex.join(["proofbox", "workspace", "diff", ".", str(directory), *filter(None, (a, b))][:6])
+        raise WorkspacePathRefused(
+            f"{directory} does not exist",
+            op="workspace diff",
+            fix_hints=[f"if it is a snapshot, name the directory first: {given}"],
+        )
+    with _opened(directory, json=json) as workspace:
+        if json:
+            write_json(DiffDocument(changes=tuple(workspace.diff(a, b))))
+            return 0
+        lines = workspace.compare(a, b, unified)
+    for text in map(_coloured, lines) if _in_colour() else (line.text for line in lines):
+        print(text)
+    if not lines:
+        print("no difference")
+    return 0
+
+
+def rollback(directory: Directory, snapshot_id: SnapshotName, /, *, json: flags.Json = False) -> int:
+    """Make the files what they were. What they are now is recorded first, so that it can be gone forward to again.
+
+    For example:
+      proofbox workspace rollback project 3f2a
+    """
+    with _opened(directory, json=json) as workspace:
+        done = workspace.rollback(snapshot_id)
+    document = RollbackDocument(
+        id=done.id,
+        before=done.before,
+        restored=done.restored,
+        irreversible_effects=done.irreversible_effects,
+        warning=done.warning,
+        left=done.left,
+    )
+    lines = [f"{len(done.restored)} restored; back to where you were: {done.before[:12]}", done.warning]
+    lines += _left("left", done.left)
+    show(document, lambda: printable("\n".join(line for line in lines if line)), as_json=json)
+    return 0
+
+
+def fork(
+    directory: Directory,
+    snapshot_id: SnapshotName,
+    dest: Annotated[Path, Parameter(help="The new directory.")],
+    /,
+    *,
+    json: flags.Json = False,
+) -> int:
+    """Make a new workspace with the files of a snapshot.
+
+    For example:
+      proofbox workspace fork project HEAD experiment
+    """
+    from proofbox.workspace.workspace import Workspace
+
+    with (
+        Workspace.open(directory, track=False) as workspace,
+        workspace.fork(snapshot_id, dest) as made,
+    ):
+        document = WorkspaceDocument(workspace=made.id, path=str(made.path))
+    show(document, lambda: printable(document.path), as_json=json)
+    return 0
+
+
+def verify(directory: Directory = Path(), /, *, json: flags.Json = False) -> int:
+    """Hash the whole stored history again.
+
+    For example:
+      proofbox workspace verify project
+    """
+    from proofbox.workspace.workspace import Workspace
+
+    with Workspace.open(directory, track=False) as workspace:
+        found = workspace.verify()
+    amount = f"{counted(found.snapshots, 'snapshot')}, {counted(found.objects, 'object')}"
+    lines = [f"{'sound' if found.sound else 'DAMAGED'}: {amount}"]
+    error = None if found.sound else WorkspaceCorrupt(counted(len(found.problems), "problem"), op="workspace verify")
+    show(
+        VerifyDocument(ok=found.sound, verification=found, error=ErrorBody.of(error) if error else None),
+        lambda: printable("\n".join([*lines, *found.problems])),
+        as_json=json,
+    )
+    return 0 if found.sound else 1
+
+
+def gc(
+    directory: Directory = Path(),
+    /,
+    *,
+    keep: Annotated[
+        int | None, Parameter(name="--keep", help="Keep this many of the latest entries, and named ones.")
+    ] = None,
+    json: flags.Json = False,
+) -> int:
+    """Drop what no snapshot needs; with --keep, old snapshots too.
+
+    For example:
+      proofbox workspace gc project --keep 100
+    """
+    from proofbox.workspace.workspace import Workspace
+
+    with Workspace.open(directory, track=False) as workspace:
+        found = workspace.gc(keep=keep)
+    dropped = f"{counted(found.snapshots_dropped, 'snapshot')} and {counted(found.objects_dropped, 'object')} dropped"
+    text = f"{dropped}, {found.bytes_freed} bytes freed"
+    show(GcDocument(collected=found), lambda: text, as_json=json)
+    return 0
+
+
+def adopt(directory: Directory = Path(), /, *, json: flags.Json = False) -> int:
+    """Give a history to the directory that is now in its place, after a restore from a backup or a deletion.
+
+    For example:
+      proofbox workspace adopt project
+      proofbox workspace rollback project HEAD
+    """
+    from proofbox.workspace.workspace import Workspace
+
+    with Workspace.adopt(directory, track=False) as workspace:
+        document = WorkspaceDocument(workspace=workspace.id, path=str(workspace.path))
+    show(document, lambda: printable(f"{document.path} has its history again"), as_json=json)
+    return 0
+
+
+def forget(directory: Directory, /, *, json: flags.Json = False) -> int:
+    """Drop the history and the effect log of a directory. Its files stay; it may also be gone already.
+
+    For example:
+      proofbox workspace forget project
+    """
+    from proofbox.workspace.timeline.maintenance import forget as drop
+
+    found = drop(directory)
+    text = f"{found.path} is not a workspace any more"
+    if found.shared:
+        text += "; snapshots that its forks share are still stored"
+    show(ForgetDocument(forgotten=found), lambda: printable(text), as_json=json)
+    return 0
+
+
+@contextmanager
+def _opened(directory: Path, *, json: bool) -> Iterator[Workspace]:
+    """For one look at all files, with a count of them for whoever waits at a terminal."""
+    from proofbox.workspace.workspace import Workspace
+
+    with (
+        passing_line(shown=watched(as_json=json)) as say,
+        Workspace.open(directory, track=False, on_progress=lambda count: say(f"{count} files read")) as workspace,
+    ):
+        yield workspace
+
+
+def _in_colour() -> bool:
+    return sys.stdout is not None and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+def _coloured(line: Line) -> str:
+    colour = _COLOURS.get(line.kind)
+    return f"\x1b[{colour}m{line.text}\x1b[0m" if colour else line.text
+
+
+def _left(what: str, found: tuple[Left, ...]) -> list[str]:
+    lines = [_line(f"{what}: {each.path} ({each.reason})") for each in found[:_SHOWN]]
+    return lines + ([f"and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else [])
+
+
+def _history(found: tuple[Snapshot, ...]) -> str:
+    rows = [("SNAPSHOT", "CREATED", "KIND", "CHANGED", "MESSAGE")]
+    rows += [(s.id[:12], s.created_at[:19] + "Z", s.kind, str(s.changed), _line(s.message[:80])) for s in found]
+    return columns(rows)
+
+
+def _changes(found: tuple[Change, ...]) -> str:
+    lines = (f"{c.kind:<9} {c.path}" + (f" (was {c.old_path})" if c.old_path else "") for c in found)
+    return "\n".join(map(_line, lines))
+
+
+def _line(text: str) -> str:
+    """A name or message can't pass for a line of ours."""
+    return printable(text).replace("\n", "\\n")

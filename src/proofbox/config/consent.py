@@ -1,0 +1,126 @@
+"""Consent to what received material asks for beyond the user's own settings.
+
+A suite or a task may come from a stranger. What it asks for that widens a box (no sandbox, the network, variables, an
+image, files outside its own directory) takes effect only after the user has consented to it, as with a project's own
+configuration. Consent is for one path and one list of requests: a list with anything new in it has to be agreed to
+again, and a change of anything else has not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from proofbox.core.files.atomic import write_document
+from proofbox.core.dirs import state_dir
+from proofbox.core.documents import stored
+from proofbox.core.files.locks import locked
+from proofbox.core.text import printable
+from proofbox.errors import ConsentRequired
+
+CONSENTS = "proofbox.consents/1"
+SHOWN = 20
+
+
+class Widening(msgspec.Struct, frozen=True, order=True):
+    """One request for more than the user's own settings give a box."""
+
+    asks_for: str
+    """What is asked for, as it is written: `network = "full"`."""
+    mission: str
+    """The mission that asks for it."""
+
+
+@stored(CONSENTS, at="STATE/consents.json")
+class _Consents(msgspec.Struct, frozen=True):
+    """The requests that the user has consented to, and the runs that were planned with them."""
+
+    paths: dict[str, tuple[Widening, ...]] = {}
+    """By the path of a suite or a directory of tasks: everything it may ask for."""
+    plans: dict[str, str] = {}
+    """By the id of a run that is not committed yet: the digest of its plan."""
+    schema_version: str = CONSENTS
+
+
+def require(path: Path, asked: Iterable[Widening], *, command: str) -> None:
+    """Raise `ConsentRequired` unless the user has consented to all of this for `path`.
+
+    `command` is the command line that records the consent.
+    """
+    wanted = tuple(sorted(set(asked)))
+    agreed = frozenset(_read().paths.get(str(path), ()))
+    if agreed.issuperset(wanted):
+        return
+    lines = describe(wanted)
+    more = f", and {len(lines) - SHOWN} more" if len(lines) > SHOWN else ""
+    raise ConsentRequired(
+        f"{path} asks for {'; '.join(lines[:SHOWN])}{more}, and you have not consented to it",
+        op="consent",
+        fix_hints=[f"read it, and if you agree: {command}"],
+        details={"path": str(path), "widenings": msgspec.to_builtins(wanted)},
+    )
+
+
+def agree(path: Path, asked: Iterable[Widening]) -> None:
+    """Record the user's consent to exactly these requests of `path`, in place of any earlier consent."""
+    wanted = tuple(sorted(set(asked)))
+    with _changing() as consents:
+        if consents.paths.get(str(path)) != wanted:
+            consents.paths[str(path)] = wanted
+
+
+def remember_plan(run_id: str, digest: str) -> None:
+    """Record a plan that was made here, with the user's consent where it needs any."""
+    with _changing() as consents:
+        consents.plans[run_id] = digest
+
+
+def knows_plan(run_id: str, digest: str) -> bool:
+    """Return whether this plan of the run, and no other, was recorded."""
+    return _read().plans.get(run_id) == digest
+
+
+def forget_plan(run_id: str) -> None:
+    """Drop the record of a plan, when its run is committed or removed."""
+    if run_id in _read().plans:
+        with _changing() as consents:
+            consents.plans.pop(run_id, None)
+
+
+def describe(asked: Sequence[Widening]) -> list[str]:
+    """Describe requests for a person, one line for each, with the missions that make it."""
+    by_request: dict[str, list[str]] = {}
+    for each in asked:
+        by_request.setdefault(each.asks_for, []).append(each.mission)
+    return [printable(f"{request} ({_missions(missions)})") for request, missions in sorted(by_request.items())]
+
+
+def _missions(ids: Sequence[str]) -> str:
+    if len(ids) > 3:
+        return f"missions {', '.join(ids[:3])} and {len(ids) - 3} more"
+    return f"mission{'s' if len(ids) > 1 else ''} {', '.join(ids)}"
+
+
+def _file() -> Path:
+    return state_dir() / "consents.json"
+
+
+def _read() -> _Consents:
+    """A file that can't be understood consents to nothing."""
+    try:
+        found = msgspec.json.decode(_file().read_bytes(), type=_Consents)
+    except (OSError, msgspec.DecodeError, RecursionError):
+        return _Consents(paths={}, plans={})
+    return found if found.schema_version == CONSENTS else _Consents(paths={}, plans={})
+
+
+@contextlib.contextmanager
+def _changing() -> Iterator[_Consents]:
+    """Hold the record for a change, alone; it is written at the end."""
+    with locked(state_dir() / ".consents.lock"):
+        consents = _read()
+        yield consents
+        write_document(_file(), msgspec.json.encode(consents))

@@ -1,0 +1,290 @@
+"""Keeping secrets out of everything that is written down or shown.
+
+Two layers. Exact values come first: the secrets this process knows, in the spellings they travel in (as they are,
+URL-quoted, JSON-escaped, in hex, inside base64 at any alignment). Then patterns: unknown values
+that look like a key. Exact values become `[redacted]`, patterns `[redacted:kind]`.
+
+Clean text is the common case and stays cheap: each value and each pattern has a literal that must occur before a
+regular expression runs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any, AnyStr, Self
+
+from proofbox.core.canonical import MAX_DEPTH
+from proofbox.core.redaction.patterns import DEFAULT_PATTERNS, SECRET_MEMBER, SECRET_VARIABLE, Pattern
+from proofbox.core.redaction.spellings import MIN_SECRET, spellings
+from proofbox.core.text import GAP, preview, preview_end
+
+_COUNT = re.compile(r"[0-9]{1,9}")  # MAX_TOKENS=100000 is a setting, not a secret
+
+# Longer than what any pattern needs to show itself, and than the key blocks that are in use.
+_TAIL = 1 << 14
+# Nothing that comes here was cut shorter than this. So in a shorter text the beginning of a secret (of one that is a
+# path, say) is no secret.
+_SHORTEST_CUT = 200
+_MOST_GAPS = 20  # we make one; an agent can print as many as it likes
+_LONGEST_NAME, _MOST_NAMES = 64, 1024  # of members' names that are kept: an agent can make up others
+
+_MARKS = ("\\u", "%")  # of escapes
+
+_Compiled = tuple[tuple[str, ...], re.Pattern[str], str]
+
+
+def _compile(pattern: Pattern) -> _Compiled:
+    kept = r"\g<keep>" if "(?P<keep>" in pattern.regex else ""
+    return pattern.literals, re.compile(pattern.regex, re.ASCII), f"{kept}[redacted:{pattern.kind}]"
+
+
+class _Layers:
+    """Both layers over str. `forms` are the exact spellings, longest first.
+
+    Bytes pass through here as Latin-1, one character a byte: searching str is twice as fast as searching bytes.
+    """
+
+    def __init__(self, forms: list[str], patterns: list[_Compiled]) -> None:
+        self.forms = forms
+        # Most texts have no escapes: one look for each kind of them spares the search for most forms.
+        self._by_mark = [(mark, [form for form in forms if _mark(form) == mark]) for mark in ("", *_MARKS)]
+        self.patterns = patterns
+        self.tail = max(_TAIL, len(forms[0]) if forms else 0)
+
+    def has_exact(self, text: str) -> bool:
+        return any(form in text for form in self._likely(text))
+
+    def _likely(self, text: str) -> Iterator[str]:
+        for mark, forms in self._by_mark:
+            if mark in text:
+                yield from forms
+
+    def redact(self, text: str, *, cut: bool = False) -> str:
+        """With `cut` the text may be a part of another, and its ends may be parts of secrets."""
+        exact = self.exact_spans(text)
+        if cut and len(text) >= _SHORTEST_CUT:
+            exact = _merged(exact + self._parts_at_ends(text))
+        if exact:
+            text = _replaced(text, [(start, end, "[redacted]") for start, end in exact])
+        folded = text.lower()
+        for literals, regex, replacement in self.patterns:
+            for literal in literals:
+                if literal in folded:
+                    text = regex.sub(replacement, text)
+                    break
+        return text
+
+    def exact_spans(self, text: str) -> list[tuple[int, int]]:
+        """Where secrets stand, overlapping ones merged: replacing one must not leave the rest of another.
+
+        One substring search a form beats one regular expression of them all, which would try each form at each byte.
+        """
+        found = []
+        for form in self._likely(text):
+            if form in text:
+                at = text.find(form)
+                while at >= 0:
+                    found.append((at, at + len(form)))
+                    at = text.find(form, at + 1)
+        return _merged(found) if found else found
+
+    def beginning(self, text: str) -> str:
+        """Redacted, of a text that goes on: without what may belong to a secret that does not end in it."""
+        spans, most = self.spans(text), len(text) - self.tail
+        cut = before_spans(most, spans)
+        return self.redact(text[:cut]) + ("[redacted]" if cut < most else "")
+
+    def end(self, text: str) -> str:
+        """Redacted, of a text that has begun before: without what may belong to a secret that does not begin in it."""
+        cut = self.tail
+        for start, end in self.spans(text):
+            if start <= cut < end:
+                cut = end
+        return ("[redacted]" if cut > self.tail else "") + self.redact(text[cut:])
+
+    def _parts_at_ends(self, text: str) -> list[tuple[int, int]]:
+        """What a secret has left where the text was cut: its end at the beginning, its beginning at the end."""
+        found = []
+        gaps = [match.span() for match in islice(GAP.finditer(text), _MOST_GAPS)]
+        for form in self.forms:
+            for first in (0, *(end for _, end in gaps)):
+                at = text.rfind(form[-MIN_SECRET:], first, first + len(form) - 1)
+                while at >= 0 and not form.endswith(text[first : at + MIN_SECRET]):
+                    at = text.rfind(form[-MIN_SECRET:], first, at + MIN_SECRET - 1)
+                if at >= 0:
+                    found.append((first, at + MIN_SECRET))
+            for last in (len(text), *(start for start, _ in gaps)):
+                at = text.find(form[:MIN_SECRET], max(0, last - len(form) + 1), last)
+                while at >= 0 and not form.startswith(text[at:last]):
+                    at = text.find(form[:MIN_SECRET], at + 1, last)
+                if at >= 0:
+                    found.append((at, last))
+        return found
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Where either layer would act, in order of their starts; they may overlap."""
+        found = self.exact_spans(text)
+        # Patterns meet text without the exact secrets. A bracket is to every pattern what "[redacted]" is.
+        text = _replaced(text, [(start, end, "[" * (end - start)) for start, end in found])
+        folded = text.lower()
+        for literals, regex, _ in self.patterns:
+            if any(literal in folded for literal in literals):
+                found += [match.span() for match in regex.finditer(text)]
+        return sorted(found)
+
+
+def _mark(form: str) -> str:
+    return next((mark for mark in _MARKS if mark in form), "")
+
+
+def _merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted(spans):
+        if merged and start < merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def _replaced(text: str, replacements: list[tuple[int, int, str]]) -> str:
+    pieces, done = [], 0
+    for start, end, replacement in replacements:
+        pieces += [text[done:start], replacement]
+        done = end
+    return "".join([*pieces, text[done:]])
+
+
+class Redactor:
+    """Replaces secrets in text, bytes and JSON values. Immutable, safe to share, and silent about what it knows."""
+
+    def __init__(self, secrets: Iterable[str | bytes] = (), patterns: Iterable[Pattern] = DEFAULT_PATTERNS) -> None:
+        forms: set[bytes] = set()
+        for secret in secrets:
+            forms |= spellings(secret.encode("utf-8", "surrogateescape") if isinstance(secret, str) else bytes(secret))
+        ordered = sorted(forms, key=lambda form: (-len(form), form))
+        compiled = [_compile(pattern) for pattern in patterns]
+        self._raw = _Layers([form.decode("latin-1") for form in ordered], compiled)
+        self._text = _Layers([form.decode("utf-8", "surrogateescape") for form in ordered], compiled)
+        self._plain: set[str] = set()
+        """Members' names that are no secret and mean none: documents have the same ones over and over."""
+
+    @classmethod
+    def from_environment(
+        cls,
+        env: Mapping[str, str],
+        names: Iterable[str] = (),
+        *,
+        name_pattern: re.Pattern[str] = SECRET_VARIABLE,
+        patterns: Iterable[Pattern] = DEFAULT_PATTERNS,
+    ) -> Self:
+        """Know the values of the variables in `names`, and of those whose names look secret."""
+        wanted = set(names)
+        secrets = [
+            value
+            for name, value in env.items()
+            if name in wanted or (name_pattern.search(name) and not _COUNT.fullmatch(value))
+        ]
+        return cls(secrets, patterns)
+
+    def redact(self, text: AnyStr, *, cut: bool = False) -> AnyStr:
+        """`text` (str or bytes) without secrets. With `cut` it may have been cut before, in the middle of one."""
+        if isinstance(text, str):
+            return self._text.redact(text, cut=cut)
+        return self._raw.redact(text.decode("latin-1"), cut=cut).encode("latin-1")
+
+    def preview(self, data: bytes | str, limit: int) -> tuple[str, bool]:
+        """The beginning of what `redact` gives in at most `limit` bytes of UTF-8, and whether anything was left out.
+
+        It costs no more for a longer text. Cut first, a secret across the limit would keep its beginning, which nothing
+        recognises any more.
+        """
+        window = data[: limit + 2 * self._raw.tail]
+        layers, text = self._in_layers(window)
+        whole = len(window) == len(data)
+        clean = layers.redact(text, cut=True) if whole else layers.beginning(text)
+        shown, cut = preview(clean if isinstance(data, str) else clean.encode("latin-1"), limit)
+        return shown, cut or not whole
+
+    def preview_end(self, data: bytes | str, limit: int) -> tuple[str, bool]:
+        """The same of the end."""
+        window = data[-limit - 2 * self._raw.tail :]
+        layers, text = self._in_layers(window)
+        whole = len(window) == len(data)
+        clean = layers.redact(text, cut=True) if whole else layers.end(text)
+        shown, cut = preview_end(clean if isinstance(data, str) else clean.encode("latin-1"), limit)
+        return shown, cut or not whole
+
+    def _in_layers(self, data: bytes | str) -> tuple[_Layers, str]:
+        return (self._text, data) if isinstance(data, str) else (self._raw, data.decode("latin-1"))
+
+    def redact_json(self, value: Any) -> Any:
+        """A copy of a JSON value without secrets, in member names too. Its texts may have been cut before.
+
+        The string value of a member whose name says it is a secret (`password`, `Authorization`) goes whole.
+        """
+        return self._redact_json(value, MAX_DEPTH)
+
+    def _redact_json(self, value: Any, depth: int) -> Any:
+        if isinstance(value, str):
+            return self.redact(value, cut=True)
+        if isinstance(value, bytes):
+            return self.redact(value, cut=True)
+        if not isinstance(value, dict | list | tuple):
+            return value
+        if depth == 0:
+            return "[redacted:too_deep]"
+        if not isinstance(value, dict):
+            return [self._redact_json(item, depth - 1) for item in value]
+        result: dict[Any, Any] = {}
+        for name, item in value.items():
+            if name in self._plain:
+                result[name] = self._redact_json(item, depth - 1)
+                continue
+            clean = name
+            if isinstance(name, str):
+                clean = self.redact(name)
+                secret = SECRET_MEMBER.search(name) is not None
+                if clean != name:
+                    clean = _unused(clean, value, result)
+                elif not secret and len(name) <= _LONGEST_NAME and len(self._plain) < _MOST_NAMES:
+                    self._plain.add(name)
+                if secret and isinstance(item, str) and len(item) >= MIN_SECRET:
+                    result[clean] = "[redacted:assignment]"
+                    continue
+            result[clean] = self._redact_json(item, depth - 1)
+        return result
+
+    @property
+    def longest_secret(self) -> int:
+        """The length of the longest spelling: how much the pieces of a scanned stream must overlap. 0: no secrets."""
+        return len(self._raw.forms[0]) if self._raw.forms else 0
+
+    def contains_secret(self, data: bytes) -> bool:
+        """Whether an exact secret, in any of its spellings, is in `data`. Patterns don't count: they may be wrong."""
+        return self._raw.has_exact(data.decode("latin-1"))
+
+    def __repr__(self) -> str:
+        return f"<Redactor: {len(self._raw.forms)} spellings, {len(self._raw.patterns)} patterns>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Redactor holds secrets and is not serialised")
+
+
+def before_spans(cut: int, spans: list[tuple[int, int]]) -> int:
+    """The furthest position up to `cut` that is neither in a span nor at its end."""
+    for start, end in reversed(spans):
+        if start < cut <= end:  # what a pattern looks for behind its match counts too
+            cut = start
+    return cut
+
+
+def _unused(name: str, before: Mapping[Any, Any], after: Mapping[Any, Any]) -> str:
+    """Two member names that become one text stay two members."""
+    candidate, number = name, 1
+    while candidate in before or candidate in after:
+        number += 1
+        candidate = f"{name} ({number})"
+    return candidate

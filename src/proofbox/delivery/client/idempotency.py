@@ -1,0 +1,37 @@
+"""The key of a request: the same for the same request, whoever sends it and however often.
+
+It is made here alone, so that the key on record is the key that is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from proofbox.core.digest import digest_of
+from proofbox.delivery.client.body import Content
+from proofbox.delivery.client.wire import FileChange, InitialExport, ManifestRequest, PullRequest
+
+
+def keyed_export(app_id: str, export: InitialExport, files: Iterable[Content]) -> InitialExport:
+    """The export with its key; one that it has already stays."""
+    tree = sorted([each.path, each.mode, each.sha256] for each in files)
+    key = export.idempotency_key or _key("initial-export", app_id, export.create_repo, export.repo_name, tree)
+    return msgspec.structs.replace(export, idempotency_key=key)
+
+
+def keyed_pull_request(app_id: str, pull: PullRequest, changes: Iterable[FileChange]) -> PullRequest:
+    """The pull request with its key; one that it has already stays."""
+    what = [msgspec.to_builtins(change) for change in changes]
+    key = pull.idempotency_key or _key("pull-request", app_id, pull.branch_name, pull.base_commit_sha, what)
+    return msgspec.structs.replace(pull, idempotency_key=key)
+
+
+def manifest_key(app_id: str, asked: ManifestRequest) -> str:
+    return _key("manifest", app_id, msgspec.to_builtins(asked))
+
+
+def _key(*parts: Any) -> str:
+    return "pb-" + digest_of(list(parts))[:40]

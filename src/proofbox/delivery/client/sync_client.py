@@ -1,0 +1,80 @@
+"""The backend's four operations: `BackendClient`, and `AsyncBackendClient` with the same names, awaited.
+
+    settings = BackendSettings.from_environment()
+    with BackendClient(settings) as backend:
+        manifest = backend.get_repo_manifest("app-1", user_id="u-1")
+
+The synchronous client drives the asynchronous one on an event loop of its own, because only a loop can cut off an
+answer that comes byte by byte for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Self, TypeVar
+
+import anyio.from_thread
+import httpx2
+
+from proofbox.core.clock import Clock
+from proofbox.delivery.client.async_client import AsyncBackendClient, Change, Told
+from proofbox.delivery.client.body import Content
+from proofbox.delivery.client.settings import BackendSettings
+from proofbox.delivery.client.wire import AppSpec, ExportAnswer, InitialExport, PullRequest, PullRequestAnswer, RepoManifest
+
+T = TypeVar("T")
+
+
+class BackendClient:
+    """`AsyncBackendClient` for code that does not await. Use it in a `with`, from one thread or several."""
+
+    def __init__(
+        self,
+        settings: BackendSettings,
+        *,
+        clock: Clock | None = None,
+        transport: httpx2.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._client = AsyncBackendClient(settings, clock=clock, transport=transport)
+        self._stack = contextlib.ExitStack()
+        self._portal: anyio.from_thread.BlockingPortal | None = None
+
+    def __enter__(self) -> Self:
+        self._portal = self._stack.enter_context(anyio.from_thread.start_blocking_portal())
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._portal is not None:
+            self._portal.call(self._client.close)
+            self._portal = None
+        self._stack.close()
+
+    def get_app_spec(self, enterprise_id: str, *, app_id: str | None = None) -> AppSpec:
+        return self._call(partial(self._client.get_app_spec, enterprise_id, app_id=app_id))
+
+    def get_repo_manifest(
+        self, app_id: str, *, user_id: str, repo_url: str | None = None, branch_name: str | None = None
+    ) -> RepoManifest:
+        return self._call(
+            partial(self._client.get_repo_manifest, app_id, user_id=user_id, repo_url=repo_url, branch_name=branch_name)
+        )
+
+    def initial_export(
+        self, app_id: str, export: InitialExport, files: Sequence[Content], *, instead: Told | None = None
+    ) -> ExportAnswer:
+        return self._call(partial(self._client.initial_export, app_id, export, files, instead=instead))
+
+    def create_pull_request(self, app_id: str, pull: PullRequest, changes: Sequence[Change]) -> PullRequestAnswer:
+        return self._call(partial(self._client.create_pull_request, app_id, pull, changes))
+
+    def _call(self, work: Callable[[], Awaitable[T]]) -> T:
+        if self._portal is None:
+            self.__enter__()
+        assert self._portal is not None  # noqa: S101 (entered)
+        return self._portal.call(work)

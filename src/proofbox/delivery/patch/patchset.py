@@ -1,0 +1,188 @@
+"""What to change in a repository so that it has our files: a three-way comparison, by digests alone.
+
+The three sides are the repository as its manifest has it, what we are known to have put there (`baseline`), and the
+source. The rules:
+
+- the same on both sides: nothing to do;
+- ours or absent in the repository, and nobody has changed it: add, modify, delete;
+- changed there and not by us: kept as it is if we have not changed it since, a conflict if we have;
+- there, and never ours: left alone if the source does not have it, a conflict if it has something else.
+
+So nothing is deleted that we did not put there, and nothing overwritten that someone else has written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+import msgspec
+
+from proofbox.core.digest import digest_of, sha256_hex
+from proofbox.delivery.patch.baseline import Baseline, State, same, states
+from proofbox.delivery.source.tree import SourceTree
+from proofbox.delivery.client.wire import Operation, RepoManifest
+from proofbox.evidence.bundle.paths import above
+
+BRANCH_PREFIX = "proofbox/"
+_EMPTY = sha256_hex(b"")  # empty files are too much alike for one to be another
+
+
+class PatchChange(msgspec.Struct, frozen=True, omit_defaults=True):
+    path: str
+    operation: Operation
+    before_sha256: str | None = None
+    after_sha256: str | None = None
+    before_mode: str | None = None
+    after_mode: str | None = None
+    size: int = 0
+    """Of what is sent."""
+    renamed_from: str | None = None
+    """For an added file whose content is that of a deleted one."""
+    renamed_to: str | None = None
+
+
+class Conflict(msgspec.Struct, frozen=True):
+    """Where only a person can decide. A digest is null where that side does not have the file."""
+
+    path: str
+    kind: Literal["repo_has_file", "repo_modified_since_baseline"]
+    """`repo_has_file`: a file is in the way. `repo_modified_since_baseline`: what we put there was changed."""
+    baseline_sha256: str | None
+    repo_sha256: str | None
+    source_sha256: str | None
+    detail: str = ""
+
+
+class Patchset(msgspec.Struct, frozen=True, kw_only=True):
+    patch_id: str
+    """The same for the same changes, whoever computes it and when."""
+    base_commit_sha: str | None
+    changes: tuple[PatchChange, ...]
+    conflicts: tuple[Conflict, ...]
+    kept: tuple[str, ...]
+    """Paths that someone changed in the repository and we did not since: they stay as they are there."""
+    unchanged: int
+    not_ours: int
+    """Files of the repository that we never put there, and the source does not have."""
+
+    @property
+    def branch_name(self) -> str:
+        return BRANCH_PREFIX + self.patch_id[:16]
+
+
+def patchset(source: SourceTree, manifest: RepoManifest, baseline: Baseline) -> Patchset:
+    """The changes from `manifest` to `source`, in the order of their paths' bytes."""
+    ours = {file.path: State(file.sha256, file.mode) for file in source.files}
+    sizes = {file.path: file.size for file in source.files}
+    repo = states(manifest)
+    left_out = {left.path for left in source.left_out}
+    changes: list[PatchChange] = []
+    conflicts: list[Conflict] = []
+    kept: list[str] = []
+    unchanged = not_ours = 0
+    for path in sorted({*ours, *repo, *baseline.files}, key=str.encode):
+        mine, there, owned = ours.get(path), repo.get(path), baseline.files.get(path)
+        if path in left_out and mine is None:
+            # Left out is not deleted: whatever the repository has under that name stays.
+            not_ours += there is not None
+        elif same(mine, there):
+            unchanged += mine is not None
+        elif owned is None and (there is None or mine is None):
+            if mine is None:
+                not_ours += 1
+            else:
+                changes.append(_change(path, None, mine, sizes[path]))
+        elif owned is not None and owned.knows(there):
+            changes.append(_change(path, there, mine, sizes.get(path, 0)))
+        elif owned is not None and same(mine, owned.latest):
+            kept.append(path)
+        else:
+            base = owned.settled if owned else None
+            kind: Literal["repo_has_file", "repo_modified_since_baseline"] = (
+                "repo_modified_since_baseline" if base else "repo_has_file"
+            )
+            conflicts.append(Conflict(path, kind, _sha(base), _sha(there), _sha(mine)))
+    conflicts += _clashes(changes, repo, baseline)
+    changes = _with_renames(changes)
+    return Patchset(
+        patch_id=patch_id(changes),
+        base_commit_sha=manifest.base_commit_sha,
+        changes=tuple(changes),
+        conflicts=tuple(sorted(conflicts, key=lambda conflict: conflict.path.encode())),
+        kept=tuple(kept),
+        unchanged=unchanged,
+        not_ours=not_ours,
+    )
+
+
+def patch_id(changes: Iterable[PatchChange]) -> str:
+    """Of what changes from what to what. Not of the base commit: the same change on a newer base is the same."""
+    return digest_of(
+        [
+            [each.path, each.operation, each.before_sha256, each.after_sha256, each.before_mode, each.after_mode]
+            for each in changes
+        ]
+    )
+
+
+def _change(path: str, before: State | None, after: State | None, size: int) -> PatchChange:
+    operation: Operation = "delete" if after is None else "add" if before is None else "modify"
+    return PatchChange(
+        path=path,
+        operation=operation,
+        before_sha256=_sha(before),
+        after_sha256=_sha(after),
+        before_mode=before.mode if before else None,
+        after_mode=after.mode if after else None,
+        size=size,
+    )
+
+
+def _sha(state: State | None) -> str | None:
+    return state.sha256 if state else None
+
+
+def _clashes(changes: list[PatchChange], repo: Mapping[str, State], baseline: Baseline) -> list[Conflict]:
+    """A path can't be a file and a directory. Where an added one would be both with what stays, that is a conflict."""
+    gone = {each.path for each in changes if each.operation == "delete"}
+    stays = {path for path in repo if path not in gone}
+    folders = {folder for path in stays for folder in above(path)}
+    found: dict[str, Conflict] = {}
+    for each in changes:
+        if each.operation != "add":
+            continue
+        blocking = [folder for folder in above(each.path) if folder in stays]
+        if each.path in folders:
+            blocking.append(next(path for path in sorted(stays) if path.startswith(each.path + "/")))
+        for path in blocking:
+            owned = baseline.files.get(path)
+            detail = f"{each.path} is to be added, and can't be beside it"
+            found[path] = Conflict(
+                path, "repo_has_file", _sha(owned.settled) if owned else None, _sha(repo[path]), None, detail
+            )
+    return list(found.values())
+
+
+def _with_renames(changes: list[PatchChange]) -> list[PatchChange]:
+    """Deleted in one place and added in another with the same content: one renamed file, paired in path order."""
+    gone: dict[str, list[str]] = {}
+    for each in changes:
+        if each.operation == "delete" and each.before_sha256 and each.before_sha256 != _EMPTY:
+            gone.setdefault(each.before_sha256, []).append(each.path)
+    moved: dict[str, str] = {}
+    told = []
+    for each in changes:
+        candidates = gone.get(each.after_sha256 or "")
+        if each.operation == "add" and candidates:
+            old = candidates.pop(0)
+            moved[old] = each.path
+            told.append(msgspec.structs.replace(each, renamed_from=old))
+        else:
+            told.append(each)
+    return [
+        msgspec.structs.replace(each, renamed_to=moved[each.path])
+        if each.operation == "delete" and each.path in moved
+        else each
+        for each in told
+    ]

@@ -1,0 +1,101 @@
+"""A workspace's snapshot as a source, or the final one of an attempt: read from the store, whatever the files are now.
+
+What is read from an attempt's bundle is said in one place, `attempt_files`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from proofbox.core.canonical import CanonicalError
+from proofbox.core.ids import is_id
+from proofbox.core.files.modes import git_mode
+from proofbox.delivery.source.tree import Found, Pieces, refused
+from proofbox.errors import SourceRefused
+from proofbox.evidence.documents import tree as evidence_tree
+from proofbox.evidence.bundle.reader import load_bundle
+from proofbox.evidence.documents.shape import SHA256, ShapeError
+from proofbox.workspace import registry
+from proofbox.workspace.timeline.diff import differences
+from proofbox.workspace.store.objects import Store
+from proofbox.workspace.tree import EMPTY_TREE
+from proofbox.workspace.workspace import Workspace
+
+FINAL_SNAPSHOT = "final_snapshot.json"
+FINAL_SNAPSHOT_SCHEMA = "proofbox.final_snapshot/1"
+
+
+@contextlib.contextmanager
+def workspace_files(place: str, name: str) -> Iterator[Iterator[Found]]:
+    """The files of a snapshot, by its id, the beginning of one, its name, or HEAD."""
+    real = registry.real_directory(place)
+    with Workspace.open(real, track=False) as workspace:
+        tree = workspace.resolve(name).id
+    with _stored(registry.registered(real).store, tree) as files:
+        yield files
+
+
+@contextlib.contextmanager
+def attempt_files(place: str) -> Iterator[Iterator[Found]]:
+    """The files of an attempt's final snapshot. Of its bundle, verified in full, two documents are read:
+
+    final_snapshot.json  {"schema_version": "proofbox.final_snapshot/1", "store": …, "snapshot": …}: the id of the
+                         workspace store on this machine that holds the tree, and the tree's id
+    tree_manifest.json   what every file must be, by mode, size and SHA-256; nothing else is delivered
+    """
+    bundle = load_bundle(place)
+    try:
+        proven = evidence_tree.parse_tree_manifest(bundle.read_json(evidence_tree.PATH))
+    except (ShapeError, CanonicalError) as error:
+        raise refused(f"its {evidence_tree.PATH} is none: {error}", place) from error
+    document: Any = bundle.read_json(FINAL_SNAPSHOT, schema=FINAL_SNAPSHOT_SCHEMA)
+    store, snapshot = document.get("store"), document.get("snapshot")
+    if not (isinstance(store, str) and is_id(store, "store") and SHA256.fullmatch(str(snapshot))):
+        raise refused(f"its {FINAL_SNAPSHOT} does not name a snapshot", place)
+    expected = {os.fsdecode(entry.path): entry for entry in proven}
+    with _stored(store, snapshot) as files:
+        yield _held_against(files, expected)
+
+
+def _held_against(files: Iterator[Found], expected: dict[str, evidence_tree.TreeEntry]) -> Iterator[Found]:
+    left = dict(expected)
+    for file in files:
+        entry = left.pop(file.path, None)
+        if entry is None or entry.mode != file.mode:
+            raise refused(f"it is not in {evidence_tree.PATH} as it is in the snapshot", file.path, "verify the bundle")
+        yield Found(file.path, file.mode, file.pieces, entry.size, entry.sha256)
+    if left:
+        raise refused(f"it is in {evidence_tree.PATH}, and not in the snapshot", next(iter(left)), "verify the bundle")
+
+
+@contextlib.contextmanager
+def _stored(store_id: str, tree: str) -> Iterator[Iterator[Found]]:
+    directory = registry.store_path(store_id)
+    if not directory.is_dir():
+        raise SourceRefused(
+            "the store that holds the snapshot is not on this machine",
+            op="deliver source",
+            fix_hints=["deliver from the machine where the attempt ran", "or from a directory with the same files"],
+        )
+    store = Store(directory)
+    try:
+        # Until the block ends no collection may take what is still to be read.
+        with store.use():
+            yield _files(store, bytes.fromhex(tree))
+    finally:
+        store.close()
+
+
+def _files(store: Store, tree: bytes) -> Iterator[Found]:
+    for each in differences(store, EMPTY_TREE, tree):
+        entry = each.new
+        if entry is None or entry.kind == "directory":
+            continue
+        yield Found(each.path, git_mode(entry.mode), _object(store, entry.digest), sha256=entry.digest.hex())
+
+
+def _object(store: Store, digest: bytes) -> Pieces:
+    return lambda: store.chunks(digest)

@@ -1,0 +1,120 @@
+"""The bytes of artifacts: hashed and searched for secrets on their way into a bundle, and put on the disk."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from proofbox.core.files.atomic import sync_directory
+from proofbox.core.redaction.redactor import Redactor
+from proofbox.errors import NotFoundError, UsageError
+from proofbox.evidence.bundle.paths import above, shown
+from proofbox.evidence.pool import in_threads
+from proofbox.evidence.secrets import SecretScan
+
+_CHUNK = 1 << 20
+_SYNCING = 16
+_Path = str | os.PathLike[str]
+
+
+class Meter:
+    """Size and digest of what passes, and whether it holds a secret that the redactor knows."""
+
+    def __init__(self, redactor: Redactor | None) -> None:
+        self._digest = hashlib.sha256()
+        self._scan = SecretScan(redactor) if redactor is not None else None
+        self.size = 0
+
+    def feed(self, piece: bytes) -> None:
+        self._digest.update(piece)
+        self.size += len(piece)
+        if self._scan is not None:
+            self._scan.feed(piece)
+
+    @property
+    def sha256(self) -> str:
+        return self._digest.hexdigest()
+
+    @property
+    def secret(self) -> bool:
+        return self._scan is not None and self._scan.found
+
+
+def write_new(target: str, pieces: Iterable[bytes], redactor: Redactor | None) -> Meter:
+    """Put the pieces into a file that is not there yet. Where that fails, it is not there afterwards either."""
+    meter = Meter(redactor)
+    fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    try:
+        with open(fd, "wb", buffering=0) as stream:
+            for piece in pieces:
+                meter.feed(piece)
+                view = memoryview(piece)
+                while view:
+                    view = view[stream.write(view) or 0 :]
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(target)
+        raise
+    return meter
+
+
+def read_again(path: Path, redactor: Redactor | None, keep: int = 0) -> tuple[Meter, bytes]:
+    """Measure a file that is there. Its bytes too, where there are at most `keep`."""
+    meter = Meter(redactor)
+    kept = b""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(fd, "rb", buffering=0) as stream:
+        for piece in _pieces(stream):
+            meter.feed(piece)
+            if meter.size <= keep:
+                kept += piece
+    return meter, kept
+
+
+@contextlib.contextmanager
+def pieces_of(source: _Path | BinaryIO) -> Iterator[Iterator[bytes]]:
+    """A file, or what is left in a binary stream."""
+    if not isinstance(source, str | os.PathLike):
+        yield _pieces(source)
+        return
+    try:
+        # Not O_NOFOLLOW: the caller named this file. O_NONBLOCK: a FIFO must not hang the run.
+        fd = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise NotFoundError(
+            f"{shown(os.fspath(source))} can't be read: {error.strerror}",
+            op="bundle add_file",
+            fix_hints=["check the path"],
+        ) from error
+    with open(fd, "rb", buffering=0) as stream:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise UsageError(f"{shown(os.fspath(source))} is not a regular file", op="bundle add_file")
+        yield _pieces(stream)
+
+
+def sync_all(root: Path, paths: Iterable[str]) -> None:
+    """Every file and every directory on the way to one onto the disk."""
+    files = list(paths)
+    # The disk, not a core, is what is waited for; and syncs that wait together share a commit of its journal.
+    in_threads(lambda path: _sync_file(root / path), files, threads=_SYNCING, batch=1)
+    directories = {os.path.dirname(path) for path in files}
+    for directory in sorted({"", *directories, *(place for each in directories for place in above(each))}):
+        sync_directory(root / directory)
+
+
+def _pieces(stream: BinaryIO) -> Iterator[bytes]:
+    while piece := stream.read(_CHUNK):
+        yield piece
+
+
+def _sync_file(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,110 @@
+"""The runs of an output directory at a glance: what their documents say, unchecked."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from proofbox.errors import BundleNotFound
+from proofbox.evidence.bundle.identity import is_alive
+from proofbox.evidence.bundle.index import Index, parse_index
+from proofbox.evidence.bundle.paths import (
+    INDEX,
+    LATEST,
+    MAX_INDEX_BYTES,
+    MAX_STATUS_BYTES,
+    STATUS,
+    list_runs,
+    read_bounded,
+    read_latest,
+    shown,
+)
+from proofbox.evidence.documents.shape import ShapeError
+from proofbox.evidence.bundle.status import RunStatus, parse_status
+
+
+@dataclass(frozen=True, slots=True)
+class ListedRun:
+    run_id: str
+    path: str
+    state: str
+    """in_progress, complete, failed; `interrupted`: in progress, and its writer is gone; `unreadable`."""
+    status: str | None
+    started_at: str | None
+    latest: bool
+    repairs: int
+    dry: bool
+
+    def as_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def list_bundles(out: str | os.PathLike[str]) -> list[ListedRun]:
+    """Every run, oldest first."""
+    place = os.fspath(out)
+    if not os.path.isdir(place):
+        raise BundleNotFound(f"{shown(place)} is not a directory", op="bundle list", fix_hints=["check the path"])
+    found = [describe(os.path.join(place, name)) for name in list_runs(place)]
+    return sorted(found, key=lambda run: (run.started_at or "", run.run_id))
+
+
+def describe(directory: str) -> ListedRun:
+    status, index = _status(directory), _index(directory)
+    out, name = os.path.split(os.path.abspath(directory))
+    try:
+        latest = os.path.lexists(os.path.join(out, LATEST)) and read_latest(out) == name
+    except BundleNotFound:
+        latest = False
+    return ListedRun(
+        run_id=status.run_id if status else name,
+        path=shown(directory),
+        state=_state(status, index),
+        status=index.status if index else None,
+        started_at=status.started_at if status else None,
+        latest=latest,
+        repairs=index.repairs if index else 0,
+        dry=status.dry if status else False,
+    )
+
+
+def notes_on_latest(asked: str | os.PathLike[str], directory: str | os.PathLike[str]) -> list[str]:
+    """For who asked for an output directory and got the run that LATEST names: which it is, and what is newer."""
+    if os.path.realpath(directory) == os.path.realpath(asked):
+        return []
+    out, chosen = os.path.split(os.path.realpath(directory))
+    notes, began = [f"{chosen} is what LATEST names"], {}
+    for run in list_runs(out):
+        status = _status(os.path.join(out, run))
+        if status is None:
+            notes.append(f"{run} has no status that can be read")
+        else:
+            began[run] = status
+    if chosen in began:
+        for run, status in began.items():
+            if status.started_at > began[chosen].started_at and (status.state != "complete" or status.dry):
+                how = "dry" if status.state == "complete" else status.state
+                notes.append(f"a newer run, {run}, is {how}")
+    return notes
+
+
+def _state(status: RunStatus | None, index: Index | None) -> str:
+    if status is None:
+        return "unreadable"
+    if index is not None:
+        return status.state
+    return "interrupted" if is_alive(status.writer) is False else "in_progress"
+
+
+def _status(directory: str) -> RunStatus | None:
+    try:
+        return parse_status(read_bounded(os.path.join(directory, STATUS), MAX_STATUS_BYTES))
+    except (OSError, ShapeError):
+        return None
+
+
+def _index(directory: str) -> Index | None:
+    try:
+        return parse_index(read_bounded(os.path.join(directory, INDEX), MAX_INDEX_BYTES))
+    except (OSError, ShapeError):
+        return None

@@ -1,0 +1,266 @@
+"""Where things are in a bundle, what they may be called, and what is really there.
+
+out/LATEST                       the id of the last run that committed, and neither failed nor was dry
+out/.runtime.lock                held while a run is created, committed, or LATEST is moved
+out/<run_id>/run_status.json     in_progress, complete or failed
+out/<run_id>/artifact_index.json the commit barrier, written last
+out/<run_id>/…                   artifacts; a directory with an index of its own is a nested bundle
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from dataclasses import dataclass, field
+
+from proofbox.core.files.atomic import TEMPORARY_PREFIX, sweep_temporaries
+from proofbox.core.text import path_fields
+from proofbox.errors import BundleNotFound, BundlePathRefused
+
+INDEX = "artifact_index.json"
+STATUS = "run_status.json"
+REPAIR_LOG = "repair_log.json"
+LATEST = "LATEST"
+LOCK = ".runtime.lock"
+RESERVED = frozenset({INDEX, STATUS, REPAIR_LOG, LOCK})
+
+MAX_PATH = 1024
+# What is read whole. An entry of an index takes 110 bytes and its path: there is room for 300 000 of usual length.
+MAX_STATUS_BYTES = 1 << 24
+MAX_INDEX_BYTES = 1 << 26
+MAX_JSON_BYTES = 1 << 26
+MAX_LOG_BYTES = 1 << 27
+
+RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_SEGMENT = r"(?!\.{1,2}(?:/|\Z))[^/\x00-\x1f\x7f\\\ud800-\udfff]{1,255}"
+_PATH = re.compile(rf"{_SEGMENT}(?:/{_SEGMENT})*")
+
+_Path = str | os.PathLike[str]
+
+
+def is_artifact_path(path: str) -> bool:
+    """Relative, normal, without control characters or backslashes: one spelling, inside the bundle, anywhere."""
+    return len(path) <= MAX_PATH and _PATH.fullmatch(path) is not None
+
+
+def is_temporary(path: str) -> bool:
+    """Whether this is a document on its way to its name."""
+    return path.rpartition("/")[2].startswith(TEMPORARY_PREFIX)
+
+
+def check_artifact_path(path: str, op: str) -> str:
+    """`path` as a name the caller may give to an artifact, or BundlePathRefused."""
+    if type(path) is not str or not is_artifact_path(path):
+        raise BundlePathRefused(
+            f"not a path inside a bundle: {str(path)[:200]!r}",
+            op=op,
+        )
+    name = path.rpartition("/")[2]
+    if name in RESERVED or is_temporary(path):
+        raise BundlePathRefused(f"{name} is a name of the bundle's own", op=op, fix_hints=["choose another name"])
+    return path
+
+
+IRREGULAR = {
+    "symlink": "a symbolic link",
+    "special": "a special file",
+    "unreadable": "a directory that can't be read, or of too long a path",
+}
+
+
+@dataclass(slots=True)
+class Found:
+    """What is below a directory: regular files, directories, and what a bundle can't hold, by its kind in IRREGULAR."""
+
+    files: set[str] = field(default_factory=set)
+    directories: set[str] = field(default_factory=set)
+    irregular: dict[str, str] = field(default_factory=dict)
+
+    def split(self) -> tuple[set[str], list[str]]:
+        """The files that this bundle's own index must list, and the indexes that begun nested bundles don't have.
+
+        The files of a nested bundle are for its own index to list; that index alone is the outer one's.
+        """
+        nested = {path.removesuffix("/" + INDEX) for path in self.files if path.endswith("/" + INDEX)}
+        begun = {path.removesuffix("/" + STATUS) for path in self.files if path.endswith("/" + STATUS)}
+        own = (
+            {path for path in self.files if not any(a in nested for a in above(_covered_as(path)))}
+            if nested
+            else set(self.files)
+        )
+        interrupted = sorted(
+            f"{place}/{INDEX}" for place in begun - nested if not any(a in nested for a in above(place))
+        )
+        return own, interrupted
+
+
+def walk(root: _Path, *, dir_fd: int | None = None) -> Found:
+    """Everything below `root`, by relative path, following nothing. Names that are not UTF-8 have surrogate escapes.
+
+    A directory whose path is longer than an artifact's can be is not gone into: nothing in it can be one.
+    With `dir_fd`, `root` is relative to that directory.
+    """
+    found = Found()
+    top = os.open(root, _DIRECTORY, dir_fd=dir_fd)
+    try:
+        pending = [""]
+        while pending:
+            below = pending.pop()
+            try:
+                inside = _open_below(top, below)
+            except OSError:
+                if not below:
+                    raise
+                found.directories.discard(below)
+                found.irregular[below] = "unreadable"
+                continue
+            try:
+                pending += _look(inside, below, found)
+            finally:
+                os.close(inside)
+    finally:
+        os.close(top)
+    return found
+
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+def _open_below(top: int, below: str) -> int:
+    if len(below) > MAX_PATH:
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+    return os.open(below or ".", _DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
+
+
+def _look(directory: int, below: str, found: Found) -> list[str]:
+    """Add what is in a directory to `found`, and return the directories in it."""
+    inside = []
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            path = f"{below}/{entry.name}" if below else entry.name
+            if entry.is_symlink():
+                found.irregular[path] = "symlink"
+            elif entry.is_dir(follow_symlinks=False):
+                found.directories.add(path)
+                inside.append(path)
+            elif entry.is_file(follow_symlinks=False):
+                found.files.add(path)
+            else:
+                found.irregular[path] = "special"
+    return inside
+
+
+def _covered_as(path: str) -> str:
+    """A nested bundle's index belongs to the bundle around it, as if it were the nested directory itself."""
+    return path.removesuffix("/" + INDEX) if path.endswith("/" + INDEX) else path
+
+
+def above(path: str) -> list[str]:
+    """The directories that a path is in, innermost last, without the root."""
+    parts = path.split("/")
+    return ["/".join(parts[:end]) for end in range(1, len(parts))]
+
+
+def tidy(root: _Path) -> Found:
+    """What is below `root`, once dead writers' temporary files and empty directories are gone."""
+    found = walk(root)
+    left = {path for path in found.files if is_temporary(path)}
+    for directory in {os.path.dirname(path) for path in left}:
+        sweep_temporaries(os.path.join(root, directory))
+    in_use = {place for path in [*(found.files - left), *found.irregular] for place in above(path)}
+    for directory in sorted(found.directories - in_use, reverse=True):
+        os.rmdir(os.path.join(root, directory))
+    return walk(root) if left or found.directories - in_use else found
+
+
+def shown(path: str) -> str:
+    """A path of the file system as text that JSON can hold."""
+    return path_fields(path)["path"]
+
+
+class TooLarge(OSError):
+    """A file has more bytes than are read of its kind."""
+
+
+def read_bounded(path: _Path, limit: int, *, dir_fd: int | None = None) -> bytes:
+    """A whole regular file that is not a symbolic link and not larger than `limit` (TooLarge); OSError otherwise."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=dir_fd)
+    with open(fd, "rb") as stream:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
+            raise OSError(f"{shown(os.fspath(path))} is not a regular file")
+        if info.st_size > limit:
+            raise TooLarge(f"{shown(os.fspath(path))} is larger than {limit} bytes")
+        # No more than is there: a read takes the memory for all that it asks for.
+        data = stream.read(info.st_size + 1)
+    if len(data) > info.st_size:
+        raise OSError(f"{shown(os.fspath(path))} grew while it was read")
+    return data
+
+
+def read_latest(out: _Path) -> str | None:
+    """The run that LATEST names, or None where there is no LATEST. What can't be a run's name is refused."""
+    try:
+        name = read_bounded(os.path.join(out, LATEST), 4096).decode("ascii", "replace").removesuffix("\n")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise BundleNotFound(f"LATEST can't be read: {error}", op="bundle resolve") from error
+    if not RUN_ID.fullmatch(name):
+        raise BundleNotFound(
+            "LATEST holds something else than the name of a run",
+            op="bundle resolve",
+            fix_hints=["name the run's directory itself, and look at who wrote LATEST"],
+        )
+    return name
+
+
+def resolve(path: _Path) -> str:
+    """The directory of the bundle that `path` means: itself, or the run that its LATEST names."""
+    place = os.fspath(path)
+    if not os.path.isdir(place):
+        raise BundleNotFound(f"{shown(place)} is not a directory", op="bundle resolve", fix_hints=["check the path"])
+    if any(os.path.lexists(os.path.join(place, name)) for name in (INDEX, STATUS)):
+        return place
+    name = read_latest(place)
+    if name is None:
+        runs = list_runs(place)
+        raise BundleNotFound(
+            f"no run in {shown(place)} has been committed without failing",
+            op="bundle resolve",
+            fix_hints=[f"name a run's directory: {os.path.join(shown(place), runs[-1])}"]
+            if runs
+            else ["check the path"],
+            details={"runs": runs[-20:]},
+        )
+    directory = os.path.join(place, name)
+    if os.path.islink(directory) or not os.path.isdir(directory):
+        raise BundleNotFound(
+            f"LATEST names {name}, which is not there", op="bundle resolve", fix_hints=["name a run's directory itself"]
+        )
+    return directory
+
+
+def list_runs(out: _Path) -> list[str]:
+    """The names of the run directories in an output directory, by name, which for ids of ours is by time."""
+    with os.scandir(out) as entries:
+        return sorted(
+            entry.name
+            for entry in entries
+            if RUN_ID.fullmatch(entry.name)
+            and entry.is_dir(follow_symlinks=False)
+            and any(os.path.lexists(os.path.join(entry.path, name)) for name in (INDEX, STATUS))
+        )
+
+
+def enclosing(directory: _Path) -> str:
+    """The outermost bundle that `directory` is in: itself, unless it is nested."""
+    place = os.path.realpath(directory)
+    outermost = place
+    while (parent := os.path.dirname(place)) != place:
+        place = parent
+        if os.path.lexists(os.path.join(place, STATUS)):
+            outermost = place
+    return outermost

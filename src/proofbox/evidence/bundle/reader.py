@@ -1,0 +1,223 @@
+"""Reading bundles: strictly, or knowingly without any promise.
+
+bundle = load_bundle("out")               # resolves LATEST, checks everything, or raises
+bundle.read_json("results.json")
+
+debris = open_bundle_unverified("out/run-01…")   # for looking into what went wrong
+debris.missing, debris.digest_mismatches, debris.unlisted
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from shlex import quote
+from typing import Any
+
+from proofbox.core.canonical import CanonicalError, parse_strict
+from proofbox.core.digest import sha256_hex
+from proofbox.errors import (
+    BundleArtifactAbsent,
+    BundleCorrupt,
+    BundleError,
+    BundleInProgress,
+    BundleSchemaUnknown,
+    BundleTooLarge,
+    NotFoundError,
+)
+from proofbox.evidence.verify.check import BundleCheck, Finding, check_bundle
+from proofbox.evidence.bundle.directory import BundleDirectory
+from proofbox.evidence.bundle.index import Artifact, Index
+from proofbox.evidence.bundle.paths import (
+    MAX_JSON_BYTES,
+    MAX_LOG_BYTES,
+    check_artifact_path,
+    is_artifact_path,
+    read_bounded,
+    resolve,
+    shown,
+)
+from proofbox.evidence.bundle.status import RunStatus
+
+_Path = str | os.PathLike[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A committed bundle, all of whose files were what its index says when it was loaded.
+
+    What is read from it is checked again, so that a change since then is an error and never a result.
+    """
+
+    path: str
+    index: Index
+    status: RunStatus
+    index_sha256: str
+    """Of the index's bytes. Held elsewhere, it proves that this very bundle is meant."""
+    nested: Mapping[str, Bundle]
+    directory: BundleDirectory = field(repr=False, compare=False)
+    """What was checked: everything is read below it, whatever `path` names by now."""
+
+    @property
+    def run_id(self) -> str:
+        return self.index.run_id
+
+    @property
+    def artifacts(self) -> Mapping[str, Artifact]:
+        return self.index.artifacts
+
+    @property
+    def repaired(self) -> bool:
+        """Whether this bundle, or one nested in it, was reindexed after its commit."""
+        return self.index.repairs > 0 or any(inner.repaired for inner in self.nested.values())
+
+    def artifact(self, path: str) -> Artifact:
+        """What the index says of an artifact, here or in a nested bundle."""
+        artifact = self.artifacts.get(path)
+        if artifact is None:
+            for place, inner in self.nested.items():
+                if path.startswith(place + "/"):
+                    return inner.artifact(path[len(place) + 1 :])
+            raise BundleArtifactAbsent(
+                f"the bundle {self.run_id} has no artifact {path[:200]!r}",
+                op="bundle read",
+                fix_hints=["list what is there: proofbox bundle show PATH"],
+            )
+        return artifact
+
+    def read_bytes(self, path: str, *, limit: int | None = None) -> bytes:
+        """All of an artifact. One of more than `limit` bytes is refused (BundleTooLarge) before it is read."""
+        artifact = self.artifact(path)
+        if limit is not None and artifact.file_size > limit:
+            raise BundleTooLarge(f"{path} has {artifact.file_size} bytes; at most {limit} are read", op="bundle read")
+        try:
+            data = self.directory.read(path, artifact.file_size)
+        except OSError as error:
+            raise _changed(path, error.strerror or "it is larger, or no file any more") from error
+        if sha256_hex(data) != artifact.sha256:
+            raise _changed(path, "its digest is another one")
+        return data
+
+    def read_json(self, path: str, *, schema: str | None = None, limit: int = MAX_JSON_BYTES) -> Any:
+        """The JSON document at `path`. With `schema`, one of any other `schema_version` is refused by name."""
+        try:
+            value = parse_strict(self.read_bytes(path, limit=limit))
+        except CanonicalError as error:
+            raise BundleCorrupt(f"{path} is not JSON: {error}", op="bundle read") from error
+        if schema is not None:
+            stated = value.get("schema_version") if type(value) is dict else None
+            if stated != schema:
+                raise BundleSchemaUnknown(
+                    f"{path} has schema_version {str(stated)[:100]!r}; {schema!r} is known here", op="bundle read"
+                )
+        return value
+
+    def read_log(self, path: str, *, limit: int = MAX_LOG_BYTES) -> Iterator[dict[str, Any]]:
+        """The entries of a log, in order, each with its `seq` and `prev`."""
+        for number, line in enumerate(io.BytesIO(self.read_bytes(path, limit=limit)), 1):
+            try:
+                yield parse_strict(line)
+            except CanonicalError as error:
+                raise BundleCorrupt(f"{path} line {number} is not JSON: {error}", op="bundle read") from error
+
+
+def load_bundle(path: _Path) -> Bundle:
+    """Load a committed bundle: a run's directory, or an output directory whose LATEST is followed.
+
+    Raises BundleNotFound, BundleInProgress, BundleSchemaUnknown or BundleCorrupt (with every finding in its details).
+    """
+    directory = resolve(path)
+    found = check_bundle(directory)
+    if not found.ok:
+        raise refusal(found)
+    return as_bundle(found)
+
+
+def as_bundle(found: BundleCheck, *, path: str | None = None) -> Bundle:
+    """What can be read of a bundle that was checked; each artifact is checked again when it is read.
+
+    `path` is what it is called now, where it was renamed since.
+    """
+    if found.index is None or found.status is None:
+        raise refusal(found)
+    called = found.path if path is None else path
+    nested = {place: as_bundle(inner, path=os.path.join(called, place)) for place, inner in found.nested.items()}
+    return Bundle(called, found.index, found.status, found.index_sha256, nested, found.directory)
+
+
+def refusal(found: BundleCheck) -> BundleError:
+    """The error that says why a bundle with findings is not loaded."""
+    findings = [finding.as_json() for finding in found.findings]
+    first = findings[0] if findings else {"code": "", "path": "", "detail": "nothing is known of it"}
+    where = shown(found.path)
+    codes = {finding.code for finding in found.findings if not finding.path or "/" not in finding.path}
+    kind: type[BundleError] = BundleCorrupt
+    hints = ["see all findings: proofbox verify " + where]
+    if "schema_unknown" in codes:
+        kind, hints = BundleSchemaUnknown, ["use the version of proofbox that wrote it, or a newer one"]
+    elif "in_progress" in codes:
+        kind = BundleInProgress
+        hints = [
+            f"wait for its run to end; if that died, go on with a suite's: proofbox suite resume {quote(where)}",
+            "look at what is there: open_bundle_unverified()",
+        ]
+    more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
+    return kind(
+        f"{where}: {first['path']}{': ' if first['path'] else ''}{first['detail']}{more}",
+        op="bundle load",
+        fix_hints=hints,
+        details={"findings": findings},
+    )
+
+
+def _changed(path: str, why: str) -> BundleCorrupt:
+    return BundleCorrupt(f"{path} has changed since the bundle was loaded: {why}", op="bundle read")
+
+
+@dataclass(frozen=True, slots=True)
+class UnverifiedBundle:
+    """Whatever is there. That it has no findings does not make it complete, and it can't be promoted."""
+
+    path: str
+    status: RunStatus | None
+    index: Index | None
+    missing: tuple[str, ...]
+    """Listed or expected, and not there."""
+    digest_mismatches: tuple[str, ...]
+    """There, and not what the index says, in size or content."""
+    unlisted: tuple[str, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def state(self) -> str:
+        """in_progress, complete or failed, as the bundle says; in_progress wherever it says nothing."""
+        return self.status.state if self.status is not None and self.index is not None else "in_progress"
+
+    def read_bytes(self, path: str, *, limit: int = 1 << 30) -> bytes:
+        """A file as it is now, unchecked."""
+        if not is_artifact_path(path):
+            check_artifact_path(path, "bundle read")
+        try:
+            return read_bounded(os.path.join(self.path, path), limit)
+        except OSError as error:
+            raise NotFoundError(f"{path} can't be read: {error}", op="bundle read") from error
+
+
+def open_bundle_unverified(path: _Path) -> UnverifiedBundle:
+    """Look at a bundle in any state: in progress, damaged, failed. Says what differs, and promises nothing."""
+    found = check_bundle(resolve(path))
+
+    def named(*codes: str) -> tuple[str, ...]:
+        return tuple(sorted({finding.path for finding in found.findings if finding.code in codes}))
+
+    return UnverifiedBundle(
+        path=found.path,
+        status=found.status,
+        index=found.index,
+        missing=tuple(sorted({*named("missing"), *(found.index.missing if found.index else ())})),
+        digest_mismatches=named("size_mismatch", "digest_mismatch"),
+        unlisted=named("unlisted"),
+        findings=tuple(found.findings),
+    )

@@ -1,0 +1,234 @@
+"""Reindexing: checking a bundle against its index, or computing the index anew with an audit trail.
+
+A repair never makes a bundle better than it was. It records what is there now, says in `repair_log.json` what was there
+before, counts itself in the index for good, and keeps every missing artifact missing. A failed run stays failed.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from proofbox.core.files.atomic import write_document
+from proofbox.core.canonical import CanonicalError, canonical_bytes, parse_strict
+from proofbox.core.clock import Clock, SystemClock, isoformat
+from proofbox.core.digest import sha256_file, sha256_hex
+from proofbox.core.documents import declare
+from proofbox.core.text import preview, printable
+from proofbox.errors import BundleInProgress, BundleRepairRefused
+from proofbox.evidence.documents import shape
+from proofbox.evidence.verify.check import BundleCheck, check_bundle
+from proofbox.evidence.bundle.identity import PROCESS, process_identity, world_id
+from proofbox.evidence.bundle.index import Artifact, Index, bounded_bytes, schema_of
+from proofbox.evidence.bundle.lock import Mode, RunLock
+from proofbox.evidence.bundle.paths import (
+    INDEX,
+    MAX_STATUS_BYTES,
+    REPAIR_LOG,
+    STATUS,
+    enclosing,
+    is_artifact_path,
+    read_bounded,
+    resolve,
+    shown,
+    tidy,
+)
+from proofbox.evidence.pool import in_threads
+
+SCHEMA = "proofbox.repair_log/1"
+_ENTRY = shape.or_null(shape.table(shape.anything))
+_NAMES = shape.array(shape.text())
+_REPAIR = shape.record(
+    {
+        "at": shape.moment.meaning("When the index was computed anew."),
+        "by": PROCESS.meaning("The process that did it."),
+        "index_before": shape.record(
+            {
+                "size": shape.count.meaning("In bytes; 0: there was none to read."),
+                "sha256": shape.text(64).meaning("Of the file; empty: there was none to read."),
+                "readable": shape.flag.meaning("Whether it was an index at all."),
+                "status": shape.or_null(shape.text(16)).meaning("What it stated; null: not readable."),
+                "missing": _NAMES.meaning("What it listed as missing; empty if not readable."),
+            }
+        ).meaning("The index that was replaced."),
+        "findings": shape.array(shape.table(shape.text(1 << 16))).meaning("Why it was repaired."),
+        "changes": shape.array(
+            shape.record(
+                {
+                    "path": shape.text(1 << 14).meaning("Relative to the bundle."),
+                    "before": _ENTRY.meaning("Null: it was not listed."),
+                    "after": _ENTRY.meaning("Null: it is gone."),
+                }
+            )
+        ).meaning("The index's entries before and after."),
+        "missing_after": _NAMES.meaning("What the new index lists as missing."),
+    }
+)
+_LOST = shape.record(
+    {
+        "at": shape.moment.meaning("When that was found."),
+        "size": shape.count.meaning("Of the log, in bytes; 0: it could not be opened."),
+        "sha256": shape.text(64).meaning("Of the log; empty: it could not be opened."),
+        "detail": shape.text(1000).meaning("What was wrong with it."),
+    }
+)
+_DOCUMENT = shape.record(
+    {
+        "schema_version": shape.text(200),
+        "repairs": shape.array(_REPAIR).meaning("One a repair, in their order."),
+    },
+    {
+        "lost": shape.array(_LOST).meaning(
+            "Logs of earlier repairs that could not be read: what they told is not in here. Absent: there were none."
+        ),
+    },
+)
+declare(
+    SCHEMA,
+    at="BUNDLE/repair_log.json",
+    meaning="What each repair of an index found and changed.",
+    shape=_DOCUMENT.json_schema,
+)
+
+_Path = str | os.PathLike[str]
+
+
+def reindex_strict(path: _Path) -> BundleCheck:
+    """Check a bundle against its index, logs included. Changes nothing; the findings are in the result."""
+    return check_bundle(resolve(path), chains=True)
+
+
+def reindex_repair(
+    path: _Path, *, lock: Mode = "wait", lock_timeout: float = 30.0, clock: Clock | None = None
+) -> tuple[Index, list[dict[str, Any]]]:
+    """Compute the index anew from what is there. Returns the new index and the changes, as the repair log has them.
+
+    A bundle without findings is left alone (its index comes back with no changes). Refuses a bundle in progress, one
+    whose status can't be read, and one that holds links or special files.
+    """
+    directory = resolve(path)
+    now: Clock = clock or SystemClock()
+    out = os.path.dirname(enclosing(directory))
+    with RunLock(out, purpose=f"repair {os.path.basename(directory)}", mode=lock, timeout=lock_timeout, clock=now):
+        checked = check_bundle(directory, chains=True)
+        _refuse(checked, directory)
+        if checked.ok and checked.index is not None:
+            return checked.index, []
+        return _rebuild(checked, directory, now)
+
+
+def _refuse(checked: BundleCheck, directory: str) -> None:
+    status = checked.status
+    if any(finding.code == "in_progress" and finding.path in ("", STATUS) for finding in checked.findings):
+        raise BundleInProgress(
+            f"{shown(directory)} was never committed: there is nothing to repair",
+            op="bundle repair",
+            fix_hints=["look at it with open_bundle_unverified(), or run it again"],
+        )
+    hopeless = [
+        each for each in checked.findings if each.code in ("symlink", "special", "unreadable", "schema_unknown")
+    ]
+    if status is None or hopeless:
+        why = f"{hopeless[0].path}: {hopeless[0].detail}" if hopeless else "its run_status.json can't be read"
+        raise BundleRepairRefused(
+            f"{shown(directory)} can't be repaired without inventing something: {why}",
+            op="bundle repair",
+            fix_hints=["restore the bundle from a copy"],
+        )
+
+
+def _rebuild(checked: BundleCheck, directory: str, clock: Clock) -> tuple[Index, list[dict[str, Any]]]:
+    status, before = checked.status, checked.index
+    if status is None:
+        raise BundleRepairRefused("its run_status.json can't be read", op="bundle repair")
+    own, interrupted = tidy(directory).split()
+    unnameable = sorted(shown(path) for path in own if not is_artifact_path(path))
+    if unnameable:
+        raise BundleRepairRefused(
+            f"a file's name can't be an artifact's: {unnameable[0]}",
+            op="bundle repair",
+            fix_hints=["remove it yourself"],
+        )
+    listed = dict(before.artifacts) if before is not None else {}
+    entries = in_threads(lambda path: _measure(directory, path, listed.get(path)), sorted(own - {INDEX, REPAIR_LOG}))
+    artifacts = {entry.path: entry for entry in entries}
+    changes = [
+        {
+            "path": path,
+            "before": listed[path].as_json() if path in listed else None,
+            "after": artifacts[path].as_json() if path in artifacts else None,
+        }
+        for path in sorted((listed.keys() | artifacts.keys()) - {REPAIR_LOG})
+        if listed.get(path) != artifacts.get(path)
+    ]
+    wanted = {*listed, *status.expected, *interrupted, *(before.missing if before is not None else ())}
+    missing = tuple(sorted(wanted - artifacts.keys() - {REPAIR_LOG}))
+    repairs, lost = _past_repairs(directory, clock)
+    count = max(before.repairs if before is not None else 0, len(repairs) + len(lost)) + 1
+    repairs.append(
+        {
+            "at": isoformat(clock.now()),
+            "by": process_identity(),
+            "index_before": {
+                "size": checked.index_size,
+                "sha256": checked.index_sha256,
+                "readable": before is not None,
+                "status": before.status if before is not None else None,
+                "missing": list(before.missing) if before is not None else [],
+            },
+            "findings": [finding.as_json() for finding in checked.findings],
+            "changes": changes,
+            "missing_after": list(missing),
+        }
+    )
+    log = {"schema_version": SCHEMA, "repairs": repairs, **({"lost": lost} if lost else {})}
+    write_document(os.path.join(directory, REPAIR_LOG), canonical_bytes(log))
+    artifacts[REPAIR_LOG] = _measure(directory, REPAIR_LOG, None)
+    index = Index(
+        run_id=status.run_id,
+        world_id=world_id(status.world),
+        status=_status(status.state, before, missing),
+        artifacts=artifacts,
+        missing=missing,
+        repairs=count,
+    )
+    write_document(os.path.join(directory, INDEX), bounded_bytes(index))
+    return index, changes
+
+
+def _status(state: str, before: Index | None, missing: tuple[str, ...]) -> str:
+    """Never better than before, and no better than partial where nothing is known of before."""
+    if state == "failed" or (before is not None and before.status == "failed"):
+        return "failed"
+    return "ok" if before is not None and before.status == "ok" and not missing else "partial"
+
+
+def _measure(directory: str, path: str, listed: Artifact | None) -> Artifact:
+    fd = os.open(os.path.join(directory, path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        digest, size = sha256_file(fd)
+    finally:
+        os.close(fd)
+    if listed is not None and listed.sha256 == digest and listed.file_size == size:
+        return listed
+    schema = listed.schema_version if listed is not None else None
+    if path.endswith(".json") and size <= MAX_STATUS_BYTES:
+        schema = schema_of(read_bounded(os.path.join(directory, path), MAX_STATUS_BYTES))
+    # A log's anchor is what its writer knew. It is kept: if the log no longer ends with it, that must go on showing.
+    return Artifact(path, size, digest, schema, listed.chain if listed is not None else None)
+
+
+def _past_repairs(directory: str, clock: Clock) -> tuple[list[Any], list[Any]]:
+    """The repairs that the log tells of, and the logs that were lost: this one too, where it is none."""
+    data = b""
+    try:
+        data = read_bounded(os.path.join(directory, REPAIR_LOG), 1 << 30)
+        document = parse_strict(data)
+        _DOCUMENT(document, REPAIR_LOG)
+    except FileNotFoundError:
+        return [], []
+    except (OSError, CanonicalError, shape.ShapeError) as error:
+        digest = sha256_hex(data) if data else ""
+        detail = preview(printable(str(error)), 1000)[0]
+        return [], [{"at": isoformat(clock.now()), "size": len(data), "sha256": digest, "detail": detail}]
+    return document["repairs"], document.get("lost", [])

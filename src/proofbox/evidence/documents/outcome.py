@@ -1,0 +1,107 @@
+"""`outcome.json`: what came of an attempt. Claimed, verified and infra are three things, recorded apart.
+
+    claimed    what the agent says of its work
+    verified   what a verifier found
+    infra      whether the machinery held
+
+Each says its result, by whom it was established and how. `unknown` is a result like any other, and good for nothing:
+success is never inferred from silence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from proofbox.core.documents import declare
+from proofbox.evidence.documents import shape
+from proofbox.evidence.bundle.index import refuse_other_schema
+
+PATH = "outcome.json"
+SCHEMA = "proofbox.outcome/1"
+MAX_BYTES = 1 << 21
+RESULTS = {
+    "claimed": ("passed", "failed", "unknown"),
+    "verified": ("passed", "failed", "unknown"),
+    "infra": ("ok", "failed", "unknown"),
+}
+
+_MEANINGS = {
+    "claimed": "What the agent says of its work.",
+    "verified": "What a verifier found.",
+    "infra": "Whether the machinery held.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One of the three: `by` names who established it (`runtime_reported` for an agent's own word), `how` the means."""
+
+    result: str
+    by: str = ""
+    how: str = ""
+    detail: str = ""
+
+    def as_json(self) -> dict[str, str]:
+        return {"result": self.result, "by": self.by, "how": self.how, "detail": self.detail}
+
+
+UNKNOWN = Verdict("unknown")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    claimed: Verdict = UNKNOWN
+    verified: Verdict = UNKNOWN
+    infra: Verdict = UNKNOWN
+
+    def as_json(self) -> dict[str, Any]:
+        """The document to give to `BundleWriter.write_json("outcome.json", …)`."""
+        document = {
+            "schema_version": SCHEMA,
+            "claimed": self.claimed.as_json(),
+            "verified": self.verified.as_json(),
+            "infra": self.infra.as_json(),
+        }
+        check_outcome(document)
+        return document
+
+
+_DOCUMENT = shape.record(
+    {
+        "schema_version": shape.text(200),
+        **{
+            name: shape.record(
+                {
+                    "result": shape.one_of(*results).meaning("`unknown`: nobody established it."),
+                    "by": shape.text(1000).meaning("Who established it; `runtime_reported`: the agent's own word."),
+                    "how": shape.text(1000).meaning("By what means."),
+                    "detail": shape.text(1 << 16).meaning("More for people; may be empty."),
+                }
+            ).meaning(_MEANINGS[name])
+            for name, results in RESULTS.items()
+        },
+    }
+)
+declare(
+    SCHEMA,
+    at="BUNDLE/outcome.json of an attempt",
+    meaning="What came of an attempt: three results, established apart.",
+    shape=_DOCUMENT.json_schema,
+)
+
+
+def check_outcome(document: Any) -> None:
+    """Raise ShapeError unless this is an outcome; a result other than unknown says by whom and how it came to be."""
+    shape.table(shape.anything)(document, "outcome")
+    refuse_other_schema(document, SCHEMA)
+    _DOCUMENT(document, "outcome")
+    for name in RESULTS:
+        verdict = document[name]
+        if verdict["result"] != "unknown" and not (verdict["by"] and verdict["how"]):
+            raise shape.ShapeError(f"outcome.{name} is {verdict['result']} by nobody, or without saying how")
+
+
+def parse_outcome(document: Any) -> Outcome:
+    check_outcome(document)
+    return Outcome(**{name: Verdict(**document[name]) for name in RESULTS})

@@ -1,0 +1,140 @@
+"""`tree_manifest.json`: every file of an attempt's final tree, so that what is delivered can be held against it.
+
+    {"schema_version": "proofbox.tree_manifest/1", "tree_sha256": …, "entries": [
+        {"path": "src/a.py", "mode": "100644", "size": 12, "sha256": …}, …]}
+
+Modes are git's: 100644 a file, 100755 an executable one, 120000 a symbolic link (whose content is its target). Entries
+are sorted by the bytes of their path; a path that is not UTF-8 has `path_b64` with its exact bytes. `tree_sha256` is
+the SHA-256 of the canonical JSON of the entries.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import stat
+from collections.abc import Iterable
+from typing import Any, NamedTuple, get_args
+
+from proofbox.core.digest import digest_of, sha256_file, sha256_hex
+from proofbox.core.documents import declare
+from proofbox.core.files.modes import GitMode, git_mode
+from proofbox.core.text import path_fields
+from proofbox.errors import BundlePathRefused
+from proofbox.evidence.documents import shape
+from proofbox.evidence.bundle.index import refuse_other_schema
+from proofbox.evidence.bundle.paths import shown
+from proofbox.evidence.pool import in_threads
+from proofbox.evidence.documents.shape import ShapeError
+
+PATH = "tree_manifest.json"
+SCHEMA = "proofbox.tree_manifest/1"
+MODES = get_args(GitMode)
+
+
+class TreeEntry(NamedTuple):
+    path: bytes
+    mode: str
+    size: int
+    sha256: str
+
+    def as_json(self) -> dict[str, Any]:
+        return {**path_fields(self.path), "mode": self.mode, "size": self.size, "sha256": self.sha256}
+
+
+def tree_manifest(entries: Iterable[TreeEntry]) -> dict[str, Any]:
+    """The document for entries that are known already, as a snapshot's are."""
+    ordered = [entry.as_json() for entry in sorted(entries)]
+    document = {"schema_version": SCHEMA, "tree_sha256": digest_of(ordered), "entries": ordered}
+    parse_tree_manifest(document)
+    return document
+
+
+def scan_tree(root: str | os.PathLike[str], *, exclude: Iterable[str] = (".git",)) -> list[TreeEntry]:
+    """Every file below `root`, hashed, following nothing. `exclude` are names at the top. Specials are refused."""
+    skipped = {os.fsencode(name) for name in exclude}
+    top = os.fsencode(root)
+    files: list[bytes] = []
+    pending = [b""]
+    while pending:
+        below = pending.pop()
+        with os.scandir(os.path.join(top, below)) as found:
+            for entry in found:
+                path = below + b"/" + entry.name if below else entry.name
+                if not below and entry.name in skipped:
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    pending.append(path)
+                else:
+                    files.append(path)
+    return sorted(in_threads(lambda path: _entry(top, path), files))
+
+
+def _entry(top: bytes, path: bytes) -> TreeEntry:
+    full = os.path.join(top, path)
+    info = os.lstat(full)
+    if stat.S_ISLNK(info.st_mode):
+        target = os.readlink(full)
+        return TreeEntry(path, "120000", len(target), sha256_hex(target))
+    if not stat.S_ISREG(info.st_mode):
+        raise BundlePathRefused(
+            f"{shown(os.fsdecode(path))} is neither a file nor a link", op="tree scan", fix_hints=["remove it"]
+        )
+    fd = os.open(full, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        digest, size = sha256_file(fd)
+    finally:
+        os.close(fd)
+    return TreeEntry(path, git_mode(info.st_mode), size, digest)
+
+
+_DOCUMENT = shape.record(
+    {
+        "schema_version": shape.text(200),
+        "tree_sha256": shape.sha256.meaning("Of the canonical JSON of the entries."),
+        "entries": shape.array(
+            shape.record(
+                {
+                    "path": shape.text(1 << 14).meaning("Relative to the tree; escaped, where it is not UTF-8."),
+                    "mode": shape.one_of(*MODES).meaning("Git's: a file, an executable one, a symbolic link."),
+                    "size": shape.count.meaning("In bytes; of a link, of its target."),
+                    "sha256": shape.sha256.meaning("Of the content; of a link, of its target."),
+                },
+                {"path_b64": shape.text(1 << 14).meaning("The exact bytes, where the path is not UTF-8.")},
+            )
+        ).meaning("Sorted by the bytes of their path."),
+    }
+)
+declare(
+    SCHEMA,
+    at="BUNDLE/tree_manifest.json of an attempt or a delivery",
+    meaning="Every file of a tree: what is delivered is held against it.",
+    shape=_DOCUMENT.json_schema,
+)
+
+
+def parse_tree_manifest(document: Any) -> list[TreeEntry]:
+    """The entries of a manifest, or ShapeError: wrong members, an escape, an order or a digest that don't hold."""
+    shape.table(shape.anything)(document, "tree_manifest")
+    refuse_other_schema(document, SCHEMA)
+    _DOCUMENT(document, "tree_manifest")
+    if digest_of(document["entries"]) != document["tree_sha256"]:
+        raise ShapeError("tree_manifest.tree_sha256 is not the digest of its entries")
+    entries = [_parsed(entry) for entry in document["entries"]]
+    paths = [entry.path for entry in entries]
+    if paths != sorted(set(paths)):
+        raise ShapeError("tree_manifest.entries are not sorted, or a path is there twice")
+    return entries
+
+
+def _parsed(entry: dict[str, Any]) -> TreeEntry:
+    try:
+        raw = base64.b64decode(entry["path_b64"], validate=True) if "path_b64" in entry else entry["path"].encode()
+    except ValueError:
+        raise ShapeError("a path_b64 is not base64") from None
+    parts = raw.split(b"/")
+    if b"\0" in raw or any(part in (b"", b".", b"..") for part in parts):
+        raise ShapeError("a path leads out of the tree, or is not in its plain form")
+    if path_fields(raw) != {name: entry[name] for name in ("path", "path_b64") if name in entry}:
+        raise ShapeError("path and path_b64 don't name the same path")
+    return TreeEntry(raw, entry["mode"], entry["size"], entry["sha256"])

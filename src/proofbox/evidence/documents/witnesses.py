@@ -1,0 +1,123 @@
+"""`path_witnesses.json`: what a path was really called by the kernel, beside what was asked for.
+
+A probe asks for one spelling and a policy may match another: links, firmlinks, mounts. So the spelling is taken from
+the open descriptor: /proc/self/fd on Linux, F_GETPATH and F_GETPATH_NOFIRMLINK on macOS (the latter is written after
+its documentation and untested). `normalized_path` is a conservative key to join by: an observed spelling where there
+is one, else the requested one made absolute; never resolved by guessing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from proofbox.core.documents import declare
+from proofbox.evidence.documents import shape
+from proofbox.evidence.bundle.index import refuse_other_schema
+from proofbox.evidence.bundle.paths import shown
+
+PATH = "path_witnesses.json"
+SCHEMA = "proofbox.path_witnesses/1"
+
+_F_GETPATH = 50
+_F_GETPATH_NOFIRMLINK = 102
+_MAXPATHLEN = 1024
+_DELETED = " (deleted)"
+
+
+@dataclass(frozen=True, slots=True)
+class PathWitness:
+    requested_path: str
+    observed_path: str | None
+    observed_path_nofirmlink: str | None
+    normalized_path: str
+    error: str | None = None
+    """Why there is no observation, if there is none."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "requested_path": shown(self.requested_path),
+            "observed_path": None if self.observed_path is None else shown(self.observed_path),
+            "observed_path_nofirmlink": (
+                None if self.observed_path_nofirmlink is None else shown(self.observed_path_nofirmlink)
+            ),
+            "normalized_path": shown(self.normalized_path),
+            "error": self.error,
+        }
+
+
+def witness(path: str | os.PathLike[str], *, platform: str = sys.platform) -> PathWitness:
+    """Open `path` for its name alone, and record what the kernel calls it."""
+    requested = os.fspath(path)
+    absolute = os.path.normpath(os.path.join(os.getcwd(), requested))
+    # O_PATH asks for no permission on the file and can't hang on a FIFO.
+    flags = getattr(os, "O_PATH", os.O_RDONLY | os.O_NONBLOCK) | os.O_CLOEXEC
+    try:
+        fd = os.open(requested, flags)
+    except (OSError, ValueError) as error:
+        return PathWitness(requested, None, None, absolute, getattr(error, "strerror", None) or "not a path")
+    try:
+        if platform == "darwin":
+            observed, unlinked = _by_fcntl(fd, _F_GETPATH), _by_fcntl(fd, _F_GETPATH_NOFIRMLINK)
+        else:
+            observed, unlinked = _by_proc(fd), None
+    finally:
+        os.close(fd)
+    error_text = None if observed else "the kernel gave no name"
+    return PathWitness(requested, observed, unlinked, unlinked or observed or absolute, error_text)
+
+
+def witnesses_document(witnesses: Iterable[PathWitness]) -> dict[str, Any]:
+    """The document to give to `BundleWriter.write_json("path_witnesses.json", …)`."""
+    return {"schema_version": SCHEMA, "witnesses": [each.as_json() for each in witnesses]}
+
+
+_TEXT = shape.text(1 << 14)
+_DOCUMENT = shape.record(
+    {
+        "schema_version": shape.text(200),
+        "witnesses": shape.array(
+            shape.record(
+                {
+                    "requested_path": _TEXT.meaning("As it was asked for."),
+                    "observed_path": shape.or_null(_TEXT).meaning("What the kernel calls it."),
+                    "observed_path_nofirmlink": shape.or_null(_TEXT).meaning("The same on macOS, without firmlinks."),
+                    "normalized_path": _TEXT.meaning("A key to join by; never resolved by guessing."),
+                    "error": shape.or_null(_TEXT).meaning("Why there is no observation, if there is none."),
+                }
+            )
+        ).meaning("One a path, in the order they were asked for."),
+    }
+)
+declare(
+    SCHEMA,
+    at="BUNDLE/path_witnesses.json",
+    meaning="What the kernel called each path, beside what was asked for.",
+    shape=_DOCUMENT.json_schema,
+)
+
+
+def check_witnesses(document: Any) -> None:
+    shape.table(shape.anything)(document, "path_witnesses")
+    refuse_other_schema(document, SCHEMA)
+    _DOCUMENT(document, "path_witnesses")
+
+
+def _by_proc(fd: int) -> str | None:
+    try:
+        name = os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return None
+    # A file whose name is gone has no path any more; the kernel marks it so.
+    return name if name.startswith("/") and not (name.endswith(_DELETED) and not os.path.lexists(name)) else None
+
+
+def _by_fcntl(fd: int, command: int) -> str | None:
+    try:
+        return os.fsdecode(fcntl.fcntl(fd, command, bytes(_MAXPATHLEN)).partition(b"\0")[0]) or None
+    except OSError:
+        return None

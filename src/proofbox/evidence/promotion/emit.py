@@ -1,0 +1,137 @@
+"""Deciding whether a bundle may be relied on, and writing the packet that says so."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from proofbox.core.files.atomic import create_only
+from proofbox.core.canonical import canonical_bytes
+from proofbox.core.clock import Clock, SystemClock, isoformat
+from proofbox.errors import BundlePathRefused, PromotionRefused, UsageError
+from proofbox.evidence.attest import dsse
+from proofbox.evidence.verify.check import BundleCheck, check_bundle
+from proofbox.evidence.bundle.index import Index
+from proofbox.evidence.attest.keys import load_private_key, refuse_inside_bundle
+from proofbox.evidence.promotion.packet import PREDICATE_TYPE, SCHEMA, SUFFIX, parse_packet
+from proofbox.evidence.bundle.paths import INDEX, enclosing, is_artifact_path, resolve, shown
+from proofbox.evidence.promotion.policy import fitting_policy, load_policy
+from proofbox.evidence.bundle.reader import Bundle, refusal
+from proofbox.evidence.promotion.verdict import conclusions
+
+_Path = str | os.PathLike[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Promotion:
+    """A packet that was written. `document` is the packet itself, also where the file holds a signed envelope."""
+
+    path: str
+    document: dict[str, Any]
+    promotable: bool
+    reasons: tuple[str, ...]
+    """Every rule that did not hold, the accepted ones too."""
+    accepted: tuple[str, ...]
+    signed_by: str | None
+
+
+def emit_promotion(
+    bundle: Bundle | _Path,
+    *,
+    policy: str | None = None,
+    require_promotable: bool = False,
+    accept: Iterable[str] = (),
+    sign: _Path | None = None,
+    output: _Path | None = None,
+    clock: Clock | None = None,
+) -> Promotion:
+    """Check a bundle against a policy and write its promotion packet, by default `<run_id>.promotion.json` beside it.
+
+    A packet is written whatever the verdict, and states it; with `require_promotable` a bundle that is not promotable
+    raises PromotionRefused instead and nothing is written. `accept` names reasons that don't count against it, of
+    those that the policy allows to be accepted; the packet records them. `sign` is the file of a private key. An
+    existing packet is never replaced.
+    """
+    directory = os.path.abspath(bundle.path if isinstance(bundle, Bundle) else resolve(bundle))
+    key = None
+    if sign is not None:
+        refuse_inside_bundle(os.fspath(sign))
+        key = load_private_key(sign)
+    checked = check_bundle(bundle.directory if isinstance(bundle, Bundle) else directory, chains=True)
+    index = checked.index
+    if index is None or not checked.committed:
+        raise refusal(checked)
+    rules = load_policy(policy) if policy is not None else fitting_policy(checked)
+    target = _target(directory, output)
+    document = _packet(checked, index, rules, tuple(accept), clock or SystemClock())
+    document["bundle"]["path"] = _relative(directory, target)
+    verdict = document["promotability"]
+    if require_promotable and not verdict["promotable_decision_stage"]:
+        raise PromotionRefused(
+            f"{index.run_id} is not promotable: {', '.join(verdict['reasons'])}",
+            op="promotion emit",
+            fix_hints=["see what each rule observed: emit without requiring promotability, and read gating_inputs"],
+            details={"reasons": verdict["reasons"], "policy": rules["name"], "accepted": verdict["accepted"]},
+        )
+    parse_packet(document)
+    stored = document
+    if key is not None:
+        subject = f"{index.run_id}/{INDEX}"
+        stored = dsse.sign(dsse.statement(subject, checked.index_sha256, PREDICATE_TYPE, document), key)
+    try:
+        create_only(target, canonical_bytes(stored))
+    except FileExistsError:
+        raise UsageError(
+            f"{shown(target)} is already there",
+            op="promotion emit",
+            fix_hints=["give another --output, or remove the old one yourself: a packet is never replaced"],
+        ) from None
+    return Promotion(
+        path=target,
+        document=document,
+        promotable=verdict["promotable_decision_stage"],
+        reasons=tuple(verdict["reasons"]),
+        accepted=tuple(verdict["accepted"]),
+        signed_by=key.public.key_id if key else None,
+    )
+
+
+def _target(directory: str, output: _Path | None) -> str:
+    """Where the packet goes: outside every bundle, since a bundle is closed."""
+    top = enclosing(directory)
+    if output is None:
+        return os.path.join(os.path.dirname(top), os.path.basename(directory) + SUFFIX)
+    target = os.path.abspath(output)
+    if os.path.realpath(target).startswith(top + os.sep):
+        raise BundlePathRefused(
+            f"{shown(target)} is inside the bundle",
+            op="promotion emit",
+            fix_hints=["write the packet elsewhere: a committed bundle takes no more files"],
+        )
+    return target
+
+
+def _packet(
+    checked: BundleCheck, index: Index, rules: dict[str, Any], accept: tuple[str, ...], clock: Clock
+) -> dict[str, Any]:
+    not_allowed = sorted(set(accept) - set(rules["acceptable"]))
+    if not_allowed:
+        raise UsageError(
+            f"the policy {rules['name']} does not allow to accept {', '.join(not_allowed)[:200]}",
+            op="promotion emit",
+            fix_hints=[f"accept what it allows: {', '.join(rules['acceptable']) or 'nothing'}"],
+        )
+    said = conclusions(checked, index, rules, accept)
+    return {"schema_version": SCHEMA, "emitted_at": isoformat(clock.now()), **said}
+
+
+def _relative(directory: str, target: str) -> str | None:
+    """From the packet to its bundle, if that is below and has a name that any system can hold.
+
+    A packet elsewhere, or above such a name, needs to be told where its bundle is.
+    """
+    base = os.path.realpath(os.path.dirname(target))
+    place = os.path.relpath(os.path.realpath(directory), base)
+    return place if not place.startswith("..") and place != "." and is_artifact_path(place) else None

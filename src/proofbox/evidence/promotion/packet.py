@@ -1,0 +1,199 @@
+"""Promotion packets: what later stages read in place of a bundle: pinned pointers into it, and a verdict.
+
+`proofbox.promotion_packet/1` is written and read. `runtime-tools.promotion_packet.v0.2`, whose pointers are bare paths,
+is accepted on read, and no more: a pointer without a digest pins nothing, and verification says so.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from proofbox.core.canonical import CanonicalError, parse_strict
+from proofbox.core.digest import sha256_hex
+from proofbox.core.documents import declare
+from proofbox.errors import PacketInvalid
+from proofbox.evidence.documents import shape
+from proofbox.evidence.bundle.index import STATES
+from proofbox.evidence.bundle.paths import INDEX, is_artifact_path, read_bounded, shown
+from proofbox.evidence.promotion.policies import FIELDS, OPTIONAL_FIELDS, SEED_FIELDS
+from proofbox.evidence.promotion.policy import POLICY, check_policy
+from proofbox.evidence.documents.shape import ShapeError
+
+SCHEMA = "proofbox.promotion_packet/1"
+SEED_SCHEMA = "runtime-tools.promotion_packet.v0.2"
+PREDICATE_TYPE = "urn:proofbox:promotion_packet:1"
+SUFFIX = ".promotion.json"
+MAX_PACKET_BYTES = 1 << 24
+
+
+class Pointer(NamedTuple):
+    """An artifact of the bundle. Without size and digest it is a v0.2 pointer, and pins nothing."""
+
+    path: str
+    size: int | None
+    sha256: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Packet:
+    """A packet as it was read. `document` is all of it."""
+
+    schema_version: str
+    document: dict[str, Any]
+    pointers: dict[str, Pointer]
+    promotable: bool
+    reasons: tuple[str, ...]
+    run_id: str | None = None
+    bundle_path: str | None = None
+    """Relative to the packet's own directory, where it was emitted beside its bundle."""
+    index: Pointer | None = None
+    policy: str | None = None
+    """The name that its policy bears; a v0.2 packet has none."""
+
+    @property
+    def pinned(self) -> bool:
+        return self.index is not None
+
+
+@shape.checks({"type": "string"})
+def _path(value: Any, where: str) -> None:
+    if type(value) is not str or not is_artifact_path(value):
+        raise ShapeError(f"{where} is not a path inside a bundle")
+
+
+_POINTER = shape.record(
+    {
+        "path": _path.meaning("Relative to the bundle."),
+        "size": shape.count.meaning("In bytes."),
+        "sha256": shape.sha256.meaning("Of the file's content."),
+    }
+)
+_OTHERS = {
+    **{field: f"By default `{artifact}`; absent: it is not there." for field, artifact in OPTIONAL_FIELDS.items()},
+    "outcome": "Of an attempt, its `outcome.json`.",
+    "tree_manifest": "Of an attempt, its `tree_manifest.json`.",
+    "schedule": "Of a run, its `schedule.jsonl`.",
+}
+_NAMES = shape.array(shape.text(200))
+_PROMOTABILITY = shape.record(
+    {
+        "promotable_decision_stage": shape.flag.meaning("The verdict: whether the bundle may be relied on."),
+        "reasons": _NAMES.meaning("The rules that did not hold, by name."),
+        "accepted": _NAMES.meaning("Those among them that the caller accepted."),
+        "gating_inputs": shape.table(
+            shape.record(
+                {
+                    "rule": shape.anything.meaning("As the policy has it."),
+                    "held": shape.flag.meaning("Whether it holds, on positive evidence."),
+                    "observed": shape.anything.meaning("What was found; cut short where it is long."),
+                }
+            )
+        ).meaning("Of each rule what it saw."),
+        "policy": shape.checks(POLICY.json_schema)(lambda value, _: check_policy(value)).meaning(
+            "In full, so that a verifier can come to the verdict again."
+        ),
+    }
+)
+_PACKET = shape.record(
+    {
+        "schema_version": shape.text(200),
+        "emitted_at": shape.moment.meaning("When the packet was made."),
+        "run_id": shape.text(128).meaning("The bundle's, as its index states it."),
+        "world_id": shape.sha256.meaning("Of the host and the tool that the run was made with."),
+        "bundle": shape.record(
+            {
+                "path": shape.or_null(_path).meaning(
+                    "Relative to the packet's directory; null: the bundle is not below it."
+                ),
+                "index": _POINTER.meaning("Pins the index file, and by it every other."),
+                "status": shape.one_of(*STATES).meaning("As the index states it."),
+                "repairs": shape.count.meaning("Of its index and of those nested in it, together."),
+            }
+        ).meaning("The bundle that the verdict is on."),
+        **{
+            field: shape.or_null(_POINTER).meaning(
+                f"By default `{artifact}`; null: it is not there, or not applicable."
+            )
+            for field, artifact in SEED_FIELDS.items()
+        },
+        "not_applicable": _NAMES.meaning("Fields that this kind of bundle has no use for."),
+        "promotability": _PROMOTABILITY.meaning("The verdict, and what it rests on."),
+    },
+    {field: _POINTER.meaning(_OTHERS[field]) for field in FIELDS if field not in SEED_FIELDS},
+)
+declare(
+    SCHEMA,
+    at="RUN.promotion.json beside the run; signed, as the predicate of an in-toto Statement in a DSSE envelope",
+    meaning="Pinned pointers into a bundle, and the verdict whether it may be relied on.",
+    shape=_PACKET.json_schema,
+)
+_SEED_PROMOTABILITY = shape.record(
+    {"promotable_decision_stage": shape.flag, "reasons": _NAMES}, {"gating_inputs": shape.anything}
+)
+
+
+def parse_packet(document: Any) -> Packet:
+    """A packet of either version, or ShapeError."""
+    shape.table(shape.anything)(document, "packet")
+    version = document.get("schema_version")
+    if version == SCHEMA:
+        return _current(document)
+    if version == SEED_SCHEMA:
+        return _seed(document)
+    raise ShapeError(f"schema_version is {str(version)[:100]!r}; known are {SCHEMA!r} and {SEED_SCHEMA!r}")
+
+
+def _current(document: dict[str, Any]) -> Packet:
+    _PACKET(document, "packet")
+    bundle, verdict = document["bundle"], document["promotability"]
+    index = Pointer(**bundle["index"])
+    if index.path != INDEX:
+        raise ShapeError("packet.bundle.index does not point to an index")
+    return Packet(
+        schema_version=SCHEMA,
+        document=document,
+        pointers={field: Pointer(**document[field]) for field in FIELDS if document.get(field) is not None},
+        promotable=verdict["promotable_decision_stage"],
+        reasons=tuple(verdict["reasons"]),
+        run_id=document["run_id"],
+        bundle_path=bundle["path"],
+        index=index,
+        policy=verdict["policy"]["name"],
+    )
+
+
+def _seed(document: dict[str, Any]) -> Packet:
+    pointers = {}
+    for field in (*SEED_FIELDS, *OPTIONAL_FIELDS):
+        value = document.get(field)
+        if value is not None:
+            shape.text()(value, f"packet.{field}")
+            pointers[field] = Pointer(value, None, None)
+    verdict = document.get("promotability")
+    _SEED_PROMOTABILITY(verdict, "packet.promotability")
+    assert type(verdict) is dict  # noqa: S101 (checked by the line above, which a type checker can't see)
+    return Packet(
+        schema_version=SEED_SCHEMA,
+        document=document,
+        pointers=pointers,
+        promotable=verdict["promotable_decision_stage"],
+        reasons=tuple(verdict["reasons"]),
+    )
+
+
+def read_document(path: str | os.PathLike[str]) -> tuple[Any, str]:
+    """The JSON of a packet's file (the packet itself, or the envelope around it), and the SHA-256 of the file."""
+    place = os.fspath(path)
+    try:
+        data = read_bounded(place, MAX_PACKET_BYTES)
+        return parse_strict(data), sha256_hex(data)
+    except OSError as error:
+        raise PacketInvalid(
+            f"{shown(place)} can't be read: {error.strerror or error}",
+            op="promotion read",
+            fix_hints=["check the path"],
+        ) from error
+    except CanonicalError as error:
+        raise PacketInvalid(f"{shown(place)} is not a packet: {error}", op="promotion read") from error

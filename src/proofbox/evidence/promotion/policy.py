@@ -1,0 +1,281 @@
+"""Holding a bundle against a policy: which rules hold, which don't, and by what evidence."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from proofbox.core.canonical import CanonicalError, canonical_bytes, parse_strict
+from proofbox.core.documents import declare
+from proofbox.core.text import preview
+from proofbox.errors import BundleError, PolicyInvalid, ProofboxError
+from proofbox.evidence.documents import outcome
+from proofbox.evidence.documents import schedule
+from proofbox.evidence.documents import shape
+from proofbox.evidence.documents import tree
+from proofbox.evidence.verify.check import BundleCheck
+from proofbox.evidence.bundle.index import refuse_other_schema
+from proofbox.evidence.bundle.paths import read_bounded, shown
+from proofbox.evidence.promotion.policies import FIELDS, POLICIES, SCHEMA
+from proofbox.evidence.bundle.reader import Bundle, as_bundle
+from proofbox.evidence.documents.shape import ShapeError
+
+MAXPOLICY_BYTES = 1 << 20
+MAX_RULES = 100
+MAX_MEMBER_BYTES = 1 << 23
+"""Of a document that a rule looks into."""
+
+_NAME = shape.text(200)
+_MEMBER = shape.array(_NAME)
+_RULES: dict[str, dict[str, shape.Check]] = {
+    "integrity": {},
+    "not_repaired": {},
+    "not_dry": {},
+    "status": {"values": shape.array(_NAME)},
+    "present": {"artifact": _NAME},
+    "equals": {"artifact": _NAME, "member": _MEMBER, "value": shape.anything},
+    "one_of": {"artifact": _NAME, "member": _MEMBER, "values": shape.array(shape.anything)},
+    "tree_manifest": {},
+    "coverage": {"schedule": _NAME},
+    "attempts": {"schedule": _NAME, "member": _MEMBER, "values": shape.array(shape.anything)},
+    "attempts_status": {"schedule": _NAME, "values": shape.array(_NAME)},
+}
+POLICY = shape.record(
+    {
+        "schema_version": _NAME.meaning("Which document this is, and in which version."),
+        "name": _NAME.meaning("What it is called; of one that is built in, what `--policy` takes."),
+        "fields": shape.table(_NAME).meaning("The packet's pointers, and the artifact each points to."),
+        "not_applicable": shape.array(_NAME).meaning("Fields that this kind of bundle has no use for."),
+        "acceptable": shape.array(_NAME).meaning("Reasons that a caller may accept by name; all others are final."),
+        "rules": shape.array(shape.table(shape.anything)).meaning(
+            "What must hold: `check` is one of "
+            + ", ".join(_RULES)
+            + "; `reason` is what the packet names if it doesn't."
+        ),
+    }
+)
+declare(
+    SCHEMA,
+    at="a file of yours for `promotion emit --policy`, and inside every packet",
+    meaning="What must hold of a bundle for it to be relied on.",
+    shape=POLICY.json_schema,
+)
+
+
+def check_policy(policy: Any) -> None:
+    """Raise ShapeError unless this is a policy. One without the rule `integrity` is none: it would rest on nothing."""
+    shape.table(shape.anything)(policy, "policy")
+    refuse_other_schema(policy, SCHEMA)
+    POLICY(policy, "policy")
+    if not policy["fields"].keys() <= set(FIELDS):
+        raise ShapeError(f"policy.fields names what no packet has; it has {', '.join(FIELDS)}")
+    if len(policy["rules"]) > MAX_RULES:
+        raise ShapeError(f"policy.rules are more than {MAX_RULES}")
+    reasons = []
+    for number, rule in enumerate(policy["rules"]):
+        where = f"policy.rules[{number}]"
+        kind = rule.get("check")
+        if type(kind) is not str or kind not in _RULES:
+            raise ShapeError(f"{where}.check is none of {', '.join(_RULES)}")
+        shape.record({"reason": _NAME, "check": _NAME, **_RULES[kind]})(rule, where)
+        reasons.append(rule["reason"])
+    if len(set(reasons)) != len(reasons):
+        raise ShapeError("policy.rules give two rules one reason")
+    if "integrity" not in {rule["check"] for rule in policy["rules"]}:
+        raise ShapeError("policy.rules lack the rule integrity")
+    final = {rule["reason"] for rule in policy["rules"] if rule["check"] == "integrity"}
+    if not set(policy["acceptable"]) <= set(reasons) - final:
+        raise ShapeError("policy.acceptable names what no rule gives as its reason, or a broken bundle")
+
+
+def load_policy(name: str) -> dict[str, Any]:
+    """A policy by its name, or from a JSON file."""
+    known = POLICIES.get(name)
+    if known is not None:
+        return known
+    hints = [f"known are {', '.join(POLICIES)}; or give a JSON file of schema {SCHEMA}"]
+    if not os.path.isfile(name):
+        raise PolicyInvalid(f"no policy is called {shown(name)!r}", op="promotion policy", fix_hints=hints)
+    try:
+        policy = parse_strict(read_bounded(os.path.realpath(name), MAXPOLICY_BYTES))
+        check_policy(policy)
+    except (OSError, CanonicalError, ShapeError) as error:
+        raise PolicyInvalid(f"{shown(name)}: {error}", op="promotion policy", fix_hints=hints) from error
+    if policy["name"] in POLICIES and not is_built_in(policy):
+        raise PolicyInvalid(
+            f"{shown(name)} is called {policy['name']}, and is not the policy of that name",
+            op="promotion policy",
+            fix_hints=["give it a name of its own: nobody is to take it for the one that comes with proofbox"],
+        )
+    return dict(policy)
+
+
+def is_built_in(policy: Mapping[str, Any]) -> bool:
+    """Whether this is the very policy that comes with proofbox by its name."""
+    known = POLICIES.get(policy["name"])
+    return known is not None and _same(known, policy)
+
+
+def fitting_policy(found: BundleCheck) -> dict[str, Any]:
+    """The policy for the kind of bundle this is, by what it holds."""
+    artifacts = found.index.artifacts if found.index else {}
+    if schedule.PATH in artifacts:
+        return POLICIES["run"]
+    return POLICIES["attempt" if outcome.PATH in artifacts else "decision-stage"]
+
+
+class Ruling(NamedTuple):
+    """One rule held against a bundle. `observed` is what was found, as far as a JSON document may show it."""
+
+    reason: str
+    held: bool
+    observed: Any
+
+
+def evaluate(policy: Mapping[str, Any], found: BundleCheck) -> list[Ruling]:
+    """Every rule of the policy, in its order. Nothing a bundle holds makes this raise."""
+    evidence = _Evidence(found)
+    rulings = []
+    for rule in policy["rules"]:
+        try:
+            held, observed = _CHECKS[rule["check"]](evidence, rule)
+        except (ProofboxError, ShapeError) as error:
+            held, observed = False, f"unknown: {error}"
+        rulings.append(Ruling(rule["reason"], held, _shown(observed)))
+    return rulings
+
+
+class _Evidence:
+    def __init__(self, found: BundleCheck) -> None:
+        self.found = found
+        try:
+            self._bundle: Bundle | None = as_bundle(found)
+        except BundleError:
+            self._bundle = None
+
+    @property
+    def bundle(self) -> Bundle:
+        if self._bundle is None:
+            raise ShapeError("the bundle can't be read")
+        return self._bundle
+
+    def member(self, bundle: Bundle, rule: Mapping[str, Any], artifact: str) -> Any:
+        value = bundle.read_json(artifact, limit=outcome.MAX_BYTES if artifact == outcome.PATH else MAX_MEMBER_BYTES)
+        if artifact == outcome.PATH:
+            outcome.check_outcome(value)
+        for name in rule["member"]:
+            if type(value) is not dict or name not in value:
+                raise ShapeError(f"{artifact} has no member {'.'.join(rule['member'])}")
+            value = value[name]
+        return value
+
+    def scheduled(self, rule: Mapping[str, Any]) -> dict[str, schedule.Planned]:
+        return schedule.read_schedule(self.bundle.read_log(rule["schedule"]))
+
+
+_Answer = tuple[bool, Any]
+
+
+def _integrity(evidence: _Evidence, _: Mapping[str, Any]) -> _Answer:
+    codes = sorted({finding.code for finding in evidence.found.findings})
+    return evidence.found.ok and evidence.found.committed, codes or "strict"
+
+
+def _not_repaired(evidence: _Evidence, _: Mapping[str, Any]) -> _Answer:
+    repairs = sum(each.index.repairs if each.index else 0 for place, each in evidence.found.every())
+    return evidence.bundle.index.repairs == 0 and repairs == 0, repairs
+
+
+def _not_dry(evidence: _Evidence, _: Mapping[str, Any]) -> _Answer:
+    return not evidence.bundle.status.dry, evidence.bundle.status.dry
+
+
+def _status(evidence: _Evidence, rule: Mapping[str, Any]) -> _Answer:
+    status = evidence.bundle.index.status
+    return status in rule["values"], status
+
+
+def _present(evidence: _Evidence, rule: Mapping[str, Any]) -> _Answer:
+    """By the check of the whole bundle, which has read every file: a rule does not read one of any size again."""
+    evidence.bundle.artifact(rule["artifact"])
+    wrong = sorted({each.code for each in evidence.found.findings if each.path in (rule["artifact"], "")})
+    return not wrong, wrong or "present"
+
+
+def _equals(evidence: _Evidence, rule: Mapping[str, Any]) -> _Answer:
+    value = evidence.member(evidence.bundle, rule, rule["artifact"])
+    return _same(value, rule["value"]), value
+
+
+def _one_of(evidence: _Evidence, rule: Mapping[str, Any]) -> _Answer:
+    value = evidence.member(evidence.bundle, rule, rule["artifact"])
+    return any(_same(value, good) for good in rule["values"]), value
+
+
+def _tree_manifest(evidence: _Evidence, _: Mapping[str, Any]) -> _Answer:
+    entries = tree.parse_tree_manifest(evidence.bundle.read_json(tree.PATH))
+    return True, f"{len(entries)} files"
+
+
+def _coverage(evidence: _Evidence, rule: Mapping[str, Any]) -> _Answer:
+    planned = evidence.scheduled(rule)
+    lacking = []
+    for each in planned.values():
+        inner = evidence.bundle.nested.get(each.path)
+        if inner is None or each.index_sha256 is None or inner.index_sha256 != each.index_sha256:
+            lacking.append(each.attempt)
+    unplanned = sorted(set(evidence.bundle.nested) - {each.path for each in planned.values()})
+    if lacking or unplanned:
+        return False, {"lacking": lacking[:20], "unplanned": unplanned[:20]}
+    return len(planned) > 0, f"{len(planned)} attempts"
+
+
+def _attempts(evidence: _Evidence, rule: Mapping[str, Any]) -> _Answer:
+    planned = evidence.scheduled(rule)
+    wrong = []
+    for each in planned.values():
+        try:
+            inner = evidence.bundle.nested[each.path]
+            value = evidence.member(inner, rule, outcome.PATH)
+            held = inner.index.status != "failed" and any(_same(value, good) for good in rule["values"])
+        except (KeyError, ProofboxError, ShapeError):
+            held = False
+        if not held:
+            wrong.append(each.attempt)
+    return not wrong and len(planned) > 0, wrong[:20] or f"{len(planned)} attempts"
+
+
+def _attempts_status(evidence: _Evidence, rule: Mapping[str, Any]) -> _Answer:
+    planned = evidence.scheduled(rule)
+    found = {each.attempt: evidence.bundle.nested.get(each.path) for each in planned.values()}
+    wrong = {id: inner.index.status if inner else "absent" for id, inner in found.items()}
+    wrong = {id: status for id, status in wrong.items() if status not in rule["values"]}
+    return not wrong and len(planned) > 0, dict(list(wrong.items())[:20]) or f"{len(planned)} attempts"
+
+
+_CHECKS: dict[str, Callable[[_Evidence, Mapping[str, Any]], _Answer]] = {
+    "integrity": _integrity,
+    "not_repaired": _not_repaired,
+    "not_dry": _not_dry,
+    "status": _status,
+    "present": _present,
+    "equals": _equals,
+    "one_of": _one_of,
+    "tree_manifest": _tree_manifest,
+    "coverage": _coverage,
+    "attempts": _attempts,
+    "attempts_status": _attempts_status,
+}
+
+
+def _same(value: Any, other: Any) -> bool:
+    """As JSON: 1 and true are two values, though Python calls them equal."""
+    return canonical_bytes(value) == canonical_bytes(other)
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, str):
+        return preview(value, 300)[0]
+    encoded = canonical_bytes(value)
+    return value if len(encoded) <= 2000 else preview(encoded, 300)[0]

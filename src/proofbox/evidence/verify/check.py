@@ -1,0 +1,347 @@
+"""What is wrong with a bundle, if anything: every difference between its index and its directory, as findings.
+
+Codes of findings:
+
+    in_progress       never committed: no index, or a status that says so
+    status_absent, status_malformed, index_malformed     a document of the bundle itself is not what it must be
+    too_large         such a document has more bytes than one can have
+    schema_unknown    such a document is of a version that this reader does not know
+    inconsistent      index and status contradict each other
+    missing, size_mismatch, digest_mismatch, unreadable  of a listed artifact
+    unlisted          a file or directory that no index covers
+    symlink, special  not a regular file or directory; `unreadable`: a directory that can't be looked into
+    chain_…           of a log; what follows is the chain's own code
+    schedule_malformed                                   a run's schedule is malformed, or was never closed
+    attempt_absent, attempt_replaced, attempt_unplanned  the bundles in a run are not those of its schedule
+    more              there are further findings than are listed
+"""
+
+from __future__ import annotations
+
+import base64
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from proofbox.core.canonical import CanonicalError, parse_strict
+from proofbox.core.chain import verify_chain
+from proofbox.core.digest import sha256_file, sha256_hex
+from proofbox.core.text import path_fields
+from proofbox.evidence.bundle.directory import BundleDirectory
+from proofbox.evidence.bundle.identity import world_id
+from proofbox.evidence.bundle.index import Artifact, Index, SchemaUnknown, parse_index
+from proofbox.evidence.bundle.paths import (
+    INDEX,
+    IRREGULAR,
+    MAX_INDEX_BYTES,
+    MAX_LOG_BYTES,
+    MAX_STATUS_BYTES,
+    STATUS,
+    Found,
+    TooLarge,
+    above,
+)
+from proofbox.evidence.pool import in_threads
+from proofbox.evidence.documents.schedule import PATH as SCHEDULE
+from proofbox.evidence.documents.schedule import coverage_gaps, read_schedule
+from proofbox.evidence.documents.shape import ShapeError
+from proofbox.evidence.bundle.status import RunStatus, parse_status
+
+MAX_FINDINGS = 1000
+MAX_NESTING = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that does not hold. `path` is relative to the bundle (empty: the bundle as a whole)."""
+
+    code: str
+    path: str
+    detail: str
+    path_b64: str | None = None
+
+    def as_json(self) -> dict[str, str]:
+        found = {"code": self.code, "path": self.path, "detail": self.detail}
+        return found if self.path_b64 is None else {**found, "path_b64": self.path_b64}
+
+
+@dataclass(slots=True)
+class Checked:
+    """How much was looked at."""
+
+    files: int = 0
+    bytes: int = 0
+    bundles: int = 0
+    chains: int = 0
+
+    def add(self, other: Checked) -> None:
+        self.files += other.files
+        self.bytes += other.bytes
+        self.bundles += other.bundles
+        self.chains += other.chains
+
+
+@dataclass(slots=True)
+class BundleCheck:
+    """One bundle, and those nested in it. Without findings, it is what its index says."""
+
+    path: str
+    directory: BundleDirectory = field(repr=False, compare=False)
+    """What was checked, whatever `path` names by now."""
+    status: RunStatus | None = None
+    status_sha256: str = ""
+    """Of the bytes that `status` was parsed from."""
+    index: Index | None = None
+    index_sha256: str = ""
+    """Of the index's bytes: what a packet pins and a signature covers."""
+    index_size: int = 0
+    nested: dict[str, BundleCheck] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    checked: Checked = field(default_factory=Checked)
+
+    @property
+    def ok(self) -> bool:
+        return not self.findings
+
+    @property
+    def committed(self) -> bool:
+        return self.index is not None and self.status is not None and self.status.state != "in_progress"
+
+    def every(self, prefix: str = "") -> Iterator[tuple[str, BundleCheck]]:
+        """This bundle and all below it, each with its place."""
+        yield prefix, self
+        for place, inner in self.nested.items():
+            yield from inner.every(f"{prefix}/{place}" if prefix else place)
+
+    def found(self, code: str, path: str, detail: str) -> None:
+        if len(self.findings) < MAX_FINDINGS:
+            names = path_fields(path)
+            self.findings.append(Finding(code, names["path"], detail, names.get("path_b64")))
+        elif self.findings[-1].code != "more":
+            self.findings.append(Finding("more", "", f"more than {MAX_FINDINGS} findings"))
+
+
+def check_bundle(directory: str | BundleDirectory, *, chains: bool = False) -> BundleCheck:
+    """Check a bundle and what is nested in it: every size and digest, and with `chains` every line of its logs."""
+    opened = BundleDirectory(directory) if isinstance(directory, str) else directory
+    return _check(opened, opened.walk, chains, MAX_NESTING)
+
+
+def _check(directory: BundleDirectory, look: Callable[[], Found], chains: bool, depth: int) -> BundleCheck:
+    bundle = BundleCheck(directory.path, directory)
+    bundle.checked.bundles = 1
+    # Status, index, directory, in this order: where there is an index, its writer is done with all the rest, so that a
+    # reader who comes in the middle of a commit sees it as in progress or complete, and never as damaged.
+    _read_documents(bundle)
+    present = look()
+    for path, kind in sorted(present.irregular.items()):
+        bundle.found(kind, path, f"{IRREGULAR[kind]}, which no bundle holds")
+    if bundle.index is None:
+        return bundle
+    listed = bundle.index.artifacts
+    _check_consistency(bundle, bundle.index)
+    wrong = _check_files(bundle, listed, present)
+    if bundle.committed and STATUS not in wrong:
+        _check_parsed(bundle, STATUS, bundle.status_sha256, listed)
+    nested = {path.removesuffix("/" + INDEX): path for path in listed if path.endswith("/" + INDEX)}
+    _check_coverage(bundle, listed, nested, present)
+    inside = _partition(present, nested)
+    for place, path in nested.items():
+        if path not in present.files or any(outer in nested for outer in above(place)):
+            continue
+        if depth == 0:
+            bundle.found("inconsistent", path, f"bundles are nested deeper than {MAX_NESTING}")
+            continue
+        inner = _check(directory.nested(place), _given(inside[place]), chains, depth - 1)
+        bundle.nested[place] = inner
+        bundle.checked.add(inner.checked)
+        if path not in wrong:
+            _check_parsed(bundle, path, inner.index_sha256, listed)
+        for finding in inner.findings:
+            below = finding.path if finding.path_b64 is None else os.fsdecode(base64.b64decode(finding.path_b64))
+            bundle.found(finding.code, f"{place}/{below}" if below else place, finding.detail)
+    if SCHEDULE in listed and SCHEDULE in present.files and SCHEDULE not in wrong:
+        _check_schedule(bundle, bundle.index, listed[SCHEDULE])
+    if chains:
+        _check_chains(bundle, bundle.index)
+    return bundle
+
+
+def _read_documents(bundle: BundleCheck) -> None:
+    try:
+        data = bundle.directory.read(STATUS, MAX_STATUS_BYTES)
+        bundle.status_sha256 = sha256_hex(data)
+        bundle.status = parse_status(data)
+    except FileNotFoundError:
+        bundle.found("status_absent", STATUS, "there is no status")
+    except OSError as error:
+        bundle.found("too_large" if isinstance(error, TooLarge) else "status_malformed", STATUS, str(error))
+    except ShapeError as error:
+        bundle.found("schema_unknown" if isinstance(error, SchemaUnknown) else "status_malformed", STATUS, str(error))
+    try:
+        data = bundle.directory.read(INDEX, MAX_INDEX_BYTES)
+    except FileNotFoundError:
+        bundle.found("in_progress", "", "there is no index: the bundle was never committed")
+        return
+    except OSError as error:
+        bundle.found("too_large" if isinstance(error, TooLarge) else "index_malformed", INDEX, str(error))
+        return
+    bundle.index_sha256, bundle.index_size = sha256_hex(data), len(data)
+    try:
+        bundle.index = parse_index(data)
+    except ShapeError as error:
+        bundle.found("schema_unknown" if isinstance(error, SchemaUnknown) else "index_malformed", INDEX, str(error))
+    if bundle.status is not None and bundle.status.state == "in_progress":
+        bundle.found("in_progress", STATUS, "the status says that the run is still writing")
+
+
+def _check_consistency(bundle: BundleCheck, index: Index) -> None:
+    status = bundle.status
+    if STATUS not in index.artifacts:
+        bundle.found("inconsistent", STATUS, "the index does not list the status")
+    if status is None:
+        return
+    if status.run_id != index.run_id:
+        bundle.found("inconsistent", INDEX, "index and status are of different runs")
+    if world_id(status.world) != index.world_id:
+        bundle.found("inconsistent", INDEX, "world_id is not the digest of the status's world")
+    if (status.state == "failed") != (index.status == "failed"):
+        bundle.found("inconsistent", INDEX, "index and status differ on whether the run failed")
+    if index.status == "ok" and status.partial_reasons:
+        bundle.found("inconsistent", INDEX, "the index says ok where the status says what is lacking")
+    absent = [path for path in status.expected if path not in index.artifacts and path not in index.missing]
+    for path in absent:
+        bundle.found("inconsistent", path, "expected, and neither listed nor named as missing")
+
+
+_LIMITS = {STATUS: MAX_STATUS_BYTES, INDEX: MAX_INDEX_BYTES}
+
+
+def _check_files(bundle: BundleCheck, listed: Mapping[str, Artifact], present: Found) -> set[str]:
+    """Hold every file against the index. Returns the paths of those that are not what it says."""
+
+    def compare(artifact: Artifact) -> tuple[str, str] | None:
+        due = artifact.file_size
+        limit = _LIMITS.get(artifact.path.rpartition("/")[2])
+        if limit is not None and due > limit:
+            return "too_large", f"{due} bytes, and a document of this name has at most {limit}"
+        try:
+            fd = bundle.directory.open(artifact.path)
+        except OSError as error:
+            return "unreadable", error.strerror or type(error).__name__
+        try:
+            # Sizes first: a file of another size is not read, and one that grows is read no further than it should go.
+            info = os.fstat(fd)
+            size, digest = info.st_size, ""
+            if size == due or not stat.S_ISREG(info.st_mode):
+                digest, size = sha256_file(fd, limit=due)
+        except OSError as error:
+            return "unreadable", error.strerror or type(error).__name__
+        finally:
+            os.close(fd)
+        if size != due:
+            return "size_mismatch", f"{size} bytes where {due} are due"
+        return None if digest == artifact.sha256 else ("digest_mismatch", "the content is not what was committed")
+
+    todo = [artifact for path, artifact in listed.items() if path in present.files]
+    results = in_threads(compare, todo)
+    bundle.checked.files += len(todo)
+    bundle.checked.bytes += sum(artifact.file_size for artifact in todo)
+    differing = set()
+    for artifact, wrong in zip(todo, results, strict=True):
+        if wrong is not None:
+            bundle.found(wrong[0], artifact.path, wrong[1])
+            differing.add(artifact.path)
+    return differing
+
+
+def _check_parsed(bundle: BundleCheck, path: str, sha256: str, listed: Mapping[str, Artifact]) -> None:
+    """Hold the bytes that a document was parsed from against the index: the file was opened anew to be hashed."""
+    if path in listed and sha256 != listed[path].sha256:
+        bundle.found("digest_mismatch", path, "the bytes that were parsed are not the committed ones")
+
+
+def _check_coverage(
+    bundle: BundleCheck, listed: Mapping[str, Artifact], nested: Mapping[str, str], present: Found
+) -> None:
+    for path in listed:
+        if path not in present.files:
+            bundle.found("missing", path, "listed, and not there")
+    if listed.keys() | {INDEX} == present.files and not nested:
+        extra: set[str] = set()
+    else:
+        extra = {
+            path
+            for path in present.files
+            if path not in listed and path != INDEX and not any(place in nested for place in above(path))
+        }
+    for path in sorted(extra):
+        bundle.found("unlisted", path, "a file that no index covers")
+    parents = {path.rpartition("/")[0] for path in (*present.files, *present.irregular)}
+    holding = parents | {place for parent in parents for place in above(parent)}
+    for path in sorted(present.directories - holding):
+        if not any(place in nested for place in above(path)):
+            bundle.found("unlisted", path, "an empty directory that nothing covers")
+
+
+def _check_schedule(bundle: BundleCheck, index: Index, listed: Artifact) -> None:
+    """Hold the attempts of a run against its schedule: a dropped, swapped or added one has an index like any other."""
+    if listed.chain is None:
+        bundle.found("schedule_malformed", SCHEDULE, "the index does not list it as a log")
+    try:
+        data = bundle.directory.read(SCHEDULE, min(listed.file_size, MAX_LOG_BYTES))
+        _check_parsed(bundle, SCHEDULE, sha256_hex(data), index.artifacts)
+        failed = index.status == "failed"
+        planned = read_schedule(map(parse_strict, data.splitlines()), cut_short=failed)
+    except OSError as error:
+        bundle.found("too_large" if isinstance(error, TooLarge) else "unreadable", SCHEDULE, str(error))
+    except (CanonicalError, ShapeError) as error:
+        bundle.found("schedule_malformed", SCHEDULE, str(error))
+    else:
+        committed = {place: inner.index_sha256 for place, inner in bundle.nested.items()}
+        for code, path, detail in coverage_gaps(planned, committed, failed=failed):
+            bundle.found(code, path, detail)
+
+
+def _partition(present: Found, nested: Mapping[str, str]) -> dict[str, Found]:
+    """What is in each nested bundle, in one pass: a run may have thousands of attempts."""
+    inside = {place: Found() for place in nested}
+    if not nested:
+        return inside
+    for path in present.files:
+        for place in above(path):
+            if place in nested:
+                inside[place].files.add(path[len(place) + 1 :])
+                break
+    for path in present.directories:
+        for place in above(path):
+            if place in nested:
+                inside[place].directories.add(path[len(place) + 1 :])
+                break
+    return inside
+
+
+def _given(found: Found) -> Callable[[], Found]:
+    return lambda: found
+
+
+def _check_chains(bundle: BundleCheck, index: Index) -> None:
+    for path, artifact in index.artifacts.items():
+        if artifact.chain is None:
+            continue
+        bundle.checked.chains += 1
+        name = f"{index.run_id}/{path}"
+        try:
+            fd = bundle.directory.open(path)
+        except OSError as error:
+            if error.errno != errno.ENOENT:
+                bundle.found("unreadable", path, error.strerror or type(error).__name__)
+            continue
+        anchor = artifact.chain
+        with open(fd, "rb") as stream:
+            limit = artifact.file_size + 1  # a file of another size is a finding already, and may have no end
+            report = verify_chain(stream, name, anchor.head, expected_count=anchor.count, limit=limit)
+        for finding in report.findings:
+            bundle.found(f"chain_{finding.code}", path, f"line {finding.line}: {finding.message}")

@@ -1,0 +1,118 @@
+"""What a verification found, as an answer for people and for programs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from proofbox.core.text import printable
+from proofbox.core.words import counted
+from proofbox.errors import BundleCorrupt, BundleInProgress, BundleSchemaUnknown, PacketInvalid, ProofboxError
+from proofbox.evidence.verify.check import Checked, Finding
+from proofbox.evidence.bundle.paths import shown
+
+
+@dataclass(slots=True)
+class Verification:
+    """What holds and what does not. `notes` are worth knowing and no findings."""
+
+    path: str
+    run_id: str | None = None
+    status: str | None = None
+    bundle: str | None = None
+    packet: str | None = None
+    promotable: bool | None = None
+    policy: str | None = None
+    """The name that the packet's policy bears."""
+    own_policy: bool | None = None
+    """Whether it is someone's own and none of those that come with proofbox: what it demands is then theirs to say."""
+    signed_by: str | None = None
+    """The id of the key that was given and did sign. None: not signed, or no key was given."""
+    enveloped: bool = False
+    """Whether the packet has a signature at all, checked or not."""
+    checked: Checked = field(default_factory=Checked)
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return not self.findings
+
+    def found(self, code: str, path: str, detail: str) -> None:
+        self.findings.append(Finding(code, path, detail))
+
+    def error(self) -> ProofboxError | None:
+        """What the answer "no" is called, where it is no."""
+        if self.ok:
+            return None
+        codes = {finding.code for finding in self.findings}
+        kind: type[ProofboxError] = BundleCorrupt
+        if "in_progress" in codes:
+            kind = BundleInProgress
+        elif "schema_unknown" in codes:
+            kind = BundleSchemaUnknown
+        elif any(code.startswith(("packet_", "signature_", "verdict_", "policy_", "bundle_absent")) for code in codes):
+            kind = PacketInvalid
+        return kind(self.line(), op="verify", fix_hints=["each finding says what differs, and where"])
+
+    def line(self) -> str:
+        """The answer in one line, with the first finding."""
+        if not self.findings:
+            return self.summary()
+        first, count = self.findings[0], len(self.findings)
+        found = f"{count} findings, the first" if count > 1 else "one finding"
+        return f"{self.summary()}; {_one_line(f'{found}: {first.code} {first.path} ({first.detail})')}"
+
+    def summary(self) -> str:
+        """The answer, without what was found."""
+        checked = self.checked
+        what = f"{self.run_id or shown(self.path)} ({self.status or 'no status'})"
+        amounts = (
+            (checked.files, "file"),
+            (checked.bytes, "byte"),
+            (checked.bundles, "bundle"),
+            (checked.chains, "chain"),
+        )
+        amount = ", ".join(counted(number, what) for number, what in amounts)
+        parts = [f"{'holds' if self.ok else 'DOES NOT HOLD'}: {what}: {amount}"]
+        if self.packet is not None:
+            by = f" by a policy of its own: {self.policy!r}" if self.own_policy else ""
+            parts.append(("promotable" if self.promotable else "not promotable") + by)
+            parts.append(self.standing())
+        return _one_line("; ".join(parts))
+
+    def standing(self) -> str:
+        """What stands behind the packet: a key that was given, or nothing but its agreement with itself."""
+        if self.signed_by:
+            return f"signed by {self.signed_by[:16]}…"
+        if self.enveloped:
+            wrong = any(finding.code == "signature_wrong" for finding in self.findings)
+            return "signature wrong" if wrong else "signature not checked"
+        return "consistent, not signed" if self.ok else "not signed"
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "ok": self.ok,
+            "path": shown(self.path),
+            "run_id": self.run_id,
+            "status": self.status,
+            "bundle": None if self.bundle is None else shown(self.bundle),
+            "packet": None if self.packet is None else shown(self.packet),
+            "promotable": self.promotable,
+            "policy": self.policy,
+            "own_policy": self.own_policy,
+            "signed_by": self.signed_by,
+            "checked": {
+                "files": self.checked.files,
+                "bytes": self.checked.bytes,
+                "bundles": self.checked.bundles,
+                "chains": self.checked.chains,
+            },
+            "findings": [finding.as_json() for finding in self.findings],
+            "notes": self.notes,
+            "error": error.as_dict() if (error := self.error()) else None,
+        }
+
+
+def _one_line(text: str) -> str:
+    return printable(text).replace("\n", "\\n")

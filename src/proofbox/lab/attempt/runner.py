@@ -1,0 +1,485 @@
+"""One try at one mission: from a claimed row of the ledger to a committed bundle.
+
+    claimed → preparing → running → stopping → verifying → committing → ended
+
+Three outcomes are established apart: what the agent claims, what the verifier found, and whether the machinery held.
+The agent's box and everything in it is dead before the final snapshot is taken, and that snapshot is what is verified.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio
+import msgspec
+from anyio.to_thread import run_sync
+
+from proofbox.agents.contract import AgentRuntime, AgentSession, ApprovalRule, SessionOptions, TurnResult
+from proofbox.agents.environment import EnvironmentRecord, decide_environment
+from proofbox.agents.recording import Recording
+from proofbox.agents.strategies import Considered, first_usable
+from proofbox.core.clock import isoformat
+from proofbox.core.files.removal import remove_tree
+from proofbox.errors import (
+    AgentError,
+    AuthFailed,
+    BundleSecretFound,
+    ContextExceeded,
+    InternalError,
+    LeaseLost,
+    ListenerFailed,
+    ModelFailed,
+    Overloaded,
+    ProofboxError,
+    RateLimited,
+    RuntimeCrashed,
+    SetupFailed,
+    StartFailed,
+    StreamDisconnected,
+    TurnInterrupted,
+    UsageLimited,
+)
+from proofbox.evidence.bundle.paths import INDEX
+from proofbox.evidence.bundle.writer import BundleWriter
+from proofbox.lab.attempt import artifacts
+from proofbox.lab.run import pressure
+from proofbox.lab.attempt.claims import Feedback, read_feedback
+from proofbox.lab.attempt.documents import Verified
+from proofbox.lab.attempt.expectations import Unmet, unmet
+from proofbox.lab.run.failures import retry_after, typed
+from proofbox.lab.attempt.final_tree import finder
+from proofbox.lab.run.ledger import Attempt, Ended
+from proofbox.lab.attempt.mission_box import MissionBoxes
+from proofbox.lab.attempt.sharing import Started, refuse_to_share
+from proofbox.lab.suite.spec import Mission
+from proofbox.lab.attempt.states import Reason, State, States
+from proofbox.lab.attempt.context import ON_REQUEST, Surroundings, Watch
+from proofbox.lab.attempt.trace import Trace
+from proofbox.lab.attempt.verifier import Checked, check, lay_beside, lay_out
+from proofbox.workspace.workspace import Workspace
+
+# Failures of a turn that always count against the agent.
+ITS_OWN = (ContextExceeded, TurnInterrupted)
+# Failures that a program in a box can report or cause at will. They count against the agent too, unless a failure was
+# seen from outside the box.
+SELF_REPORTED = (AuthFailed, RateLimited, UsageLimited, Overloaded, ModelFailed, StreamDisconnected, RuntimeCrashed)
+Done = TypeVar("Done")
+
+
+class _Interrupted(Exception):
+    """Somebody asked for its end; when that was."""
+
+
+async def run_attempt(attempt: Attempt, around: Surroundings, watch: Watch) -> Ended:
+    """Run it whole. Whatever goes wrong is in its bundle; what is raised is that there is no bundle."""
+    trying = _Supervisor(attempt, around, watch)
+    writer = BundleWriter.nested_in(
+        around.run_dir,
+        attempt.path,
+        expected=artifacts.EXPECTED,
+        run_id=f"{around.run_id}.{attempt.id}",
+        redactor=around.redactor,
+        clock=around.clock,
+        ids=around.ids,
+    )
+    try:
+        await _record(trying, writer)
+    except LeaseLost:
+        raise
+    except Exception as error:
+        if not await run_sync(os.path.lexists, writer.path / INDEX):
+            raise
+        trying.fail(error)  # the bundle was committed as failed, and says why
+    index = await run_sync(artifacts.index_sha256, writer.path)
+    trying.enter("ended")
+    return trying.ended(index)
+
+
+@contextlib.asynccontextmanager
+async def _opened(writer: BundleWriter) -> AsyncIterator[BundleWriter]:
+    """A commit waits for the disk: in a thread, so that nothing else of this process waits for it."""
+    bundle = await run_sync(writer.__enter__)
+    try:
+        yield bundle
+    except BaseException as error:
+        with anyio.CancelScope(shield=True):
+            await run_sync(writer.__exit__, type(error), error, error.__traceback__)
+        raise
+    await run_sync(writer.__exit__, None, None, None)
+
+
+async def _record(trying: _Supervisor, writer: BundleWriter) -> None:
+    async with _opened(writer) as bundle:
+        try:
+            await trying.run(bundle)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await run_sync(remove_tree, trying.place)
+
+
+class _Supervisor:
+    def __init__(self, attempt: Attempt, around: Surroundings, watch: Watch) -> None:
+        self._attempt = attempt
+        self._around = around
+        self._watch = watch
+        self._mission: Mission = around.suite.mission(attempt.mission)
+        self._states = States(around.clock)
+        self._environment: EnvironmentRecord | None = None
+        self._considered: tuple[Considered, ...] = ()
+        self._runner: dict[str, Any] = {}
+        self._result: TurnResult | None = None
+        self._reason: Reason = "completed"
+        self._detail = ""
+        self._cut_short = False
+        self._infra: ProofboxError | None = None
+        self._trace: Trace | None = None
+        self._checked = Checked(passed=None)
+        self._feedback: Feedback = read_feedback("")
+        self._unmet: list[Unmet] = []
+        self._doubt = ""
+        self.place = around.work / "attempts" / f"{attempt.id}.e{attempt.epoch}"
+        self._boxes = MissionBoxes(self._mission, around, self.place / "workspace")
+        self._common = around.work / "shared"
+
+    def enter(self, state: State) -> None:
+        self._states.enter(state)
+        self._watch.on_state(state)
+
+    def fail(self, error: Exception) -> None:
+        """The machinery's failure, whatever it was. That the attempt is another's now is none: it is raised."""
+        infra = typed(error)
+        if isinstance(infra, LeaseLost):
+            raise infra
+        self._reason = "setup_failed" if isinstance(infra, SetupFailed) else "infra_failed"
+        self._infra = infra
+
+    async def run(self, bundle: BundleWriter) -> None:
+        try:
+            await self._carry_out(bundle)
+        except _Interrupted as interrupted:
+            self._cut_short = True
+            self._reason, self._detail = "interrupted", f"{ON_REQUEST}, {interrupted}"
+        except Exception as error:
+            self.fail(error)
+        self.enter("committing")
+        await run_sync(self._write, bundle)
+
+    async def _carry_out(self, bundle: BundleWriter) -> None:
+        prompt = await run_sync(self._around.suite.prompt_of, self._mission)
+        bundle.write_bytes(artifacts.PROMPT, prompt.encode())
+        if self._watch.is_interrupted:
+            raise _Interrupted("before it was begun")
+        self.enter("preparing")
+        workspace = await self._unless_interrupted(self._prepare, "while it was set up")
+        try:
+            if self._watch.is_interrupted:
+                raise _Interrupted("before the agent was begun")
+            given = await run_sync(_latest, workspace)
+            await self._work(bundle, workspace, given, prompt)
+            self.enter("verifying")
+            verify = partial(self._verify, bundle, workspace, given)
+            if self._reason == "interrupted":  # that has ended its turn, and what it left is verified
+                await run_sync(verify)
+            else:
+                await self._unless_interrupted(verify, "while it was verified")
+        finally:
+            await run_sync(workspace.forget)
+
+    async def _unless_interrupted(self, work: Callable[[], Done], when: str) -> Done:
+        """Do it in a thread. Interrupted, the box it works in is ended, and what it then fails with is that."""
+
+        async def cut_off() -> None:
+            await self._watch.interrupted()
+            while True:  # it may be about to start one
+                await run_sync(self._boxes.cut_off)
+                await anyio.sleep(pressure.LOOK_AGAIN)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(cut_off)
+            try:
+                return await run_sync(work)
+            except Exception as error:
+                failed = error
+            finally:
+                tasks.cancel_scope.cancel()
+        if self._watch.is_interrupted:
+            raise _Interrupted(when) from failed
+        raise failed
+
+    # Before the agent
+
+    def _prepare(self) -> Workspace:
+        mission, around = self._mission, self._around
+        self.place.mkdir(parents=True)
+        (self.place / "scratch").mkdir()
+        self._common.mkdir(exist_ok=True)
+        workspace = around.templates.fork(mission.id, self.place / "workspace")
+        try:
+            if mission.setup:
+                self._boxes.set_up()
+                workspace.snapshot("after setup")
+        except BaseException:
+            workspace.forget()
+            raise
+        return workspace
+
+    # The agent
+
+    async def _work(self, bundle: BundleWriter, workspace: Workspace, given: str, prompt: str) -> None:
+        trace = self._trace = Trace(
+            bundle,
+            self._around.redactor,
+            self._attempt.id,
+            workspace,
+            given,
+            self._mission.budget,
+            on_budget=lambda what: self._watch.stop("budget_exceeded", what),
+            on_activity=self._watch.on_activity,
+            on_tokens=self._watch.on_tokens,
+            shared=self._around.shared is not None,
+        )
+        self.enter("running")
+        shared = self._around.shared
+        if shared is None:
+            started = await self._start(self.place / "workspace", self.place / "scratch")
+            folder = ""
+        else:
+            started = await shared.get(partial(self._start, self.place.parent, self._common))
+            folder = f"{self.place.name}/workspace"
+        session, self._considered, self._environment = started.session, started.considered, started.environment
+        self._runner = {"runtime": session.runtime, "version": session.version, "session_id": session.id}
+        recording, thread = Recording(session, trace), ""
+        try:
+            if shared is None:
+                recording.start()
+            thread = await session.start_thread(folder)
+            if shared is not None:
+                recording.start(thread)
+            turn = await session.start_turn(thread, prompt)
+            self._runner |= {"thread_id": thread, "turn_id": turn}
+            self._result = await self._wait(session, thread, turn)
+        finally:
+            self.enter("stopping")
+            with anyio.CancelScope(shield=True):
+                self._runner |= {"facts": dict(session.facts()), "shared": shared is not None}
+                await recording.finish(thread, close=shared is None)
+                self._doubt = recording.doubt
+        self._judge_turn(self._result)
+        if recording.failure is not None and self._infra is None:
+            self.fail(ListenerFailed(f"the record is not whole: {typed(recording.failure).message}", op="listen"))
+
+    async def _start(self, workspace: Path, scratch: Path) -> Started:
+        around, mission = self._around, self._mission
+
+        async def start(runtime: AgentRuntime) -> AgentSession:
+            if around.shared is not None:
+                refuse_to_share(runtime)
+            settings = around.settings(runtime)
+            if runtime.id == "scripted":
+                settings = {**settings, "script": {"step": list(mission.script.step)}}
+            elif runtime.id == "oracle":
+                solution = "" if mission.solution is None else str(around.suite.at(mission.solution))
+                settings = {**settings, "solution": solution, "env": mission.solution_env}
+            environment = decide_environment(mission.env, model_keys=_model_keys(settings))
+            self._environment = environment.record
+            options = SessionOptions(
+                workspace=workspace,
+                scratch=scratch,
+                provider=self._boxes.provider,
+                policy=self._boxes.agent_policy(workspace),
+                box_settings=around.box_settings,
+                grants=self._boxes.grants(),
+                settings=settings,
+                env=environment.values,
+                approvals=_approvals(mission),
+            )
+            return await runtime.start_session(options, clock=around.clock, ids=around.ids)
+
+        session, considered = await first_usable(around.chain, around.registry, start, settings=around.settings)
+        return Started(session, considered, self._environment)
+
+    async def _wait(self, session: AgentSession, thread: str, turn: str) -> TurnResult:
+        """Until the turn ends, its time is up, or somebody stops it. Waiting in a queue was before this."""
+
+        async def interrupt_when_told() -> None:
+            await self._watch.stopped()
+            await session.interrupt_turn(thread, turn)
+
+        async def interrupt_in_time() -> None:
+            await anyio.sleep(self._mission.timeout)
+            self._watch.stop("timed_out", f"after {self._mission.timeout:g} s")
+
+        async def interrupt_when_full(allowed: int) -> None:
+            while True:
+                used = await run_sync(pressure.size_of, self.place / "workspace", allowed << 20)
+                if used > allowed << 20:
+                    return self._watch.stop("budget_exceeded", f"disk: more than {allowed} MB")
+                await anyio.sleep(pressure.LOOK_AGAIN)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(interrupt_when_told)
+            tasks.start_soon(interrupt_in_time)
+            if self._mission.limits.disk_mb is not None:
+                tasks.start_soon(interrupt_when_full, self._mission.limits.disk_mb)
+            result = await session.wait_turn(turn)
+            tasks.cancel_scope.cancel()
+        return result
+
+    def _judge_turn(self, result: TurnResult) -> None:
+        """The turn's own status decides, but for one that we ended ourselves, or that used up more than it might."""
+        self._feedback = read_feedback(result.final_message)
+        stopped, seen = self._watch.reason, result.observed_failure
+        # A turn may end sooner than it hears the word to stop. What it used is a fact all the same.
+        was_stopped = stopped is not None and (result.status != "completed" or stopped == "budget_exceeded")
+        if was_stopped or result.status == "interrupted":
+            # An agent that was stopped has claimed nothing, even if its last message did.
+            self._feedback = msgspec.structs.replace(self._feedback, claimed="none")
+        if stopped is not None and was_stopped:
+            self._reason, self._detail = stopped, self._watch.detail
+            if stopped == "timed_out" and seen is not None:  # it waited for a model that had failed
+                self._reason, self._infra = "infra_failed", seen
+        elif result.status == "interrupted":
+            self._reason = "interrupted"
+        elif result.status == "failed":
+            self._infra = self._failed_with(result.error, seen)
+            self._reason = "turn_failed" if self._infra is None else "infra_failed"
+
+    def _failed_with(self, error: AgentError | None, seen: AgentError | None) -> ProofboxError | None:
+        """Return the infrastructure failure that a turn ended with; None if the failure is the agent's."""
+        if error is None:
+            return AgentError("the turn failed, without saying why", op="turn")
+        if error.details.get("cause") == StartFailed.code:  # some providers tell so by the first command
+            return StartFailed(error.message, op="turn", fix_hints=error.fix_hints)
+        if isinstance(error, ITS_OWN):
+            return None
+        if seen is not None:
+            return seen
+        if isinstance(error, RuntimeCrashed) and self._around.shared is not None:
+            return error  # the program was not this attempt's alone: another may have ended it
+        # A bare AgentError is a program that exited with an error code.
+        return None if isinstance(error, SELF_REPORTED) or type(error) is AgentError else error
+
+    # After the agent
+
+    def _verify(self, bundle: BundleWriter, workspace: Workspace, given: str) -> None:
+        final = workspace.snapshot("final", sealed=True)
+        artifacts.write_final(bundle, workspace, given, final, self._around.redactor)
+        if self._infra is not None:
+            return
+        verify = self._mission.verify
+        if verify.commands:
+            files = None if verify.files is None else self._around.suite.at(verify.files)
+            verified = self.place / "verified"
+            put_back, left_out = lay_out(workspace, given, final.id, verify, files, verified)
+            beside = lay_beside(verify, self._around.suite.at, self.place / "beside")
+            with self._boxes.over(verified) as boxes:
+                found = check(
+                    boxes,
+                    verify,
+                    self._around.redactor,
+                    provider=self._boxes.provider,
+                    policy=self._boxes.policy(verified),
+                    beside=beside,
+                    clock=self._around.clock,
+                )
+            self._checked = msgspec.structs.replace(found, put_back=put_back, left_out=left_out)
+            unscored = found.passed is None and found.reward is not None and found.reward.problem
+            if unscored and self._reason == "completed":
+                self._reason = unscored
+        did = self._trace.did() if self._trace else []
+        self._unmet = unmet(self._mission.expect, self._feedback, did, finder(workspace, final), doubt=self._doubt)
+
+    def _verified(self) -> Verified:
+        """Passed needs something that said so: commands that passed, or conditions that all held."""
+        unscored = self._checked.reward is not None and self._checked.passed is None
+        if self._infra is not None or unscored or self._cut_short:
+            return "none"
+        if self._checked.passed is False or self._unmet:
+            return "failed"
+        return "passed" if self._checked.passed or self._mission.expect.asks else "none"
+
+    def _write(self, bundle: BundleWriter) -> None:
+        if held := bundle.withhold_secrets():
+            self.fail(_secret_found(held))
+        self._write_documents(bundle)
+        if held := bundle.withhold_secrets():
+            raise _secret_found(held)  # what is left of them is no verdict
+
+    def _write_documents(self, bundle: BundleWriter) -> None:
+        artifacts.write_all(
+            bundle,
+            artifacts.Story(
+                attempt=self._attempt,
+                run_id=self._around.run_id,
+                suite_id=self._around.suite.id,
+                suite_sha256=self._around.suite.sha256,
+                mission=self._mission,
+                chain=str(self._around.chain),
+                considered=self._considered,
+                isolation=self._around.isolation,
+                reason=self._reason,
+                detail=self._detail,
+                infra=self._infra,
+                states=tuple(self._states.log),
+                runner=self._runner,
+                environment=self._environment,
+                result=self._result,
+                feedback=self._feedback,
+                verified=self._verified(),
+                checked=self._checked,
+                unmet=tuple(self._unmet),
+                report=self._trace.report() if self._trace else {},
+                tokens=self._trace.tokens() if self._trace else {},
+                retry_after=retry_after(self._infra, self._around.clock),
+                written_at=isoformat(self._around.clock.now()),
+            ),
+            self._around.redactor,
+        )
+
+    def ended(self, index_sha256: str) -> Ended:
+        infra = self._infra
+        return Ended(
+            claimed=self._feedback.claimed,
+            verified=self._verified(),
+            infra=None if infra is None else infra.code,
+            reason=self._reason,
+            strategy=str(self._runner.get("runtime", "")),
+            index_sha256=index_sha256,
+            retry_after=retry_after(infra, self._around.clock),
+            reset_named=infra is not None and "resets_at" in infra.details,
+        )
+
+
+def _secret_found(paths: Sequence[str]) -> BundleSecretFound:
+    return BundleSecretFound(
+        f"{', '.join(paths[:5])} held a secret, and was taken out of the evidence",
+        op="attempt",
+        fix_hints=[
+            "a file's name may hold the value of a variable that is called a secret: rename one of them",
+            "if it is no secret, unset the variable that holds it, and run again",
+        ],
+        details={"paths": list(paths)},
+    )
+
+
+def _latest(workspace: Workspace) -> str:
+    head = workspace.head
+    if head is None:
+        raise InternalError("a fork without history", op="attempt")
+    return head.id
+
+
+def _approvals(mission: Mission) -> tuple[ApprovalRule, ...]:
+    declined = [ApprovalRule(answer="decline", command=each, name=f"decline {each}") for each in mission.tools.decline]
+    accepted = [ApprovalRule(answer="accept", command=each, name=f"accept {each}") for each in mission.tools.accept]
+    return (*declined, *accepted)
+
+
+def _model_keys(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    name = settings.get("api_key_env")
+    return (name,) if isinstance(name, str) else ()

@@ -1,0 +1,252 @@
+"""What an attempt's events become: the trace of its tool calls, its steps, and the figures of its report.
+
+One listener: what it can't record fails the turn. It writes what the runtime says, bounded and redacted, and beside
+each thing done the workspace's own word, a snapshot before and after (`agents/steps.py`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from proofbox.agents.approvals import subject_of
+from proofbox.agents.events import (
+    Delta,
+    Event,
+    Integrity,
+    ItemStarted,
+    Message,
+    RateWindows,
+    Retrying,
+    TokenUsage,
+    ToolCall,
+    TurnStarted,
+    Usage,
+)
+from proofbox.agents.steps import StepRecorder
+from proofbox.agents.usage import TokenCount
+from proofbox.core.digest import sha256_hex
+from proofbox.core.redaction.redactor import Redactor
+from proofbox.core.text import preview, printable
+from proofbox.evidence.bundle.log import BundleLog
+from proofbox.evidence.bundle.writer import BundleWriter
+from proofbox.lab.attempt.documents import Durations, IntegrityFinding, NoProgress, StepEntry, ToolCallEntry
+from proofbox.lab.attempt.expectations import Did
+from proofbox.lab.suite.spec import Budget
+from proofbox.workspace.workspace import Workspace
+
+PREVIEW = 2048
+ACTIVITY = 80
+_COMMANDS = ("command", "commandExecution", "command_execution", "Bash")
+"""What runtimes call a command line, which says by itself what it is."""
+CALLS, STEPS, EVENTS = "tool.calls.jsonl", "steps.jsonl", "events.jsonl"
+SAME_CALLS = 3
+"""This many identical calls in a row are a sign that nothing is gained any more."""
+
+
+class Trace:
+    """Records one attempt. `on_budget` is called once, with what was exceeded."""
+
+    def __init__(
+        self,
+        bundle: BundleWriter,
+        redactor: Redactor,
+        attempt: str,
+        workspace: Workspace,
+        first_snapshot: str,
+        budget: Budget,
+        on_budget: Callable[[str], None],
+        on_activity: Callable[[str], None],
+        on_tokens: Callable[[int], None],
+        *,
+        shared: bool = False,
+    ) -> None:
+        self._bundle = bundle
+        self._redactor = redactor
+        self._attempt = attempt
+        self._recorder = StepRecorder(workspace, first_snapshot, self._keep_step)
+        self._budget = budget
+        self._on_budget: Callable[[str], None] | None = on_budget
+        self._on_activity = on_activity
+        self._on_tokens = on_tokens
+        self._calls: BundleLog = bundle.open_log(CALLS)
+        self._steps: BundleLog = bundle.open_log(STEPS)
+        self._events: BundleLog = bundle.open_log(EVENTS)
+        self._kept: set[str] = set()
+        self._begun: set[str] = set()
+        self._previous: tuple[str, str] | None = None
+        self._same = 0
+        self.calls: list[ToolCall] = []
+        self.messages = 0
+        self.turns = 0
+        self.retries: Counter[str] = Counter()
+        self.integrity: list[Integrity] = []
+        self._tokens = TokenCount(shared=shared)
+        self.windows: RateWindows | None = None
+        self.output_bytes = 0
+        self.longest_repeat = 0
+
+    async def __call__(self, event: Event) -> None:
+        if not isinstance(event, Delta):
+            self._events.append(self._bounded(event))
+        match event:
+            case TurnStarted():
+                self.turns += 1
+                self._check("turns", self.turns, self._budget.turns)
+            case ItemStarted():
+                self._begun.add(event.item)
+                self._on_activity(self._activity(event.kind, event.command))
+            case ToolCall():
+                self._tool_call(event)
+            case Message():
+                self.messages += 1
+            case Usage():
+                self._usage(event)
+            case RateWindows():
+                self.windows = event
+            case Retrying():
+                self.retries[event.code] += 1
+            case Integrity():
+                self.integrity.append(event)
+            case _:
+                pass
+        await self._recorder(event)
+
+    @property
+    def steps(self) -> int:
+        return len(self._recorder.steps)
+
+    def did(self) -> list[Did]:
+        """The tool calls as far as a mission's conditions ask."""
+        return [
+            Did(
+                subject_of(call.tool, call.command),
+                failed=_failed(call),
+                observed=_observed(call),
+                declined=call.status == "declined",
+                started=call.started is not False,
+                exit_code=call.exit_code,
+            )
+            for call in self.calls
+        ]
+
+    def report(self) -> dict[str, Any]:
+        """The figures of an `AttemptReport`, all of them counted from what is in the trace."""
+        durations = sorted(call.duration_ms for call in self.calls if call.duration_ms is not None)
+        failures = Counter(_failure_code(call) for call in self.calls if _failed(call))
+        return {
+            "turns": self.turns,
+            "messages": self.messages,
+            "tool_calls": len(self.calls),
+            "tool_calls_observed": sum(map(_observed, self.calls)),
+            "tool_failures": dict(sorted(failures.items())),
+            "retries": dict(sorted(self.retries.items())),
+            "steps": self.steps,
+            "duration_ms": Durations(_percentile(durations, 0.5), _percentile(durations, 0.95)),
+            "output_bytes": self.output_bytes,
+            "no_progress": NoProgress(self.longest_repeat),
+            "responses_without_usage": self._tokens.without_usage,
+            "responses_broken_off": self._tokens.broken_off,
+            "integrity": tuple(IntegrityFinding(each.code, each.message) for each in self.integrity),
+        }
+
+    def tokens(self) -> dict[str, TokenUsage]:
+        """Summed over threads, by who counted them."""
+        return self._tokens.by_source()
+
+    def _usage(self, event: Usage) -> None:
+        self._tokens.add(event)
+        spent = self._tokens.spent()
+        self._on_tokens(spent)
+        self._check("tokens", spent, self._budget.tokens)
+        if self._budget.tokens is not None and self._tokens.without_usage:
+            self._exceed(f"tokens: a model response states no usage, so that {self._budget.tokens} can't be checked")
+
+    def _tool_call(self, event: ToolCall) -> None:
+        self.calls.append(msgspec.structs.replace(event, output=""))  # a long attempt's outputs are in its bundle
+        output = self._redactor.redact(event.output, cut=True).encode("utf-8", "replace")
+        self.output_bytes += len(output)
+        shown, cut = preview(output, PREVIEW)
+        entry = ToolCallEntry(
+            attempt=self._attempt,
+            session=event.session,
+            thread=event.thread,
+            turn=event.turn,
+            call=event.item,
+            tool=event.tool,
+            command=self._redactor.preview(event.command, PREVIEW)[0],
+            cwd=self._redactor.preview(event.cwd, PREVIEW)[0],
+            status=event.status,
+            exit_code=event.exit_code,
+            duration_ms=event.duration_ms,
+            late=event.late,
+            source=event.source,
+            started=event.started,
+            output_preview=shown,
+            output_bytes=len(output),
+            output_sha256=self._keep(output) if cut else None,
+        )
+        self._calls.append(msgspec.to_builtins(entry))
+        same = (event.tool, event.command)
+        self._same = self._same + 1 if same == self._previous else 1
+        self._previous = same
+        self.longest_repeat = max(self.longest_repeat, self._same)
+        if event.item in self._begun:  # and was told then
+            self._begun.discard(event.item)
+        else:
+            self._on_activity(self._activity(event.tool, event.command))
+        self._check("tool_calls", len(self.calls), self._budget.tool_calls)
+
+    def _activity(self, kind: str, command: str) -> str:
+        """What the agent is doing, on one line that may be shown anywhere."""
+        what = command if command and kind in _COMMANDS else f"{kind} {command}"
+        return printable(" ".join(self._redactor.preview(what, ACTIVITY)[0].split()))
+
+    def _keep_step(self, entry: Mapping[str, Any]) -> None:
+        self._steps.append(msgspec.to_builtins(StepEntry(attempt=self._attempt, **entry)))
+
+    def _keep(self, output: bytes) -> str:
+        """The whole of an output that its preview cuts, once, under the digest of what is stored."""
+        digest = sha256_hex(output)
+        if digest not in self._kept:
+            self._kept.add(digest)
+            self._bundle.write_bytes(f"outputs/{digest}.txt", output)
+        return digest
+
+    def _bounded(self, event: Event) -> Mapping[str, Any]:
+        entry: dict[str, Any] = msgspec.to_builtins(event)
+        entry["number"] = entry.pop("seq")  # a chain numbers its lines itself, and not every event is one
+        for name, value in entry.items():
+            if isinstance(value, str):
+                entry[name] = self._redactor.preview(value, PREVIEW)[0]
+        return entry
+
+    def _check(self, name: str, used: int, allowed: int | None) -> None:
+        if allowed is not None and used > allowed:
+            self._exceed(f"{name}: {used} of {allowed}")
+
+    def _exceed(self, what: str) -> None:
+        if self._on_budget is not None:
+            report, self._on_budget = self._on_budget, None
+            report(what)
+
+
+def _failed(call: ToolCall) -> bool:
+    return call.status != "completed" or call.exit_code not in (None, 0)
+
+
+def _observed(call: ToolCall) -> bool:
+    return call.source == "observed" and call.started is True
+
+
+def _failure_code(call: ToolCall) -> str:
+    ended = call.status in ("completed", "failed") and call.exit_code not in (None, 0)
+    return f"exit_{call.exit_code}" if ended else call.status
+
+
+def _percentile(ordered: list[float], part: float) -> float | None:
+    """The nearest-rank percentile: always a value that was measured."""
+    return ordered[max(0, -(-len(ordered) * int(part * 100) // 100) - 1)] if ordered else None

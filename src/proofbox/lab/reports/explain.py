@@ -1,0 +1,268 @@
+"""An attempt's story in plain words, from its evidence: what went wrong comes first.
+
+What an agent or a command said is quoted: on the line of ours that it belongs to, or each line of it behind a mark. So
+nothing that it says can be taken for ours.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from proofbox.agents.approvals import subject_of
+from proofbox.core.canonical import CanonicalError, parse_strict
+from proofbox.core.words import counted
+from proofbox.errors import ProofboxError
+from proofbox.evidence.bundle.paths import read_bounded
+from proofbox.evidence.bundle.reader import load_bundle
+from proofbox.lab.attempt import artifacts
+from proofbox.lab.run.closing import DAMAGED, stated
+from proofbox.lab.run.ledger import Attempt, Ended
+from proofbox.lab.attempt.trace import CALLS
+
+LARGEST = 16 << 20
+MOST_CALLS = 20
+MOST_LINES = 20
+MOST_PATHS = 20
+LAST_LINES, LAST_WORDS = 3, 500
+MARK = "  | "
+
+_REASONS = {
+    "completed": "The agent ended its turn by itself.",
+    "turn_failed": "The agent's turn failed.",
+    "timed_out": "The agent ran out of time and was stopped.",
+    "interrupted": "It was interrupted.",
+    "budget_exceeded": "The agent used up its budget and was stopped.",
+    "reward_missing": "The agent ended its turn by itself; the verifier left no reward.",
+    "reward_malformed": "The agent ended its turn by itself; what the verifier left is no reward.",
+    "setup_failed": "A setup command of the mission failed before the agent began.",
+    "infra_failed": "The machinery failed; this says nothing about the agent.",
+    "worker_lost": "The process that ran it died; what it had recorded until then was kept.",
+}
+
+
+def read_documents(bundle: Path) -> dict[str, Any]:
+    """The JSON artifacts of a bundle in any state; one that can't be read is left out."""
+    found: dict[str, Any] = {}
+    if bundle.is_dir():
+        for path in sorted(bundle.glob("*.json")):
+            try:
+                document = parse_strict(read_bounded(path, LARGEST))
+            except (OSError, CanonicalError):
+                continue
+            if isinstance(document, dict):
+                found[path.name] = document
+    return found
+
+
+def doubt(attempt: Attempt, bundle: Path) -> str | None:
+    """Why the evidence of an attempt that ended does not hold; None: it is what the ledger was told of."""
+    if attempt.result is None:
+        return None
+    try:
+        found = load_bundle(bundle)
+    except (ProofboxError, OSError) as error:
+        return f"{error.code}: {error.message}" if isinstance(error, ProofboxError) else str(error)
+    if found.index_sha256 != attempt.result.index_sha256:
+        return "its index is another one than the run's ledger names"
+    try:
+        says = stated(found, bundle.parent.parent.name, attempt.id)
+    except DAMAGED:
+        says = None
+    told = attempt.result
+    if says is None:
+        return None if told.infra is not None else "it states no result"
+    names = ("claimed", "verified", "infra", "reason")
+    if any(getattr(says, name) != getattr(told, name) for name in names):
+        return "it states another result than the run's ledger"
+    return None
+
+
+def explain(
+    attempt: Attempt, bundle: Path, *, doubt: str | None = None, replacement: str | None = None
+) -> Iterator[str]:
+    """Line by line. The texts of agents are quoted as they are stored: whoever prints them escapes them.
+
+    `doubt` is why its evidence does not hold, `replacement` the attempt that was made in its place.
+    """
+    result = attempt.result
+    if result is None:
+        yield f"{attempt.id} is {attempt.phase}."
+        return
+    if doubt is None:
+        yield f"{attempt.id}: {_verdict(result)}"
+    else:
+        yield _one_line(f"{attempt.id}: nothing is known of it, because its evidence does not hold: {doubt}")
+        yield f"The run's ledger says: {_verdict(result)}. What is left of its evidence says:"
+    try:
+        for line in _story(attempt, result, bundle, replacement):
+            yield _one_line(line)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        yield "The rest of its documents can't be read."
+
+
+def _story(attempt: Attempt, result: Ended, bundle: Path, replacement: str | None) -> Iterator[str]:
+    documents = read_documents(bundle)
+    yield from _failure(documents, replacement)
+    yield _reason(result, documents)
+    for each in documents.get(artifacts.ATTEMPT, {}).get("considered", []):
+        if each.get("code"):
+            yield f"{each['strategy']} was skipped ({each['code']}): {each['reason']}"
+    if documents.get(artifacts.RUNNER, {}).get("shared"):
+        yield "It shared its agent's process with other attempts, which could reach it."
+    if attempt.parent is not None:
+        yield f"It is a new try after {attempt.parent} failed for reasons of the machinery."
+    report = documents.get(artifacts.REPORT, {})
+    if unstated := report.get("responses_without_usage"):
+        yield f"{counted(unstated, 'model response')} did not state the tokens used: the count lacks them."
+    calls = list(_calls(bundle))
+    if calls:
+        yield f"What it did ({counted(len(calls), 'tool call')}):"
+        for number, call in enumerate(calls[:MOST_CALLS], 1):
+            yield f"  {number}. {_call(call, bundle)}"
+        if len(calls) > MOST_CALLS:
+            yield f"  and {len(calls) - MOST_CALLS} more, in {bundle / CALLS}"
+    changed = _changed(bundle)
+    if changed:
+        more = f" and {len(changed) - MOST_PATHS} more, in {bundle / artifacts.FINAL_DIFF}"
+        shown = ", ".join(_cut(path) for path in changed[:MOST_PATHS])
+        yield f"It changed {counted(len(changed), 'path')}: {shown}{more if len(changed) > MOST_PATHS else ''}"
+    feedback = documents.get(artifacts.FEEDBACK, {})
+    said = feedback.get("result") or ""
+    if "result_json" in feedback:
+        said = msgspec.json.encode(feedback["result_json"]).decode()
+    last = said[-LAST_WORDS:].rstrip().splitlines()[-MOST_LINES:]
+    yield from _quoted("What it said at the end", last, cut=len("\n".join(last)) < len(said.strip()))
+
+
+def _verdict(result: Ended) -> str:
+    claimed, verified = result.claimed, result.verified
+    if result.infra is not None:
+        what = "the mission's setup" if result.reason == "setup_failed" else "the machinery"
+        return f"no verdict, because {what} failed ({result.infra})"
+    if verified == "failed":
+        return "claimed success, and failed verification" if claimed == "success" else "failed verification"
+    if verified == "passed":
+        return "verified as done" + ("" if claimed == "success" else f", though it claimed {claimed}")
+    return f"not verified: nothing decided it; it claimed {claimed}"
+
+
+def _failure(documents: dict[str, Any], replacement: str | None) -> Iterator[str]:
+    """The step that decided against it."""
+    verification = documents.get(artifacts.VERIFICATION, {})
+    for run in verification.get("commands", []):
+        if not run["passed"]:
+            yield f"The verifier's command `{_shown(run['command'])}` did not pass: {run['why']}."
+            for stream in ("stderr", "stdout"):
+                yield from _quoted(f"  its {stream} ended", _last_lines(run[stream]))
+    reward = verification.get("reward") or {}
+    if "problem" in reward:
+        yield f"The verifier left no reward that counts ({reward['problem']}): {reward['detail']}."
+    elif reward.get("value", 1.0) < 1.0:
+        yield f"The verifier's reward is {reward['value']:g}, and 1 is needed."
+    for reason in documents.get(artifacts.ATTEMPT, {}).get("not_comparable", []):
+        yield f"Not comparable: {reason}."
+    for each in verification.get("unmet", []):
+        yield f"A condition was not met: {each['condition']}: expected {each['what']}, found {each['found']}."
+    for path in verification.get("put_back", []):
+        yield f"It changed {path}, which programs load by themselves; the verifier put it back."
+    error = documents.get(artifacts.ATTEMPT, {}).get("error") or documents.get(artifacts.TORN, {}).get("error")
+    if error:
+        yield f"{error['code']}: {error['message']}"
+        if isinstance(error.get("command"), list):
+            yield f"  its command: {_shown(error['command'])}"
+            yield from _quoted("  its stderr ended", _last_lines(error.get("stderr") or ""))
+        if replacement is None:
+            for hint in error.get("fix_hints", []):
+                yield f"  fix: {hint}"
+    if replacement is not None:
+        yield f"{replacement} was made in its place."
+
+
+def _reason(result: Ended, documents: dict[str, Any]) -> str:
+    words = _REASONS.get(result.reason, result.reason)
+    detail = documents.get(artifacts.ATTEMPT, {}).get("detail")
+    error = documents.get(artifacts.METRICS, {}).get("error")
+    if result.reason == "turn_failed" and error:
+        detail = error["message"]
+    return f"{words} ({detail})" if detail else words
+
+
+def _changed(bundle: Path) -> list[str]:
+    """The paths of the final diff: every line of content has a mark before it, so that none looks like a heading."""
+    try:
+        lines = read_bounded(bundle / artifacts.FINAL_DIFF, LARGEST).decode("utf-8", "replace").split("\n")
+    except OSError:
+        return []
+    return [line.removeprefix("diff ") for line in lines if line.startswith("diff ")]
+
+
+def _calls(bundle: Path) -> Iterator[dict[str, Any]]:
+    try:
+        lines = read_bounded(bundle / CALLS, LARGEST).splitlines()
+    except OSError:
+        return
+    for line in lines:
+        try:
+            entry = parse_strict(line)
+        except CanonicalError:  # torn by a kill
+            continue
+        if isinstance(entry, dict) and "call" in entry:
+            yield entry
+
+
+def _call(call: dict[str, Any], bundle: Path) -> str:
+    ended = call["status"] if call["exit_code"] is None else f"exit {call['exit_code']}"
+    if call.get("started") is False and call["status"] == "failed":
+        ended = "never started"
+    took = "" if call["duration_ms"] is None else f", {call['duration_ms']:.0f} ms"
+    took += ", still running at the end of the turn" if call["late"] else ""
+    what = subject_of(call["tool"], call["command"][:200])
+    failed = call["status"] != "completed" or call["exit_code"] not in (None, 0)
+    why = _last_lines(_output(call, bundle).removesuffix(f"[exit {call['exit_code']}]"))[-1:] if failed else []
+    return f"{what} ({ended}{took})" + "".join(f": {_cut(each)}" for each in why)
+
+
+def _output(call: dict[str, Any], bundle: Path) -> str:
+    """What a call printed: the whole of it, where its preview is only the beginning."""
+    preview: str = call["output_preview"]
+    if call["output_sha256"] is None:
+        return preview
+    try:
+        return read_bounded(bundle / "outputs" / f"{call['output_sha256']}.txt", LARGEST).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _shown(command: Sequence[str]) -> str:
+    """A command as a suite writes it: the line for the shell, or the words."""
+    return command[2] if len(command) == 3 and tuple(command[:2]) == ("/bin/sh", "-c") else shlex.join(command)
+
+
+def _last_lines(text: str) -> list[str]:
+    return text.rstrip().splitlines()[-LAST_LINES:]
+
+
+def _quoted(about: str, lines: Sequence[str], *, cut: bool = False) -> Iterator[str]:
+    """Somebody's words: one line beside what they are, more of them below it, each behind a mark."""
+    words = [_cut(line) for line in lines]
+    if cut and words:
+        words[0] = f"…{words[0]}"
+    if len(words) == 1:
+        yield f"{about}: {words[0]}"
+    elif words:
+        indent = about[: len(about) - len(about.lstrip())]
+        yield f"{about}:"
+        yield from (f"{indent}{MARK}{word}" for word in words)
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= LAST_WORDS else line[:LAST_WORDS] + "…"
+
+
+def _one_line(line: str) -> str:
+    return "\\n".join(line.splitlines())

@@ -1,0 +1,85 @@
+"""Whether two runs of the same missions come to the same, as far as scoring asks.
+
+A mission may reach an agent by its own protocol or as a command line. What is scored must not depend on which: the
+verdicts, what was run and how it ended, the files that were left.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import msgspec
+
+from proofbox.evidence.documents import tree
+from proofbox.evidence.bundle.reader import Bundle
+from proofbox.lab.attempt import artifacts
+from proofbox.lab.attempt.trace import CALLS
+from proofbox.lab.reports.validation import attempts_in
+
+
+class Scored(msgspec.Struct, frozen=True):
+    """What scoring uses of an attempt."""
+
+    claimed: str
+    verified: str
+    infra: str | None
+    reason: str
+    calls: tuple[tuple[str, str, int | None], ...]
+    """Of each tool call its command, status and exit code."""
+    tree_sha256: str | None
+
+
+class Difference(msgspec.Struct, frozen=True):
+    attempt: str
+    what: str
+    one: str
+    other: str
+
+
+def compare(one: Bundle, other: Bundle) -> list[Difference]:
+    """Every difference between two runs, attempt by attempt."""
+    ones, others = scored(one), scored(other)
+    found = [
+        Difference(id, "attempt", "there" if id in ones else "absent", "there" if id in others else "absent")
+        for id in sorted(ones.keys() ^ others.keys())
+    ]
+    for id in sorted(ones.keys() & others.keys()):
+        for name in Scored.__struct_fields__:
+            a, b = getattr(ones[id], name), getattr(others[id], name)
+            if a != b:
+                found.append(Difference(id, name, str(a), str(b)))
+    return found
+
+
+def scored(bundle: Bundle) -> dict[str, Scored]:
+    """What scoring uses of every attempt of a run that left a report."""
+    found = {}
+    for attempt in attempts_in(bundle).values():
+        if artifacts.REPORT in attempt.artifacts:
+            report = attempt.read_json(artifacts.REPORT)
+            found[report["attempt_id"]] = _scored(attempt, report)
+    return found
+
+
+def _scored(attempt: Bundle, report: dict[str, Any]) -> Scored:
+    calls = attempt.read_log(CALLS) if CALLS in attempt.artifacts else ()
+    left = attempt.read_json(tree.PATH)["tree_sha256"] if tree.PATH in attempt.artifacts else None
+    return Scored(
+        report["claimed"],
+        report["verified"],
+        report["infra"],
+        report["reason"],
+        tuple((_bare(call["command"]), call["status"], call["exit_code"]) for call in calls),
+        left,
+    )
+
+
+def _bare(command: str) -> str:
+    """A command line without the shell that a runtime put around it."""
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        return command
+    shell = len(words) == 3 and words[0].rpartition("/")[2] in ("sh", "bash", "zsh") and words[1] in ("-c", "-lc")
+    return words[2] if shell else command

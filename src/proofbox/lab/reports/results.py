@@ -1,0 +1,187 @@
+"""What came of a committed run, by its evidence alone.
+
+The ledger directs a run that is under way. Once the run is committed its bundle is the record: results are read from
+the attempts' bundles, which the run's index covers, and a ledger that says something else is a finding.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from proofbox.errors import BundleError, EvidenceIncomplete
+from proofbox.evidence.verify.check import BundleCheck, check_bundle
+from proofbox.evidence.bundle.paths import INDEX, MAX_JSON_BYTES
+from proofbox.evidence.bundle.reader import Bundle, as_bundle
+from proofbox.evidence.documents.schedule import PATH as SCHEDULE
+from proofbox.evidence.documents.schedule import Planned, read_schedule
+from proofbox.evidence.documents.shape import ShapeError
+from proofbox.lab.attempt import artifacts
+from proofbox.lab.run.closing import DAMAGED, as_committed, lost, stated
+from proofbox.lab.reports.finding import Finding
+from proofbox.lab.run.ledger import Attempt, Ended, Ledger
+from proofbox.lab.run.plan import Plan, read_plan
+
+DISAGREES = "ledger_disagrees"
+_EPOCH = re.compile(r"\.e([0-9]{1,9})\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class RunResults:
+    attempts: tuple[Attempt, ...]
+    """Of a committed run as the evidence has them, in the schedule's order: one whose evidence does not hold has no
+    result. Before that, as the ledger has them."""
+    committed: bool
+    plan: Plan
+    """With the suite and the isolation that the evidence names."""
+    findings: tuple[Finding, ...]
+    """Of a committed run: what does not hold of its evidence, and where the ledger says something else."""
+
+
+def read_run(run_dir: Path, ledger: Ledger) -> RunResults:
+    """Read what came of a run: from its evidence, or from its ledger as long as it is not committed."""
+    plan, told = read_plan(ledger), ledger.attempts()
+    if ledger.about("committed") == "yes" or os.path.lexists(run_dir / INDEX):
+        return _committed(run_dir, told, plan)
+    return RunResults(tuple(as_committed(run_dir, told)), False, plan, ())
+
+
+def _committed(run_dir: Path, told: Sequence[Attempt], plan: Plan) -> RunResults:
+    checked = check_bundle(str(run_dir))
+    findings = [Finding(each.code, each.path, each.detail) for each in checked.findings]
+    rows = {each.id: each for each in told}
+    planned = _planned(checked)
+    if planned is None:  # a finding already
+        planned = {each.id: Planned(each.id, each.path, each.parent) for each in told}
+    attempts = []
+    for number, each in enumerate(planned.values(), 1):
+        row = rows.pop(each.attempt, None)
+        inner = checked.nested.get(each.path)
+        bundle = as_bundle(inner) if inner is not None and inner.ok else None
+        attempt, complete = _attempt(number, each, bundle, row, plan.run_id)
+        attempts.append(attempt)
+        findings += _disagreements(attempt, row, complete=complete)
+    for row in rows.values():
+        findings.append(
+            Finding(DISAGREES, row.path, f"the run's ledger has an attempt {row.id} that was never planned")
+        )
+    stated_plan = _stated_plan(checked, plan)
+    for name, path in (("suite_source", plan.source_name), ("isolation", "environment.json")):
+        if getattr(stated_plan, name) != getattr(plan, name):
+            findings.append(Finding(DISAGREES, path, "the run's ledger has something else"))
+    return RunResults(tuple(attempts), True, stated_plan, tuple(findings))
+
+
+def attempts_by_evidence(run: Bundle) -> tuple[list[Attempt], bool]:
+    """The attempts of a verified run with the results that their bundles state, and whether each one states one."""
+    planned = read_schedule(run.read_log(SCHEDULE))
+    found = [
+        _attempt(number, each, run.nested.get(each.path), None, run.run_id)
+        for number, each in enumerate(planned.values(), 1)
+    ]
+    return [attempt for attempt, _ in found], all(complete for _, complete in found)
+
+
+def _planned(checked: BundleCheck) -> Mapping[str, Planned] | None:
+    try:
+        return read_schedule(as_bundle(checked).read_log(SCHEDULE))
+    except (BundleError, ShapeError):
+        return None
+
+
+def _attempt(
+    number: int, planned: Planned, bundle: Bundle | None, row: Attempt | None, run_id: str
+) -> tuple[Attempt, bool]:
+    """An attempt by its bundle, and whether that bundle states a result."""
+    result: Ended | None = None
+    named: Mapping[str, Any] = {}
+    if bundle is not None:
+        named = _named(bundle)
+        try:
+            result = stated(bundle, run_id, planned.attempt)
+        except DAMAGED:
+            result = None
+    complete = result is not None
+    if result is None:
+        torn = bundle is not None and artifacts.TORN in bundle.artifacts
+        result = lost(planned.index_sha256 or "")
+        if planned.index_sha256 is not None and not torn:
+            result = msgspec.structs.replace(result, infra=EvidenceIncomplete.code, reason="evidence_incomplete")
+    epoch = _EPOCH.search(planned.path)
+    found = Attempt(
+        number=number,
+        id=planned.attempt,
+        mission=str(named.get("mission_id", "" if row is None else row.mission)),
+        replicate=int(named.get("replicate", 0 if row is None else row.replicate)),
+        parent=planned.parent,
+        state="ended",
+        epoch=int(epoch[1]) if epoch else 0,
+        worker=None,
+        phase="ended",
+        interrupt=False,
+        not_before=0.0,
+        lane="",
+        planned_at=0.0,
+        claimed_at=None,
+        ended_at=None,
+        result=result,
+    )
+    return found, complete
+
+
+def _named(bundle: Bundle) -> Mapping[str, Any]:
+    """The document that says which mission an attempt was at."""
+    for name in (artifacts.ATTEMPT, artifacts.TORN):
+        if name in bundle.artifacts:
+            try:
+                document = bundle.read_json(name)
+            except BundleError:
+                continue
+            if isinstance(document, dict) and type(document.get("replicate")) is int:
+                return document
+    return {}
+
+
+def _disagreements(attempt: Attempt, row: Attempt | None, *, complete: bool) -> Iterator[Finding]:
+    if row is None:
+        yield Finding(DISAGREES, attempt.path, f"the run's ledger has no attempt {attempt.id}")
+        return
+    ours, theirs = _facts(attempt, complete=complete), _facts(row, complete=complete)
+    for name in ours:
+        if ours[name] != theirs[name]:
+            detail = f"{name}: {str(theirs[name])[:100]} in the run's ledger, {str(ours[name])[:100]} in the evidence"
+            yield Finding(DISAGREES, attempt.path, detail)
+
+
+def _facts(attempt: Attempt, *, complete: bool) -> dict[str, Any]:
+    """The facts that ledger and evidence must agree on."""
+    facts: dict[str, Any] = {
+        "mission": attempt.mission,
+        "replicate": attempt.replicate,
+        "parent": attempt.parent,
+        "path": attempt.path,
+    }
+    result = attempt.result
+    if result is None:
+        return facts | dict.fromkeys(("claimed", "verified", "infra", "reason", "index"))
+    facts |= {"claimed": result.claimed, "verified": result.verified}
+    if not complete:
+        return facts | {"infra": result.infra is not None}
+    return facts | {"infra": result.infra, "reason": result.reason, "index": result.index_sha256}
+
+
+def _stated_plan(checked: BundleCheck, plan: Plan) -> Plan:
+    """The plan as far as the evidence states it; what can't be read is a finding already."""
+    try:
+        bundle = as_bundle(checked)
+        source = bundle.read_bytes(plan.source_name, limit=MAX_JSON_BYTES).decode()
+        isolation = bundle.read_json("environment.json")["isolation"]
+    except (BundleError, UnicodeDecodeError, KeyError, TypeError):
+        return plan
+    return msgspec.structs.replace(plan, suite_source=source, isolation=isolation)

@@ -1,0 +1,280 @@
+"""Whether an attempt's evidence is whole and agrees with itself: what scoring may rely on.
+
+A bundle that verifies has the bytes its writer left. This asks more: that they tell one story. Each finding has a code.
+
+`strict` also counts what is merely lacking in an attempt that the machinery failed, or whose agent was never begun,
+where that is the last word on its mission. Where another attempt was made in its place, the machinery failed and was
+helped: nothing rests on what it lacks. What it has must agree with itself all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from proofbox.agents.events import Usage
+from proofbox.agents.usage import TokenCount
+from proofbox.errors import BundleError, ProofboxError
+from proofbox.evidence.documents import outcome
+from proofbox.evidence.bundle.paths import INDEX, MAX_JSON_BYTES
+from proofbox.evidence.bundle.reader import Bundle
+from proofbox.evidence.documents.schedule import PATH as SCHEDULE
+from proofbox.evidence.documents.schedule import read_schedule
+from proofbox.evidence.documents.shape import ShapeError
+from proofbox.lab.attempt import artifacts
+from proofbox.lab.attempt.documents import SUMMARY_SCHEMA
+from proofbox.lab.reports.finding import Finding
+from proofbox.lab.suite.reading import parse_suite
+from proofbox.lab.reports.results import attempts_by_evidence
+from proofbox.lab.reports.summary import SUMMARY, summarize
+from proofbox.lab.attempt.trace import CALLS, EVENTS, STEPS
+
+_Found = tuple[str, str, str]
+SOURCES = ("suite.toml", "suite.json")
+_NAMING = (artifacts.ATTEMPT, artifacts.TORN)
+
+
+def attempts_in(bundle: Bundle) -> dict[str, Bundle]:
+    """The attempts of a run by their paths; an attempt's own bundle is one by itself."""
+    if artifacts.ATTEMPT in bundle.artifacts or artifacts.TORN in bundle.artifacts:
+        return {"": bundle}
+    return {path: inner for path, inner in bundle.nested.items() if path.startswith("attempts/")}
+
+
+def validate(bundle: Bundle, *, strict: bool) -> list[Finding]:
+    """Every way in which the attempts of a verified bundle are not whole, or contradict themselves."""
+    found: list[Finding] = []
+    replaced = replaced_in(bundle)
+    for path, attempt in attempts_in(bundle).items():
+        for code, name, detail in _attempt(attempt, strict and path not in replaced):
+            found.append(Finding(code, f"{path}/{name}" if path else name, detail))
+    if SCHEDULE in bundle.artifacts:
+        found += [Finding(*each) for each in _told(_placed(bundle), SCHEDULE)]
+    elif bundle.nested and not attempts_in(bundle).keys() <= {""}:
+        found.append(Finding("artifact_missing", SCHEDULE, "a run has one, so that a dropped attempt shows"))
+    summary = bundle.artifacts.get(SUMMARY)
+    if summary is not None and summary.schema_version == SUMMARY_SCHEMA:
+        found += [Finding(*each) for each in _told(_counted(bundle), SUMMARY)]
+        source = next((name for name in SOURCES if name in bundle.artifacts), None)
+        if source is not None:
+            found += [Finding(*each) for each in _told(_derived(bundle, source), SUMMARY)]
+    return found
+
+
+def replaced_in(bundle: Bundle) -> dict[str, tuple[str, str]]:
+    """Of the attempts of a run, by their paths, those that another was made in the place of: their ids, and which."""
+    if SCHEDULE not in bundle.artifacts:
+        return {}
+    try:
+        planned = read_schedule(bundle.read_log(SCHEDULE))
+    except ShapeError:
+        return {}
+    paths = {each.attempt: each.path for each in planned.values()}
+    made = {each.parent: each.attempt for each in planned.values() if each.parent is not None}
+    return {paths[parent]: (parent, attempt) for parent, attempt in made.items() if parent in paths}
+
+
+def notes_on(bundle: Bundle) -> list[str]:
+    """What is worth knowing of the attempts of a run, and no finding."""
+    notes = []
+    for path, (lost, instead) in replaced_in(bundle).items():
+        torn = path in bundle.nested and artifacts.TORN in bundle.nested[path].artifacts
+        how = "was lost, because its worker died" if torn else "failed for reasons of the machinery"
+        notes.append(f"{lost} {how}; {instead} was made in its place")
+    return notes
+
+
+def _attempt(bundle: Bundle, strict: bool) -> Iterator[_Found]:
+    missing = [name for name in artifacts.EXPECTED if name not in bundle.artifacts]
+    infra = _infra(bundle)
+    lacking = infra or _never_begun(bundle)
+    if bundle.index.status == "failed" and (strict or not infra):
+        yield "attempt_failed", INDEX, "an exception ended it: what its documents say of it counts for nothing"
+    if strict or not lacking:
+        yield from (("artifact_missing", name, "a whole attempt has it") for name in missing)
+    if artifacts.REPORT in bundle.artifacts:
+        yield from _told(_story(bundle, whole=strict or not infra), artifacts.REPORT)
+
+
+def _told(story: Iterator[_Found], path: str) -> Iterator[_Found]:
+    """What a story finds; that it can't be read is a finding as well."""
+    try:
+        yield from story
+    except (KeyError, TypeError, AttributeError, ShapeError, ProofboxError, msgspec.ValidationError) as error:
+        yield "artifact_malformed", path, f"{type(error).__name__}: {error}"[:300]
+
+
+def _infra(bundle: Bundle) -> bool:
+    """Whether the machinery failed it, by its own word."""
+    try:
+        return outcome.parse_outcome(bundle.read_json(outcome.PATH)).infra.result != "ok"
+    except (BundleError, ShapeError):
+        return artifacts.REPORT not in bundle.artifacts
+
+
+def _never_begun(bundle: Bundle) -> bool:
+    """Whether it was interrupted before its agent was: what agents leave is not there."""
+    try:
+        said = bundle.read_json(artifacts.ATTEMPT)
+        return said["reason"] == "interrupted" and all(each["state"] != "running" for each in said["states"])
+    except (BundleError, KeyError, TypeError):
+        return False
+
+
+def _counted(run: Bundle) -> Iterator[_Found]:
+    """Of each replicate the last try is its result, and one whose bundle failed or was torn has not passed."""
+    planned = read_schedule(run.read_log(SCHEDULE))
+    parents = {each.parent for each in planned.values()}
+    last = [run.nested.get(each.path) for each in planned.values() if each.attempt not in parents]
+    passed = sum(inner is not None and _passed(inner) for inner in last)
+    yield from _same(SUMMARY, "passed", run.read_json(SUMMARY)["totals"]["passed"], passed)
+
+
+def _placed(run: Bundle) -> Iterator[_Found]:
+    """Each attempt is the one that the schedule has at its path: its id, its run, its mission and its parent."""
+    planned = read_schedule(run.read_log(SCHEDULE))
+    for each in planned.values():
+        inner = run.nested.get(each.path)
+        name = next((name for name in _NAMING if inner is not None and name in inner.artifacts), None)
+        if inner is None or name is None:
+            continue
+        said = inner.read_json(name)
+        path = f"{each.path}/{name}"
+        root = each
+        while root.parent is not None:
+            root = planned[root.parent]
+        yield from _same(path, "attempt_id", said["attempt_id"], each.attempt)
+        yield from _same(path, "parent", said["parent"], each.parent)
+        yield from _same(path, "run_id", said["run_id"], run.run_id)
+        yield from _same(path, "mission and replicate", f"{said['mission_id']}.{said['replicate']}", root.attempt)
+
+
+def _derived(run: Bundle, source: str) -> Iterator[_Found]:
+    """The suite is the one that the documents name, and the summary is what follows from suite and attempts."""
+    text = run.read_bytes(source, limit=MAX_JSON_BYTES).decode("utf-8", "replace")
+    # Pinned: the files that it names were there when the run was planned, and need not be here.
+    suite = parse_suite(text, base=Path(), name=source, json=source.endswith(".json"), pinned=Path())
+    named = {"id": suite.id, "sha256": suite.sha256}
+    yield from _same("environment.json", "suite", run.read_json("environment.json")["suite"], named)
+    for path, inner in attempts_in(run).items():
+        if artifacts.ATTEMPT in inner.artifacts:
+            yield from _same(f"{path}/{artifacts.ATTEMPT}", "suite", inner.read_json(artifacts.ATTEMPT)["suite"], named)
+    attempts, complete = attempts_by_evidence(run)
+    due = msgspec.json.decode(msgspec.json.encode(summarize(run.run_id, suite, attempts)))
+    said = run.read_json(SUMMARY)
+    if complete:
+        for name in due:
+            yield from _same(SUMMARY, name, said.get(name), due[name])
+        return
+    for name in ("attempts", "results", "passed", "failed"):
+        yield from _same(SUMMARY, name, said["totals"][name], due["totals"][name])
+
+
+def _passed(bundle: Bundle) -> bool:
+    if bundle.index.status == "failed" or artifacts.TORN in bundle.artifacts or outcome.PATH not in bundle.artifacts:
+        return False
+    found = outcome.parse_outcome(bundle.read_json(outcome.PATH))
+    return (found.verified.result, found.infra.result) == ("passed", "ok")
+
+
+def _story(bundle: Bundle, *, whole: bool) -> Iterator[_Found]:
+    """With `whole`, what the runtime had to say must all be there."""
+    report = bundle.read_json(artifacts.REPORT, schema="proofbox.attempt_report/1")
+    attempt = bundle.read_json(artifacts.ATTEMPT, schema="proofbox.attempt/1")
+    yield from _same(artifacts.REPORT, "attempt_id", report["attempt_id"], attempt["attempt_id"])
+    yield from _same(artifacts.REPORT, "reason", report["reason"], attempt["reason"])
+    feedback = bundle.read_json(artifacts.FEEDBACK, schema="proofbox.feedback/1")
+    if ("result" in feedback) == ("result_json" in feedback):
+        yield "feedback_ambiguous", artifacts.FEEDBACK, "exactly one of result and result_json must be there"
+    yield from _same(artifacts.FEEDBACK, "claimed", feedback["claimed"], report["claimed"])
+    yield from _same(artifacts.REPORT, "mission_id", report["mission_id"], attempt["mission_id"])
+    named = f"{attempt['run_id']}.{attempt['attempt_id']}"
+    yield from _same(artifacts.ATTEMPT, "the bundle's id", bundle.run_id, named)
+    came = outcome.parse_outcome(bundle.read_json(outcome.PATH))
+    claimed = {"success": "passed", "failure": "failed"}.get(report["claimed"], "unknown")
+    yield from _same(outcome.PATH, "claimed", came.claimed.result, claimed)
+    verdict = came.verified.result
+    yield from _same(outcome.PATH, "verified", {"unknown": "none"}.get(verdict, verdict), report["verified"])
+    yield from _same(outcome.PATH, "infra failed", came.infra.result != "ok", report["infra"] is not None)
+    if artifacts.VERIFICATION in bundle.artifacts:
+        verification = bundle.read_json(artifacts.VERIFICATION, schema="proofbox.attempt_verification/1")
+        yield from _same(artifacts.VERIFICATION, "result", verification["result"], report["verified"])
+    for each in report.get("integrity", []) if whole else []:
+        yield each["code"], EVENTS, each["message"]
+    if CALLS in bundle.artifacts:
+        yield from _trace(bundle, report, attempt["attempt_id"], whole=whole)
+        yield from _tokens(bundle, report, shared=attempt["isolation"] == "shared")
+
+
+def _trace(bundle: Bundle, report: dict[str, Any], id: str, *, whole: bool) -> Iterator[_Found]:
+    calls = list(bundle.read_log(CALLS))
+    yield from _same(CALLS, "tool_calls", len(calls), report["tool_calls"])
+    observed = sum(call["source"] == "observed" and call["started"] is True for call in calls)
+    yield from _same(CALLS, "tool_calls_observed", observed, report["tool_calls_observed"])
+    if any(call["attempt"] != id for call in calls):
+        yield "trace_foreign", CALLS, "a call names another attempt"
+    for call in calls:
+        digest = call["output_sha256"]
+        if digest is not None and f"outputs/{digest}.txt" not in bundle.artifacts:
+            yield "output_missing", CALLS, f"the whole output of {call['call']} is not there"
+    events = list(bundle.read_log(EVENTS))
+    told = [event for event in events if event["event"] == "tool_call"]
+    yield from _same(EVENTS, "tool calls told", [each["item"] for each in told], [each["call"] for each in calls])
+    yield from _gaps([event["number"] for event in events])
+    yield from _turns(events)
+    if whole:
+        yield from _open_calls(events)
+    yield from _steps([entry["step"] for entry in bundle.read_log(STEPS) if "step" in entry], len(calls))
+
+
+def _tokens(bundle: Bundle, report: dict[str, Any], *, shared: bool) -> Iterator[_Found]:
+    """The counts of the report, summed up again from the events."""
+    count = TokenCount(shared=shared)
+    for event in bundle.read_log(EVENTS):
+        if event["event"] == "usage":
+            count.add(msgspec.convert(event, Usage))
+    yield from _same(artifacts.REPORT, "tokens", report["tokens"], msgspec.to_builtins(count.by_source()))
+    unstated = (count.without_usage, count.broken_off)
+    told = (report["responses_without_usage"], report["responses_broken_off"])
+    yield from _same(artifacts.REPORT, "responses of unknown usage", told, unstated)
+
+
+def _gaps(numbers: Sequence[int]) -> Iterator[_Found]:
+    """Deltas are numbered and not kept, so numbers may be left out; they may not repeat or go back."""
+    if any(later <= earlier for earlier, later in pairwise(numbers)):
+        yield "events_out_of_order", EVENTS, "an event's number is not after the one before"
+
+
+def _turns(events: Sequence[dict[str, Any]]) -> Iterator[_Found]:
+    started = [event["turn"] for event in events if event["event"] == "turn_started"]
+    ended = [event["turn"] for event in events if event["event"] == "turn_ended"]
+    for turn in dict.fromkeys(ended):
+        if ended.count(turn) > 1:
+            yield "turn_ended_twice", EVENTS, turn
+    for turn in started:
+        if turn not in ended:
+            yield "turn_without_end", EVENTS, turn
+
+
+def _open_calls(events: Sequence[dict[str, Any]]) -> Iterator[_Found]:
+    """Every command that began has an end on record, `abandoned` if nothing else is known of it."""
+    ended = {(each["thread"], each["item"]) for each in events if each["event"] in ("tool_call", "file_change")}
+    for event in events:
+        if event["event"] == "item_started" and event["command"] and (event["thread"], event["item"]) not in ended:
+            yield "call_without_end", EVENTS, event["item"]
+
+
+def _steps(steps: Sequence[dict[str, Any]], calls: int) -> Iterator[_Found]:
+    for earlier, later in pairwise(steps):
+        if later["snapshot_before"] != earlier["snapshot_after"]:
+            yield "steps_disconnected", STEPS, f"step {later['n']} does not begin where step {earlier['n']} ended"
+    yield from _same(STEPS, "steps of tool calls", sum(step["kind"] == "tool_call" for step in steps), calls)
+
+
+def _same(path: str, what: str, one: Any, other: Any) -> Iterator[_Found]:
+    if one != other:
+        yield "contradiction", path, f"{what}: {str(one)[:100]} here, {str(other)[:100]} elsewhere"

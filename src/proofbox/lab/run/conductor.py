@@ -1,0 +1,330 @@
+"""A whole run: planned, conducted by worker processes, resumed after any crash, committed as one bundle.
+
+out/<run_id>.ledger     which attempts there are and what became of them
+out/<run_id>/           the run's bundle, in progress until every attempt has ended
+out/.work/<run_id>/     workspaces and boxes' scratch; gone when the run is committed
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from shlex import quote
+
+import msgspec
+
+from proofbox.core.clock import Clock, SystemClock
+from proofbox.core.ids import IdSource
+from proofbox.core.files.locks import locked
+from proofbox.core.files.removal import remove_tree
+from proofbox.core.text import require_utf8
+from proofbox.errors import PlanUntrusted, RunBusy, RunUnknown, WorkerLost
+from proofbox.evidence.bundle.identity import world
+from proofbox.evidence.bundle.paths import INDEX
+from proofbox.evidence.documents.schedule import PATH as SCHEDULE
+from proofbox.evidence.documents.schedule import ScheduleLog
+from proofbox.evidence.bundle.writer import BundleWriter
+from proofbox.lab.run.closing import as_committed, close_torn
+from proofbox.lab.run.crew import Crew, OnEvent, Telling
+from proofbox.lab.attempt.documents import ChainDecided, RunEnvironment, SuiteNamed
+from proofbox.lab.run.failures import counted_tries, pause
+from proofbox.lab.run.concurrency import bounds_of, lanes_of
+from proofbox.lab.run.ledger import Attempt, Ledger, Planned
+from proofbox.lab.run.limiter import Limiter
+from proofbox.lab.suite.pinning import PINNED, check_pinned, pin, source_of
+from proofbox.lab.run.plan import (
+    PLAN,
+    TEMPLATES,
+    WORK,
+    Plan,
+    attempts_of,
+    box_settings,
+    conductor_lock,
+    credential_of,
+    ledger_path,
+    note_stores,
+    plan_digest,
+    read_plan,
+    redactor_of,
+    refuse_secrets,
+)
+from proofbox.lab.suite.reading import Suite
+from proofbox.lab.suite.runnable import refuse_idle
+from proofbox.lab.attempt.sharing import refuse_unshareable
+from proofbox.lab.suite.spec import SCHEMA as SUITE_SCHEMA
+from proofbox.lab.suite.files import SuiteFiles
+from proofbox.lab.reports.summary import SUMMARY, summarize
+from proofbox.lab.run.template import GIVEN, fill, forget_workspaces
+from proofbox.lab.run.waiting import Waiting
+from proofbox.lab.suite.widening import require_consent
+from proofbox.config import consent
+
+CONDUCTOR = "conductor"
+MOST_LOST = 3
+"""How often an attempt is tried again because its worker died: one that kills its worker must not go on for ever."""
+MOST_STOPPED = 50
+"""How often because the run was stopped meanwhile. A machine may be shut down every day for weeks; but an attempt that
+ends its conductor as well must not go on for ever, where something resumes the run each time."""
+MOST_IN_VAIN = 4
+"""How many workers may die one after another without any attempt's being begun or ended."""
+TAKEN_OVER = 60.0
+_EXPECTED = ("environment.json", SCHEDULE, SUMMARY)
+
+
+def create_run(plan: Plan, out: Path, *, trust: bool = False, clock: Clock | None = None) -> Path:
+    """Plan it: after this it can be resumed from any process. The path of its ledger.
+
+    Raises `ConsentRequired` where the suite asks for more than the user's own settings give a box, and the user has
+    not consented to that list. `trust` is that consent, and is recorded.
+    """
+    require_utf8(out.absolute(), "the output directory", "suite")
+    require_utf8(plan.base, "the suite's directory", "suite")
+    require_utf8(plan.suite_name, "the suite's file", "suite")
+    suite = plan.suite()
+    plan = msgspec.structs.replace(plan, box_settings=box_settings())
+    with SuiteFiles(Path(plan.base)) as files:
+        chain = plan.parsed_chain()
+        refuse_idle(chain, plan.strategy or chain.candidates[0].strategy, suite.missions)
+        require_consent(plan, suite, files, trust=trust)
+        refuse_secrets(plan, os.environ, files)
+        if plan.isolation == "shared":
+            refuse_unshareable(suite.missions, plan.provider, chain)
+        out.mkdir(parents=True, exist_ok=True)
+        with locked(conductor_lock(out, plan.run_id)):  # until there is a ledger, its files look like a dead run's
+            return _create_run(plan, suite, files, out, clock)
+
+
+def _create_run(plan: Plan, suite: Suite, files: SuiteFiles, out: Path, clock: Clock | None) -> Path:
+    work = (out / WORK / plan.run_id).absolute()
+    try:
+        work.mkdir(parents=True)
+        skip = tuple((info.st_dev, info.st_ino) for info in map(os.stat, (out, work.parent)))
+        for mission in suite.missions:
+            with source_of(mission, files, skip) as source:
+                fill(source, work / TEMPLATES / mission.id / GIVEN)
+        inputs = pin(suite, files, work / PINNED, skip)
+        plan = msgspec.structs.replace(plan, pinned=str(work / PINNED), inputs=inputs)
+        check_pinned(plan.suite())
+        consent.remember_plan(plan.run_id, plan_digest(plan))
+    except BaseException:
+        remove_tree(work)  # without a ledger nobody would find it
+        conductor_lock(out, plan.run_id).unlink()
+        raise
+    about = {PLAN: msgspec.json.encode(plan).decode(), "run_id": plan.run_id}
+    path = ledger_path(out, plan.run_id)
+    lanes = lanes_of(plan, suite, lambda mission: work / TEMPLATES / mission.id / GIVEN)
+    ledger = Ledger.create(path, about, attempts_of(plan, suite, lanes), clock=clock)
+    for lane, most in bounds_of(suite).items():
+        ledger.bound_lane(lane, most)
+    ledger.close()
+    return path
+
+
+def find_run(place: Path) -> tuple[Path, str]:
+    """The output directory and the id of the run that `place` names: its directory, its ledger, or an `out`."""
+    if place.name in ("", ".."):  # here, or above
+        place = place.resolve()
+    if place.suffix == ".ledger":
+        return place.parent, place.stem
+    if ledger_path(place.parent, place.name).exists():
+        return place.parent, place.name
+    ledgers = sorted(place.glob("*.ledger"), key=lambda each: each.name)
+    if not ledgers:
+        raise RunUnknown(f"there is no run at {place}", op="suite")
+    return place, ledgers[-1].stem
+
+
+class Conductor:
+    """Conducts one run from wherever it is to its end. Only one can at a time."""
+
+    def __init__(self, out: Path, run_id: str, *, on_event: OnEvent | None = None, clock: Clock | None = None) -> None:
+        self._out = out
+        self._run_id = run_id
+        self._tell = Telling(on_event)
+        self._clock: Clock = clock or SystemClock()
+        self._ids = IdSource(self._clock)
+        self._ledger = Ledger(ledger_path(out, run_id), clock=self._clock)
+        self._plan = read_plan(self._ledger)
+        self._crew = Crew(out, run_id, self._ids, self._tell)
+        self._epoch = 0
+        credential = credential_of(self._plan)
+        gate = None if credential is None else Limiter(credential, self._plan.concurrency, clock=self._clock)
+        self._waiting = Waiting(self._ledger, gate, out / run_id, self._tell, self._clock)
+
+    def conduct(self, *, trust: bool = False) -> Path:
+        """Run what is missing, then commit. The path of the run's bundle. Interrupted, it can be resumed.
+
+        Raises `PlanUntrusted` unless the plan is the one that `create_run` recorded for this user; `trust` accepts
+        another, as it is now.
+        """
+        run_dir = self._out / self._run_id
+        with self._alone():
+            if (run_dir / INDEX).exists():
+                self._tidy_up()  # killed between the commit and this
+                return run_dir
+            self._require_known_plan(trust=trust)
+            refuse_secrets(self._plan, os.environ)
+            self._epoch = self._ledger.begin_epoch()
+            redactor = redactor_of(self._plan, os.environ)
+            expected = (self._plan.source_name, *_EXPECTED)
+            bundle = BundleWriter(
+                self._out, run_id=self._run_id, expected=expected, redactor=redactor, clock=self._clock
+            )
+            if run_dir.exists():
+                for name in expected:  # written last, from the ledger: killed among them, they are written anew
+                    (run_dir / name).unlink(missing_ok=True)
+                bundle = bundle.taking_over(released=True)  # whoever conducts it is alone
+            # Not a `with`: left by an exception or an interrupt, the run is to stay in progress, and be resumed.
+            bundle.__enter__()
+            try:
+                self._close_torn(alive=(), stopped=True)
+                self._plan_retries()
+                self._work()
+            finally:
+                self._crew.end()
+                self._close_torn(alive=(), stopped=True)
+            self._write(bundle)
+            bundle.__exit__(None, None, None)
+            self._tidy_up()
+        return run_dir
+
+    def _require_known_plan(self, *, trust: bool) -> None:
+        digest = plan_digest(self._plan)
+        if trust:
+            consent.remember_plan(self._run_id, digest)
+        elif not consent.knows_plan(self._run_id, digest):
+            raise PlanUntrusted(
+                f"the plan of {self._run_id} was not made here by you, or was changed since",
+                op="suite",
+                fix_hints=[
+                    "start a new run: proofbox suite run FILE",
+                    f"if you trust what it says: proofbox suite resume --trust {quote(str(self._out / self._run_id))}",
+                ],
+            )
+
+    def _tidy_up(self) -> None:
+        """After the commit. May be repeated."""
+        consent.forget_plan(self._run_id)
+        if self._ledger.about("committed") != "yes":
+            self._ledger.set_about("committed", "yes")
+        work = self._out / WORK / self._run_id
+        forget_workspaces(work, lambda stores: note_stores(self._ledger, stores))
+        remove_tree(work)
+
+    def close(self) -> None:
+        self._ledger.close()
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(locked(conductor_lock(self._out, self._run_id), wait=False))
+            except BlockingIOError:
+                raise RunBusy(f"another process conducts {self._run_id}", op="suite") from None
+            if not ledger_path(self._out, self._run_id).exists():
+                raise RunUnknown(f"{self._run_id} was removed", op="suite")
+            yield
+
+    def _work(self) -> None:
+        wanted = 1 if self._plan.isolation == "shared" else min(os.cpu_count() or 1, self._plan.concurrency)
+        slots = -(-self._plan.concurrency // wanted)
+        in_vain = 0
+        while True:
+            counts = self._ledger.counts()
+            if not counts["planned"] and not counts["claimed"]:
+                return self._crew.let_go()
+            self._waiting.tell(counts["claimed"], counts["ended"])
+            self._tell.check()
+            self._crew.hire(wanted, slots, self._epoch)
+            died = self._crew.wait()
+            self._close_torn(alive=self._crew)
+            self._plan_retries()
+            in_vain = in_vain + died if self._ledger.counts() == counts else 0
+            if in_vain > MOST_IN_VAIN:
+                raise WorkerLost("its workers die before they have done anything; what they said is above", op="suite")
+
+    # Torn attempts and retries
+
+    def _close_torn(self, alive: Iterable[str], *, stopped: bool = False) -> None:
+        """End what nobody works on any more, with what it had. A bundle that was committed counts as it is.
+
+        `stopped`: its worker died with a conductor of the run, this one or one before.
+        """
+        for attempt in self._ledger.torn(alive):
+            self._crew.kill(attempt.worker or "")  # alive, and silent for longer than its lease
+            mine = self._ledger.take_over(attempt, f"{CONDUCTOR}-{self._epoch}", TAKEN_OVER)
+            path = self._out / self._run_id / attempt.path
+            redactor = redactor_of(self._plan, os.environ)
+            ended = close_torn(self._out / self._run_id, self._run_id, attempt, redactor, self._clock)
+            self._ledger.end(mine, msgspec.structs.replace(ended, stopped=stopped and ended.infra == WorkerLost.code))
+            remove_tree(self._out / WORK / self._run_id / "attempts" / path.name)
+            told = {"claimed": ended.claimed, "verified": ended.verified, "infra": ended.infra, "reason": ended.reason}
+            self._tell({"event": "ended", "attempt_id": attempt.id, "mission_id": attempt.mission, **told})
+
+    def _plan_retries(self) -> None:
+        """A new attempt for each infra failure that is worth one, naming it as its parent."""
+        for attempt in self._ledger.to_retry():
+            line = self._lineage(attempt)
+            if attempt.result is None or attempt.result.retry_after is None or not self._worth_it(line):
+                continue
+            root = line[0].id
+            due = self._clock.now().timestamp() + pause([each.result for each in line])
+            again = f"{root}.r{len(line)}"
+            of = (attempt.mission, attempt.replicate, attempt.id)
+            self._ledger.plan(Planned(again, *of, due, attempt.lane, attempt.interrupt))
+
+    def _lineage(self, attempt: Attempt) -> list[Attempt]:
+        """The attempts at the same thing, the first one first, up to this."""
+        line = [attempt]
+        while line[0].parent is not None:
+            line.insert(0, self._ledger.attempt(line[0].parent))
+        return line
+
+    def _worth_it(self, line: list[Attempt]) -> bool:
+        codes = [each.result.infra for each in line if each.result is not None]
+        if codes[-1] == WorkerLost.code:
+            stopped = sum(each.result.stopped for each in line if each.result is not None)
+            return codes.count(WorkerLost.code) - stopped <= MOST_LOST and stopped <= MOST_STOPPED
+        return counted_tries([each.result for each in line]) <= self._plan.retries
+
+    # The end
+
+    def _write(self, bundle: BundleWriter) -> None:
+        attempts = as_committed(self._out / self._run_id, self._ledger.attempts())
+        suite = self._plan.suite()
+        bundle.write_bytes(self._plan.source_name, self._plan.suite_source.encode(), schema_version=SUITE_SCHEMA)
+        bundle.write_json(
+            "environment.json",
+            msgspec.to_builtins(
+                RunEnvironment(
+                    world=world(),
+                    suite=SuiteNamed(suite.id, suite.sha256),
+                    chain=ChainDecided(self._plan.chain, self._plan.chain_origin),
+                    isolation=self._plan.isolation,
+                    concurrency=self._plan.concurrency,
+                    provider=self._plan.provider,
+                    epochs=self._epoch,
+                    inputs=self._plan.inputs,
+                )
+            ),
+        )
+        schedule = ScheduleLog(bundle.open_log(SCHEDULE), self._clock)
+        for attempt in attempts:
+            schedule.planned(attempt.id, attempt.path, parent=attempt.parent, at=_moment(attempt.planned_at))
+        for attempt in attempts:
+            schedule.started(attempt.id, at=_moment(attempt.claimed_at))
+            if attempt.result is not None and attempt.result.index_sha256:
+                schedule.finished(attempt.id, attempt.result.index_sha256, at=_moment(attempt.ended_at))
+        schedule.close()
+        summary = summarize(self._run_id, suite, attempts)
+        bundle.write_json(SUMMARY, msgspec.to_builtins(summary))
+        bundle.withhold_secrets()
+        if summary.status != "ok":
+            bundle.mark_partial("some attempts failed for reasons of the machinery")
+
+
+def _moment(seconds: float | None) -> datetime | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)

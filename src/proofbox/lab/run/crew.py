@@ -1,0 +1,135 @@
+"""The worker processes of a run: hired, heard, let go, and ended for good.
+
+A worker runs `proofbox.lab.run.worker` in a child interpreter (`core.interpreter`); each line that it writes to
+stdout is an event, which is passed on. The ledger decides which attempts there are and which worker has them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from subprocess import Popen
+from typing import Any
+
+from proofbox.core.ids import IdSource
+from proofbox.core.interpreter import module_child
+from proofbox.errors import InternalError
+
+PATIENCE = 0.2
+PARTING = 30.0
+
+OnEvent = Callable[[dict[str, Any]], None]
+
+
+class Telling:
+    """Tells events on, until that fails: the first failure is kept for whoever decides what follows from it."""
+
+    def __init__(self, on_event: OnEvent | None) -> None:
+        self._on_event = on_event
+        self._failure: Exception | None = None
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        if self._on_event is not None and self._failure is None:
+            try:
+                self._on_event(event)
+            except Exception as error:
+                self._failure = error
+
+    def check(self) -> None:
+        """Raise what telling failed with, if it did."""
+        if self._failure is not None:
+            raise self._failure
+
+
+class Crew:
+    def __init__(self, out: Path, run_id: str, ids: IdSource, tell: Telling) -> None:
+        self._out = out
+        self._run_id = run_id
+        self._ids = ids
+        self._tell = tell
+        self._workers: dict[str, Popen[bytes]] = {}
+        self._readers: list[threading.Thread] = []
+        self._changed = threading.Event()
+
+    def __iter__(self) -> Iterator[str]:
+        """The names of those that are there."""
+        return iter(self._workers)
+
+    def hire(self, wanted: int, slots: int, epoch: int) -> None:
+        """As many as are wanted, each for so many attempts at once."""
+        while len(self._workers) < wanted:
+            name = self._ids.new_id("worker")
+            task = (str(self._out.absolute()), self._run_id, name, str(epoch), str(slots), str(os.getpid()))
+            child = module_child("proofbox.lab.run.worker", *task)
+            # In a session of its own: a terminal's Ctrl-C is for who conducts the run, who then ends its workers.
+            worker = Popen(
+                child.argv,
+                cwd=child.cwd,
+                env=child.env,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                start_new_session=True,
+            )
+            self._workers[name] = worker
+            reader = threading.Thread(target=self._listen, args=(worker,), daemon=True)
+            reader.start()
+            self._readers.append(reader)
+
+    def wait(self) -> int:
+        """Until an attempt or a worker has ended, or for a moment. Those that have died are gone then; how many."""
+        self._changed.wait(PATIENCE)
+        self._changed.clear()
+        dead = [name for name, worker in self._workers.items() if worker.poll() is not None]
+        for name in dead:
+            del self._workers[name]
+        return len(dead)
+
+    def kill(self, name: str) -> None:
+        """One that may not write any more. That it is not there is no error."""
+        worker = self._workers.pop(name, None)
+        if worker is not None:
+            worker.kill()
+            worker.wait()
+
+    def let_go(self) -> None:
+        """They see for themselves that all is done; what they still have to say is heard."""
+        for worker in self._workers.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.wait(PARTING)
+
+    def end(self) -> None:
+        for worker in self._workers.values():
+            with contextlib.suppress(ProcessLookupError):
+                worker.send_signal(signal.SIGKILL)
+            worker.wait()
+        self._workers.clear()
+        for reader in self._readers:
+            reader.join()
+
+    def _listen(self, worker: Popen[bytes]) -> None:
+        if worker.stdout is None:
+            raise InternalError("a worker without a pipe", op="suite")
+        # To the end, whatever comes: a worker must never find that nobody listens.
+        with worker.stdout:
+            for line in worker.stdout:
+                event = _event(line)
+                if event is not None:
+                    self._tell(event)
+                    if event.get("event") == "ended":
+                        self._changed.set()
+        self._changed.set()
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    """None: it was killed in the middle of one, or something else wrote there."""
+    try:
+        said = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return said if isinstance(said, dict) else None

@@ -1,0 +1,295 @@
+"""What old runs leave on a disk, and taking it away: runs by age and size, and what interrupted processes left.
+
+A run that is pinned, promoted, not committed or the latest stays, unless it is asked for by name. Nothing that a living
+process may be using is touched. A run's files are in stores of their own, outside its directory: they go with it, by
+what its evidence, its ledger and the workspaces in its work name, unless a workspace elsewhere has one of them too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from proofbox.core.canonical import CanonicalError, parse_strict
+from proofbox.core.clock import parse_isoformat
+from proofbox.core.dirs import cache_dir, state_dir
+from proofbox.core.ids import is_id
+from proofbox.core.files.locks import locked
+from proofbox.core.files.removal import remove_tree
+from proofbox.core.text import path_fields
+from proofbox.errors import CorruptError, ProofboxError, RunUnknown
+from proofbox.evidence.bundle.listing import ListedRun, describe
+from proofbox.evidence.bundle.paths import INDEX, MAX_STATUS_BYTES, list_runs, read_bounded
+from proofbox.lab.attempt import artifacts
+from proofbox.lab.run.ledger import Ledger
+from proofbox.lab.run.plan import WORK, conductor_lock, ledger_path, note_stores, stores_of
+from proofbox.lab.run.pressure import size_of
+from proofbox.lab.run.template import forget_workspaces
+from proofbox.sandbox.host import cgroups
+from proofbox.config import consent
+from proofbox.sandbox.host.scratch import abandoned_scratch
+from proofbox.sandbox.sessions import SessionStore
+from proofbox.workspace import registry
+from proofbox.workspace.model import exact
+
+PIN_SUFFIX = ".pin"
+STARTING = 3600.0
+"""Seconds, for a session between its directory and its record. Seldom one: whatever is younger is left alone."""
+Kind = Literal["run", "work", "session", "schema_cache"]
+_RESUMABLE = "its run can be resumed"
+
+
+class Item(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing on the disk, and why it goes or stays."""
+
+    kind: Kind
+    """`run`: evidence. `work`: what a run worked with. `session`: what is left of a sandbox's session.
+    `schema_cache`: what was learned of an agent's protocol."""
+    path: str
+    path_b64: str | None = None
+    """The exact bytes, where the path is not UTF-8."""
+    bytes: int
+    """On the disk."""
+    free: bool
+    """It goes; of a dry run, it would."""
+    reason: str
+    left: str = ""
+    """What of it is still there though it was to go, and why; empty: nothing."""
+
+    @property
+    def place(self) -> Path:
+        return Path(exact(self.path, self.path_b64))
+
+
+class Rules(msgspec.Struct, frozen=True, kw_only=True):
+    older_than: float | None = None
+    """Seconds."""
+    max_bytes: int | None = None
+    """Keep the newest runs up to this size in all."""
+    include_promoted: bool = False
+    include_uncommitted: bool = False
+
+
+class _Run(NamedTuple):
+    path: Path
+    about: ListedRun
+    size: int
+
+
+def survey(out: Path, rules: Rules, now: datetime) -> list[Item]:
+    """What is there, oldest first, and what would be freed."""
+    found: list[Item] = []
+    if out.is_dir():
+        found = list(_runs(out, rules, now))
+        found += _work(out, {item.place.name for item in found if item.free})
+    return [*found, *_sessions(now), *_caches()]
+
+
+def collect(items: Sequence[Item]) -> tuple[int, tuple[Item, ...]]:
+    """Take away what is to go. The bytes that were freed, and the items as they are now."""
+    freed = 0
+    done = []
+    for item in items:
+        found = _collect(item) if item.free else item
+        done.append(found)
+        if found.free:
+            freed += item.bytes - (_still_there(item) if found.left else 0)
+    return freed, tuple(done)
+
+
+def _still_there(item: Item) -> int:
+    """How much of it, once some of it could not be removed."""
+    return min(item.bytes, size_of(item.place, item.bytes)) if item.place.is_dir() else item.bytes
+
+
+def _collect(item: Item) -> Item:
+    path = item.place
+    if item.kind == "session":
+        return _collect_session(item)
+    if item.kind == "schema_cache":
+        return msgspec.structs.replace(item, left=_remove(path))
+    out = path.parent if item.kind == "run" else path.parent.parent
+    lock = conductor_lock(out, path.name)
+    try:
+        # Whoever plans, conducts or resumes the run has it. With it in our hands, nobody begins to.
+        with locked(lock, wait=False):
+            if item.kind == "work" and _is_resumable(out, path.name):
+                return msgspec.structs.replace(item, free=False, reason=_RESUMABLE)
+            left = _remove_run(path) if item.kind == "run" else _remove_work(path)
+            if not left and not ledger_path(out, path.name).exists():
+                lock.unlink()
+    except BlockingIOError:
+        return msgspec.structs.replace(item, free=False, reason="a process is at work on it")
+    except OSError as error:
+        left = f"{path_fields(path.name)['path']}: {error.strerror}"
+    except ProofboxError as error:  # a damaged ledger or workspace: what can't be known is not taken away
+        left = f"{path_fields(path.name)['path']}: {error.message}"
+    return msgspec.structs.replace(item, left=left)
+
+
+def _collect_session(item: Item) -> Item:
+    path = item.place
+    left = ""
+    if path.parent != _session_place():
+        left = next((_remove(each) for each in abandoned_scratch() if each == path), "")
+    elif SessionStore(path.parent).running(path.name):
+        return msgspec.structs.replace(item, free=False, reason="it runs")
+    else:
+        left = _remove(path)
+        cgroups.sweep(cgroups.tree(), path.name)
+    return msgspec.structs.replace(item, left=left)
+
+
+def _remove_work(path: Path) -> str:
+    """The stores of a run that is still there stay; those of one that is gone have nobody."""
+    out = path.parent.parent
+    stores = _forget_workspaces(out, path.name)
+    gone = not ledger_path(out, path.name).exists() and not (out / path.name).exists()
+    left = _drop(stores) if gone else ""
+    return _remove(path) or left
+
+
+def _forget_workspaces(out: Path, name: str) -> set[str]:
+    """Those in the work of a run; their stores, which its ledger knows from here on, if it has one."""
+    found: set[str] = set()
+
+    def note(stores: set[str]) -> None:
+        found.update(stores)
+        if ledger_path(out, name).exists():
+            with Ledger(ledger_path(out, name)) as ledger:
+                note_stores(ledger, stores)
+
+    forget_workspaces(out / WORK / name, note)
+    return found
+
+
+def _drop(stores: set[str]) -> str:
+    left = [left for store in sorted(stores) for left in registry.drop_store(store)]
+    return f"its files' store: {left[0].reason}" if left else ""
+
+
+def _remove_run(path: Path) -> str:
+    stores = _forget_workspaces(path.parent, path.name) | _stores_of(path)
+    in_store = _drop(stores)
+    # The evidence first: a ledger without its run says so, a run without its ledger would look whole.
+    left = _remove(path)
+    if left:
+        return left
+    for suffix in ("", "-wal", "-shm"):
+        left = left or _remove(Path(f"{ledger_path(path.parent, path.name)}{suffix}"))
+    if not left:
+        consent.forget_plan(path.name)
+    return left or in_store
+
+
+def _remove(path: Path) -> str:
+    """What of it could not be removed, and why: the first thing."""
+    for left in remove_tree(path):
+        return f"{path_fields(os.path.join(path.name, left.path))['path']}: {left.reason}"
+    return ""
+
+
+def _runs(out: Path, rules: Rules, now: datetime) -> Iterator[Item]:
+    places = [out / name for name in list_runs(out)]
+    runs = [_Run(path, describe(os.fspath(path)), size_of(path, 1 << 62)) for path in places]
+    runs.sort(key=lambda run: (run.about.started_at or "", run.path.name))
+    kept = 0
+    over: set[Path] = set()
+    for run in reversed(runs):
+        kept += run.size
+        if rules.max_bytes is not None and kept > rules.max_bytes:
+            over.add(run.path)
+    for run in runs:
+        old = rules.older_than is not None and _age(run.about, now) > rules.older_than
+        why = f"older than {rules.older_than:g} s" if old else "over the size" if run.path in over else ""
+        stays = _protected(run, rules)
+        free = bool(why) and not stays
+        yield _item("run", run.path, run.size, free, stays or why or "within the rules")
+
+
+def _protected(run: _Run, rules: Rules) -> str:
+    out, name = run.path.parent, run.path.name
+    if (out / f"{name}{PIN_SUFFIX}").exists():
+        return "pinned"
+    if run.about.latest:
+        return "the latest"
+    if run.about.state == "in_progress":
+        return "in progress"
+    if run.about.status is None and not rules.include_uncommitted:
+        return "not committed"
+    if any(out.glob(f"{name}*.promotion.json")) and not rules.include_promoted:
+        return "promoted"
+    return ""
+
+
+def _stores_of(run: Path) -> set[str]:
+    """The stores with the files of its attempts."""
+    found = set()
+    for path in run.glob(f"attempts/*/{artifacts.FINAL_SNAPSHOT}"):
+        with contextlib.suppress(OSError, CanonicalError, KeyError, TypeError):
+            found.add(str(parse_strict(read_bounded(path, MAX_STATUS_BYTES))["store"]))
+    with contextlib.suppress(CorruptError, RunUnknown), Ledger(ledger_path(run.parent, run.name)) as ledger:
+        found |= stores_of(ledger)
+    return {store for store in found if is_id(store, "store")}
+
+
+def _age(run: ListedRun, now: datetime) -> float:
+    return (now - parse_isoformat(run.started_at)).total_seconds() if run.started_at else 0.0
+
+
+def _work(out: Path, going: set[str]) -> Iterator[Item]:
+    """Workspaces, scratch and agents' homes of runs that are committed or gone: their conductor was killed. Someone may
+    have removed them, and not what the state directory has of their workspaces."""
+    work = out / WORK
+    real = os.path.realpath(work)
+    names = {os.path.relpath(each.path, real).split("/")[0] for each in registry.registered_below(work)}
+    for name in sorted(names.union(os.listdir(work) if work.is_dir() else ())):
+        free = name in going or not _is_resumable(out, name)
+        reason = "its run goes" if name in going else "its run is committed or gone" if free else _RESUMABLE
+        place = work / name
+        yield _item("work", place, size_of(place, 1 << 62) if place.exists() else 0, free, reason)
+
+
+def _is_resumable(out: Path, name: str) -> bool:
+    return ledger_path(out, name).exists() and not (out / name / INDEX).exists()
+
+
+def _session_place() -> Path:
+    return state_dir() / "sessions"
+
+
+def _sessions(now: datetime) -> Iterator[Item]:
+    """What `session prune` would forget, but for what may be about to begin."""
+    place = _session_place()
+    store = SessionStore(place)
+    for record in store.records():
+        runs = store.running(record.id)
+        path = place / record.id
+        yield _item("session", path, size_of(path, 1 << 62), not runs, "it runs" if runs else "it has ended")
+    for path in (place / id for id in store.leftovers()):
+        with contextlib.suppress(FileNotFoundError):
+            old = now.timestamp() - path.stat().st_mtime > STARTING
+            reason = "its start was interrupted" if old else "it may be starting"
+            yield _item("session", path, size_of(path, 1 << 62), old, reason)
+    for path in abandoned_scratch():
+        yield _item("session", path, size_of(path, 1 << 62), True, "a killed process left it")
+
+
+def _caches() -> Iterator[Item]:
+    """Schemas of agents' protocols, one for each version ever met; the newest of each runtime is kept."""
+    found = sorted(cache_dir().glob("*-schema-*.json"), key=lambda path: path.stat().st_mtime)
+    newest = {path.name.split("-schema-")[0]: path for path in found}
+    for path in found:
+        stays = newest[path.name.split("-schema-")[0]] == path
+        size = os.stat(path).st_blocks * 512
+        yield _item("schema_cache", path, size, not stays, "the newest" if stays else "made again when needed")
+
+
+def _item(kind: Kind, path: Path, size: int, free: bool, reason: str) -> Item:
+    return Item(kind=kind, **path_fields(os.fspath(path)), bytes=size, free=free, reason=reason)

@@ -1,0 +1,214 @@
+"""A process that takes attempts from a run's ledger and runs several at a time.
+
+It dies with its conductor, and its boxes die with it. What it says on stdout, one JSON object a line, is for whoever
+watches; nothing rests on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import anyio
+from anyio.to_thread import current_default_thread_limiter, run_sync
+
+from proofbox.core.clock import Clock, SystemClock
+from proofbox.errors import IoFailed, LeaseLost, RateLimited, UsageLimited
+from proofbox.evidence.bundle.identity import process_identity
+from proofbox.lab.run import pressure
+from proofbox.lab.attempt.runner import run_attempt
+from proofbox.lab.run.failures import typed
+from proofbox.lab.run.ledger import Attempt, Ended, Ledger
+from proofbox.lab.run.limiter import Limiter
+from proofbox.lab.run.plan import credential_of, ledger_path, read_plan, surroundings
+from proofbox.lab.attempt.states import State
+from proofbox.lab.attempt.context import Surroundings, Watch
+
+LEASE = 60.0
+BEAT = 1.0
+ASK_AGAIN = 0.05
+THREADS = 4
+"""Most that one attempt blocks at a time: a command, a snapshot, a look at its disk, a request."""
+_PDEATHSIG = 1
+
+
+class Worker:
+    def __init__(
+        self,
+        name: str,
+        epoch: int,
+        slots: int,
+        ledger: Ledger,
+        around: Surroundings,
+        limiter: Limiter | None,
+        clock: Clock,
+    ) -> None:
+        self._name = name
+        self._epoch = epoch
+        self._slots = slots
+        self._ledger = ledger
+        self._around = around
+        self._limiter = limiter
+        self._clock = clock
+        self._process = process_identity()
+        self._running: dict[str, Watch] = {}
+        self._given_up: list[Attempt] = []
+        self._entered = 0
+        self._asking = anyio.CapacityLimiter(4)
+        self._beating = anyio.CapacityLimiter(1)
+        self._freed = anyio.Event()
+
+    async def work(self) -> None:
+        """Until nothing is planned, and nothing is under way that may have to be tried again."""
+        # As many threads as all attempts at once can use, and others for what keeps them: none waits for another's.
+        threads = current_default_thread_limiter()
+        threads.total_tokens = max(threads.total_tokens, THREADS * self._slots)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._beat)
+            while True:
+                try:
+                    wait = await run_sync(self._next, limiter=self._asking)
+                except IoFailed:  # what is under way goes on
+                    wait = BEAT
+                if wait is None:
+                    break
+                if isinstance(wait, float):
+                    with anyio.move_on_after(wait):
+                        await self._freed.wait()
+                    continue
+                attempt, place = wait
+                watch = self._running[attempt.id] = self._watch(attempt)
+                if attempt.interrupt:
+                    watch.interrupt()
+                tasks.start_soon(self._run, attempt, watch, place)
+            tasks.cancel_scope.cancel()
+        if self._around.shared is not None:
+            await self._around.shared.close()
+
+    def _next(self) -> tuple[Attempt, str] | float | None:
+        """An attempt to run, and its place at the gate if it has one; or how long to wait; or None when all is done."""
+        interrupted = self._ledger.claim_interrupted(self._name, self._epoch, LEASE)
+        if interrupted is not None:  # it only ends: that takes no slot, no room, and nothing of the gate's
+            return interrupted, ""
+        if len(self._running) >= self._slots:
+            return BEAT
+        due = self._ledger.next_time()
+        if due is None:
+            # One of ours may have its end in the ledger and not yet have said so, nor told the gate what it learned.
+            return ASK_AGAIN if self._running or self._ledger.counts()["claimed"] else None
+        early = due - self._clock.now().timestamp()
+        if early > 0:
+            return min(early, BEAT)
+        if pressure.reason(self._around.run_dir):
+            return pressure.ASK_AGAIN
+        self._entered += 1
+        place = f"{self._name}/{self._entered}"
+        closed = self._limiter.enter(place, self._process) if self._limiter is not None else None
+        if closed is not None:
+            return min(closed, BEAT)
+        attempt = None
+        try:
+            attempt = self._ledger.claim(self._name, self._epoch, LEASE)
+        finally:
+            if attempt is None:
+                self._leave(place)
+        return ASK_AGAIN if attempt is None else (attempt, place)  # another worker was faster
+
+    def _leave(self, place: str) -> None:
+        if self._limiter is not None and place:
+            with contextlib.suppress(OSError):  # then the place is free when this process ends
+                self._limiter.leave(place)
+
+    async def _run(self, attempt: Attempt, watch: Watch, place: str) -> None:
+        began = self._clock.now().timestamp()
+        try:
+            ended = await run_attempt(attempt, self._around, watch)
+            await run_sync(self._ledger.end, attempt, ended, limiter=self._asking)
+            with contextlib.suppress(OSError):  # what the gate does not hear now, it hears from the next
+                await run_sync(self._learn, ended, began, limiter=self._asking)
+            self._say(attempt, "ended", **_told(ended))
+        except LeaseLost as error:
+            self._say(attempt, "lost", message=error.message)
+        except Exception as error:  # there is no bundle, or the ledger would not hear: the others go on
+            self._given_up.append(attempt)
+            self._say(attempt, "lost", message=self._around.redactor.redact(typed(error).message))
+        finally:
+            del self._running[attempt.id]
+            self._leave(place)
+            self._freed.set()
+            self._freed = anyio.Event()
+
+    def _learn(self, ended: Ended, began: float) -> None:
+        if self._limiter is None:
+            return
+        if ended.infra == UsageLimited.code:
+            resets = None if ended.retry_after is None else self._clock.now().timestamp() + ended.retry_after
+            self._limiter.usage_limited(resets)
+        elif ended.infra == RateLimited.code:
+            self._limiter.rate_limited(began, ended.retry_after)
+        elif ended.infra is None and ended.strategy:  # else no agent was begun
+            self._limiter.went_well()
+
+    def _watch(self, attempt: Attempt) -> Watch:
+        def on_state(state: State) -> None:
+            if state != "ended":  # that is said when the ledger has it
+                with contextlib.suppress(IoFailed):  # it is for whoever watches
+                    self._ledger.enter_phase(attempt, state)
+                self._say(attempt, state)
+
+        return Watch(
+            on_state,
+            lambda what: self._say(attempt, "activity", activity=what),
+            lambda spent: self._say(attempt, "tokens", tokens=spent),
+        )
+
+    async def _beat(self) -> None:
+        while True:
+            with contextlib.suppress(IoFailed):  # a lease lasts for many beats
+                for id in await run_sync(self._renew, limiter=self._beating):
+                    if id in self._running:
+                        self._running[id].interrupt()
+            await anyio.sleep(BEAT)
+
+    def _renew(self) -> list[str]:
+        """Keep the attempts under way, but for those given up; the ids of those to be interrupted."""
+        while self._given_up:
+            self._ledger.give_up(self._given_up[0])
+            del self._given_up[0]
+        return self._ledger.heartbeat(self._name, LEASE)
+
+    def _say(self, attempt: Attempt, event: str, **more: Any) -> None:
+        line = {"event": event, "attempt_id": attempt.id, "mission_id": attempt.mission, **more}
+        with contextlib.suppress(BrokenPipeError):  # nothing rests on its being heard
+            sys.stdout.write(json.dumps(line) + "\n")
+            sys.stdout.flush()
+
+
+def _told(ended: Ended) -> dict[str, Any]:
+    names = ("claimed", "verified", "infra", "reason", "strategy")
+    return {name: getattr(ended, name) for name in names}
+
+
+def main(argv: list[str]) -> None:
+    out, run_id, name, epoch, slots, conductor = argv
+    ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != int(conductor):  # it died before we could ask to die with it
+        return
+    clock = SystemClock()
+    ledger = Ledger(ledger_path(Path(out), run_id), clock=clock)
+    plan = read_plan(ledger)
+    credential = credential_of(plan)
+    limiter = None if credential is None else Limiter(credential, plan.concurrency, caller=plan.run_id, clock=clock)
+    around = surroundings(plan, Path(out), name, clock=clock)
+    worker = Worker(name, int(epoch), int(slots), ledger, around, limiter, clock)
+    anyio.run(worker.work)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

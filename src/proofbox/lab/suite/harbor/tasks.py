@@ -1,0 +1,293 @@
+"""Tasks in Harbor's format, read as the missions of a suite: `task.toml`, `instruction.md`, `environment/`, `tests/`
+with `test.sh`, and perhaps `solution/` with `solve.sh`.
+
+It is others' format: a field that means nothing here is kept out and noted, not refused. What can't be done here at all
+is refused by name, and what is done so differently that a result must not be set beside one of Harbor's is marked.
+docs/harbor.md says how the two differ.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import msgspec
+
+from proofbox.agents.environment import is_blocked
+from proofbox.core.text import printable
+from proofbox.errors import ImageAbsent, ProviderUnavailable, StartFailed, SuiteInvalid
+from proofbox.lab.suite.harbor import task_table
+from proofbox.lab.suite.harbor.dockerfile import Copy, Dockerfile, read_dockerfile
+from proofbox.lab.suite.problems import Problem, invalid
+from proofbox.lab.suite.reading import Suite, parse_suite
+from proofbox.lab.suite.harbor.task_tree import MOST_ENTRIES, read_text, tree_sha256
+from proofbox.sandbox.containers.image_files import working_directory
+from proofbox.sandbox.providers import provider_named
+from proofbox.sandbox.providers.host_root import ROOT
+
+TASK = "task.toml"
+PARTS = (TASK, "instruction.md", "environment", "tests", "solution", "steps")
+"""What a task is made of. Anything else beside it, such as the results of a run, is not looked at."""
+TESTS, SOLUTION, REWARD = "/tests", "/solution", "/logs/verifier"
+USUAL_WORKDIR = "/app"
+MOST_NOTES, NOTE = 200, 500
+HOST_ROOT = "it ran on this host's own programs, and not in the task's image (--host-root)"
+# Hooks of test runs that no task asks for. The usual ones besides, such as setup.cfg, may be what a task is about.
+PROTECTED = ("**/conftest.py", "**/sitecustomize.py", "**/usercustomize.py")
+_INSTALLS = re.compile(
+    r"^[^#\n]*\b(?:apt-get|apt|apk|dnf|yum)\s+(?:-\S+\s+)*(?:install|add|update|upgrade)\b", re.MULTILINE
+)
+
+
+def read_tasks(path: Path, *, host_root: bool = False, to_run: bool = False) -> Suite:
+    """A task's directory, or one of several, as a suite. Raises `SuiteInvalid` with all that is wrong.
+
+    With `host_root` its missions run in bubblewrap on this host's programs; otherwise in docker in the task's image.
+    `to_run` asks the engine for that image, and raises `ImageAbsent` where it is not to be had.
+    """
+    tasks = _tasks_in(path)
+    if not tasks:
+        problem = Problem(f"neither it nor a directory in it has a {TASK}", fix_hint="name a task's directory")
+        raise invalid(f"{path}", [problem])
+    problems: list[Problem] = []
+    missions: list[dict[str, Any]] = []
+    for task in tasks:
+        try:
+            reader = _Reader(task, "." if task == path else task.name, host_root=host_root)
+            missions.append(reader.mission(to_run=to_run))
+        except SuiteInvalid as error:
+            found = msgspec.convert(error.details.get("problems", []), list[Problem])
+            name = "" if task == path else f"{task.name}: "
+            problems += [msgspec.structs.replace(each, message=name + each.message) for each in found]
+    if problems:
+        raise invalid(f"{path}", problems)
+    document = {"suite": {"id": _id(_name(path)), "title": "Harbor tasks"}, "mission": missions}
+    return parse_suite(json.dumps(document, indent=1), base=path, name=str(path), json=True)
+
+
+def _tasks_in(path: Path) -> list[Path]:
+    if os.path.lexists(path / TASK):
+        return [path]
+    try:
+        return sorted(each for each in path.iterdir() if not each.is_symlink() and os.path.exists(each / TASK))
+    except OSError as error:
+        raise invalid(str(path), [Problem(f"it can't be read: {error.strerror}")]) from None
+
+
+def _name(path: Path) -> str:
+    """Of a directory, which may be given as `.`"""
+    return os.path.basename(os.path.realpath(path))
+
+
+def _id(name: str) -> str:
+    return re.sub(r"[^a-z0-9._-]+", "-", name.lower())[:64].strip("._-") or "task"
+
+
+def _matching(folder: Path, patterns: Sequence[str]) -> list[Path]:
+    """What a path with wildcards names, part by part, as a build reads it: no wildcard stands for several parts.
+
+    Wildcards don't lead through links: two that lead back would double what is found with every part.
+    """
+    found = [folder]
+    for pattern in patterns:
+        if re.search(r"[*?\[]", pattern):
+            folders = [each for each in found if each.is_dir() and (each == folder or not each.is_symlink())]
+            found = [path for each in folders for path in each.iterdir() if fnmatchcase(path.name, pattern)]
+        else:
+            found = [each / pattern for each in found if os.path.lexists(each / pattern)]
+    return sorted(found)
+
+
+class _Reader:
+    """One task. What it finds on the way is gathered: `notes`, and why a result would not be comparable."""
+
+    def __init__(self, root: Path, prefix: str, *, host_root: bool) -> None:
+        self._root = root
+        self._prefix = prefix
+        self._host_root = host_root
+        self._notes: dict[str, None] = {}
+        self._differs: list[str] = [HOST_ROOT] if host_root else []
+
+    def mission(self, *, to_run: bool) -> dict[str, Any]:
+        sha256 = tree_sha256(self._root, PARTS)
+        self._check_files()
+        table = task_table.read(read_text(self._root, TASK), self._note)
+        dockerfile = self._dockerfile()
+        image = None if self._host_root else table.environment.docker_image or self._image_to_build()
+        workdir = self._workdir(table, dockerfile, image if to_run else None)
+        id = _id((table.name or _name(self._root)).rpartition("/")[2])
+        self._look_for_installs()
+        self._notice(table)
+        open_by_default = "none" if self._host_root else "full"
+        network = table.agent.network or table.environment.network or open_by_default
+        if open_by_default == network == "full" and not (table.agent.network or table.environment.network):
+            self._note("it does not say that it needs no network, so its boxes have one, as in Harbor")
+        mission = {
+            "id": id,
+            "prompt": read_text(self._root, "instruction.md"),
+            "tags": table.tags,
+            "files": self._files(dockerfile, workdir) if self._host_root else {},
+            "workdir": workdir,
+            "timeout": table.agent.timeout,
+            "provider": "bubblewrap" if self._host_root else "docker",
+            "network": network,
+            "image": image,
+            "limits": self._limits(table.environment),
+            "env": self._env(table, dockerfile),
+            "verify": {
+                "commands": [f"chmod +x {TESTS}/test.sh && exec {TESTS}/test.sh"],
+                "mounts": {TESTS: self._path("tests")},
+                "sha256": {TESTS: tree_sha256(self._root / "tests")},
+                "reward": REWARD,
+                "timeout": table.verifier.timeout,
+                "env": {**self._image_env(dockerfile), **table.environment.env, **table.verifier.env},
+                "network": table.verifier.network or table.environment.network or open_by_default,
+                "protect": PROTECTED,
+            },
+            "solution": self._path("solution") if (self._root / "solution/solve.sh").exists() else None,
+            "solution_env": table.solution_env,
+        }
+        origin = {"format": "harbor", "name": _name(self._root), "sha256": sha256}
+        mission["origin"] = {**origin, "notes": list(self._notes), "not_comparable": self._differs}
+        return {name: value for name, value in mission.items() if value is not None}
+
+    def _note(self, text: str) -> None:
+        if len(self._notes) < MOST_NOTES:
+            self._notes[printable(text)[:NOTE]] = None
+
+    def _path(self, name: str) -> str:
+        return str(PurePosixPath(self._prefix) / name)
+
+    def _check_files(self) -> None:
+        """What must be there, and what there must not be."""
+        problems = []
+        if (self._root / "steps").is_dir():
+            problems.append(Problem("it has several steps, which are not run here"))
+        else:
+            missing = [name for name in ("instruction.md", "tests/test.sh") if not (self._root / name).is_file()]
+            problems += [Problem(f"{name} is not there") for name in missing]
+        for name in ("docker-compose.yaml", "docker-compose.yml", "compose.yaml"):
+            if (self._root / "environment" / name).exists():
+                problems.append(Problem(f"environment/{name}: several containers are not run here"))
+        if problems:
+            raise invalid(str(self._root), problems)
+
+    def _dockerfile(self) -> Dockerfile | None:
+        if not (self._root / "environment/Dockerfile").is_file():
+            return None
+        return read_dockerfile(read_text(self._root, "environment/Dockerfile"))
+
+    def _image_to_build(self) -> str:
+        """The name under which an image is looked for that the task leaves to be built: of these very files."""
+        if not (self._root / "environment/Dockerfile").is_file():
+            raise invalid(str(self._root), [Problem("it names no docker_image, and has no environment/Dockerfile")])
+        return f"harbor-{_id(_name(self._root))}:{tree_sha256(self._root / 'environment')[:12]}"
+
+    def _workdir(self, table: task_table.Table, dockerfile: Dockerfile | None, image: str | None) -> str:
+        written = table.environment.workdir or (dockerfile.workdir if dockerfile is not None else "")
+        if image is not None:
+            written = table.environment.workdir or self._ask_for(image, table) or written
+        elif written in ("", "/"):
+            written = USUAL_WORKDIR
+        place = PurePosixPath("/", written.lstrip("/"))
+        taken = [PurePosixPath(each) for each in (TESTS, SOLUTION, REWARD)]
+        problem = ""
+        if place == PurePosixPath("/"):
+            problem = "its image has no WORKDIR: changes are kept there alone, and it can't be /"
+        elif ".." in place.parts or ":" in str(place) or "$" in str(place):
+            problem = f"WORKDIR {written!r} is no place that can be mounted"
+        elif any(place.is_relative_to(each) or each.is_relative_to(place) for each in taken):
+            problem = f"WORKDIR {place} is where its tests, its solution or its reward go"
+        elif self._host_root and place.parts[1] in (*ROOT, "etc"):
+            problem = f"WORKDIR {place} is part of this host, and can't be used with --host-root"
+        if problem:
+            raise invalid(str(self._root), [Problem(problem)])
+        return str(place)
+
+    def _ask_for(self, image: str, table: task_table.Table) -> str:
+        try:
+            return working_directory(image)
+        except StartFailed as error:
+            folder = self._root / "environment"
+            pull = [f"docker pull {image}"] if table.environment.docker_image else []
+            build = [f"docker build -t {image} {folder}"] if (folder / "Dockerfile").is_file() else []
+            raise ImageAbsent(
+                f"the engine has no image {image!r}, in which {self._root.name} runs",
+                op="suite",
+                fix_hints=[*pull, *build, "or run it on this host's programs, not comparable: --host-root"],
+                details={"image": image},
+            ) from error
+        except ProviderUnavailable as error:
+            hints = [*error.fix_hints, "or run it on this host's programs, not comparable: --host-root"]
+            raise ProviderUnavailable(error.message, op="suite", fix_hints=hints, details=error.details) from None
+
+    def _files(self, dockerfile: Dockerfile | None, workdir: str) -> dict[str, str]:
+        """What a build would have copied below the working directory."""
+        found: dict[str, str] = {}
+        if dockerfile is None:
+            return found
+        copied = (each for copy in dockerfile.copies for each in self._copied(copy))
+        for number, (dest, source) in enumerate(copied):
+            if number >= MOST_ENTRIES:
+                problem = Problem(f"environment/Dockerfile: it copies more than {MOST_ENTRIES} files")
+                raise invalid(str(self._root), [problem])
+            if dest.is_relative_to(workdir):
+                found[str(dest.relative_to(workdir))] = self._path(str(source))
+            else:
+                self._note(f"environment/Dockerfile: {dest} is outside {workdir}, and was left out")
+        for line in dockerfile.unread:
+            self._note(f"environment/Dockerfile: not done: {line}")
+        return found
+
+    def _copied(self, copy: Copy) -> Iterator[tuple[PurePosixPath, Path]]:
+        """Places, and the files for them, from the task's root. Of a directory what is in it is copied."""
+        context = self._root / "environment"
+        dest = PurePosixPath(copy.dest)
+        for pattern in copy.sources:
+            relative = pattern.lstrip("/").removeprefix("./").rstrip("/")
+            if ".." in PurePosixPath(relative).parts:
+                self._note(f"environment/Dockerfile: {pattern} is outside environment/, and was left out")
+                continue
+            matches = _matching(context, PurePosixPath(relative).parts)
+            if not matches:
+                self._note(f"environment/Dockerfile: {pattern} is not there")
+            for path in matches:
+                if path.is_dir():
+                    yield from ((dest / each.name, each.relative_to(self._root)) for each in sorted(path.iterdir()))
+                else:
+                    into = copy.dest.endswith("/") or len(matches) > 1
+                    yield dest / path.name if into else dest, path.relative_to(self._root)
+
+    def _limits(self, asked: task_table.Environment) -> dict[str, float]:
+        wanted = {"memory": asked.memory_mb, "cpus": asked.cpus, "disk": asked.storage_mb}
+        limits = {name: value for name, value in wanted.items() if value is not None}
+        if self._host_root:
+            can = provider_named("bubblewrap").enforcement()
+            for name, enforced in (("memory", can.memory), ("cpus", can.cpus)):
+                if name in limits and not enforced:
+                    self._differs.append(f"{name} = {limits.pop(name):g} can't be enforced here")
+        return limits
+
+    def _image_env(self, dockerfile: Dockerfile | None) -> dict[str, str]:
+        """Variables that every command in the task's image would have, where it does not run in that image."""
+        return dockerfile.env if self._host_root and dockerfile is not None else {}
+
+    def _env(self, table: task_table.Table, dockerfile: Dockerfile | None) -> list[str]:
+        values = {**self._image_env(dockerfile), **table.environment.env}
+        for name in [name for name in values if is_blocked(name)]:
+            del values[name]
+            self._differs.append(f"{name} does not enter the agent's box: its name is on the block list")
+        return [f"{name}={value}" for name, value in values.items()]
+
+    def _notice(self, table: task_table.Table) -> None:
+        self._differs += table.lacking
+
+    def _look_for_installs(self) -> None:
+        for name in ("tests/test.sh", "solution/solve.sh"):
+            if (self._root / name).is_file() and _INSTALLS.search(read_text(self._root, name)):
+                self._differs.append(f"{name} installs system packages, and the root of a box can't be written here")

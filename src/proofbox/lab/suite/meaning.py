@@ -1,0 +1,207 @@
+"""What the types of a suite can't say: names that are taken, files that aren't there, patterns that are none."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from proofbox.core.canonical import MAX_DEPTH, MAX_INTEGER
+from proofbox.errors import CapabilitiesRefused, ProofboxError
+from proofbox.lab.suite.positions import Path
+from proofbox.lab.suite.problems import Problems
+from proofbox.lab.suite.spec import Command, CommandCondition, Mission, SuiteFields
+from proofbox.lab.suite.files import SuiteFiles, paths_of
+from proofbox.lab.suite.text_files import Unreadable
+from proofbox.workspace.capabilities.capabilities import Capabilities
+from proofbox.workspace.capabilities.compiling import refuse_execute
+from proofbox.workspace.capabilities.grants import PRESETS, SIZE_LIMIT, parse
+
+LARGEST_PROMPT = 1 << 20
+DEEPEST = MAX_DEPTH // 2  # the records that repeat a part of a suite have it deeper, and a limit of their own
+LONGEST_NAME = 255
+MOST_GROUPS = 100
+"""Of one pattern: Python's compiler goes as deep into itself as they are nested."""
+_KINDS: Mapping[tuple[str, ...], tuple[str, ...]] = {("prompt_file",): ("file",), ("verify", "files"): ("directory",)}
+"""Of fields that must name one kind."""
+_FREE = ("prompt", "script", "expect", "title")
+"""Where a text is a text. All others become paths, words of commands and values of variables, which have no NUL."""
+
+
+def check_values(values: dict[str, Any], problems: Problems) -> None:
+    """What no record could hold, wherever it stands, and whatever the types say."""
+    waiting: list[tuple[Path, Any]] = [((), values)]
+    while waiting and not problems.enough:
+        path, value = waiting.pop()
+        if isinstance(value, dict | list):
+            if len(path) >= DEEPEST:
+                problems.say(path, f"nested deeper than {DEEPEST} levels")
+                continue
+            inner = value.items() if isinstance(value, dict) else enumerate(value)
+            waiting += [((*path, name), each) for name, each in inner]
+            if any(isinstance(name, str) and "\0" in name for name in value) and not _is_free(path):
+                problems.say(path, f"{problems.shown(path) or 'the suite'} has a name with a NUL")
+        elif isinstance(value, float) and not math.isfinite(value):
+            problems.say(path, f"{problems.shown(path)}: {value} is no number that can be used", "write a finite one")
+        elif isinstance(value, int) and abs(value) > MAX_INTEGER:
+            problems.say(path, f"{problems.shown(path)}: the integer is outside ±(2**53-1)", "write it as a text")
+        elif isinstance(value, datetime.date | datetime.time):
+            problems.say(
+                path, f"{problems.shown(path)}: a date or a time is none of the values here", "write it as a text"
+            )
+        elif isinstance(value, str) and "\0" in value and not _is_free(path):
+            problems.say(path, f"{problems.shown(path)} holds a NUL")
+
+
+def _is_free(path: Path) -> bool:
+    return any(part in _FREE for part in path)
+
+
+def check_meaning(
+    suite: SuiteFields | None, missions: Mapping[int, Mission], files: SuiteFiles | None, problems: Problems
+) -> None:
+    """`missions` are by their place in the file. `files` is None where what they name was found before."""
+    seen: set[str] = set()
+    for number, mission in missions.items():
+        at: Path = ("mission", number)
+        if problems.enough:
+            return
+        if mission.id in seen:
+            problems.say((*at, "id"), f"there are two missions {mission.id!r}", "give each its own id")
+        seen.add(mission.id)
+        if mission.prompt is None and mission.prompt_file is None:
+            problems.say(at, f"mission {mission.id!r} needs prompt or prompt_file", "say what the agent is to do")
+        elif mission.prompt is not None and mission.prompt_file is not None:
+            problems.say(
+                (*at, "prompt_file"), f"mission {mission.id!r} has prompt and prompt_file", "leave one of them out"
+            )
+        if files is not None:
+            _check_files(mission, files, problems, at)
+        if mission.capabilities is not None:
+            _check_capabilities(suite, mission, files, problems, (*at, "capabilities"))
+        for index, condition in enumerate(mission.expect.file):
+            if _leaves(condition.path) or not condition.names:
+                problems.say(
+                    (*at, "expect", "file", index, "path"),
+                    f"{condition.path[:200]!r} is no path in the workspace",
+                    "write it from its root, without ..",
+                )
+        for place in mission.files:
+            if _leaves(place):
+                problems.say(
+                    (*at, "files", place), f"{place[:200]!r} is no place in the workspace", "write it from its root"
+                )
+        for field, places in (("files", mission.files), ("mounts", mission.verify.mounts)):
+            for place in places:
+                if any(len(name.encode()) > LONGEST_NAME for name in place.split("/")) or len(place) > 1024:
+                    problems.say((*at, *(("verify",) * (field == "mounts")), field, place), "the place is too long")
+        for path, command in _commands(mission, at):
+            if not (command if isinstance(command, str) else "".join(command[:1])).strip():
+                problems.say(path, f"{problems.shown(path)} is an empty command", "say what to run, or leave it out")
+        for path, pattern in _patterns(mission, at):
+            _check_pattern(path, pattern, problems)
+
+
+def _leaves(place: str) -> bool:
+    return place.startswith("/") or ".." in place.split("/") or "\0" in place
+
+
+def _check_files(mission: Mission, files: SuiteFiles, problems: Problems, at: Path) -> None:
+    """That what the mission names is there, and of the kind that it must be. Nothing outside is opened."""
+    for path, value in paths_of(mission):
+        if path == ("capabilities",):  # checked with what it says
+            continue
+        kinds = _KINDS.get(path, ("file", "directory"))
+        wrong = ""
+        try:
+            found = files.find(value)
+            kind = files.kind(found)
+            if kind not in kinds:
+                wrong = f"is a {kind}, and must be a {kinds[0]}"
+            elif path == ("prompt_file",) and not found.outside and not files.read(found, LARGEST_PROMPT):
+                wrong = "is empty"
+        except Unreadable as why:
+            wrong = str(why)
+        if wrong:
+            problems.say((*at, *path), f"{value[:200]!r} {wrong}", f"paths start at {files.base}")
+
+
+def _check_capabilities(
+    suite: SuiteFields | None, mission: Mission, files: SuiteFiles | None, problems: Problems, at: Path
+) -> None:
+    """They say what the network is, so nothing else may; and they bind one workspace, so a box must have one."""
+    if mission.network is not None:
+        problems.say(at, "capabilities say what can be reached, and so does network", "leave one of them out")
+    if suite is not None and suite.isolation == "shared":
+        problems.say(at, "a process that attempts share can't be held to one's capabilities", 'isolation = "process"')
+    if files is None or mission.capabilities is None:
+        return
+    named = mission.capabilities
+    try:
+        grants = capabilities_of(mission, files)
+        if grants is not None:
+            refuse_execute(grants)
+    except Unreadable as why:
+        problems.say(at, f"{named[:200]!r} is neither a preset nor a file: it {why}", _usable_presets())
+    except ProofboxError as error:
+        problems.say(at, f"{named[:200]!r}: {error.message}", _usable_presets())
+
+
+def capabilities_of(mission: Mission, files: SuiteFiles) -> Capabilities | None:
+    """Read the capabilities of a mission; None for a mission without, or with a file outside the suite's directory.
+
+    Raises `Unreadable` or `CapabilitiesInvalid`.
+    """
+    named = mission.capabilities
+    if named is None or named in PRESETS:
+        return None if named is None else Capabilities.load(named)
+    found = files.find(named)
+    if found.outside:
+        files.kind(found)
+        return None
+    return Capabilities(parse(files.read(found, SIZE_LIMIT)))
+
+
+def _usable_presets() -> str:
+    """Those that a box can keep."""
+    found = []
+    for name in PRESETS:
+        with contextlib.suppress(CapabilitiesRefused):
+            refuse_execute(Capabilities.load(name))
+            found.append(name)
+    return f"presets: {', '.join(found)}"
+
+
+def _commands(mission: Mission, at: Path) -> Iterator[tuple[Path, str | tuple[str, ...]]]:
+    for number, words in enumerate(mission.setup):
+        yield (*at, "setup", number), words
+    for number, command in enumerate(mission.verify.commands):
+        place = (*at, "verify", "commands", number)
+        yield ((*place, "run"), command.run) if isinstance(command, Command) else (place, command)
+
+
+def _patterns(mission: Mission, at: Path) -> Iterator[tuple[Path, str]]:
+    if mission.expect.result is not None:
+        yield (*at, "expect", "result"), mission.expect.result
+    for number, asked in enumerate(mission.expect.commands):
+        place = (*at, "expect", "commands", number)
+        yield ((*place, "match"), asked.match) if isinstance(asked, CommandCondition) else (place, asked)
+    for number, each in enumerate(mission.expect.no_commands):
+        yield (*at, "expect", "no_commands", number), each
+    for number, command in enumerate(mission.verify.commands):
+        if isinstance(command, Command) and command.stdout is not None:
+            yield (*at, "verify", "commands", number, "stdout"), command.stdout
+
+
+def _check_pattern(path: Path, pattern: str, problems: Problems) -> None:
+    why = f"it has more than {MOST_GROUPS} groups" if pattern.count("(") > MOST_GROUPS else ""
+    try:
+        if not why:
+            re.compile(pattern)
+    except (re.error, ValueError, OverflowError, RecursionError) as error:
+        why = str(error)
+    if why:
+        problems.say(path, f"{problems.shown(path)} is no regular expression that can be used: {why}")

@@ -1,0 +1,177 @@
+"""What those who run a mission would refuse of it, asked before anything runs: each of them by its own rules.
+
+An attempt with a provider that nobody has, or a script that can't be played, would fail as one of the machinery's.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path as FilePath
+from typing import Any
+
+import msgspec
+
+from proofbox.agents.environment import check_name, is_blocked
+from proofbox.agents.registry import installed
+from proofbox.agents.runtimes.scripted.script import Step, wrong_with
+from proofbox.agents.strategies import Chain, parse_chain
+from proofbox.core.archives.unpack import ArchiveRefused, unpack
+from proofbox.core.nearest import nearest
+from proofbox.errors import (
+    EnvPolicyRefused,
+    ProofboxError,
+    ProviderUnknown,
+    RequestInvalid,
+    StrategyUnavailable,
+    StrategyUnsupported,
+)
+from proofbox.lab.suite.positions import Path
+from proofbox.lab.suite.problems import Problems
+from proofbox.lab.suite.shape import Shape
+from proofbox.lab.suite.spec import Mission, SuiteFields
+from proofbox.lab.suite.files import SuiteFiles
+from proofbox.core.allowlist import parse_network
+from proofbox.sandbox.providers import ALIASES, AUTO, PROVIDERS, provider_named
+from proofbox.sandbox.client.requests import encode_env
+from proofbox.workspace.tools.registry import TOOLS
+
+
+def check_provider(name: str) -> None:
+    """Raises `ProviderUnknown`, with the nearest name that is known."""
+    if name != AUTO:
+        provider_named(name)
+
+
+def refuse_idle(chain: Chain, strategy: str, missions: Sequence[Mission]) -> None:
+    """Raise `StrategyUnavailable` where the scripted agent would run for want of another, with nothing to play.
+
+    It would do nothing, and every mission would look like the failure of an agent.
+    """
+    chosen = chain.origin != "default" and chain.candidates[0].strategy == strategy
+    idle = [mission.id for mission in missions if not mission.script.step]
+    if strategy != "scripted" or chosen or not idle:
+        return
+    more = f" and {len(idle) - 1} more" if len(idle) > 1 else ""
+    raise StrategyUnavailable(
+        f"no agent is chosen, and the scripted one has nothing to play: mission {idle[0]}{more} has no script",
+        op="strategy",
+        fix_hints=["name an agent: --strategies ID", "see which there are: proofbox runtime list"],
+    )
+
+
+def check_suite(suite: SuiteFields, problems: Problems) -> None:
+    at: Path = ("suite", "strategies")
+    if suite.strategies:
+        _check_strategies(suite.strategies, problems, at)
+    known = (*PROVIDERS, *installed().ids) if suite.most else ()
+    for name in suite.most:
+        if ALIASES.get(name, name) not in known:
+            what = f"{name[:200]!r} is neither a provider nor a strategy"
+            problems.say(("suite", "most", name), what, nearest(name, known))
+
+
+def check_mission(mission: Mission, problems: Problems, at: Path) -> None:
+    if mission.provider is not None:
+        _check_provider(mission.provider, problems, (*at, "provider"))
+    for path, network in ((("network",), mission.network), (("verify", "network"), mission.verify.network)):
+        try:
+            parse_network(network)
+        except RequestInvalid as error:
+            problems.say((*at, *path), error.message, "; ".join(error.fix_hints))
+    for number, each in enumerate(mission.env):
+        _check_variable(each, problems, (*at, "env", number))
+    for path, env in ((("verify", "env"), mission.verify.env), (("solution_env",), mission.solution_env)):
+        for name, value in env.items():
+            try:
+                encode_env({name: value})
+            except RequestInvalid as error:
+                problems.say((*at, *path, name), error.message, "; ".join(error.fix_hints))
+    for number, step in enumerate(mission.script.step):
+        if not problems.enough:
+            _check_step(step, problems, (*at, "script", "step", number))
+    least, most = mission.expect.min_tool_calls, mission.expect.max_tool_calls
+    if least is not None and most is not None and least > most:
+        problems.say((*at, "expect", "min_tool_calls"), f"min_tool_calls {least} is more than max_tool_calls {most}")
+
+
+def check_archive(mission: Mission, files: SuiteFiles, problems: Problems, at: Path) -> None:
+    """That the archive its attempts begin with can be unpacked: by unpacking it. One outside is left alone."""
+    found = None if mission.workspace is None else files.find(mission.workspace)
+    if mission.workspace is None or found is None or found.outside or not found.real.is_file():
+        return
+    with tempfile.TemporaryDirectory(prefix="proofbox-lint-", ignore_cleanup_errors=True) as scratch:
+        try:
+            with files.opened(found) as archive:
+                unpack(FilePath(f"/dev/fd/{archive}"), FilePath(scratch))
+        except ArchiveRefused as error:
+            why = str(error)
+        except OSError as error:
+            why = f"here, {error.strerror}"
+        else:
+            return
+    problems.say(
+        (*at, "workspace"),
+        f"{mission.workspace[:200]!r} can't be unpacked: {why}",
+        "name a directory, or a tar or zip archive",
+    )
+
+
+def _check_strategies(chain: tuple[str, ...], problems: Problems, at: Path) -> None:
+    """A chain may name what only another machine has, as long as something of it is here before it ends."""
+    known = installed()
+    before = len(problems.found)
+    for number, word in enumerate(chain):
+        try:
+            parse_chain([word], "spec")
+        except ProofboxError as error:
+            problems.say((*at, number), error.message, nearest(word, known.ids))
+    if len(problems.found) > before:
+        return
+    try:
+        candidates = parse_chain(chain, "spec").candidates
+    except ProofboxError as error:
+        problems.say(at, error.message, "; ".join(error.fix_hints))
+        return
+    unknown: list[tuple[int, str]] = []
+    for number, candidate in enumerate(candidates):
+        if candidate.strategy in known.ids:
+            return
+        unknown.append((number, candidate.strategy))
+        if candidate.strict:
+            break
+    for number, name in unknown:
+        try:
+            known.runtime(name)
+        except StrategyUnsupported as error:
+            problems.say((*at, number), error.message, error.fix_hints[0])
+
+
+def _check_provider(name: str, problems: Problems, at: Path) -> None:
+    try:
+        check_provider(name)
+    except ProviderUnknown as error:
+        problems.say(at, error.message, error.fix_hints[0])
+
+
+def _check_variable(said: str, problems: Problems, at: Path) -> None:
+    name = said.partition("=")[0]
+    try:
+        check_name(name)
+    except EnvPolicyRefused as error:
+        problems.say(at, error.message, "; ".join(error.fix_hints))
+        return
+    if is_blocked(name):
+        problems.say(at, f"{name} does not enter a box: its name is on the block list", "leave it out")
+
+
+def _check_step(said: dict[str, Any], problems: Problems, at: Path) -> None:
+    before = len(problems.found)
+    Shape(problems).visit(Step, said, at)
+    if len(problems.found) > before:
+        return
+    step = msgspec.convert(said, Step)
+    if wrong := wrong_with(step):
+        problems.say((*at, wrong.field), f"{problems.shown(at)}: {wrong.message}", wrong.hint)
+    elif step.tool is not None and step.tool not in TOOLS:
+        problems.say((*at, "tool"), f"there is no tool {step.tool[:80]!r}", nearest(step.tool, TOOLS))

@@ -1,0 +1,47 @@
+"""Warnings of lint: missions that can be run, and may be verified without having been done."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from proofbox.lab.attempt.runner_files import unprotected
+from proofbox.lab.suite.spec import Mission
+from proofbox.lab.suite.files import NamedFile, SuiteFiles
+
+MOST_FILES = 10_000
+"""Of `verify.files`, looked at for scripts that the verifier runs."""
+
+
+def warnings_of(mission: Mission, files: SuiteFiles) -> Iterator[str]:
+    """Yield a warning for each file of the verifier that the agent can see or change. Nothing outside is looked at."""
+    verify = mission.verify
+    if not verify.commands:
+        return
+    hidden = [(field, found) for field, found in files.named_by(mission) if _is_hidden(field)]
+    given = [(field, found) for field, found in files.named_by(mission) if field[0] in ("workspace", "files")]
+    for field, secret in hidden:
+        for source, found in given:
+            if not found.outside and found.link is None and secret.real.is_relative_to(found.real):
+                yield (
+                    f"{'.'.join(source)} contains {'.'.join(field)} ({secret.path}): the agent sees what it is "
+                    "verified with, so keep it outside"
+                )
+    laid = files.find(verify.files) if verify.files is not None else None
+    yield from unprotected(verify, _paths_below(laid))
+
+
+def _is_hidden(field: tuple[str, ...]) -> bool:
+    return field == ("solution",) or field[0] == "verify"
+
+
+def _paths_below(found: NamedFile | None) -> list[str]:
+    if found is None or found.outside:
+        return []
+    paths: list[str] = []
+    for folder, _, names in os.walk(found.real):
+        paths += [str(Path(folder, name).relative_to(found.real)) for name in names]
+        if len(paths) > MOST_FILES:
+            break
+    return paths

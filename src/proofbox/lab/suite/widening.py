@@ -1,0 +1,76 @@
+"""What a suite asks for beyond the user's own settings: every request that widens a box or leads out of its directory.
+
+The user's own word is the baseline: what the user's `config.toml` says, and `--provider` on the command line. Literal
+values of variables (`env = ["NAME=value"]`, `verify.env`, `solution_env`) take nothing from this host and are not
+listed; commands of the suite could set them as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from shlex import quote
+
+import msgspec
+
+from proofbox.agents.environment import is_allowed
+from proofbox.lab.suite.meaning import capabilities_of
+from proofbox.lab.run.plan import Plan
+from proofbox.lab.suite.reading import Suite
+from proofbox.lab.suite.spec import Mission
+from proofbox.lab.suite.files import SuiteFiles
+from proofbox.config import consent
+from proofbox.config.settings import Settings
+from proofbox.config.consent import Widening
+from proofbox.sandbox.providers import ALIASES
+from proofbox.workspace.capabilities.compiling import network_of
+
+
+def widenings(suite: Suite, files: SuiteFiles, users: Settings, *, provider: str | None) -> tuple[Widening, ...]:
+    """List every request of a suite in canonical order. `provider` is the one named on the command line, if any."""
+    found = {
+        Widening(text, mission.id) for mission in suite.missions for text in _asked(mission, files, users, provider)
+    }
+    return tuple(sorted(found))
+
+
+def require_consent(plan: Plan, suite: Suite, files: SuiteFiles, *, trust: bool) -> None:
+    """Raise `ConsentRequired` unless the user has consented to all that the suite asks for; `trust` is that consent."""
+    asked = widenings(suite, files, plan.box_settings, provider=plan.provider)
+    if not asked:
+        return
+    file = files.base / Path(plan.suite_name).name
+    path = file if file.is_file() else files.base  # a directory of tasks
+    if trust:
+        consent.agree(path, asked)
+    consent.require(path, asked, command=f"proofbox suite run {quote(plan.suite_name)} --trust")
+
+
+def _asked(mission: Mission, files: SuiteFiles, users: Settings, provider: str | None) -> Iterator[str]:
+    named = None if mission.provider is None else ALIASES.get(mission.provider, mission.provider)
+    limits = mission.limits
+    yield from Settings(
+        provider=None if provider is not None else named,
+        network=mission.network,
+        cpus=limits.cpus,
+        memory=limits.memory_mb,
+        pids=limits.pids,
+    ).widening(users)
+    if mission.image is not None and mission.image != users.image:
+        yield f"image = {_quoted(mission.image)}"
+    for name in mission.env:
+        if "=" not in name and name not in users.env and not is_allowed(name):
+            yield f"env = [{_quoted(name)}]"
+    yield from (f"verify.{each}" for each in Settings(network=mission.verify.network).widening(users))
+    grants = capabilities_of(mission, files)
+    if grants is not None:
+        allowed = Settings(network=network_of(grants.network)).widening(users)
+        yield from (f"capabilities = {_quoted(mission.capabilities)} with {each}" for each in allowed)
+    for field, found in files.named_by(mission):
+        if found.outside:
+            what = ", with everything it allows," if field == ("capabilities",) else ""
+            yield f"{'.'.join(field)} = {_quoted(str(found.real))}{what} outside the suite's directory"
+
+
+def _quoted(value: str | None) -> str:
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,273 @@
+"""What a client must know of a box to run commands in it, whoever started it: the same for a session of another
+process."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict, TypeVar, cast
+
+import msgspec
+
+from proofbox.core.nearest import nearest
+from proofbox.errors import CommandNotFound, PathRefused, ProofboxError, RequestInvalid
+from proofbox.sandbox.host import cgroups
+from proofbox.core.allowlist import parse_network
+from proofbox.sandbox.client.calls import Call
+from proofbox.config.settings import Settings
+from proofbox.sandbox.contract import (
+    DEFAULT_OUTPUT_CAP,
+    Access,
+    Box,
+    Diagnostic,
+    Door,
+    ExecResult,
+    Isolation,
+    Layers,
+    Mount,
+    OnOutput,
+    OnStart,
+    Policy,
+)
+from proofbox.sandbox.paths import parse_mount, resolve_cwd, resolve_mounts
+from proofbox.sandbox.enforcement import check_values
+from proofbox.sandbox.client.requests import Request, Stdin, encode_env, make_request
+from proofbox.core.size import Size, megabytes
+
+if TYPE_CHECKING:  # selection loads every provider, and what each of them needs
+    from proofbox.sandbox.selection import Choice
+
+Asked = TypeVar("Asked")
+
+# Parameters of the service's methods: a misspelt one arrives among the options.
+_PARAMETERS = ("provider", "detached", "ttl")
+
+
+class PolicyOptions(TypedDict, total=False):
+    """What may be asked of a box; see `Policy`. The names are those of the flags and of `config.toml`.
+
+    Mounts may be written as on the command line: `HOST:GUEST:ro`. `memory` and `disk` are MB, or text with a unit:
+    512, `"512m"`, `"2g"`.
+    """
+
+    network: str | None
+    """`none`, `full`, or `allow:HOST[:PORT],…`."""
+    access: Access | None
+    disk: Size | None
+    memory: Size | None
+    cpus: float | None
+    pids: int | None
+    mounts: Sequence[str | Mount]
+    image: str | None
+    runtime: str | None
+    doors: Sequence[Door]
+    hidden: Sequence[str]
+    frozen: Sequence[str]
+    layers: Layers | None
+
+
+class ExecOptions(TypedDict, total=False):
+    """What may be said of one command.
+
+    `cwd` is a directory of the project (default: the project itself). `env` is added to the box's own. `grace`
+    seconds pass between SIGTERM and the kill when `timeout` is over. `on_output` sees the output as it comes.
+    `limits` are per process, by the names in `request.RLIMITS`. `on_start` is given the command as soon as it was
+    asked for, to signal it; the call is still the one that waits for its end.
+    """
+
+    cwd: str | os.PathLike[str] | None
+    env: Mapping[str, str] | None
+    timeout: float | None
+    grace: float
+    stdin: Stdin
+    max_output: int
+    on_output: OnOutput | None
+    limits: Mapping[str, int] | None
+    on_start: OnStart | None
+
+
+class RunOptions(ExecOptions, PolicyOptions, total=False):
+    """Both, for a command in a box of its own."""
+
+
+BOX_OPTIONS = PolicyOptions.__optional_keys__
+COMMAND_OPTIONS = ExecOptions.__optional_keys__
+
+
+class Inside(msgspec.Struct, frozen=True):
+    provider: str
+    isolation: Isolation
+    policy: Policy
+    project: Path
+    guest_project: str
+    """The project's path in the box; commands begin there."""
+    environment: Mapping[str, str]
+    """What a command's variables start from, with their values."""
+    places: tuple[tuple[Path, str], ...]
+    """What of the host is in the box: its path there, and in the box. The first that fits is meant."""
+    memory_group: Path | None = None
+    """The control group that counts kills at the memory limit; null: there is none."""
+    diagnostics: Mapping[str, Diagnostic] = {}
+    forwards: tuple[str, ...] = ()
+    """Names of the client's variables that every command gets, with the values they have then."""
+
+    @classmethod
+    def of(cls, box: Box, choice: Choice, project: Path, forwards: tuple[str, ...], more: Mapping[str, str]) -> Inside:
+        # A mount of the project itself says where in the box it is to be: commands begin there.
+        asked = [mount.guest for mount in box.policy.mounts if mount.host == project]
+        return cls(
+            provider=choice.provider.name,
+            isolation=box.isolation,
+            policy=box.policy,
+            project=project,
+            guest_project=asked[0] if asked else box.project,
+            environment={**box.environment, **more},
+            places=(*((project, guest) for guest in asked[:1]), *box.places),
+            memory_group=box.memory_group,
+            diagnostics=choice.diagnostics,
+            forwards=forwards,
+        )
+
+    def request(
+        self,
+        argv: Sequence[str | bytes],
+        options: ExecOptions,
+        environment: Mapping[bytes, bytes],
+        pty: tuple[int, int] | None = None,
+    ) -> Request:
+        """`environment` is this box's, encoded: what `encode_env(inside.environment)` gives."""
+        refuse_unknown(options, COMMAND_OPTIONS)
+        extra = {name: os.environ[name] for name in self.forwards if name in os.environ} | dict(
+            options.get("env") or {}
+        )
+        return make_request(
+            argv,
+            cwd=self._guest_cwd(options.get("cwd")),
+            env={**environment, **encode_env(extra)} if extra else environment,
+            stdin=options.get("stdin"),
+            timeout=options.get("timeout"),
+            grace=options.get("grace", 0.0),
+            max_output=options.get("max_output", DEFAULT_OUTPUT_CAP),
+            pty=pty,
+            streamed=options.get("on_output") is not None,
+            limits=options.get("limits"),
+        )
+
+    def oom_kills(self) -> int:
+        return cgroups.oom_kills(self.memory_group)
+
+    def result(self, call: Call, oom_kills_before: int) -> ExecResult:
+        try:
+            return call.result(
+                provider=self.provider,
+                isolation=self.isolation,
+                policy=self.policy,
+                diagnostics=self.diagnostics,
+                oom_killed=self.oom_kills() > oom_kills_before,
+            )
+        except CommandNotFound as error:
+            raise self._with_host_hint(error) from None
+
+    def annotate(self, error: ProofboxError) -> ProofboxError:
+        """Every error from a box says which provider it was and what was found out about it."""
+        error.details.setdefault("provider", self.provider)
+        error.details.setdefault("diagnostics", msgspec.to_builtins(dict(self.diagnostics)))
+        return error
+
+    def guest_path(self, host: Path) -> str | None:
+        for place, guest in self.places:
+            if host.is_relative_to(place):
+                return str(Path(guest) / host.relative_to(place))
+        return None
+
+    def _guest_cwd(self, cwd: str | os.PathLike[str] | None) -> str:
+        if cwd is None:
+            return self.guest_project
+        host = resolve_cwd(self.project, cwd)
+        guest = self.guest_path(host)
+        if guest is None:
+            raise PathRefused(f"cwd {host} has no place inside the box", op="exec", details={"cwd": str(host)})
+        return guest
+
+    def _with_host_hint(self, error: CommandNotFound) -> CommandNotFound:
+        """It exists here and not there: the most common surprise of a first run, so say what to mount."""
+        found = shutil.which(str(error.details.get("command", "")))
+        if found is None or self.guest_path(Path(found)) is not None:
+            return error
+        folder = Path(found).parent.parent
+        return CommandNotFound(
+            error.message,
+            op=error.op,
+            fix_hints=[
+                f"on the host it is {found}, outside the box: add --mount {folder}:{folder}:ro",
+                *error.fix_hints,
+            ],
+            details=error.details,
+        )
+
+
+def split_options(options: RunOptions) -> tuple[PolicyOptions, ExecOptions]:
+    """Separate what is asked of the box from what is asked of the command. An unknown option is a TypeError."""
+    refuse_unknown(options, BOX_OPTIONS | COMMAND_OPTIONS)
+    named = dict(options)
+    policy = {name: named.pop(name) for name in options if name in BOX_OPTIONS}
+    return cast(PolicyOptions, policy), cast(ExecOptions, named)
+
+
+def refuse_unknown(options: Mapping[str, object], known: frozenset[str]) -> None:
+    """Raise TypeError for an option that is not known: ignored, a misspelt limit would be no limit."""
+    for name in options:
+        if name not in known:
+            raise TypeError(f"unexpected option {name!r} ({_instead(name)})")
+
+
+def _instead(name: str) -> str:
+    if name in BOX_OPTIONS:
+        return "it is asked of a box, when that is started; a command in it can't change it"
+    if name in COMMAND_OPTIONS:
+        return "it is asked of a command, when that is run"
+    return nearest(name, sorted({*BOX_OPTIONS, *COMMAND_OPTIONS, *_PARAMETERS}))
+
+
+def make_policy(project: Path, options: PolicyOptions, settings: Settings) -> Policy:
+    """Combine the options of a call with the settings that hold where it says nothing. Mounts add up.
+
+    Relative sources of mounts count from the current directory in a call, and from the project in settings. Every
+    policy of a box is made and checked here, before any provider is tried.
+    """
+    refuse_unknown(options, BOX_OPTIONS)
+    for name in ("mounts", "hidden", "frozen"):
+        if isinstance(options.get(name), str | bytes):  # a list of its characters would be something else
+            raise RequestInvalid(f"{name} is one string, not a list", op="start", fix_hints=[f"write {name}=[…]"])
+    network, allow = parse_network(_first(options.get("network"), settings.network))
+    asked = [parse_mount(each) if isinstance(each, str) else each for each in options.get("mounts") or ()]
+    mounts = [*(parse_mount(each, project) for each in settings.mounts), *asked]
+    policy = Policy(
+        network=network,
+        allow=allow,
+        access=_first(options.get("access"), settings.access),
+        disk_mb=_megabytes(options.get("disk"), settings.disk, "disk"),
+        memory_mb=_megabytes(options.get("memory"), settings.memory, "memory"),
+        cpus=_first(options.get("cpus"), settings.cpus),
+        pids=_first(options.get("pids"), settings.pids),
+        mounts=resolve_mounts(project, mounts),
+        image=_first(options.get("image"), settings.image),
+        runtime=_first(options.get("runtime"), settings.runtime),
+        doors=tuple(options.get("doors") or ()),
+        hidden=tuple(options.get("hidden") or ()),
+        frozen=tuple(options.get("frozen") or ()),
+        layers=options.get("layers"),
+    )
+    check_values(policy)
+    return policy
+
+
+def _megabytes(asked: Size | None, default: Size | None, name: str) -> int | None:
+    size = default if asked is None else asked
+    return None if size is None else megabytes(size, name)
+
+
+def _first(asked: Asked | None, default: Asked | None) -> Asked | None:
+    return default if asked is None else asked  # 0 and "" are answers too, and refused as such

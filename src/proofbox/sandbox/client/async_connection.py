@@ -1,0 +1,252 @@
+"""`connection.py` for async callers, on anyio: the same hand-over of reading between whoever waits, and no
+background task."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import BinaryIO
+
+import anyio
+import anyio.to_thread
+
+from proofbox.errors import ProofboxError, ProtocolError, SandboxLost
+from proofbox.sandbox.client import wire
+from proofbox.sandbox.client.calls import Call, CallsUnderWay
+from proofbox.sandbox.client.connection import PATIENCE, RECEIVE, read_stdin, unanswered
+from proofbox.sandbox.contract import OnOutput, OnStart
+from proofbox.sandbox.client.requests import Request
+from proofbox.sandbox.client.wire import Send
+
+
+class AsyncConnection:
+    def __init__(self, sock: socket.socket, kill: Callable[[], None]) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._kill = kill
+        self._decoder = wire.Decoder()
+        self._calls = CallsUnderWay()
+        self._changed = anyio.Event()
+        self._sending = anyio.Lock()
+        self._reading = False
+        self._lost: ProofboxError | None = None
+        self._unsent_hello = wire.hello()
+        self._closing = False
+
+    @property
+    def hello(self) -> wire.Hello | None:
+        """The agent's greeting, once it has come."""
+        return self._calls.hello
+
+    @property
+    def running(self) -> int:
+        """How many commands this client waits for."""
+        return len(self._calls)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the box was seen to be gone."""
+        return self._lost is not None
+
+    async def run(self, request: Request, on_output: OnOutput | None = None, on_start: OnStart | None = None) -> Call:
+        """Start it, feed it, wait for its end. If the caller is cancelled, the command is killed first."""
+        call, data = self._calls.begin(request)
+        try:
+            await self._send(data)
+            if request.stdin is None and on_start is None:
+                await self._wait(call, on_output)
+            else:
+                async with anyio.create_task_group() as tasks:
+                    if request.stdin is not None:
+                        tasks.start_soon(self._pour, call, request.stdin)
+                    if on_start is not None:
+                        running = AsyncRunningCall(call)
+                        tasks.start_soon(self._post, running)
+                        on_start(running)
+                    await self._wait(call, on_output)
+                    tasks.cancel_scope.cancel()
+        except BaseExceptionGroup as group:
+            await self._abandon(call)
+            raise group.exceptions[0] from None
+        except BaseException:
+            await self._abandon(call)
+            raise
+        finally:
+            self._calls.end(call)
+        return call
+
+    async def _post(self, running: AsyncRunningCall) -> None:
+        with contextlib.suppress(ProofboxError):  # whoever waits for the command hears of it too
+            while True:
+                await self._send(await running.next_letter())
+
+    async def greet(self, patience: float) -> wire.Hello:
+        async with self._answered_within(patience):
+            await self._send(b"")
+            while self.hello is None:
+                await self._turn(lambda: self.hello is not None)
+        return self.hello
+
+    async def shutdown(self) -> None:
+        with contextlib.suppress(SandboxLost, ProtocolError), anyio.CancelScope(shield=True):
+            async with self._answered_within(PATIENCE):
+                await self._send(wire.frame(Send.SHUTDOWN))
+                while True:
+                    await self._turn(lambda: False)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)  # wakes a task that is still reading or sending
+        self._lose(SandboxLost("the session was stopped", op="exec"))
+        self._closing = True
+        self._close_when_idle()
+
+    def _close_when_idle(self) -> None:
+        """An event loop that still waits for a descriptor when it is closed never hears of it again."""
+        if self._closing and not self._reading and not self._sending.statistics().locked:
+            self._sock.close()
+
+    async def _wait(self, call: Call, on_output: OnOutput | None) -> None:
+        timeout = call.request.timeout
+        async with self._answered_within(None if timeout is None else timeout + call.request.grace + PATIENCE):
+            while True:
+                while call.waiting:
+                    chunk = call.waiting.popleft()
+                    if on_output is not None:
+                        on_output(chunk)
+                    if not call.finished:
+                        await self._send(wire.credit(call.id, len(chunk.data)))
+                if call.finished:
+                    return
+                await self._turn(lambda: call.finished or bool(call.waiting))
+
+    async def _turn(self, ready: Callable[[], bool]) -> None:
+        while self._reading and not ready() and self._lost is None:
+            await self._changed.wait()
+        if ready():
+            return
+        if self._lost is not None:
+            raise self._lost
+        self._reading = True
+        try:
+            while not ready():
+                await self._receive()
+        finally:
+            self._reading = False
+            self._wake()
+            self._close_when_idle()
+
+    async def _receive(self) -> None:
+        try:
+            try:
+                data = self._sock.recv(RECEIVE)
+            except BlockingIOError:
+                await anyio.wait_readable(self._sock)
+                return
+        except (OSError, anyio.ClosedResourceError) as error:
+            raise self._lose(SandboxLost(f"the box's stream broke: {error}", op="exec")) from None
+        if not data:
+            raise self._lose(SandboxLost("the box ended under the command", op="exec"))
+        try:
+            for kind, id, payload in self._decoder.feed(data):
+                self._calls.dispatch(kind, id, payload)
+            self._wake()
+        except ProofboxError as error:
+            raise self._lose(error) from None
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    def _lose(self, error: ProofboxError) -> ProofboxError:
+        self._lost = self._lost or error
+        self._wake()
+        return self._lost
+
+    async def _give_up(self) -> ProofboxError:
+        """The agent does not answer: nobody but us can end its commands."""
+        lost = self._lose(unanswered())
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(self._kill)
+        return lost
+
+    @contextlib.asynccontextmanager
+    async def _answered_within(self, seconds: float | None) -> AsyncIterator[None]:
+        with anyio.move_on_after(seconds) as scope:
+            yield
+        if scope.cancelled_caught:
+            raise await self._give_up()
+
+    async def _send(self, data: bytes) -> None:
+        try:
+            async with self._sending:
+                await self._send_whole(data)
+        finally:
+            self._close_when_idle()
+
+    async def _send_whole(self, data: bytes) -> None:
+        data, self._unsent_hello = self._unsent_hello + data, b""
+        view = memoryview(data)
+        # A frame that was begun must be finished: half of one would garble every other command's. But the agent always
+        # reads: one that takes nothing for this long is frozen.
+        with anyio.CancelScope(shield=True) as scope:
+            while view:
+                try:
+                    view = view[self._sock.send(view) :]
+                except BlockingIOError:
+                    scope.deadline = anyio.current_time() + PATIENCE
+                    await anyio.wait_writable(self._sock)
+                except (OSError, anyio.ClosedResourceError) as error:
+                    raise self._lose(SandboxLost(f"the box's stream broke: {error}", op="exec")) from None
+        if view:
+            raise await self._give_up()
+
+    async def _pour(self, call: Call, stdin: bytes | BinaryIO) -> None:
+        offset = 0
+        while not call.finished and self._lost is None:
+            room = min(call.stdin_window, 64 << 10)
+            if room <= 0:
+                await self._changed.wait()
+                continue
+            if isinstance(stdin, bytes):
+                data = stdin[offset : offset + room]
+                offset += len(data)
+            else:
+                data = await anyio.to_thread.run_sync(read_stdin, stdin, room, abandon_on_cancel=True)
+            if not data:
+                await self._send(wire.frame(Send.STDIN_EOF, call.id))
+                return
+            call.stdin_window -= len(data)
+            await self._send(wire.frame(Send.STDIN, call.id, data))
+
+    async def _abandon(self, call: Call) -> None:
+        """Kill the command. It is over when this returns, or else its box is."""
+        with contextlib.suppress(SandboxLost, ProtocolError), anyio.CancelScope(shield=True):
+            if call.finished or self._lost is not None:
+                return
+            async with self._answered_within(PATIENCE):
+                await self._send(wire.frame(Send.KILL, call.id))
+                while not call.finished:
+                    call.waiting.clear()
+                    await self._turn(lambda: call.finished or bool(call.waiting))
+
+
+class AsyncRunningCall:
+    """A command under way, reached from the event loop it runs in: what is said is sent by a task of its own."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._letters: deque[bytes] = deque()
+        self._written = anyio.Event()
+
+    def signal(self, number: int) -> None:
+        self._letters.append(wire.signal(self._call.id, number))
+        self._written.set()
+
+    async def next_letter(self) -> bytes:
+        while not self._letters:
+            self._written = anyio.Event()
+            await self._written.wait()
+        return self._letters.popleft()

@@ -1,0 +1,228 @@
+"""One command under way, without any I/O: frames in, an outcome out. The sync and the async client share it."""
+
+from __future__ import annotations
+
+import errno as errnos
+import itertools
+import os
+from collections import deque
+from collections.abc import Mapping
+
+import msgspec
+
+from proofbox.core.text import gap
+from proofbox.errors import (
+    CommandNotExecutable,
+    CommandNotFound,
+    PathRefused,
+    ProtocolError,
+    RequestInvalid,
+    SandboxError,
+)
+from proofbox.sandbox.client import wire
+from proofbox.sandbox.contract import (
+    Diagnostic,
+    ExecResult,
+    Isolation,
+    Output,
+    Policy,
+    Truncated,
+    Usage,
+)
+from proofbox.sandbox.client.requests import Request
+from proofbox.sandbox.client.wire import Recv, Stage
+
+TIMED_OUT = 124
+
+
+class Gathered:
+    """What was kept of one stream: its head, its tail, and how much went missing between.
+
+    The box agent applies the cap to what nobody watches. A watched stream comes whole, so the cap is applied here.
+    """
+
+    def __init__(self, cap: int) -> None:
+        self._head: list[bytes] = []
+        self._tail: deque[bytes] = deque()
+        self._head_room = cap - cap // 2
+        self._tail_room = cap // 2
+        self._end = 0
+        self.omitted = 0
+
+    @property
+    def size(self) -> int:
+        """How many bytes there were until now, those that went missing included."""
+        return self._end
+
+    def add(self, offset: int, data: bytes) -> None:
+        self.omitted += offset - self._end
+        self._end = offset + len(data)
+        head, rest = data[: self._head_room], data[self._head_room :]
+        if head:
+            self._head.append(head)
+            self._head_room -= len(head)
+        if rest:
+            self._tail.append(rest)
+            self._tail_room -= len(rest)
+            while self._tail_room < 0:
+                excess = -self._tail_room
+                first = self._tail.popleft()
+                if len(first) > excess:
+                    self._tail.appendleft(first[excess:])
+                dropped = min(len(first), excess)
+                self._tail_room += dropped
+                self.omitted += dropped
+
+    def close(self, total: int) -> bytes:
+        self.omitted += total - self._end
+        middle = [gap(self.omitted).encode()] if self.omitted else []
+        return b"".join([*self._head, *middle, *self._tail])
+
+
+class Call:
+    """Where one command stands. `feed` is the only way in; `finished` says when there is an outcome."""
+
+    def __init__(self, id: int, request: Request) -> None:
+        self.id = id
+        self.request = request
+        self.streams = {Recv.STDOUT: Gathered(request.cap), Recv.STDERR: Gathered(request.cap)}
+        self.waiting: deque[Output] = deque()
+        self.stdin_window = wire.STDIN_WINDOW
+        self.stdin_error: SandboxError | None = None
+        self.exit: wire.Exit | None = None
+        self.error: Exception | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.exit is not None or self.error is not None
+
+    @property
+    def has_output(self) -> bool:
+        return any(stream.size for stream in self.streams.values())
+
+    def feed(self, kind: Recv, payload: bytes) -> None:
+        if kind in self.streams:
+            at, offset, data = wire.parse_chunk(payload)
+            self.streams[kind].add(offset, data)
+            if self.request.streamed:
+                self.waiting.append(Output("stdout" if kind is Recv.STDOUT else "stderr", data, at / 1000))
+        elif kind is Recv.STDIN_ACK:
+            self.stdin_window += wire.parse_count(payload)
+        elif kind is Recv.EXIT:
+            self.exit = wire.parse_exit(payload)
+        elif kind is Recv.FAILED:
+            self.error = _never_ran(self.request, *wire.parse_failed(payload))
+        else:
+            raise ProtocolError(f"a {kind.name} frame in the middle of a command", op="protocol")
+
+    def result(
+        self,
+        *,
+        provider: str,
+        isolation: Isolation,
+        policy: Policy,
+        diagnostics: Mapping[str, Diagnostic],
+        oom_killed: bool,
+    ) -> ExecResult:
+        if self.error is not None:
+            raise self.error
+        if self.exit is None:
+            raise ProtocolError("a command was asked for its result before its end", op="protocol")
+        end = self.exit
+        out, err = self.streams[Recv.STDOUT], self.streams[Recv.STDERR]
+        stdout, stderr = out.close(end.stdout_bytes), err.close(end.stderr_bytes)
+        return ExecResult(
+            exit_code=TIMED_OUT if end.timed_out else 128 + end.signal if end.signal else end.code,
+            stdout_bytes=stdout,
+            stderr_bytes=stderr,
+            provider=provider,
+            isolation=isolation,
+            policy=policy,
+            timed_out=end.timed_out,
+            signal=end.signal or None,
+            truncated=Truncated(stdout=out.omitted > 0, stderr=err.omitted > 0),
+            duration_ms=end.wall_us / 1000,
+            usage=Usage(cpu_ms=(end.user_us + end.sys_us) / 1000, max_rss_kb=end.max_rss_kb, oom_killed=oom_killed),
+            diagnostics=diagnostics,
+            survivors=end.survivors,
+            background=end.pipes_held,
+        )
+
+
+class CallsUnderWay:
+    """The commands of one connection, by id: where every frame that comes in goes."""
+
+    def __init__(self) -> None:
+        self._calls: dict[int, Call] = {}
+        self._ids = itertools.count(1)
+        self.hello: wire.Hello | None = None
+
+    def begin(self, request: Request) -> tuple[Call, bytes]:
+        """A new command, and the frame that starts it."""
+        call = Call(next(self._ids), request)
+        data = request.encode(call.id)
+        self._calls[call.id] = call
+        return call, data
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def end(self, call: Call) -> None:
+        self._calls.pop(call.id, None)
+
+    def dispatch(self, kind: Recv, id: int, payload: bytes) -> None:
+        if kind is Recv.HELLO:
+            self.hello = wire.parse_hello(payload)
+        elif kind is Recv.FATAL:
+            raise ProtocolError(f"the box agent gave up: {payload[:500].decode('utf-8', 'replace')}", op="exec")
+        elif kind is not Recv.PONG:
+            call = self._calls.get(id)  # None: its waiter was interrupted and has left
+            if call is not None:
+                call.feed(kind, payload)
+
+
+class Failure(msgspec.Struct, frozen=True):
+    kind: type[SandboxError]
+    hint: str
+
+
+_AT_EXEC = {
+    errnos.ENOENT: Failure(
+        CommandNotFound, "check the name; a script's interpreter (its #! line) must exist inside too"
+    ),
+    errnos.ENOTDIR: Failure(CommandNotFound, "a part of the path is not a directory inside the box"),
+    errnos.EACCES: Failure(
+        CommandNotExecutable, "make it executable: chmod +x, and check that its directory may be entered"
+    ),
+    errnos.EPERM: Failure(CommandNotExecutable, "the file system or the box forbids running it"),
+    errnos.ENOEXEC: Failure(CommandNotExecutable, "it is no program for this machine; a script needs a #! line"),
+    errnos.EISDIR: Failure(CommandNotExecutable, "it is a directory"),
+    errnos.ETXTBSY: Failure(CommandNotExecutable, "somebody has it open for writing"),
+    errnos.E2BIG: Failure(
+        RequestInvalid, "argv and environment are larger than the kernel takes; pass data by --stdin"
+    ),
+}
+
+
+def _never_ran(request: Request, stage: int, number: int) -> SandboxError:
+    command, why = os.fsdecode(request.argv[0]), os.strerror(number)
+    details = {"command": command, "errno": errnos.errorcode.get(number, str(number))}
+    if stage == Stage.EXEC:
+        known = _AT_EXEC.get(number, Failure(SandboxError, "run `proofbox probe` to see whether the box is sound"))
+        return known.kind(f"{command!r} did not start: {why}", op="exec", fix_hints=[known.hint], details=details)
+    if stage == Stage.CWD:
+        cwd = os.fsdecode(request.cwd)
+        return PathRefused(
+            f"cwd {cwd!r} can't be entered inside the box: {why}",
+            op="exec",
+            fix_hints=["name a directory of the project, or mount it"],
+            details={**details, "cwd": cwd},
+        )
+    if number == errnos.EAGAIN:
+        return SandboxError(
+            "no process could be started: the box is at its limit of processes",
+            op="exec",
+            fix_hints=["raise --pids, or end what runs in the session"],
+            details=details,
+        )
+    return SandboxError(f"{command!r} did not start: {why}", op="exec", details=details)

@@ -1,0 +1,281 @@
+"""A client's end of a box's stream: many commands at once, from many threads, over one connection.
+
+There is no reader thread. Whoever waits and finds nobody reading reads for all, and hands over when its own command is
+done; with one thread, an `exec` is one send and one or two receives. `aconnection.py` does the same on anyio.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from typing import BinaryIO
+
+from proofbox.errors import ProofboxError, ProtocolError, RequestInvalid, SandboxLost
+from proofbox.sandbox.client import wire
+from proofbox.sandbox.client.calls import Call, CallsUnderWay
+from proofbox.sandbox.contract import OnOutput
+from proofbox.sandbox.host.readiness import readable
+from proofbox.sandbox.client.requests import Request
+from proofbox.sandbox.client.wire import Send
+
+RECEIVE = 256 << 10
+# What the agent may take, past a command's own timeout, to kill its tree and say so (it gives up after 5 s itself).
+PATIENCE = 10.0
+
+
+class Connection:
+    def __init__(self, sock: socket.socket, kill: Callable[[], None]) -> None:
+        """`kill` ends the box without its agent: for one that does not answer, and may hold to nothing any more."""
+        self._sock = sock
+        self._kill = kill
+        self._decoder = wire.Decoder()
+        self._calls = CallsUnderWay()
+        self._changed = threading.Condition()
+        self._sending = threading.Lock()
+        self._reading = False
+        self._lost: ProofboxError | None = None
+        # The agent always reads: one that takes nothing for this long is frozen. For sending alone, unlike settimeout.
+        patience = struct.pack("@ll", int(PATIENCE), int(PATIENCE % 1 * 1_000_000))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
+        self._send(wire.hello())
+
+    # Commands
+
+    @property
+    def hello(self) -> wire.Hello | None:
+        """The agent's greeting, once it has come."""
+        return self._calls.hello
+
+    @property
+    def lost(self) -> bool:
+        """Whether the box was seen to be gone."""
+        return self._lost is not None
+
+    def run(
+        self,
+        request: Request,
+        on_output: OnOutput | None = None,
+        on_start: Callable[[RunningCall], None] | None = None,
+    ) -> Call:
+        """Start it, feed it, wait for its end. Left by an exception (Ctrl-C too), the command is killed first."""
+        with self._changed:
+            call, data = self._calls.begin(request)
+        try:
+            self._send(data)
+            if on_start is not None:
+                on_start(RunningCall(self, call))
+            if request.stdin is not None:
+                self._feed_stdin(call, request.stdin)
+            self._wait(call, on_output)
+        except BaseException:
+            self._abandon(call)
+            raise
+        finally:
+            with self._changed:
+                self._calls.end(call)
+        return call
+
+    @property
+    def running(self) -> int:
+        """How many commands this client waits for."""
+        return len(self._calls)
+
+    def say(self, call: Call, data: bytes) -> None:
+        """Send a frame about a command; whether that is still under way, or the box still there, is not asked."""
+        with contextlib.suppress(ProofboxError):
+            if not call.finished:
+                self._send(data)
+
+    def greet(self, patience: float) -> wire.Hello:
+        """Wait for the agent's greeting: the box is up when this returns."""
+        deadline = time.monotonic() + patience
+        while self.hello is None:
+            self._turn(lambda: self.hello is not None, deadline)
+        return self.hello
+
+    def shutdown(self) -> None:
+        """Ask the agent to end everything; returns when the stream has ended, or at once if it had."""
+        with contextlib.suppress(SandboxLost, ProtocolError):
+            self._send(wire.frame(Send.SHUTDOWN))
+            deadline = time.monotonic() + PATIENCE
+            while True:
+                self._turn(lambda: False, deadline)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)  # wakes a thread that is still reading or sending
+        self._lose(SandboxLost("the session was stopped", op="exec"))
+        # Only then the descriptor: its number may be another file's at once, and a thread still at it would read that.
+        with self._changed:
+            while self._reading:
+                self._changed.wait()
+        with self._sending:
+            self._sock.close()
+
+    # Reading
+
+    def _wait(self, call: Call, on_output: OnOutput | None) -> None:
+        timeout = call.request.timeout
+        deadline = None if timeout is None else time.monotonic() + timeout + call.request.grace + PATIENCE
+        while True:
+            while call.waiting:
+                chunk = call.waiting.popleft()
+                if on_output is not None:
+                    on_output(chunk)
+                if not call.finished:
+                    self._send(wire.credit(call.id, len(chunk.data)))
+            if call.finished:
+                return
+            if call.stdin_error is not None:
+                raise call.stdin_error
+            self._turn(lambda: call.finished or bool(call.waiting) or call.stdin_error is not None, deadline)
+
+    def _turn(self, ready: Callable[[], bool], deadline: float | None) -> None:
+        """Read for everybody until `ready`, or wait while somebody else does."""
+        with self._changed:
+            while self._reading and not ready() and self._lost is None:
+                if not self._changed.wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
+                    raise self._give_up()
+            if ready():
+                return
+            if self._lost is not None:
+                raise self._lost
+            self._reading = True
+        try:
+            while not ready():
+                self._receive(deadline)
+        finally:
+            with self._changed:
+                self._reading = False
+                self._changed.notify_all()
+
+    def _receive(self, deadline: float | None) -> None:
+        # Never settimeout: it would change the socket under a thread that is sending.
+        if deadline is not None and not readable(self._sock, deadline - time.monotonic()):
+            raise self._give_up()
+        try:
+            data = self._sock.recv(RECEIVE)
+        except OSError as error:
+            raise self._lose(SandboxLost(f"the box's stream broke: {error}", op="exec")) from None
+        if not data:
+            raise self._lose(SandboxLost("the box ended under the command", op="exec"))
+        try:
+            with self._changed:
+                for kind, id, payload in self._decoder.feed(data):
+                    self._calls.dispatch(kind, id, payload)
+                self._changed.notify_all()
+        except ProofboxError as error:
+            raise self._lose(error) from None
+
+    def _lose(self, error: ProofboxError) -> ProofboxError:
+        with self._changed:
+            self._lost = self._lost or error
+            self._changed.notify_all()
+            return self._lost
+
+    def _give_up(self) -> ProofboxError:
+        """The agent does not answer: nobody but us can end its commands."""
+        lost = self._lose(unanswered())
+        self._kill()
+        return lost
+
+    # Writing
+
+    def _send(self, data: bytes) -> None:
+        with self._sending:
+            try:
+                self._sock.sendall(data)
+            except BlockingIOError:
+                raise self._give_up() from None
+            except OSError as error:
+                raise self._lose(SandboxLost(f"the box's stream broke: {error}", op="exec")) from None
+
+    def _feed_stdin(self, call: Call, stdin: bytes | BinaryIO) -> None:
+        if isinstance(stdin, bytes) and len(stdin) <= call.stdin_window:
+            data = wire.frame(Send.STDIN, call.id, stdin) if stdin else b""
+            self._send(data + wire.frame(Send.STDIN_EOF, call.id))
+            return
+        # A source that may block, or more than the window: a thread of its own, so that output flows meanwhile.
+        threading.Thread(target=self._pour, args=(call, stdin), name="proofbox-stdin", daemon=True).start()
+
+    def _pour(self, call: Call, stdin: bytes | BinaryIO) -> None:
+        offset = 0
+        with contextlib.suppress(SandboxLost):
+            while True:
+                with self._changed:
+                    while call.stdin_window <= 0 and not call.finished and self._lost is None:
+                        self._changed.wait()
+                    room = min(call.stdin_window, 64 << 10)
+                if call.finished or self._lost is not None:
+                    return
+                if isinstance(stdin, bytes):
+                    data = stdin[offset : offset + room]
+                    offset += len(data)
+                else:
+                    try:
+                        data = read_stdin(stdin, room)
+                    except RequestInvalid as error:
+                        with self._changed:
+                            call.stdin_error = error
+                            self._changed.notify_all()
+                        self._send(wire.frame(Send.PING))  # wakes whoever reads, which may be who waits for this
+                        return
+                if not data:
+                    self._send(wire.frame(Send.STDIN_EOF, call.id))
+                    return
+                with self._changed:
+                    call.stdin_window -= len(data)
+                self._send(wire.frame(Send.STDIN, call.id, data))
+
+    def _abandon(self, call: Call) -> None:
+        """Kill the command. It is over when this returns, or else its box is."""
+        with contextlib.suppress(SandboxLost, ProtocolError):
+            if not call.finished and self._lost is None:
+                self._send(wire.frame(Send.KILL, call.id))
+                deadline = time.monotonic() + PATIENCE
+                while not call.finished:
+                    call.waiting.clear()
+                    self._turn(lambda: call.finished or bool(call.waiting), deadline)
+
+
+class RunningCall:
+    """A command under way, reached from any thread."""
+
+    def __init__(self, connection: Connection, call: Call) -> None:
+        self._connection = connection
+        self._call = call
+
+    def signal(self, number: int) -> None:
+        self._connection.say(self._call, wire.signal(self._call.id, number))
+
+    def resize(self, rows: int, cols: int) -> None:
+        self._connection.say(self._call, wire.resize(self._call.id, rows, cols))
+
+
+def read_stdin(stdin: BinaryIO, room: int) -> bytes:
+    """Up to `room` bytes of the caller's source, which may be anything: closed, broken, or a text file."""
+    try:
+        data: object = stdin.read1(room) if hasattr(stdin, "read1") else stdin.read(room)
+    except Exception as error:
+        raise RequestInvalid(
+            f"stdin can't be read: {error}", op="exec", fix_hints=["give a source that is open for reading, or none"]
+        ) from error
+    if data is None:
+        return b""
+    if not isinstance(data, bytes):
+        raise RequestInvalid(
+            f"stdin gives {type(data).__name__}, not bytes", op="exec", fix_hints=["open the file in binary mode: 'rb'"]
+        )
+    return data
+
+
+def unanswered() -> SandboxLost:
+    return SandboxLost(
+        "the box agent does not answer, and the box was ended",
+        op="exec",
+        fix_hints=["start another: something in the box may have frozen it, or the machine is overloaded"],
+    )

@@ -1,0 +1,187 @@
+"""One command, as asked for: checked and turned into bytes before anything is sent."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterable, Mapping, Sequence
+from typing import BinaryIO
+
+import msgspec
+
+from proofbox.errors import RequestInvalid
+from proofbox.sandbox.client import wire
+from proofbox.sandbox.contract import DEFAULT_OUTPUT_CAP
+
+Stdin = bytes | str | BinaryIO | None
+
+# Limits of one process, by the name a caller uses. What bounds a whole box (memory, pids, CPU) is its policy's.
+RLIMITS = {
+    "address_space": resource.RLIMIT_AS,
+    "core": resource.RLIMIT_CORE,
+    "cpu_seconds": resource.RLIMIT_CPU,
+    "file_size": resource.RLIMIT_FSIZE,
+    "open_files": resource.RLIMIT_NOFILE,
+    "stack": resource.RLIMIT_STACK,
+}
+
+# How much output may be under way to a reader that streams: more only hides that the reader is slow.
+STREAM_WINDOW = 1 << 20
+
+
+class Request(msgspec.Struct, frozen=True):
+    """What goes to the box agent for one command, but for the id."""
+
+    argv: tuple[bytes, ...]
+    cwd: bytes
+    env: Mapping[bytes, bytes]
+    stdin: bytes | BinaryIO | None
+    timeout: float | None
+    grace: float
+    cap: int
+    pty: tuple[int, int] | None
+    streamed: bool
+    limits: Mapping[int, int]
+
+    def encode(self, id: int) -> bytes:
+        want = wire.Want(0)
+        if self.pty is not None:
+            want |= wire.Want.PTY
+        if self.stdin is not None:
+            want |= wire.Want.STDIN
+        data = wire.execute(
+            id,
+            self.argv,
+            cwd=self.cwd,
+            env=self.env,
+            want=want,
+            timeout_ms=_milliseconds(self.timeout),
+            grace_ms=_milliseconds(self.grace),
+            caps=(0, 0) if self.streamed else (self.cap, self.cap),
+            window=STREAM_WINDOW if self.streamed else 0,
+            size=self.pty or (0, 0),
+            limits=self.limits,
+        )
+        if len(data) > wire.MAX_FRAME:
+            raise RequestInvalid(
+                f"argv and environment take {len(data):,} bytes; the limit is {wire.MAX_FRAME:,}",
+                op="exec",
+                fix_hints=["pass large data by --stdin or in a file of the project"],
+            )
+        return data
+
+
+def make_request(
+    argv: Sequence[str | bytes],
+    *,
+    cwd: str,
+    env: Mapping[bytes, bytes],
+    stdin: Stdin = None,
+    timeout: float | None = None,
+    grace: float = 0.0,
+    max_output: int = DEFAULT_OUTPUT_CAP,
+    pty: tuple[int, int] | None = None,
+    streamed: bool = False,
+    limits: Mapping[str, int] | None = None,
+) -> Request:
+    if isinstance(argv, str | bytes):
+        raise RequestInvalid(
+            "the command is one string where a list of arguments was due",
+            op="exec",
+            fix_hints=["pass a list: ['ls', '-l']", "or give the string to a shell: --shell, ['sh', '-c', text]"],
+        )
+    if not argv:
+        raise RequestInvalid("no command was given", op="exec", fix_hints=["put it behind --: proofbox exec -- ls -l"])
+    if timeout is not None and not 0 < timeout < 10**6:
+        raise RequestInvalid(f"a timeout of {timeout} s makes no sense", op="exec", fix_hints=["give seconds above 0"])
+    if not 0 <= grace < 10**6:
+        raise RequestInvalid(f"a grace of {grace} s makes no sense", op="exec", fix_hints=["give 0 or more seconds"])
+    if not 1 <= max_output < 2**62:
+        raise RequestInvalid(f"max_output is {max_output}", op="exec", fix_hints=["give a number of bytes above 0"])
+    return Request(
+        argv=tuple(_bytes(argument, "an argument") for argument in argv),
+        cwd=_bytes(cwd, "cwd"),
+        env=env,
+        stdin=stdin.encode() if isinstance(stdin, str) else stdin,
+        timeout=timeout,
+        grace=grace,
+        cap=max_output,
+        pty=pty,
+        streamed=streamed,
+        limits=_limits(limits or {}),
+    )
+
+
+def check_ttl(ttl: float) -> None:
+    """How long a session may be idle, before anything is started for it."""
+    if not 0 < ttl < 10**9:
+        raise RequestInvalid(
+            f"a time to live of {ttl} s makes no sense", op="session start", fix_hints=["give seconds above 0"]
+        )
+
+
+def encode_env(env: Mapping[str, str]) -> dict[bytes, bytes]:
+    """Variables as bytes, checked. A session does this once for the environment all its commands start from."""
+    return dict(_variable(name, value) for name, value in env.items())
+
+
+def parse_env(pairs: Iterable[str]) -> dict[str, str]:
+    """`K=V` as written on a command line; `K` alone takes the caller's own value, so that it needn't be in argv."""
+    env: dict[str, str] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            if name not in os.environ:
+                raise RequestInvalid(
+                    f"--env {name}: it has no value here",
+                    op="exec",
+                    fix_hints=[f"write --env {name}=VALUE, or export it"],
+                )
+            value = os.environ[name]
+        env[name] = value
+    return env
+
+
+def _variable(name: str, value: str) -> tuple[bytes, bytes]:
+    raw = _bytes(name, "the name of an environment variable")
+    if not raw or b"=" in raw:
+        raise RequestInvalid(
+            f"{name!r} can't be the name of an environment variable", op="exec", fix_hints=["write K=V with a name K"]
+        )
+    return raw, _bytes(value, f"the environment variable {name}")
+
+
+def _bytes(value: str | bytes, what: str) -> bytes:
+    if not isinstance(value, str | bytes):
+        raise RequestInvalid(
+            f"{what} is a {type(value).__name__}, not text", op="exec", fix_hints=["make it a str, or bytes"]
+        )
+    try:
+        raw = os.fsencode(value)
+    except UnicodeEncodeError:
+        raise RequestInvalid(
+            f"{what} holds characters that have no bytes", op="exec", fix_hints=["pass it as bytes"]
+        ) from None
+    if b"\0" in raw:
+        raise RequestInvalid(
+            f"{what} holds a NUL byte, which no program can be given",
+            op="exec",
+            fix_hints=["pass such data by --stdin"],
+        )
+    return raw
+
+
+def _limits(limits: Mapping[str, int]) -> dict[int, int]:
+    unknown = sorted(set(limits) - set(RLIMITS))
+    if unknown:
+        raise RequestInvalid(f"unknown limit {unknown[0]!r}", op="exec", fix_hints=[f"known: {', '.join(RLIMITS)}"])
+    for name, value in limits.items():
+        if not isinstance(value, int) or not 0 <= value < 2**64:
+            raise RequestInvalid(
+                f"the limit {name} is {value!r}", op="exec", fix_hints=["give a whole number, 0 or more"]
+            )
+    return {RLIMITS[name]: value for name, value in limits.items()}
+
+
+def _milliseconds(seconds: float | None) -> int:
+    return max(1, round(seconds * 1000)) if seconds else 0

@@ -1,0 +1,160 @@
+"""Network none is none: no interface, no route, no socket of the host, by whatever family.
+
+The listeners are on this host's 127.0.0.1 and in its abstract name space. `off` makes the same attempt as the
+control, so that a box in which the attempt itself is broken does not pass for a closed one.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+
+from proofbox.errors import ProofboxError
+from proofbox.config.settings import Settings
+from proofbox.sandbox.conformance.check import NETWORK, NotChecked, Subject, expect
+from proofbox.sandbox.conformance.context import PATIENCE, Context
+from proofbox.sandbox.conformance.probing import SystemCalls, connect, listeners
+from proofbox.sandbox.service import Sandboxes
+
+subject = Subject("network")
+check = subject.check
+
+LAST_FAMILY = 63  # well beyond the highest one that Linux has
+LAST_NETLINK = 31
+SOCK_PACKET = 10
+IPPROTO_SMC, IPPROTO_MPTCP = 256, 262
+_ROOM = "x" * 63  # where a call may write its answer
+_FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6)
+_KINDS = (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_RAW, socket.SOCK_SEQPACKET)
+_PROTOCOLS = (socket.IPPROTO_SCTP, socket.IPPROTO_UDPLITE, IPPROTO_SMC, IPPROTO_MPTCP)
+
+
+@check(NETWORK)
+def no_interface(context: Context) -> None:
+    """Nothing but its own loopback, and no way to anywhere."""
+    session = context.session(network="none")
+    interfaces, routes = _look(context, "none")
+    expect(interfaces <= {"lo"}, f"there are the interfaces {sorted(interfaces)}")
+    expect(not routes, f"there are routes: {routes}")
+    expect(context.sh(session, "true").policy.network == "none", "the result does not state it")
+
+
+def _reaches_nobody(name: str, kind: str) -> None:
+    def run(context: Context) -> None:
+        with listeners(context) as there:
+            way, listener = there[kind]
+            _control(context, way)
+            expect(listener.visited(), f"the control by `off` did not reach the {kind} listener")
+            seen = connect(context, context.session(network="none"), way)
+            expect(not listener.visited(), f"a {kind} listener of the host was reached ({seen})")
+            expect(not seen.startswith("reached"), f"the attempt says {seen!r}")
+
+    subject.add(name, NETWORK, run)
+
+
+for _name, _kind in (("tcp", "tcp"), ("udp", "udp"), ("abstract-socket", "abstract"), ("socket-by-path", "path")):
+    _reaches_nobody(_name, _kind)
+
+
+@check(NETWORK)
+def sockets_unseen(context: Context) -> None:
+    """The names of the host's sockets are not even listed."""
+    with listeners(context):
+        listed = context.once('cat /proc/net/unix | grep -c "$1"', context.marker, network="none")
+    expect(listed.stdout.strip() == "0", "the host's abstract sockets are listed in /proc/net/unix")
+
+
+@check(NETWORK)
+def no_names(context: Context) -> None:
+    """No name is resolved, and the attempt ends soon: by no resolver on the network, and by no socket of one on the
+    host."""
+    interfaces, routes = _look(context, "none")
+    if not interfaces <= {"lo"} or routes:
+        raise NotChecked("the box has a network: a question would leave this machine")
+    session = context.session(network="none")
+    began = time.monotonic()
+    seen = connect(context, session, "name=conformance.proofbox.example")
+    took = time.monotonic() - began
+    expect(not seen.startswith("reached"), f"a name was resolved: {seen}")
+    expect(took < 9, f"the attempt took {took:.1f} s")
+    doors = (
+        "/run/nscd /var/run/nscd /run/systemd/resolve /run/dbus /run/docker.sock /var/run/docker.sock /run/avahi-daemon"
+    )
+    found = context.sh(session, f"ls -d {doors} 2>/dev/null").stdout.split()
+    expect(not found, f"services of the host are within reach: {', '.join(found)}")
+
+
+@check(NETWORK)
+def own_loopback(context: Context) -> None:
+    """A server under test and its client, both in the box, find each other, and do not meet the host's."""
+    with listeners(context) as there:
+        way, _ = there["tcp"]
+        port = way.partition("=")[2]
+        session = context.session(network="none")
+        script = f"""
+import socket, threading
+s = socket.create_server(("127.0.0.1", {port}))
+threading.Thread(target=lambda: s.accept()[0].sendall(b"inside"), daemon=True).start()
+print(socket.create_connection(("127.0.0.1", {port}), 10).recv(16).decode())
+"""
+        if not context.sh(session, "command -v python3").stdout:
+            raise NotChecked("the box has no python3 to serve and to connect with")
+        result = session.exec(["python3", "-c", script], timeout=PATIENCE)
+        expect(result.stdout == "inside\n", f"its own loopback does not work: {result.stderr[-300:]!r}")
+
+
+@check(NETWORK)
+def socket_families(context: Context) -> None:
+    """Only the families that programs need open, in every mode: others, such as AF_VSOCK, pass by the network namespace
+    or are rarely used parts of the kernel."""
+    allowed = {f"family {family:d}" for family in _FAMILIES} | {"netlink 0", "pair 1"}
+    families = range(LAST_FAMILY + 1)
+    calls = [
+        *(
+            (f"family {family}", "socket", family, int(kind), 0)
+            for family in families
+            for kind in _KINDS
+            if family != 16
+        ),
+        *((f"netlink {number}", "socket", 16, int(socket.SOCK_RAW), number) for number in range(LAST_NETLINK + 1)),
+        *((f"pair {family}", "socketpair", family, int(kind), 0, _ROOM) for family in families for kind in _KINDS),
+        *((f"protocol {each:d}", "socket", 2, int(kind), int(each)) for each in _PROTOCOLS for kind in _KINDS),
+        ("AF_INET with SOCK_PACKET", "socket", 2, SOCK_PACKET, 0),
+        ("io_uring", "io_uring_setup", 1, _ROOM * 2),
+    ]
+    for network in ("none", "full"):
+        session = context.session(network="none" if network == "none" else "full")
+        opened = set(SystemCalls(context, session).allowed(*calls))
+        session.stop()
+        expect(not opened - allowed, f"with network {network}, opened: {', '.join(sorted(opened - allowed))}")
+        expect({"family 1", "family 2", "pair 1"} <= opened, f"with network {network}, only {sorted(opened)} opened")
+
+
+@check(NETWORK)
+def full_is_open(context: Context) -> None:
+    """Network full is another thing than none: it has more to go by, and the result states it."""
+    session = context.session(network="full")
+    expect(context.sh(session, "true").policy.network == "full", "the result does not state it")
+    if _look(context, "full") == _look(context, "none"):
+        raise NotChecked("this machine has no network to give")
+
+
+def _look(context: Context, network: str) -> tuple[set[str], list[str]]:
+    script = "cat /proc/net/dev; echo ---; cat /proc/net/route /proc/net/ipv6_route 2>/dev/null"
+    session = context.session(network="none" if network == "none" else "full")
+    devices, _, routes = context.sh(session, script).stdout.partition("---")
+    session.stop()
+    names = {line.partition(":")[0].strip() for line in devices.splitlines() if ":" in line}
+    # A route through lo, or none at all (Iface and nothing else), leads nowhere.
+    return names, [
+        line for line in routes.splitlines() if line and not line.startswith("Iface") and not line.endswith("lo")
+    ]
+
+
+def _control(context: Context, way: str) -> None:
+    try:
+        with Sandboxes(context.project, settings=Settings()) as boxes, boxes.start_session(provider="off") as session:
+            seen = connect(context, session, way)
+    except (ProofboxError, NotChecked) as error:
+        raise NotChecked(f"the control could not be made: {error}") from None
+    expect(not seen.startswith("blocked"), f"the control by `off` was {seen}")

@@ -1,0 +1,52 @@
+"""The files that an image has at a place, without running anything of it."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from proofbox.core.archives.unpack import MOST, ArchiveRefused, unpack_tar
+from proofbox.core.files.removal import remove_tree
+from proofbox.errors import EngineRefused, StartFailed
+from proofbox.sandbox.containers.ownership import remove_container
+from proofbox.sandbox.containers.engine import Engine
+from proofbox.sandbox.containers.images import inspect_image
+
+
+def copy_from_image(image: str, place: str, dest: Path) -> bool:
+    """Put what `image` has in its directory `place` into `dest`, which is made; whether there was such a directory.
+
+    A container is created for it, never started, and removed. Owners, devices and sockets are left out; links stay as
+    they are, and nothing is written through one.
+    """
+    engine = Engine.find()
+    inspect_image(engine, image)
+    config = {"Image": image, "Cmd": ["-"], "Labels": {"proofbox.files": place}, "NetworkDisabled": True}
+    container = engine.call("POST", "/containers/create", op="create a container", body=config)["Id"]
+    dest.mkdir()
+    try:
+        with tempfile.TemporaryFile() as archive:
+            engine.download(
+                f"/containers/{container}/archive",
+                archive,
+                op=f"copy {place} out of {image}",
+                query={"path": f"{place.rstrip('/')}/."},
+                limit=MOST.size,
+            )
+            archive.seek(0)
+            unpack_tar(archive, dest, skip_devices=True)
+    except EngineRefused as error:
+        if error.details.get("status") != 404:
+            raise
+        return False
+    except ArchiveRefused as error:
+        remove_tree(dest)
+        raise StartFailed(f"{place} of {image} can't be unpacked: {error}", op="image") from None
+    finally:
+        remove_container(engine, container)
+    return True
+
+
+def working_directory(image: str) -> str:
+    """Where the image's commands begin; empty where it does not say."""
+    return str((inspect_image(Engine.find(), image).get("Config") or {}).get("WorkingDir") or "")

@@ -1,0 +1,110 @@
+"""The containers that are ours, on an engine that others may use too: how they are marked, and reaped.
+
+A container ends by itself: with its client's stream, or by its agent's idle time; the engine then removes it. What
+that leaves is what a client left that was killed between creating a container and starting it, and what an engine left
+that was killed itself. Their labels say whose they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from proofbox.core.dirs import state_dir
+from proofbox.errors import EngineRefused, ProofboxError
+from proofbox.sandbox.containers.engine import Engine
+from proofbox.sandbox.host.processes import may_live, process_name
+
+LABEL = "proofbox.session"
+HOME = "proofbox.home"
+OWNER = "proofbox.owner"
+REMOVE_PATIENCE = 20.0
+ENGINE_PATIENCE = 10.0
+ENDING_PATIENCE = 20.0
+
+
+class Container(msgspec.Struct, frozen=True):
+    id: str
+    session: str
+    owner: str
+
+
+def labels(session: str, project: str) -> dict[str, str]:
+    """What a container of ours bears: the session, whose state directory knows it, and the process that started it."""
+    return {LABEL: session, "proofbox.project": project, HOME: _home(), OWNER: process_name(os.getpid())}
+
+
+def our_containers(engine: Engine) -> dict[str, str]:
+    """Session id → container, of every container that bears our label, whoever's."""
+    return {each.session: each.id for each in _containers(engine, LABEL)}
+
+
+def reap_containers(running: Callable[[str], bool]) -> list[str]:
+    """Remove this user's containers whose session does not run and whose client is gone; their sessions.
+
+    An engine that isn't there, or doesn't answer, has nothing to reap.
+    """
+    reaped = []
+    try:
+        engine = Engine.find()
+        for each in _containers(engine, f"{HOME}={_home()}"):
+            if not running(each.session) and not may_live(each.owner):
+                remove_container(engine, each.id)
+                reaped.append(each.session)
+    except ProofboxError:
+        pass
+    return reaped
+
+
+def await_removal(engine: Engine, container: str) -> None:
+    """Give a container that ends by itself, and is removed then, a moment to do so.
+
+    To be killed while it ends confuses some runtimes (gVisor's): the engine then waits for ever.
+    """
+    query = {"condition": "removed"}
+    try:
+        engine.call("POST", f"/containers/{container}/wait", op="wait", query=query, timeout=ENDING_PATIENCE)
+    except ProofboxError:
+        pass
+
+
+def kill_container(engine: Engine, container: str) -> None:
+    """Nothing in it runs when this returns; one that has ended already is no error."""
+    try:
+        engine.call("POST", f"/containers/{container}/kill", op="kill the container")
+    except EngineRefused as error:
+        if error.details["status"] not in (404, 409):
+            raise
+
+
+def remove_container(engine: Engine, container: str) -> None:
+    """Gone when this returns; one that is gone already is no error."""
+    query = {"force": "1", "v": "1"}
+    deadline = time.monotonic() + REMOVE_PATIENCE
+    while True:
+        try:
+            engine.call("DELETE", f"/containers/{container}", op="remove the container", query=query)
+        except EngineRefused as error:
+            if error.details["status"] == 404:
+                return
+            if error.details["status"] != 409 or time.monotonic() > deadline:  # 409: the engine is at it
+                raise
+            time.sleep(0.02)
+        else:
+            return
+
+
+def _containers(engine: Engine, label: str) -> Iterator[Container]:
+    query = {"all": "1", "filters": json.dumps({"label": [label]})}
+    found = engine.call("GET", "/containers/json", op="list containers", query=query, timeout=ENGINE_PATIENCE) or []
+    for each in found:
+        yield Container(each["Id"], each["Labels"].get(LABEL, ""), each["Labels"].get(OWNER, ""))
+
+
+def _home() -> str:
+    return hashlib.sha256(os.fsencode(state_dir().resolve())).hexdigest()[:16] + f"-{os.geteuid()}"

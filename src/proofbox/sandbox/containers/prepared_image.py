@@ -1,0 +1,55 @@
+"""What a provision script did in a container, kept as an image of the engine."""
+
+from __future__ import annotations
+
+import msgspec
+
+from proofbox.errors import EngineRefused, PolicyRefused
+from proofbox.sandbox.contract import Box, BoxSpec
+from proofbox.sandbox.containers.engine import Engine
+from proofbox.sandbox.containers.images import engine_image, inspect_image
+from proofbox.sandbox.containers.config import is_sealed
+from proofbox.sandbox.providers.docker import DockerBox
+
+REPOSITORY = "proofbox-provisioned"
+LABEL = "proofbox.provisioned"
+
+
+class ImageKeeper:
+    def __init__(self) -> None:
+        self._engine = Engine.find()
+
+    def basis(self, spec: BoxSpec) -> str:
+        policy = spec.policy
+        if policy.image is None:
+            raise PolicyRefused(
+                "docker needs an image to prepare", op="provision", fix_hints=["name one: --image NAME"]
+            )
+        if is_sealed(policy):
+            raise PolicyRefused(
+                f"runtime {policy.runtime} keeps what is written to itself, so that it can't be made an image",
+                op="provision",
+                fix_hints=["prepare an image by hand (docker build), and take `provision` out of the settings"],
+            )
+        return str(inspect_image(self._engine, engine_image(self._engine, policy.image, spec.project))["Id"])
+
+    def find(self, key: str, spec: BoxSpec) -> BoxSpec | None:
+        reference = f"{REPOSITORY}:{key}"
+        try:
+            self._engine.call("GET", f"/images/{reference}/json", op="find the image")
+        except EngineRefused as error:
+            if error.details["status"] != 404:
+                raise
+            return None
+        return msgspec.structs.replace(spec, policy=msgspec.structs.replace(spec.policy, image=reference))
+
+    def begin(self, key: str, spec: BoxSpec) -> BoxSpec:  # noqa: ARG002 (others need the key)
+        return spec
+
+    def keep(self, key: str, box: Box) -> None:
+        if not isinstance(box, DockerBox):
+            raise TypeError(box)
+        box.commit(f"{REPOSITORY}:{key}", {LABEL: key})
+
+    def discard(self) -> None:
+        """The container is gone with its box."""

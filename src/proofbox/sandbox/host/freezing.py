@@ -1,0 +1,71 @@
+"""Holding a box still for a moment, and asking whether anything runs in it: by its control group, whoever made it."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from proofbox.errors import NotFrozen, PolicyRefused
+from proofbox.sandbox.host import cgroups
+
+PATIENCE = 10.0
+
+
+@contextmanager
+def frozen(session_id: str, *, patience: float = PATIENCE) -> Iterator[None]:
+    """Nothing in the box runs within the block, its agent included. It goes on afterwards, whatever happens.
+
+    Raises `PolicyRefused` for a box that can't be frozen here, `NotFrozen` for one that did not stop in time.
+    """
+    group = cgroups.group_of(cgroups.tree().unified, session_id)
+    if group is None or not (group / "cgroup.freeze").exists():
+        reason = cgroups.tree().reason or "it has no control group of ours"
+        raise PolicyRefused(
+            f"the box of {session_id} can't be frozen: {reason}",
+            op="freeze",
+            fix_hints=["do without freezing: what overlaps with running commands is then recorded"],
+        )
+    try:
+        (group / "cgroup.freeze").write_text("1")
+        _wait_for(group, "frozen 1", patience, session_id)
+        yield
+    finally:
+        with contextlib.suppress(FileNotFoundError):  # it ended meanwhile
+            (group / "cgroup.freeze").write_text("0")
+
+
+def commands_alive(session_id: str) -> int | None:
+    """How many commands have processes in the box now, those included that outlived their command. None: unknown."""
+    group = cgroups.group_of(cgroups.tree().unified, session_id)
+    if group is None:
+        return None
+    alive = 0
+    with contextlib.suppress(OSError):
+        for path in group.iterdir():
+            if path.name[0] == "c" and path.name[1:].isdigit():  # the box agent's, one a command
+                with contextlib.suppress(OSError):
+                    alive += "populated 1" in (path / "cgroup.events").read_text()
+    return alive
+
+
+def _wait_for(group: Path, state: str, patience: float, session_id: str) -> None:
+    deadline = time.monotonic() + patience
+    with (group / "cgroup.events").open() as events:
+        poll = select.poll()
+        poll.register(events, select.POLLPRI)
+        while True:
+            events.seek(0)
+            if state in events.read():
+                return
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise NotFrozen(
+                    f"the box of {session_id} did not stop within {patience:g} s: something in it hangs in the kernel",
+                    op="freeze",
+                    fix_hints=["try again", "or do without freezing"],
+                )
+            poll.poll(left * 1000)

@@ -1,0 +1,55 @@
+"""Directories in the state directory that live no longer than the process that made them.
+
+The maker holds a lock on each. Killed, it leaves the directory and not the lock: `sweep` can tell, and removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from proofbox.core.dirs import state_dir
+from proofbox.core.files.removal import remove_tree
+
+_PREFIX = "scratch-"
+
+
+class Scratch:
+    """A new, empty directory of mode 0700. `remove` may be repeated."""
+
+    def __init__(self) -> None:
+        while True:
+            self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=state_dir()))
+            with contextlib.suppress(OSError):
+                self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                fcntl.flock(self._lock, fcntl.LOCK_EX)
+                if os.path.samestat(os.fstat(self._lock), self.path.stat()):
+                    return
+            # A sweep took it between its making and its lock: another one.
+
+    def remove(self) -> None:
+        remove_tree(self.path)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def abandoned_scratch() -> Iterator[Path]:
+    """What processes that were killed have left; each is ours alone until the next is asked for."""
+    for path in state_dir().glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                yield path
+            finally:
+                os.close(fd)
+
+
+def sweep_scratch() -> None:
+    for path in abandoned_scratch():
+        remove_tree(path)

@@ -1,0 +1,187 @@
+"""Which images there are: a catalogue that the user keeps, each entry pinned to its bytes by a digest.
+
+    # images.toml in the user's configuration directory
+    schema_version = "proofbox.images/1"
+
+    [[image]]
+    name = "small"
+    arch = "x86_64"
+    url = "https://example.org/small-rootfs.tar.gz"    # a root file system as tar: plain, gzip, bzip2 or xz
+    sha256 = "…"
+    size = 3400000       # optional: bytes
+    default = true       # optional
+
+There is no built-in list: a digest that nobody here has checked would be worth nothing. A project has no catalogue of
+its own, since the commands in its boxes may write to it.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+import tomllib
+import urllib.parse
+from pathlib import Path
+
+import msgspec
+
+from proofbox.core.dirs import config_dir
+from proofbox.core.documents import stored
+from proofbox.core.files.plain import read_plain
+from proofbox.core.toml import parse_toml
+from proofbox.errors import ImageUnavailable, ImageUnknown, UsageError
+
+SCHEMA = "proofbox.images/1"
+SIZE_LIMIT = 1 << 20
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_ARCH = re.compile(r"[a-z0-9_]{1,16}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_SPELLINGS = {"amd64": "x86_64", "x64": "x86_64", "arm64": "aarch64"}
+
+
+class Image(msgspec.Struct, frozen=True):
+    """A root file system that can be had, and the digest that says whether it is the one that was meant."""
+
+    name: str
+    """What `--image` and `images pull` take."""
+    arch: str
+    url: str
+    """Where its archive is: a root file system as tar, plain or packed."""
+    sha256: str
+    size: int | None = None
+    """The archive's, in bytes; null: not known."""
+    default: bool = False
+    """What `images pull` and `images default` mean where none is named."""
+    description: str = ""
+    """For people."""
+
+
+@stored(SCHEMA, at="CONFIG/images.toml, or the file that --catalogue names")
+class _Catalogue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The images that can be pulled, each pinned by its digest."""
+
+    schema_version: str
+    image: tuple[Image, ...] = ()
+    """One table an image."""
+
+
+def architecture(name: str | None = None) -> str:
+    """This machine's, or the one that was named, in the catalogue's spelling: x86_64, aarch64."""
+    given = (name or platform.machine()).lower()
+    return _SPELLINGS.get(given, given)
+
+
+def catalogue_file() -> Path:
+    return config_dir() / "images.toml"
+
+
+def list_images(arch: str | None = None, *, catalogue: Path | None = None) -> list[Image]:
+    """The images of the catalogue for an architecture; by default, for this machine's."""
+    wanted = architecture(arch)
+    return [image for image in all_images(catalogue) if image.arch == wanted]
+
+
+def resolve_default_image(arch: str | None = None, *, catalogue: Path | None = None) -> Image:
+    """The one that is marked as the default, or the only one there is."""
+    found = list_images(arch, catalogue=catalogue)
+    marked = [image for image in found if image.default] or (found if len(found) == 1 else [])
+    if not marked:
+        path = catalogue or catalogue_file()
+        raise ImageUnavailable(
+            f"{path} names no default image for {architecture(arch)}"
+            if found
+            else f"there is no image for {architecture(arch)} in {path}",
+            op="images",
+            fix_hints=["mark one of them: default = true"] if found else [how_to_add(path)],
+            details={"arch": architecture(arch), "catalogue": str(path), "known": [image.name for image in found]},
+        )
+    return marked[0]
+
+
+def find_image(name: str, arch: str | None = None, *, catalogue: Path | None = None) -> Image:
+    """The image of that name, or `ImageUnknown`."""
+    found = list_images(arch, catalogue=catalogue)
+    for image in found:
+        if image.name == name:
+            return image
+    path = catalogue or catalogue_file()
+    known = ", ".join(image.name for image in found)
+    raise ImageUnknown(
+        f"{path} has no image {name[:80]!r} for {architecture(arch)}",
+        op="images",
+        fix_hints=[f"known: {known}" if known else how_to_add(path)],
+        details={"image": name[:80], "arch": architecture(arch), "catalogue": str(path)},
+    )
+
+
+def how_to_add(path: Path) -> str:
+    return f"add one to {path}: [[image]] with name, arch, url and sha256 (`proofbox images list --help` shows how)"
+
+
+def all_images(catalogue: Path | None = None) -> tuple[Image, ...]:
+    """Every image of the catalogue, checked. One that is not there is empty, unless it was named."""
+    path = catalogue or catalogue_file()
+    try:
+        data = read_plain(path, SIZE_LIMIT + 1)
+    except FileNotFoundError:
+        if catalogue is not None:
+            raise UsageError(f"{path} is not there", op="images", fix_hints=["check the path"]) from None
+        return ()
+    except OSError as error:
+        raise UsageError(f"{path} can't be read: {error.strerror}", op="images", fix_hints=["mend it"]) from None
+    if len(data) > SIZE_LIMIT:
+        raise _wrong(path, f"it is larger than {SIZE_LIMIT >> 10} KiB")
+    try:
+        values = parse_toml(data.decode("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise _wrong(path, f"it is no TOML: {error}") from None
+    if values.get("schema_version") != SCHEMA:
+        raise _wrong(path, f"its schema_version is not {SCHEMA}")
+    try:
+        images = msgspec.convert(values, _Catalogue).image
+    except msgspec.ValidationError as error:
+        raise _wrong(path, str(error)) from None
+    for image in images:
+        problem = _problem(image)
+        if problem:
+            raise _wrong(path, f"image {image.name[:80]!r}: {problem}")
+    _distinct(path, images)
+    return images
+
+
+def _problem(image: Image) -> str:
+    if not _NAME.fullmatch(image.name):
+        return "a name is lower-case letters, digits, dots, dashes and underscores, at most 64"
+    if not _ARCH.fullmatch(image.arch) or image.arch in _SPELLINGS:
+        return f"the architecture {image.arch[:40]!r} is none; write x86_64 or aarch64"
+    if not _SHA256.fullmatch(image.sha256):
+        return "sha256 is not 64 lower-case hexadecimal digits"
+    try:
+        url = urllib.parse.urlsplit(image.url)
+        sound = url.scheme in ("http", "https") and url.hostname and url.username is None
+    except ValueError:
+        sound = None
+    if not sound:
+        return "the url is no http(s):// address, or holds a user name"
+    return "a size is above 0" if image.size is not None and image.size <= 0 else ""
+
+
+def _distinct(path: Path, images: tuple[Image, ...]) -> None:
+    seen: set[tuple[str, str]] = set()
+    defaults: set[str] = set()
+    for image in images:
+        if (image.name, image.arch) in seen:
+            raise _wrong(path, f"{image.name!r} is there twice for {image.arch}")
+        if image.default and image.arch in defaults:
+            raise _wrong(path, f"{image.arch} has two defaults")
+        seen.add((image.name, image.arch))
+        defaults |= {image.arch} if image.default else set()
+
+
+def _wrong(path: Path, what: str) -> UsageError:
+    return UsageError(
+        f"{path}: {what}",
+        op="images",
+        fix_hints=["mend it; `proofbox images list --help` shows one"],
+        details={"catalogue": str(path)},
+    )

@@ -1,0 +1,229 @@
+"""Downloads that go on where they were cut, and are kept only if their digest is the one that was promised.
+
+What has come lies in `<sha256>.part` beside its place, with the server's name for that version (its ETag): asked with
+`If-Range`, a server that has another version by now sends it from the start. A server that gives no such name is
+asked to go on all the same: if the pieces don't fit, the digest tells, and it is begun once more from the start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import http.client
+import os
+import re
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from proofbox.core.files.atomic import write_document
+from proofbox.core.digest import sha256_file
+from proofbox.errors import DownloadFailed, ImageCorrupt, ImageUnavailable
+
+OnProgress = Callable[[int, int | None], None]
+"""Bytes that have come, and how many there are in all, where that is known."""
+
+CHUNK = 256 << 10
+SILENCE = 30.0  # a server that says nothing for so long is taken for gone
+LARGEST = 32 << 30
+FRUITLESS, TRIES = 5, 200  # tries in a row that brought nothing, and tries in all
+_RANGE = re.compile(r"bytes (\d+)-\d*/(\d+|\*)")
+
+
+class _Cut(Exception):
+    """The answer ended early, or there was none: worth another try."""
+
+
+def download(
+    url: str,
+    sha256: str,
+    into: Path,
+    *,
+    size: int | None = None,
+    on_progress: OnProgress | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> bool:
+    """Put the file with this digest at `into`; False if it was there. Of several processes one does it.
+
+    Raises `ImageCorrupt` when the server's bytes are others (nothing is kept then), `ImageUnavailable` when it has
+    none, and `DownloadFailed` when not all of it came: what has come is kept, and the next call goes on from there.
+    """
+    with _part(into) as part:
+        if into.exists():
+            return False
+        fetch = _Fetch(url, into, part, size, on_progress)
+        pieces = fetch.whole(sleep)
+        found, length = sha256_file(part.fileno())
+        if found != sha256 and pieces:  # they may be of two versions: once more, in one piece
+            fetch.restart()
+            fetch.whole(sleep)
+            found, length = sha256_file(part.fileno())
+        fetch.forget_version()
+        if found != sha256:
+            _part_of(into).unlink(missing_ok=True)
+            raise ImageCorrupt(
+                f"{url} is not the image that was asked for: its sha256 is {found}, not {sha256}",
+                op="images pull",
+                fix_hints=["don't use it; if its publisher has replaced it, check the new digest and change the entry"],
+                details={"url": url, "expected": sha256, "found": found, "size": length},
+            )
+        os.fsync(part.fileno())
+        os.replace(_part_of(into), into)
+        return True
+
+
+class _Fetch:
+    def __init__(self, url: str, into: Path, part: BinaryIO, size: int | None, tell: OnProgress | None) -> None:
+        self._url = url
+        self._part = part
+        self._version = into.with_suffix(".version")
+        self._size = size
+        self._tell = tell
+
+    def whole(self, sleep: Callable[[float], None]) -> bool:
+        """Ask until all of it is there; whether what is there came in more than one piece."""
+        fruitless = 0
+        for _ in range(TRIES):
+            before = self._have()
+            try:
+                return self._once()
+            except _Cut as cut:
+                fruitless = 0 if self._have() > before else fruitless + 1
+                if fruitless == FRUITLESS:
+                    raise self._failed(str(cut)) from None
+                sleep(min(5.0, 0.1 * 2**fruitless))
+        raise self._failed(f"it was cut {TRIES} times")
+
+    def restart(self) -> None:
+        self._part.truncate(0)
+        self.forget_version()
+
+    def forget_version(self) -> None:
+        self._version.unlink(missing_ok=True)
+
+    def _once(self) -> bool:
+        """One request, read to its end; whether it went on from what was there before."""
+        have = self._have()
+        with self._ask(have) as answer:
+            if answer is None:
+                return True
+            total = self._begin(answer, have)
+            went_on = self._have() > 0
+            if max(total or 0, self._size or 0) > LARGEST:
+                raise self._failed(f"it has {total or self._size} bytes, more than {LARGEST >> 30} GiB")
+            while data := _read(answer):
+                self._write(data, total)
+            if self._have() < (total or self._size or 0):
+                raise _Cut(f"the connection was cut at {self._have()} of {total or self._size} bytes")
+            return went_on
+
+    @contextlib.contextmanager
+    def _ask(self, have: int) -> Iterator[http.client.HTTPResponse | None]:
+        """The answer's body, or None where the server says that there is no more."""
+        headers = {"Accept-Encoding": "identity", "User-Agent": "proofbox"}
+        if have:
+            headers["Range"] = f"bytes={have}-"
+            with contextlib.suppress(OSError):
+                headers["If-Range"] = self._version.read_text()
+        request = urllib.request.Request(self._url, headers=headers)  # noqa: S310 (the catalogue takes http(s) alone)
+        try:
+            answer = urllib.request.urlopen(request, timeout=SILENCE)  # noqa: S310
+        except urllib.error.HTTPError as error:
+            with error:
+                if error.code == 416 and error.headers.get("Content-Range") == f"bytes */{have}":
+                    yield None
+                    return
+                if error.code == 416:  # another, shorter file by now
+                    self.restart()
+                    raise _Cut("the server has less than was there before") from None
+                if error.code in (408, 425, 429) or error.code >= 500:
+                    raise _Cut(f"the server answered {error.code}") from None
+                raise ImageUnavailable(
+                    f"{self._url} can't be had: the server answered {error.code} {error.reason}",
+                    op="images pull",
+                    fix_hints=["check the entry's url"],
+                    details={"url": self._url, "status": error.code},
+                ) from None
+        except (OSError, http.client.HTTPException) as error:
+            raise _Cut(f"no connection: {getattr(error, 'reason', error)}") from None
+        with answer:
+            if urllib.parse.urlsplit(answer.url).scheme not in ("http", "https"):
+                raise self._failed("it was redirected to something that is not http(s)")
+            yield answer
+
+    def _begin(self, answer: http.client.HTTPResponse, have: int) -> int | None:
+        """Go on from what is there, or start over, as the answer says; how many bytes there are in all."""
+        if answer.status == 206:
+            place = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
+            if place is None or int(place[1]) != have:
+                self.restart()
+                raise _Cut("the server sent another part than was asked for")
+            return None if place[2] == "*" else int(place[2])
+        self.restart()
+        version = answer.headers.get("ETag", "")
+        if version.startswith('"'):  # a weak one (W/"…") does not promise the same bytes
+            write_document(self._version, version.encode("latin-1", "replace"))
+        return None if answer.length is None else answer.length
+
+    def _write(self, data: bytes, total: int | None) -> None:
+        have = self._have() + len(data)
+        if have > (self._size or LARGEST):
+            self.restart()
+            raise ImageCorrupt(
+                f"{self._url} is not the image that was asked for: it has more than {self._size or LARGEST} bytes",
+                op="images pull",
+                fix_hints=["don't use it; check the entry's size and digest"],
+                details={"url": self._url, "expected_size": self._size},
+            )
+        view = memoryview(data)
+        while view:
+            view = view[self._part.write(view) :]
+        if self._tell is not None:
+            self._tell(have, total or self._size)
+
+    def _have(self) -> int:
+        return self._part.seek(0, os.SEEK_END)
+
+    def _failed(self, why: str) -> DownloadFailed:
+        return DownloadFailed(
+            f"{self._url} could not be downloaded: {why}",
+            op="images pull",
+            details={"url": self._url, "have": self._have()},
+        )
+
+
+def _read(answer: http.client.HTTPResponse) -> bytes:
+    try:
+        return answer.read1(CHUNK)
+    except (OSError, http.client.HTTPException) as error:
+        raise _Cut(f"the connection was cut: {error or type(error).__name__}") from None
+
+
+def _part_of(into: Path) -> Path:
+    return into.with_suffix(".part")
+
+
+@contextlib.contextmanager
+def _part(into: Path) -> Iterator[BinaryIO]:
+    """The file of what has come so far, held by one process at a time."""
+    while True:
+        with open(_part_of(into), "ab+", buffering=0) as part:
+            fcntl.flock(part, fcntl.LOCK_EX)
+            if os.fstat(part.fileno()).st_nlink == 0:  # whoever held it found it wrong, and removed it
+                continue
+            try:
+                yield part
+            finally:
+                if _is(part, _part_of(into)) and (into.exists() or not part.seek(0, os.SEEK_END)):
+                    _part_of(into).unlink(missing_ok=True)
+            return
+
+
+def _is(part: BinaryIO, path: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return os.path.samestat(os.fstat(part.fileno()), path.stat())
+    return False

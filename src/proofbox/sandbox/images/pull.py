@@ -1,0 +1,159 @@
+"""Images on this machine: pulled from the catalogue once, verified, and locked to a project.
+
+Archives lie in the user's cache as `images/<sha256>.rootfs`. A project's `.proofbox/images.lock` says which digest was
+meant by a name when it was pulled for that project: a catalogue that means another one later is not followed silently.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from proofbox.core.digest import sha256_file
+from proofbox.core.dirs import cache_dir
+from proofbox.core.documents import stored
+from proofbox.core.files.plain import read_plain
+from proofbox.errors import ImageCorrupt, ImageLocked, ImageUnavailable, UsageError
+from proofbox.sandbox.images.catalogue import Image, all_images, architecture, find_image, resolve_default_image
+from proofbox.sandbox.images.download import OnProgress, download
+from proofbox.sandbox.paths import resolve_project, write_project_file
+
+LOCK_FILE = Path(".proofbox/images.lock")
+LOCK_SCHEMA = "proofbox.images_lock/1"
+LOCK_LIMIT = 1 << 20
+
+
+class PulledImage(msgspec.Struct, frozen=True):
+    """An image whose archive is on this machine and was what its digest says."""
+
+    image: Image
+    path: Path
+    downloaded: bool
+    """Whether that was done now; False when it was there already."""
+
+
+class Locked(msgspec.Struct, frozen=True):
+    name: str
+    """What the project calls it."""
+    arch: str
+    url: str
+    """Where it was had from."""
+    sha256: str
+
+
+@stored(LOCK_SCHEMA, at="PROJECT/.proofbox/images.lock")
+class _Lock(msgspec.Struct, frozen=True):
+    """The images a project means by their names. Another file under a name is refused."""
+
+    images: tuple[Locked, ...] = ()
+    """One for each name and architecture."""
+    schema_version: str = LOCK_SCHEMA
+
+
+def pull_image(
+    name: str | None = None,
+    *,
+    project_root: str | os.PathLike[str] = ".",
+    arch: str | None = None,
+    catalogue: Path | None = None,
+    update: bool = False,
+    on_progress: OnProgress | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> PulledImage:
+    """Download an image of the catalogue (by default, its default), verify it, and lock the project to it.
+
+    With `update` a lock that names another digest is replaced; without, that is an error.
+    """
+    project = resolve_project(project_root)
+    image = (
+        resolve_default_image(arch, catalogue=catalogue)
+        if name is None
+        else find_image(name, arch, catalogue=catalogue)
+    )
+    if not update:
+        check_lock(project, image)
+    place = archive(image)
+    place.parent.mkdir(mode=0o700, exist_ok=True)
+    new = download(image.url, image.sha256, place, size=image.size, on_progress=on_progress, sleep=sleep)
+    if not new:
+        verified(image)
+    _lock(project, image)
+    return PulledImage(image, place, new)
+
+
+def archive(image: Image) -> Path:
+    """Where its archive is, once it was pulled."""
+    return cache_dir() / "images" / f"{image.sha256}.rootfs"
+
+
+def catalogued(name: str, project: Path) -> Image | None:
+    """The image of the user's catalogue that a project means by a name; None when the catalogue has no such name."""
+    for image in all_images():
+        if (image.name, image.arch) == (name, architecture()):
+            check_lock(project, image)
+            return image
+    return None
+
+
+def verified(image: Image) -> Path:
+    """The archive, hashed again. One that was damaged since is removed."""
+    place = archive(image)
+    try:
+        found, _ = sha256_file(place)
+    except OSError:
+        raise ImageUnavailable(
+            f"the image {image.name!r} was not pulled yet",
+            op="start",
+            fix_hints=[f"proofbox images pull {image.name}"],
+            details={"image": image.name, "sha256": image.sha256},
+        ) from None
+    if found != image.sha256:
+        place.unlink(missing_ok=True)
+        raise ImageCorrupt(
+            f"the archive of {image.name!r} was damaged on this machine, and is removed",
+            op="start",
+            fix_hints=[f"proofbox images pull {image.name}"],
+            details={"expected": image.sha256, "found": found},
+        )
+    return place
+
+
+def check_lock(project: Path, image: Image) -> None:
+    for locked in _locked(project):
+        if (locked.name, locked.arch) == (image.name, image.arch) and locked.sha256 != image.sha256:
+            raise ImageLocked(
+                f"by {image.name!r} the project means {locked.sha256}, and the catalogue now {image.sha256}",
+                op="images",
+                fix_hints=[f"if the change is meant: proofbox images pull {image.name} --update"],
+                details={"image": image.name, "locked": locked.sha256, "catalogue": image.sha256},
+            )
+
+
+def _lock(project: Path, image: Image) -> None:
+    others = [each for each in _locked(project) if (each.name, each.arch) != (image.name, image.arch)]
+    images = sorted([*others, Locked(image.name, image.arch, image.url, image.sha256)], key=lambda i: (i.name, i.arch))
+    path = project / LOCK_FILE
+    data = msgspec.json.format(msgspec.json.encode(_Lock(tuple(images))), indent=2) + b"\n"
+    if not path.exists() or read_plain(path, LOCK_LIMIT) != data:
+        write_project_file(project, LOCK_FILE, data)
+
+
+def _locked(project: Path) -> tuple[Locked, ...]:
+    path = project / LOCK_FILE
+    try:
+        found = msgspec.json.decode(read_plain(path, LOCK_LIMIT), type=_Lock)
+    except FileNotFoundError:
+        return ()
+    except (OSError, msgspec.MsgspecError, RecursionError) as error:
+        raise _wrong(path, str(error)) from None
+    if found.schema_version != LOCK_SCHEMA:
+        raise _wrong(path, f"its schema_version is {found.schema_version[:60]!r}, not {LOCK_SCHEMA}")
+    return found.images
+
+
+def _wrong(path: Path, why: str) -> UsageError:
+    return UsageError(f"{path} can't be used: {why}", op="images", fix_hints=["restore it, or remove it"])

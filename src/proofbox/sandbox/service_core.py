@@ -1,0 +1,221 @@
+"""What the sync and the async service share: everything between a caller's wish and a box, except for waiting in it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from proofbox.core.clock import Clock, SystemClock, isoformat
+from proofbox.core.dirs import state_dir
+from proofbox.core.ids import IdSource
+from proofbox.errors import PolicyRefused, ProofboxError, ProviderUnavailable, SandboxLost, StartFailed
+from proofbox.sandbox.host import cgroups
+from proofbox.config import settings as config
+from proofbox.config.settings import Settings, load
+from proofbox.sandbox.containers.ownership import kill_container, our_containers, reap_containers
+from proofbox.sandbox.contract import Box, BoxSpec, Diagnostic, Event, OnEvent, Policy, ProbeResult, Provider
+from proofbox.sandbox.containers.engine import Engine
+from proofbox.sandbox.box_handle import Inside, PolicyOptions, make_policy
+from proofbox.sandbox.egress.detached_outlet import LastingOutlet
+from proofbox.sandbox.egress.outlet import Outlet
+from proofbox.sandbox.paths import refuse_planted_program, resolve_project
+from proofbox.sandbox.host.processes import kill_group_of
+from proofbox.sandbox.providers import ALIASES, AUTO, provider_named
+from proofbox.sandbox.provisioning import provision
+from proofbox.sandbox.host.scratch import sweep_scratch
+from proofbox.sandbox.selection import choose, probe
+from proofbox.sandbox.sessions import PREFIX, Record, SessionInfo, SessionStore, State
+
+ENDED_REMEMBERED = 1000
+
+
+class Opened(msgspec.Struct, frozen=True):
+    """A box that was started, with what is needed to use it and to explain its end."""
+
+    id: str
+    created_at: str
+    provider: Provider
+    box: Box
+    inside: Inside
+    outlet: Outlet | None = None
+
+    def end(self) -> None:
+        """End the box, and the way out it had. May be repeated."""
+        self.box.destroy()
+        if self.outlet is not None:
+            self.outlet.close()
+
+    def info(self, state: State) -> SessionInfo:
+        return SessionInfo.of(self.id, self.created_at, self.inside, state, ttl=None)
+
+    def explain_loss(self, error: ProofboxError, greeted: bool) -> ProofboxError:
+        """A box that never greeted did not start; one that did was lost. Both carry what its programs said."""
+        if not isinstance(error, SandboxLost):
+            return self.inside.annotate(error)
+        account = self.box.account()
+        if not greeted:
+            reason, hints = self.provider.explain(account)
+            error = StartFailed(f"{self.provider.name} did not start a box: {reason}", op="start", fix_hints=hints)
+        error.details["account"] = account
+        return self.inside.annotate(error)
+
+
+def kill_detached(record: Record) -> None:
+    """End the box of a session whose agent does not answer: by whatever holds it, since whoever started it is gone."""
+    if record.holder:
+        cgroups.sweep(cgroups.tree(), record.id)
+        kill_group_of(record.holder)
+        return
+    engine = Engine.find()
+    container = our_containers(engine).get(record.id)
+    if container is not None:
+        kill_container(engine, container)
+
+
+class House:
+    def __init__(
+        self,
+        project_root: str | os.PathLike[str],
+        *,
+        on_event: OnEvent | None = None,
+        settings: Settings | None = None,
+        clock: Clock | None = None,
+        ids: IdSource | None = None,
+    ) -> None:
+        self.project_root = project_root
+        self.settings = settings
+        self.on_event = on_event
+        self._clock: Clock = clock or SystemClock()
+        self._ids = ids or IdSource(self._clock)
+        self._ended_here: dict[str, SessionInfo] = {}
+
+    @property
+    def store(self) -> SessionStore:
+        return SessionStore(state_dir() / "sessions")
+
+    def tell(self, event: Event) -> None:
+        if self.on_event is not None:
+            self.on_event(event)
+
+    def probe(self, provider: str | None) -> ProbeResult:
+        project = resolve_project(self.project_root)
+        settings = self._settings_for(project)
+        policy = self._policy(project, provider, {}, settings)
+        return probe(_named(provider, settings), policy, on_event=self.on_event).probe_result()
+
+    def chosen(self, provider: str | None, options: PolicyOptions) -> str:
+        """The name of the provider that `open` would take."""
+        project = resolve_project(self.project_root)
+        settings = self._settings_for(project)
+        name, policy = _named(provider, settings), self._policy(project, provider, options, settings)
+        return provider_named(name).name if name != AUTO else choose(name, policy).provider.name
+
+    def open(self, provider: str | None, options: PolicyOptions, *, ttl: float | None = None) -> Opened:
+        """Start a box; with a ttl, one that listens in the session store and is recorded there."""
+        project = resolve_project(self.project_root)
+        settings = self._settings_for(project)
+        policy = self._policy(project, provider, options, settings)
+        choice = choose(_named(provider, settings), policy, on_event=self.on_event)
+        id, created_at = self._ids.new_id(PREFIX), isoformat(self._clock.now())
+        self.tell(Event("session", "starting", id, {"provider": choice.provider.name}))
+        spec = BoxSpec(label=id, project=project, policy=policy)
+        with contextlib.ExitStack() as on_failure:
+            outlet: Outlet | LastingOutlet | None = None
+            if policy.doors and ttl is not None:
+                raise PolicyRefused(
+                    "a session that outlives its client has nobody at the other end of its doors",
+                    op="start",
+                    fix_hints=["hold the session in one process"],
+                )
+            script = config.script(project, settings, given=self.settings is not None)
+            if script is not None:
+                spec = provision(choice.provider, spec, script, on_event=self.on_event)
+            store = self.store
+            if ttl is not None:
+                on_failure.callback(store.forget, id)
+                spec = msgspec.structs.replace(spec, listen=store.create(id), ttl=ttl, log=store.log(id))
+            if policy.network == "allow":
+                if spec.listen is None:
+                    outlet = Outlet(policy.allow, name=id, on_event=self.on_event)
+                else:
+                    outlet = LastingOutlet(policy.allow, name=id, session=spec.listen, log=store.network_log(id))
+                on_failure.callback(outlet.close)
+                spec = msgspec.structs.replace(spec, forwards=outlet.forwards, sockets=outlet.directory)
+            box = self._start(choice.provider, spec, choice.diagnostics)
+            on_failure.callback(box.destroy)
+            inside = Inside.of(box, choice, project, settings.env, outlet.environment if outlet is not None else {})
+            if ttl is not None:
+                store.save(Record(id, created_at, ttl, inside, box.holder))
+            if isinstance(outlet, LastingOutlet):
+                outlet.release()
+                outlet = None
+            on_failure.pop_all()
+        return Opened(id, created_at, choice.provider, box, inside, outlet)
+
+    def sessions(self) -> list[SessionInfo]:
+        store = self.store
+        return [store.info(record) for record in store.records()]
+
+    def remember_end(self, ended: SessionInfo) -> None:
+        """A session that has ended can still be asked for, for a while: one of the last thousand."""
+        self._ended_here[ended.id] = ended
+        if len(self._ended_here) > ENDED_REMEMBERED:
+            del self._ended_here[next(iter(self._ended_here))]
+
+    def ended_here(self, session_id: str) -> SessionInfo | None:
+        return self._ended_here.get(session_id)
+
+    def session_info(self, session_id: str) -> SessionInfo:
+        """Of one that this process no longer holds: it ended here, or is a detached one."""
+        ended = self.ended_here(session_id)
+        if ended is not None:
+            return ended
+        store = self.store
+        return store.info(store.load(session_id))
+
+    def ended(self, record: Record) -> None:
+        """A detached session was stopped: keep its tombstone, and nothing else of it."""
+        self.store.save(msgspec.structs.replace(record, stopped=True))
+        cgroups.sweep(cgroups.tree(), record.id)
+
+    def prune(self) -> list[str]:
+        """Forget every session that has ended, with what interrupted ones left behind."""
+        store = self.store
+        gone = [record.id for record in store.records() if not store.running(record.id)] + store.leftovers()
+        for id in gone:
+            store.forget(id)
+            cgroups.sweep(cgroups.tree(), id)
+        cgroups.sweep(cgroups.tree())
+        gone += reap_containers(store.running)
+        sweep_scratch()
+        return sorted(set(gone))
+
+    def _policy(self, project: Path, provider: str | None, options: PolicyOptions, settings: Settings) -> Policy:
+        policy = make_policy(project, options, settings)
+        name = _named(provider, settings)
+        if ALIASES.get(name, name) in (AUTO, "bubblewrap"):
+            refuse_planted_program("bwrap", project, policy.mounts)
+        return policy
+
+    def _settings_for(self, project: Path) -> Settings:
+        return load(project) if self.settings is None else self.settings
+
+    def _start(self, provider: Provider, spec: BoxSpec, diagnostics: Mapping[str, Diagnostic]) -> Box:
+        try:
+            return provider.start(spec)
+        except ProofboxError as error:
+            found = dict(diagnostics)
+            if isinstance(error, ProviderUnavailable):
+                found[provider.name] = Diagnostic(False, provider.isolation, error.message, error.fix_hints)
+            error.details.setdefault("provider", provider.name)
+            error.details.setdefault("diagnostics", msgspec.to_builtins(found))
+            self.tell(Event("session", "failed", spec.label, {"code": error.code}))
+            raise
+
+
+def _named(provider: str | None, settings: Settings) -> str:
+    return provider if provider is not None else settings.provider if settings.provider is not None else AUTO

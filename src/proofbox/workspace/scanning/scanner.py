@@ -1,0 +1,441 @@
+"""Bringing the directory in memory up to date with the one on disk, reading only files whose times have changed.
+
+A file is taken as unchanged when size, inode, mtime and ctime are those it had when it was read. Times are coarse: a
+file that was written again within one tick keeps them. So a file whose ctime is not older than the beginning of the
+scan that read it is noted as UNSETTLED, and read again the next time. ctime can't be set back by `touch -d`.
+
+A process that has mapped a file can write to it without changing its times. `writeback.py` decides whether a file's
+times show such edits too; if not, the file is UNSETTLED. A sealed scan relies on no times: it reads every file again.
+
+What is not an ordinary tree has a defined fate:
+- FIFOs, sockets and devices, unreadable files and directories, files beyond LARGEST bytes, and directories deeper than
+  DEEPEST levels or with a path beyond LONGEST bytes are skipped, and named in the snapshot with the reason;
+- a file that changes while it is read is read again, three times in all; then the last reading counts and the
+  snapshot names it as unstable;
+- a hard link is a file of its own under each of its names; a sparse file is its bytes, zeros included;
+- directories are opened one from the other and never through a symbolic link, so a directory that is swapped for one
+  during the scan leads nowhere.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from proofbox.workspace.store import pack
+from proofbox.workspace.scanning.ignore import Ignore
+from proofbox.workspace.store.large_objects import LARGE, chunks_of
+from proofbox.workspace.scanning.mappings import MappedFiles
+from proofbox.workspace.scanning.directories import OPEN_DIRECTORY, opened
+from proofbox.workspace.store.objects import Store
+from proofbox.workspace.scanning.suspects import suspects
+from proofbox.workspace.tree import PAGED, UNSETTLED, Directory, Known, int64, kept_mode, times_of
+from proofbox.workspace.scanning.writeback import Writeback, protects_on_writeback
+
+DEEPEST = 200
+LONGEST = 3839
+"""A file in such a directory has a path that the kernel still takes in one piece: 4096 bytes with its end."""
+LARGEST = 16 << 30
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+_TRIES = 3
+_TELL_EVERY = 500
+_OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_SECOND = 1_000_000_000
+_CLOCK_REALTIME_COARSE = 5  # what Linux stamps files with; Python has no name for it
+
+
+def beyond(path: str) -> str:
+    """Why a directory of that path is not looked into; empty: it is."""
+    if path.count("/") >= DEEPEST:
+        return f"deeper than {DEEPEST} levels"
+    # A character is at most four bytes: most paths need not be encoded to be measured.
+    if len(path) > LONGEST // 4 and len(os.fsencode(path)) > LONGEST:
+        return f"its path is longer than {LONGEST} bytes"
+    return ""
+
+
+class Watcher(Protocol):
+    """Told of every directory just before it is listed, of every one that is gone, and when one can't be watched."""
+
+    def watch(self, path: str, fd: int) -> None: ...
+
+    def watches(self, path: str) -> bool: ...
+
+    def forget(self, path: str) -> None: ...
+
+    def lose(self) -> None: ...
+
+
+class Scanner:
+    def __init__(self, root: str, store: Store, ignore: Ignore, watcher: Watcher | None = None) -> None:
+        self._root = root
+        self._store = store
+        self._ignore = ignore
+        self._watcher = watcher
+        self._began = 0
+        self._skipped: dict[str, dict[str, str]] = {}
+        self.unstable: dict[str, str] = {}
+        self.on_progress: Callable[[int], None] | None = None
+        self._read = 0
+        self._went: dict[int, Directory] = {}
+        self._came: list[tuple[str, str]] | None = None
+        self._writeback = Writeback()
+        self._mapped = MappedFiles(root)
+        self._relies = False
+        """Whether all that changed was reported: in a scan nothing is taken on anybody's word."""
+        self._reads_all = False
+        """Whether files are read even when their times have not changed."""
+        self.changed = 0
+        """How many paths the last look found to differ: as many as `diff.differences` of the tree before and after."""
+
+    @property
+    def skipped(self) -> dict[str, str]:
+        """The paths that are left out, with the reason."""
+        return {
+            f"{folder}/{name}" if folder else name: reason
+            for folder, names in self._skipped.items()
+            for name, reason in names.items()
+        }
+
+    def all(self, directory: Directory, *, thorough: bool = False) -> None:
+        """Look at everything. `thorough` lists every directory and reads every file, whatever their times say."""
+        self._begin(relies=False, reads_all=thorough)
+        self._skipped.clear()
+        with opened(self._root, None) as root:
+            if self._watcher:
+                self._watch_known(root, directory)
+            everything = dict.fromkeys([path for path, _ in directory.walk()]) if thorough else None
+            self._look_again(root, directory, everything or suspects(root, directory))
+        self._name_trees(directory)
+        for _, each in directory.walk():
+            if each.weight <= PAGED:
+                each.pack()
+
+    def some(self, directory: Directory, dirty: Mapping[str, set[str] | None]) -> None:
+        """Look at these names of these directories, and at everything below those that are directories.
+
+        Files that a process has mapped are looked at as well: changes through a mapping are not reported.
+        """
+        self._begin(relies=True)
+        dirty = {path: names if names is None else set(names) for path, names in dirty.items()}
+        for folder, name in self._mapped.changed(directory):
+            names = dirty.setdefault(folder, set())
+            if names is not None:
+                names.add(name)
+        with opened(self._root, None) as root:
+            self._look_again(root, directory, dirty)
+        self._name_trees(directory)
+
+    def _begin(self, *, relies: bool, reads_all: bool = False) -> None:
+        self._began = _file_clock()
+        self._relies = relies
+        self._reads_all = reads_all
+        self._writeback.forget_devices()
+        self.unstable.clear()
+        self.changed = self._read = 0
+
+    def _watch_known(self, root: int, directory: Directory) -> None:
+        """Before anything is looked at: what changes after the look is then reported."""
+        assert self._watcher is not None  # noqa: S101
+        for path, _ in directory.walk():
+            try:
+                with opened(path or ".", root) as fd:
+                    self._watcher.watch(path, fd)
+            except OSError as error:
+                if error.errno not in (*_GONE, errno.EACCES):  # which the scan finds out
+                    self._watcher.lose()
+
+    def _look_again(self, root: int, directory: Directory, dirty: Mapping[str, set[str] | None]) -> None:
+        # Directories that came are looked at after those that went: one may be the other, moved.
+        self._went, self._came = {}, []
+        for path in sorted(dirty):
+            self._dirty_directory(root, directory, path, dirty[path])
+        came, self._came = self._came, None
+        for path, name in came:
+            self._dirty_directory(root, directory, path, {name})
+        self._went = {}
+
+    def _dirty_directory(self, root: int, directory: Directory, path: str, names: set[str] | None) -> None:
+        parts = path.split("/") if path else []
+        line = [directory]
+        fd = os.dup(root)
+        try:
+            for part in parts:
+                child = line[-1].dirs.get(part)
+                if child is None:
+                    return  # gone or new: its parent is dirty too, and takes care of it
+                line.append(child)
+                try:
+                    below = os.open(part, OPEN_DIRECTORY, dir_fd=fd)
+                except OSError as error:
+                    parts = parts[: len(line) - 1]
+                    self._not_opened(line[-2], "/".join(parts[:-1]), part, error)
+                    break
+                os.close(fd)
+                fd = below
+            else:
+                self._names_of(fd, line, parts, path, names)
+        finally:
+            os.close(fd)
+        for parent, part, child in zip(line[-2::-1], reversed(parts), line[:0:-1], strict=True):
+            if not child.tree_id:
+                parent.touch(part)
+
+    def _names_of(self, fd: int, line: list[Directory], parts: list[str], path: str, names: set[str] | None) -> None:
+        info = os.fstat(fd)
+        mode = stat.S_IFDIR | stat.S_IMODE(info.st_mode)
+        if parts and line[-1].mode != mode:
+            line[-1].mode = mode
+            self._touch(line[-2], parts[-1])
+        if names is None:
+            names = self._listed_anew(fd, line[-1], path, info)
+        for name in names:
+            self._entry(fd, line[-1], path, name)
+
+    def _listed_anew(self, fd: int, directory: Directory, path: str, info: os.stat_result) -> set[str]:
+        """Names that came, and files that are to be read. Those that went are gone from `directory`."""
+        listed = set(os.listdir(fd))
+        look = {name for name in listed if name not in directory.files and name not in directory.dirs}
+        for name in [name for name in (*directory.files, *directory.dirs) if name not in listed]:
+            self._remove(directory, path, name)
+        if self._reads_all:
+            look.update(directory.files)
+        for name, known in directory.files.items() if not self._reads_all else ():
+            try:
+                found = os.stat(name, dir_fd=fd, follow_symlinks=False)
+            except OSError:
+                look.add(name)
+                continue
+            if times_of(found) != known[2:]:
+                look.add(name)
+        directory.ctime_ns, directory.ino = self._settled(info.st_ctime_ns), info.st_ino
+        return look
+
+    def _directory(self, fd: int, directory: Directory, path: str) -> None:
+        """Look at everything in and below a directory."""
+        if self._watcher:
+            self._watcher.watch(path, fd)
+        look = self._listed_anew(fd, directory, path, os.fstat(fd))
+        for name in look:
+            self._entry(fd, directory, path, name)
+        for name, child in list(directory.dirs.items()):
+            if name not in look:
+                self._descend(fd, directory, path, name, child)
+
+    def _entry(self, fd: int, parent: Directory, folder: str, name: str) -> None:
+        """Look at one name, whatever it was before."""
+        path = f"{folder}/{name}" if folder else name
+        self._skipped.get(folder, {}).pop(name, None)
+        try:
+            info = os.stat(name, dir_fd=fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return self._remove(parent, folder, name)
+        except OSError as error:
+            return self._skip(parent, folder, name, error.strerror or "unreadable")
+        if self._ignore and self._ignore.matches(folder, name):
+            return self._remove(parent, folder, name)
+        if stat.S_ISDIR(info.st_mode):
+            if name in parent.files:
+                self._remove(parent, folder, name)
+            child = parent.dirs.get(name)
+            if child is None and self._came is not None:
+                self._came.append((folder, name))
+                return None
+            # The same directory as before, and watched: what changed in it was reported by its own name.
+            reported = self._relies and child is not None and child.ino == info.st_ino and self._watched(path)
+            return self._descend(fd, parent, folder, name, child, whole=not reported)
+        if name in parent.dirs:
+            self._remove(parent, folder, name)
+        if stat.S_ISREG(info.st_mode) and info.st_size > LARGEST:
+            return self._skip(parent, folder, name, f"larger than {LARGEST} bytes")
+        if not (stat.S_ISREG(info.st_mode) or stat.S_ISLNK(info.st_mode)):
+            return self._skip(parent, folder, name, "not a file, directory or symbolic link")
+        try:
+            if stat.S_ISLNK(info.st_mode):
+                known = self._link(fd, name, info)
+            else:
+                known = self._file(fd, path, name, parent.files.get(name))
+        except FileNotFoundError:
+            return self._remove(parent, folder, name)
+        except OSError as error:
+            # ELOOP, EINVAL: it was swapped for something else since. Then its next look is due, not its content.
+            return self._skip(parent, folder, name, error.strerror or "unreadable")
+        before = parent.files.get(name)
+        if before is None or before.digest != known.digest or before.mode != known.mode:
+            self._touch(parent, name)
+        parent.files[name] = known
+        self._mapped.note(known.ino, folder, name)
+        return None
+
+    def _watched(self, path: str) -> bool:
+        return self._watcher is not None and self._watcher.watches(path)
+
+    def _touch(self, parent: Directory, name: str) -> None:
+        parent.touch(name)
+        self.changed += 1
+
+    def _descend(
+        self, fd: int, parent: Directory, folder: str, name: str, child: Directory | None, *, whole: bool = True
+    ) -> None:
+        path = f"{folder}/{name}" if folder else name
+        if too_far := beyond(path):
+            return self._skip(parent, folder, name, too_far)
+        try:
+            with opened(name, fd) as below:
+                info = os.fstat(below)
+                mode = stat.S_IFDIR | stat.S_IMODE(info.st_mode)
+                if child is None:
+                    # What is known of one that was moved here saves reading it again.
+                    child = parent.dirs[name] = self._went.pop(info.st_ino, Directory())
+                    self._touch(parent, name)
+                    before, child.mode = self.changed, mode
+                    self._directory(below, child, path)
+                    self.changed = before + _paths_below(child)
+                    return None
+                if child.mode != mode:
+                    child.mode = mode
+                    self._touch(parent, name)
+                if whole:
+                    self._directory(below, child, path)
+        except OSError as error:
+            return self._not_opened(parent, folder, name, error)
+        if not child.tree_id:
+            parent.touch(name)
+        return None
+
+    def _not_opened(self, parent: Directory, folder: str, name: str, error: OSError) -> None:
+        """A directory that is gone, or swapped for something else; or one that is there, and can't be looked at."""
+        if error.errno in _GONE:
+            parent.ctime_ns = UNSETTLED
+            self._remove(parent, folder, name)
+        else:
+            self._skip(parent, folder, name, error.strerror or "unreadable")
+
+    def _link(self, fd: int, name: str, info: os.stat_result) -> Known:
+        digest = self._store.put(pack.BLOB, os.fsencode(os.readlink(name, dir_fd=fd)))
+        return self._known(stat.S_IFLNK, digest, info)
+
+    def _file(self, folder: int, path: str, name: str, before: Known | None) -> Known:
+        self._read += 1
+        if self.on_progress is not None and self._read % _TELL_EVERY == 0:
+            self.on_progress(self._read)
+        fd = os.open(name, _OPEN_FILE, dir_fd=folder)
+        try:
+            info = os.fstat(fd)
+            if not stat.S_ISREG(info.st_mode):
+                raise OSError(errno.EINVAL, "swapped for something else while it was looked at")
+            if self._reads_all and before is not None and before[2:] == times_of(info):
+                # What made its times reliable then still does, if they showed all edits so far.
+                digest, _ = self._content(fd, info.st_size)
+                if digest == before.digest and times_of(os.fstat(fd)) == before[2:]:
+                    return before
+            start = not self._relies or info.st_ino in self._mapped
+            shown = self._writeback.times_show_edits(fd, info.st_dev, start=start)
+            info = os.fstat(fd)
+            for _ in range(_TRIES):
+                if info.st_size > LARGEST:  # by now
+                    raise OSError(errno.EFBIG, f"larger than {LARGEST} bytes")
+                digest, size = self._content(fd, info.st_size)
+                earlier, info = info, os.fstat(fd)
+                if size == info.st_size and earlier.st_mtime_ns == info.st_mtime_ns:
+                    known = self._known(info.st_mode, digest, info)
+                    return known if shown else known._replace(ctime_ns=UNSETTLED)
+            self.unstable[path] = "changed while it was read"
+            return self._known(info.st_mode, digest, info)._replace(ctime_ns=UNSETTLED)
+        finally:
+            os.close(fd)
+
+    def _content(self, fd: int, size: int) -> tuple[bytes, int]:
+        if size <= LARGE:
+            data = os.pread(fd, size + 1, 0)
+            return self._store.put(pack.BLOB, data), len(data)
+        found, position = hashlib.sha256(), 0
+        for chunk in chunks_of(fd, LARGEST):
+            found.update(chunk)
+            position += len(chunk)
+        if found.digest() not in self._store:
+            return self._store.put_stream(chunks_of(fd, LARGEST)), position
+        return found.digest(), position
+
+    def _known(self, mode: int, digest: bytes, info: os.stat_result) -> Known:
+        known = Known(kept_mode(mode), digest, *times_of(info))
+        return known._replace(ctime_ns=self._settled(info.st_ctime_ns))
+
+    def _settled(self, ctime_ns: int) -> int:
+        """The ctime if any later change must differ from it, else UNSETTLED."""
+        # A file system that counts whole seconds can't tell what happened within the last one or two.
+        latest = self._began - (2 * _SECOND if ctime_ns % _SECOND == 0 else 0)
+        return int64(ctime_ns) if ctime_ns < latest else UNSETTLED
+
+    def _skip(self, parent: Directory, folder: str, name: str, reason: str) -> None:
+        self._remove(parent, folder, name)
+        self._skipped.setdefault(folder, {})[name] = reason
+        parent.ctime_ns = UNSETTLED  # so that it is listed, and this is named, the next time too
+
+    def _remove(self, parent: Directory, folder: str, name: str) -> None:
+        if parent.files.pop(name, None) is not None:
+            self._touch(parent, name)
+        child = parent.dirs.pop(name, None)
+        if child is not None:
+            self._touch(parent, name)
+            self.changed += _paths_below(child)
+            self._went[child.ino] = child
+            for below, _ in child.walk(f"{folder}/{name}" if folder else name):
+                self._skipped.pop(below, None)
+                if self._watcher:
+                    self._watcher.forget(below)
+
+    def _name_trees(self, directory: Directory) -> None:
+        if not directory.tree_id:
+            for name, child in directory.dirs.items():
+                if not child.tree_id:
+                    self._name_trees(child)
+                    directory.touch(name)
+            directory.tree_id = self._store.put(
+                pack.TREE, directory.encode(lambda page: self._store.put(pack.TREE, page))
+            )
+
+
+def distrust_missing(directory: Directory, store: Store) -> bool:
+    """Forget what the store no longer has, so that it is read again. Whether all of it is there."""
+    missing = [name for name, record in directory.records() if record[1] not in store]
+    for name in missing:
+        del directory.files[name]
+    below = [distrust_missing(child, store) for child in directory.dirs.values()]
+    if missing:
+        directory.ctime_ns = UNSETTLED
+    if missing or not all(below) or directory.weight > PAGED or directory.tree_id not in store:
+        directory.distrust()
+    return bool(directory.tree_id)
+
+
+def _paths_below(directory: Directory) -> int:
+    return sum(each.weight + len(each.dirs) for _, each in directory.walk())
+
+
+def _file_clock() -> int:
+    """The time a file that is written now gets, or an earlier one."""
+    if sys.platform == "linux":
+        return time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
+    return time.time_ns() - _SECOND
+
+
+def settle(directory: Directory, root: str) -> None:
+    """Note as UNSETTLED which files of a new directory, known only to us so far, can change without their times."""
+    with opened(root, None) as fd:
+        _settle(directory, _file_clock() if protects_on_writeback(fd) else None)
+
+
+def _settle(directory: Directory, latest: int | None) -> None:
+    for name, record in list(directory.records()):
+        if latest is None or record[4] >= latest:
+            directory.files[name] = Known._make(record)._replace(ctime_ns=UNSETTLED)
+    directory.pack()
+    for child in directory.dirs.values():
+        _settle(child, latest)

@@ -1,0 +1,107 @@
+"""What is known of a workspace's files, and how it is brought up to date: by the kernel's word, or by a scan.
+
+The first look begins with what the last process knew (`cache.py`), or with what a fork has just written. While the
+tracker has seen everything since, a look reads the names it gives; otherwise, and for a sealed one, it is a scan.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+from proofbox.workspace.scanning import cache
+from proofbox.workspace.scanning.ignore import Ignore
+from proofbox.workspace.model import Method
+from proofbox.workspace.scanning.scanner import Scanner, distrust_missing
+from proofbox.workspace.store.objects import Store
+from proofbox.workspace.scanning.tracker import Tracker
+from proofbox.workspace.tree import Directory
+
+Known = tuple[Directory, tuple[int, int, int]]
+"""What is known of the files, and the store's position then."""
+
+
+class Look:
+    def __init__(
+        self,
+        path: Path,
+        store: Store,
+        ignore: Ignore,
+        cached: Path,
+        *,
+        track: bool,
+        known: Known | None = None,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> None:
+        self._store = store
+        self._cached = cached
+        self._known = known
+        self._tracker = Tracker() if track else None
+        self._scanner = Scanner(str(path), store, ignore, self._tracker)
+        self._scanner.on_progress = on_progress
+        self._generation = store.generation
+        self.directory: Directory | None = None
+        """None: nothing is known, or nothing of it can be relied on."""
+        self.before = b""
+        """The tree before the last look."""
+
+    @property
+    def tracks(self) -> bool:
+        return self._tracker is not None
+
+    @property
+    def tree_id(self) -> bytes:
+        return self.directory.tree_id if self.directory else b""
+
+    @property
+    def skipped(self) -> dict[str, str]:
+        return self._scanner.skipped
+
+    @property
+    def unstable(self) -> dict[str, str]:
+        return self._scanner.unstable
+
+    @property
+    def changed(self) -> int:
+        """How many paths the last look found to differ from `before`."""
+        return self._scanner.changed
+
+    def refresh(self, *, sealed: bool = False) -> Method:
+        """Bring what is known of the files up to date, and say how."""
+        dirty: dict[str, set[str]] | None = None
+        if self.directory is None:
+            self.directory, position = self._known or cache.load(self._cached)
+            self._known = None  # of the beginning alone
+            if not self._store.still_has(position):
+                distrust_missing(self.directory, self._store)
+            if self._tracker:
+                self._tracker.drain()
+        elif self._generation != self._store.generation:
+            distrust_missing(self.directory, self._store)
+            if self._tracker:
+                self._tracker.drain()
+        elif self._tracker:
+            dirty = self._tracker.drain()
+        self._generation = self._store.generation
+        self.before = self.directory.tree_id
+        if dirty is None or sealed:
+            self._scanner.all(self.directory, thorough=sealed)
+            return "sealed" if sealed else "scan"
+        self._scanner.some(self.directory, dirty)
+        return "tracked"
+
+    def save(self) -> None:
+        """Keep what is known for the next process, unless the workspace was forgotten meanwhile."""
+        known = self._known if self.directory is None else (self.directory, self._store.position)
+        if known is not None:
+            with contextlib.suppress(FileNotFoundError):
+                cache.save(self._cached, *known)
+
+    def forget(self) -> None:
+        self.directory = None
+
+    def close(self) -> None:
+        self.forget()
+        if self._tracker:
+            self._tracker.close()

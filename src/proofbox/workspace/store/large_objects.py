@@ -1,0 +1,91 @@
+"""Objects beyond LARGE bytes: each a file of its own, so that writing one keeps nobody else from the pack.
+
+`large/<digest>` beside the pack, runs of zeros as holes. The index says which of them count, by an entry at offset 0.
+A file is synced and moved into its place before its entry is written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from proofbox.core.files.atomic import TEMPORARY_PREFIX, sync_directory
+
+LARGE = 8 << 20
+"""Objects beyond this are streamed, and so much is collected before it is written."""
+_CHUNK = 1 << 20
+
+
+class LargeObjects:
+    def __init__(self, store: Path) -> None:
+        self._directory = store / "large"
+
+    def path(self, digest: bytes) -> Path:
+        return self._directory / digest.hex()
+
+    def write(self, chunks: Iterable[bytes]) -> tuple[bytes, int]:
+        """Digest and length."""
+        self._directory.mkdir(mode=0o700, exist_ok=True)
+        temporary = self._directory / (TEMPORARY_PREFIX + secrets.token_hex(8))
+        found = hashlib.sha256()
+        out = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            length = write_sparse(out, _hashed(chunks, found))
+            os.fsync(out)
+            temporary.rename(self.path(found.digest()))
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(out)
+        sync_directory(self._directory)
+        return found.digest(), length
+
+    def chunks(self, digest: bytes) -> Iterator[bytes]:
+        """Nothing, if there is no such file."""
+        try:
+            with self.path(digest).open("rb", buffering=0) as file:
+                while chunk := file.read(_CHUNK):
+                    yield chunk
+        except FileNotFoundError:
+            return
+
+    def keep_only(self, live: set[bytes]) -> int:
+        """Remove the others, and what dead writers left; while nobody writes. How many bytes are gone."""
+        gone = 0
+        for path in self._directory.iterdir() if self._directory.exists() else ():
+            if path.name.startswith(TEMPORARY_PREFIX) or bytes.fromhex(path.name) not in live:
+                gone += path.stat().st_blocks * 512
+                path.unlink()
+        return gone
+
+
+def chunks_of(fd: int, most: int) -> Iterator[bytes]:
+    """The content of a file, which may grow meanwhile; never more than `most` bytes and a chunk of it."""
+    position = 0
+    while position <= most and (chunk := os.pread(fd, _CHUNK, position)):
+        position += len(chunk)
+        yield chunk
+
+
+def write_sparse(out: int, chunks: Iterable[bytes]) -> int:
+    """Write to a new file, with holes for what is zero. Its length."""
+    for chunk in chunks:
+        if not any(chunk):
+            os.lseek(out, len(chunk), os.SEEK_CUR)
+            continue
+        view = memoryview(chunk)
+        while view:
+            view = view[os.write(out, view) :]
+    length = os.lseek(out, 0, os.SEEK_CUR)
+    os.ftruncate(out, length)
+    return length
+
+
+def _hashed(chunks: Iterable[bytes], into: hashlib._Hash) -> Iterator[bytes]:
+    for chunk in chunks:
+        into.update(chunk)
+        yield chunk

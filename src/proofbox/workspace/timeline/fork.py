@@ -1,0 +1,63 @@
+"""A new workspace at a snapshot of another: it appears whole or not at all, and shares the other's store."""
+
+from __future__ import annotations
+
+import os
+import secrets
+
+import msgspec
+
+from proofbox.core.files.atomic import TEMPORARY_PREFIX
+from proofbox.core.clock import Clock, isoformat
+from proofbox.core.ids import IdSource
+from proofbox.core.files.removal import remove_tree
+from proofbox.errors import WorkspaceExists, WorkspacePathRefused
+from proofbox.workspace import registry
+from proofbox.workspace.identity import identity_of
+from proofbox.workspace.scanning.working_tree import Known
+from proofbox.workspace.model import Snapshot
+from proofbox.workspace.registry import Registration
+from proofbox.workspace.timeline.restore import write_new
+from proofbox.workspace.scanning.scanner import settle
+from proofbox.workspace.store.objects import Store
+
+
+def make_fork(
+    store: Store, origin: Registration, source: Snapshot, dest: str | os.PathLike[str], clock: Clock
+) -> tuple[Registration, Known]:
+    """Write the files of `source`, begin a history with it, and register that. The store is in use."""
+    path = os.path.realpath(os.fspath(dest))
+    existed = os.path.lexists(path)
+    if existed and (not os.path.isdir(path) or os.listdir(path)):
+        raise WorkspacePathRefused(f"{path} is not empty", op="workspace fork", fix_hints=["name a new directory"])
+    registry.refuse_own_state(path)
+    if existed and registry.is_registered(path):
+        raise WorkspaceExists(f"{path} is a workspace already", op="workspace fork", fix_hints=["name a new directory"])
+    making = os.path.join(os.path.dirname(path), TEMPORARY_PREFIX + secrets.token_hex(8))
+    os.mkdir(making, 0o755)
+    try:
+        directory = write_new(store, making, bytes.fromhex(source.id))
+        settle(directory, making)
+        created_at = isoformat(clock.now())
+        new = Registration(
+            *(IdSource(clock).new_id("ws"), origin.store, os.fsencode(path).hex(), origin.ignore, created_at),
+            identity=identity_of(making),
+        )
+        event = msgspec.structs.replace(
+            source,
+            kind="fork",
+            parent=source.id,
+            message=f"fork of {origin.id}",
+            created_at=created_at,
+            changed=0,
+            workspace=new.id,
+            effects_head=None,
+        )
+        store.commit(msgspec.json.encode(event))
+        os.rename(making, path)
+    except BaseException:
+        remove_tree(making)
+        raise
+    # Last: killed before this, there is an ordinary directory, and never a workspace without one.
+    registry.register(new, replace=not existed)
+    return new, (directory, store.position)

@@ -1,0 +1,85 @@
+"""One workspace's events among those of all that share a store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from proofbox.errors import SnapshotUnknown, WorkspaceCorrupt
+from proofbox.workspace.model import Snapshot
+from proofbox.workspace.store.objects import Store
+from proofbox.workspace.store.trees import entries_and_pages
+
+_SHORTEST = 4
+
+
+class History:
+    """Oldest first. Reads from the store each time: another process may have added to it."""
+
+    def __init__(self, store: Store, workspace_id: str) -> None:
+        self._store = store
+        self._workspace = workspace_id
+        self._decode = msgspec.json.Decoder(Snapshot).decode
+        self._head: tuple[tuple[int, int], Snapshot | None] = ((0, 0), None)
+
+    def __iter__(self) -> Iterator[Snapshot]:
+        return self._own(self._store.events())
+
+    def newest_first(self) -> Iterator[Snapshot]:
+        return self._own(self._store.events(newest_first=True))
+
+    def head(self) -> Snapshot | None:
+        """The latest. Only the events that came since the last call are looked at."""
+        place, head = self._head
+        now = self._store.events_position
+        if place[0] != now[0]:
+            place, head = (now[0], 0), None
+        for snapshot in self._own(self._store.events(newest_first=True, since=place[1])):
+            head = snapshot
+            break
+        self._head = now, head
+        return head
+
+    def find(self, name: str) -> Snapshot:
+        """By id, the beginning of one, or HEAD. Of several with the same id the latest."""
+        if name == "HEAD" and (head := self.head()):
+            return head
+        found: dict[str, Snapshot] = {}
+        if len(name) >= _SHORTEST:
+            for each in self.newest_first():
+                if each.id == name:
+                    return each
+                if each.id.startswith(name):
+                    found.setdefault(each.id, each)
+        if len(found) == 1:
+            return next(iter(found.values()))
+        reason = f"{len(found)} snapshots begin with {name}" if found else f"no snapshot is called {name!r}"
+        raise SnapshotUnknown(reason, op="workspace")
+
+    def _own(self, events: Iterator[bytes]) -> Iterator[Snapshot]:
+        for event in events:
+            try:
+                snapshot = self._decode(event)
+            except msgspec.MsgspecError as error:
+                raise WorkspaceCorrupt(f"an event is not understood: {error}", op="store") from error
+            if snapshot.workspace == self._workspace:
+                yield snapshot
+
+
+def reachable(store: Store, tree: bytes, seen: set[bytes]) -> None:
+    """Add everything a tree needs to `seen`. Raises WorkspaceCorrupt for what is missing or damaged."""
+    waiting = [tree]
+    while waiting:
+        each = waiting.pop()
+        if each in seen:
+            continue
+        entries, pages = entries_and_pages(store, each)
+        for entry in entries.values():
+            if entry.kind == "directory":
+                waiting.append(entry.digest)
+            elif entry.digest not in seen:
+                store.size(entry.digest)
+                seen.add(entry.digest)
+        if each in store:
+            seen.update((each, *pages))

@@ -1,0 +1,249 @@
+"""A snapshot as the project of a box, without a copy: what the box changes goes elsewhere, is listed, and thrown away.
+
+    with ws.overlay("HEAD") as layers, Sandboxes(ws.path).start_session(**layers.options()) as session:
+        session.exec(["make", "test"])
+        layers.changes()
+
+The box sees the files at the workspace's own path. They are laid together by the kernel inside the box's mount
+namespace: on the host nothing is mounted, and nothing stays mounted when a process is killed. The snapshot is written
+out once (`lower`); another one that differs little from it costs what differs.
+
+Below the store, one directory an overlay, `boxes/<id>/`: `over` has what this snapshot has differently from the one
+that is written out, `change/upper` what the box has changed. A lock beside it tells a dead owner's from one in use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import hashlib
+import os
+import secrets
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from proofbox.core.files.removal import remove_tree
+from proofbox.sandbox.contract import Layers
+from proofbox.workspace.timeline.diff import Difference, differences, tell
+from proofbox.workspace.store.large_objects import chunks_of
+from proofbox.workspace.timeline.lower_trees import LowerTree, LowerTrees
+from proofbox.workspace.model import Change
+from proofbox.workspace.scanning.directories import opened
+from proofbox.workspace.timeline.restore import unlink_if_there, write_file
+from proofbox.workspace.scanning.scanner import LARGEST, beyond
+from proofbox.workspace.store.objects import Store
+from proofbox.workspace.store.trees import entries_of
+from proofbox.workspace.tree import EMPTY_TREE, Entry, kept_mode
+
+if TYPE_CHECKING:
+    from proofbox.sandbox.box_handle import PolicyOptions
+
+_OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class Overlay:
+    """Made by `Workspace.overlay`, while that is open; close it, or use it in a `with`. Closing throws it away."""
+
+    def __init__(self, store: Store, tree: bytes, root_mode: int) -> None:
+        self._store = store
+        self._tree = tree
+        self._works = 0
+        boxes = store.directory / "boxes"
+        boxes.mkdir(mode=0o700, exist_ok=True)
+        _sweep(boxes)
+        self._place, self._lock = _new_place(boxes)
+        self._lower: LowerTree | None = None
+        try:
+            lower = self._lower = LowerTrees(store).near(tree)
+            over, self._change = self._place / "over", self._place / "change"
+            self.upper = self._change / "upper"
+            self.upper.mkdir(parents=True)
+            os.chmod(self.upper, stat.S_IMODE(root_mode))
+            self._layers: tuple[Path, ...] = (lower.path,)
+            if lower.over:
+                over.mkdir()
+                with opened(str(over), None) as top:
+                    _write_over(store, top, tree, lower.over)
+                os.chmod(over, stat.S_IMODE(root_mode))
+                self._layers = (over, lower.path)
+        except BaseException:
+            self.close()
+            raise
+
+    def options(self) -> PolicyOptions:
+        """For `start_session` or `exec` of a service whose project is the workspace. One box at a time."""
+        self._works += 1
+        work = self._change / f"work-{self._works}"
+        work.mkdir()
+        return {"access": "overlay", "layers": Layers(self._layers, self.upper, work)}
+
+    def changes(self) -> list[Change]:
+        """What the box has made different from the snapshot, found in what it has written alone."""
+        with self._store.use(), opened(str(self.upper), None) as upper:
+            return tell(list(_differences(self._store, upper, self._tree, "")))
+
+    def close(self) -> None:
+        """Throw away what the box has changed. The box has to be stopped before."""
+        if self._lock >= 0:
+            lock, self._lock = self._lock, -1
+            try:
+                _discard(self._place)
+            finally:
+                os.close(lock)
+                if self._lower is not None:
+                    self._lower.close()
+
+    def __enter__(self) -> Overlay:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _write_over(store: Store, top: int, tree: bytes, found: Iterable[Difference]) -> None:
+    """Make an empty directory the layer that makes another snapshot's files this one's."""
+    made = {"": Entry(stat.S_IFDIR, tree)}
+    read = functools.lru_cache(maxsize=64)(functools.partial(entries_of, store))
+
+    def make(folder: str) -> None:
+        """A directory of the layer, as it is in `tree`; its mode is set when everything is written."""
+        if folder in made:
+            return
+        parent, _, name = folder.rpartition("/")
+        make(parent)
+        unlink_if_there(folder, top)  # the whiteout of a file that was there
+        os.mkdir(folder, dir_fd=top)
+        made[folder] = read(made[parent].digest)[name]
+
+    gone = "/"
+    for path, old, new in found:
+        if path.startswith(gone):
+            continue  # below a directory that is not there any more
+        folder, _, name = path.rpartition("/")
+        make(folder)
+        if new is not None and new.kind == "directory":
+            make(path)
+            continue
+        with opened(folder or ".", top) as fd:
+            if new is None:
+                os.mknod(name, stat.S_IFCHR | 0o600, os.makedev(0, 0), dir_fd=fd)  # a whiteout
+                gone = path + "/" if old is not None and old.kind == "directory" else "/"
+            else:
+                unlink_if_there(name, fd)  # the whiteout of a directory that was there
+                write_file(store, fd, name, new)
+    del made[""]
+    for path in sorted(made, reverse=True):
+        os.chmod(path, stat.S_IMODE(made[path].mode), dir_fd=top)
+
+
+def _differences(store: Store, upper: int, tree: bytes, folder: str) -> Iterator[Difference]:
+    before = entries_of(store, tree)
+    names = set(os.listdir(upper))
+    for name in sorted(names | before.keys() if folder and _is_opaque(upper) else names):
+        path = f"{folder}/{name}" if folder else name
+        old = before.get(name)
+        with _looked_at(upper, name, path) as (new, below):
+            if old is not None and new is not None and old.kind == new.kind == "directory":
+                if old.mode != new.mode:
+                    yield Difference(path, old, new)
+                yield from _differences(store, below, old.digest, path)
+                continue
+            if old is not None and (new is None or "directory" in (old.kind, new.kind)):
+                yield Difference(path, old, None)
+                if old.kind == "directory":
+                    yield from differences(store, old.digest, EMPTY_TREE, path)
+                old = None
+            if new is not None and new != old:
+                yield Difference(path, old, new)
+                if new.kind == "directory":
+                    yield from _differences(store, below, EMPTY_TREE, path)
+
+
+@contextlib.contextmanager
+def _looked_at(folder: int, name: str, path: str) -> Iterator[tuple[Entry | None, int]]:
+    """What a snapshot would hold, and a handle on it if that is a directory; None for what was deleted, and for what no
+    snapshot holds: the scanner's limits are those of the box, too."""
+    with contextlib.ExitStack() as stack:
+        entry, below = None, -1
+        try:
+            info = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            if stat.S_ISDIR(info.st_mode):
+                if not beyond(path):
+                    below = stack.enter_context(opened(name, folder))
+                    entry = Entry(stat.S_IFDIR | stat.S_IMODE(os.fstat(below).st_mode), EMPTY_TREE)
+            elif stat.S_ISLNK(info.st_mode):
+                target = os.fsencode(os.readlink(name, dir_fd=folder))
+                entry = Entry(stat.S_IFLNK, hashlib.sha256(target).digest())
+            elif stat.S_ISREG(info.st_mode):
+                entry = _file(folder, name)
+        except OSError:
+            pass  # unreadable, or gone since
+        yield entry, below
+
+
+def _file(folder: int, name: str) -> Entry | None:
+    fd = os.open(name, _OPEN_FILE, dir_fd=folder)
+    try:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode) or info.st_size > LARGEST:
+            return None
+        found = hashlib.sha256()
+        for chunk in chunks_of(fd, LARGEST):
+            found.update(chunk)
+        return Entry(kept_mode(info.st_mode), found.digest())
+    finally:
+        os.close(fd)
+
+
+def _is_opaque(directory: int) -> bool:
+    """Whether the kernel says that nothing of the layers below is seen here. It says so by an attribute that the box
+    can't set; the other one it may."""
+    kernels = "trusted.overlay.opaque" if os.geteuid() == 0 else "user.overlay.opaque"
+    try:
+        return os.getxattr(directory, kernels) in (b"y", b"x")
+    except OSError:
+        return False
+
+
+def _new_place(boxes: Path) -> tuple[Path, int]:
+    """A name for a box's directory, and its lock, held."""
+    while True:
+        place = boxes / secrets.token_hex(8)
+        lock = os.open(_lock_of(place), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if _lock_of(place).exists():  # else it was taken for a dead one's before it was locked
+                return place, lock
+        except BaseException:
+            os.close(lock)
+            raise
+        os.close(lock)
+
+
+def _lock_of(place: Path) -> Path:
+    return place.with_suffix(".lock")
+
+
+def _discard(place: Path) -> None:
+    """Its lock goes last, and only with all of it: what is left is tried again by the next sweep."""
+    if not remove_tree(place):
+        _lock_of(place).unlink(missing_ok=True)
+
+
+def _sweep(boxes: Path) -> None:
+    """Remove what processes left that were killed."""
+    for path in boxes.glob("*.lock"):
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            continue  # somebody else was faster
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _discard(path.with_suffix(""))
+        except OSError:
+            pass  # in use, most often
+        finally:
+            os.close(fd)

@@ -1,0 +1,73 @@
+"""`run_command`, which environments differ in by where it goes: a session, a box that is made for it, nowhere."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+
+from proofbox.core.digest import sha256_hex
+from proofbox.sandbox.contract import ExecResult, Isolation
+from proofbox.sandbox.box_handle import ExecOptions
+from proofbox.workspace.tools.contract import COMMAND_TIMEOUT, OUTPUT_LIMIT, CommandResult
+from proofbox.workspace.tools.environments.files import FileTools
+
+
+class AllTools(FileTools, ABC):
+    """The tools that work on files, and the one that runs a command."""
+
+    def run_command(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str = ".",
+        timeout: float = COMMAND_TIMEOUT,
+        env: Mapping[str, str] | None = None,
+        stdin: str | bytes | None = None,
+        max_output: int = OUTPUT_LIMIT,
+    ) -> CommandResult:
+        argv = command_argv(command)
+        options: ExecOptions = {
+            "cwd": cwd,
+            "timeout": timeout,
+            "env": env,
+            "stdin": stdin,
+            "max_output": max_output,
+        }
+        return _result(argv, cwd, self._exec(argv, options), self._tree.host or "")
+
+    @abstractmethod
+    def _exec(self, argv: Sequence[str], options: ExecOptions) -> ExecResult:
+        """Run it where this environment runs commands."""
+
+
+def command_argv(command: str | Sequence[str]) -> list[str]:
+    return ["sh", "-c", command] if isinstance(command, str) else list(command)
+
+
+def _result(argv: Sequence[str], cwd: str, done: ExecResult, project: str) -> CommandResult:
+    return CommandResult(
+        command=tuple(argv),
+        cwd=cwd,
+        exit_code=done.exit_code,
+        stdout=done.stdout,
+        stderr=done.stderr,
+        timed_out=done.timed_out,
+        truncated=done.truncated.stdout or done.truncated.stderr,
+        duration_ms=done.duration_ms,
+        provider=done.provider,
+        isolation=done.isolation.value,
+        stdout_sha256=sha256_hex(done.stdout_bytes),
+        stderr_sha256=sha256_hex(done.stderr_bytes),
+        background=done.background,
+        reach=_reach(done, project),
+    )
+
+
+def _reach(done: ExecResult, project: str) -> tuple[str, ...]:
+    """What of a command's doings no rollback undoes."""
+    if done.isolation is Isolation.NONE:
+        return ("host", "network")
+    found = ["network"] if done.policy.network != "none" else []
+    if any(mount.writable and not mount.host.is_relative_to(project) for mount in done.policy.mounts):
+        found.append("mounts")
+    return tuple(found)

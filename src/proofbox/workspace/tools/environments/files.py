@@ -1,0 +1,276 @@
+"""The eight tools that work on files, over any tree. `commands.py` has the ninth."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import threading
+from collections.abc import Sequence
+from typing import BinaryIO, NamedTuple
+
+from proofbox.core.text import path_fields, printable
+from proofbox.errors import ArgumentsInvalid, FileAbsent, FileTooLarge, ProofboxError
+from proofbox.workspace.scanning.ignore import Ignore
+from proofbox.workspace.search import Engine, Search, search
+from proofbox.workspace.tools.environments import edit
+from proofbox.workspace.tools.contract import (
+    LARGEST_FILE,
+    LISTING_LIMIT,
+    MATCH_LIMIT,
+    READ_LIMIT,
+    Entry,
+    FileContent,
+    FileEdited,
+    FileRemoved,
+    FileWritten,
+    Listing,
+    Match,
+    PatchApplied,
+    PatchedFile,
+    SearchResult,
+)
+from proofbox.workspace.tools.environments.patch import FilePatch, apply_hunks, parse, refusal
+from proofbox.workspace.tools.environments.search_source import TreeSource
+from proofbox.workspace.tools.tree import Item, Tree, below
+
+FARTHEST = 1 << 30
+"""So many bytes are passed over at most for a line to begin with: a file may be a hole without end."""
+_PIECE = 1 << 16
+
+
+class FileTools:
+    """What reads and then writes holds a lock, so that two edits of one file never lose each other's."""
+
+    def __init__(self, tree: Tree, *, ignore: Ignore | None = None, engine: Engine | None = None) -> None:
+        self._tree = tree
+        self._ignore = ignore or Ignore(())
+        self._engine = engine
+        self._changing = threading.RLock()
+
+    @property
+    def root(self) -> str:
+        return self._tree.root
+
+    def read_file(
+        self, path: str, *, first_line: int = 1, max_lines: int | None = None, max_bytes: int = READ_LIMIT
+    ) -> FileContent:
+        _require(first_line >= 1 and (max_lines is None or max_lines >= 1), "lines are counted from 1")
+        _require(1 <= max_bytes <= LARGEST_FILE, f"max_bytes is from 1 to {LARGEST_FILE}")
+        with self._tree.open(path) as found:
+            data, truncated = _lines(found.stream, first_line, max_lines, max_bytes)
+        content = data.decode("utf-8", "replace")
+        exact = None if content.encode() == data else base64.b64encode(data).decode("ascii")
+        return FileContent(
+            content=content,
+            content_b64=exact,
+            size=found.size,
+            first_line=first_line,
+            truncated=truncated,
+            **path_fields(found.path),
+        )
+
+    def write_file(self, path: str, content: str | bytes, *, executable: bool | None = None) -> FileWritten:
+        data = _encoded(content)
+        with self._changing:
+            real, created = self._tree.write(path, data, executable)
+        return FileWritten(size=len(data), created=created, **path_fields(real))
+
+    def remove_file(self, path: str) -> FileRemoved:
+        with self._changing:
+            return FileRemoved(**path_fields(self._tree.remove(path)))
+
+    def list_directory(self, path: str = ".") -> Listing:
+        real, items = self._tree.directory(path)
+        entries = tuple(_entry(real, item) for item in items[:LISTING_LIMIT])
+        return Listing(entries=entries, truncated=len(items) > LISTING_LIMIT, **path_fields(real or "."))
+
+    def list_files_recursive(self, path: str = ".", *, depth: int = 32, max_entries: int = LISTING_LIMIT) -> Listing:
+        _require(depth >= 1 and 1 <= max_entries <= 10 * LISTING_LIMIT, "depth and max_entries are 1 or more")
+        real, items = self._tree.directory(path)
+        entries: list[Entry] = []
+        truncated = False
+        for folder, item in below(self._tree, real, items, depth):
+            if len(entries) == max_entries:
+                truncated = True
+                break
+            entries.append(_entry(folder, item))
+        return Listing(entries=tuple(entries), truncated=truncated, **path_fields(real or "."))
+
+    def search_text(
+        self,
+        pattern: str,
+        path: str = ".",
+        *,
+        glob: str | None = None,
+        max_matches: int = MATCH_LIMIT,
+        context: int = 0,
+        ignore_case: bool = False,
+        literal: bool = False,
+    ) -> SearchResult:
+        _require(1 <= max_matches <= LISTING_LIMIT, f"max_matches is from 1 to {LISTING_LIMIT}")
+        _require(0 <= context <= 20, "context is from 0 to 20 lines")
+        asked = Search(pattern, glob=glob, most=max_matches, context=context, ignore_case=ignore_case, literal=literal)
+        found = search(asked, TreeSource(self._tree, path, self._ignore), self._engine)
+        return SearchResult(
+            pattern=pattern,
+            matches=tuple(
+                Match(line=each.line, text=each.text, before=each.before, after=each.after, **path_fields(each.path))
+                for each in found.lines
+            ),
+            truncated=found.truncated,
+        )
+
+    def edit_file(self, path: str, old: str, new: str, *, replace_all: bool = False) -> FileEdited:
+        with self._changing:
+            data, _, real = self._whole(path)
+            changed = edit.replace(data, _encoded(old), _encoded(new), path=real, everywhere=replace_all)
+            self._tree.write(path, _encoded(changed.data), None)
+        return FileEdited(
+            replacements=changed.replacements,
+            size=len(changed.data),
+            first_line=changed.first_line,
+            **path_fields(real),
+        )
+
+    def apply_patch(self, patch: str) -> PatchApplied:
+        with self._changing:
+            planned = [self._planned(each) for each in parse(patch)]
+            places = [place for step in planned for place in step.places]
+            if len(set(places)) != len(places):  # by two spellings, or by a link: each was planned without the other
+                raise refusal("it names a file twice")
+            self._carry_out(planned)
+        return PatchApplied(files=tuple(step.told for step in planned))
+
+    # Inside
+
+    def _whole(self, path: str) -> tuple[bytes, bool, str]:
+        with self._tree.open(path) as found:
+            data = found.stream.read(LARGEST_FILE + 1)
+        if len(data) > LARGEST_FILE:
+            raise _too_large(found.size)
+        return data, found.executable, found.path
+
+    def _planned(self, each: FilePatch) -> _Step:
+        """What a file of the patch will be, with every check made: nothing is changed yet."""
+        before: bytes | None = None
+        was_executable = False
+        places = set()
+        if each.old is not None:
+            before, was_executable, real = self._whole(each.old)
+            places.add(real)
+        after: bytes | None = _encoded(apply_hunks(before or b"", each))
+        if each.new is None:
+            if after:
+                raise refusal(f"{printable(str(each.old)[:200])} would not be empty, and is to be deleted")
+            after = None
+        if each.new is not None:
+            places.add(self._tree.check("write", each.new))
+            if each.new != each.old and self._exists(each.new):
+                raise refusal(f"{printable(each.new[:200])} is there already")
+        if each.old is not None and each.old != each.new:
+            self._tree.check("delete", each.old)
+        executable = was_executable if each.executable is None else each.executable
+        return _Step(each.old, each.new, before, was_executable, after, executable, frozenset(places))
+
+    def _exists(self, path: str) -> bool:
+        try:
+            self._tree.is_file(path)
+        except FileAbsent:
+            return False
+        return True
+
+    def _carry_out(self, planned: Sequence[_Step]) -> None:
+        done: list[_Step] = []
+        try:
+            for step in planned:
+                done.append(step)
+                if step.new is not None and step.after is not None:
+                    self._tree.write(step.new, step.after, step.executable)
+                if step.old is not None and step.old != step.new:
+                    self._tree.remove(step.old)
+        except ProofboxError:
+            for step in reversed(done):
+                self._undo(step)
+            raise
+
+    def _undo(self, step: _Step) -> None:
+        with contextlib.suppress(ProofboxError):
+            if step.old is not None and step.before is not None:
+                self._tree.write(step.old, step.before, step.was_executable)
+            if step.new is not None and step.new != step.old:
+                self._tree.remove(step.new)
+
+
+class _Step(NamedTuple):
+    old: str | None
+    new: str | None
+    before: bytes | None
+    was_executable: bool
+    after: bytes | None
+    executable: bool
+    places: frozenset[str]
+    """The real paths of its names."""
+
+    @property
+    def told(self) -> PatchedFile:
+        old, new = (None if name is None else path_fields(name)["path"] for name in (self.old, self.new))
+        if new is None:
+            return PatchedFile(str(old), "deleted")
+        if old is None:
+            return PatchedFile(new, "added")
+        return PatchedFile(new, "modified") if old == new else PatchedFile(new, "renamed", old)
+
+
+def _lines(stream: BinaryIO, first: int, most: int | None, room: int) -> tuple[bytes, bool]:
+    """Lines from `first` on, as many as fit; whether anything comes after them."""
+    passed = 0
+    for _ in range(first - 1):
+        piece = b""
+        while not piece.endswith(b"\n"):
+            if passed > FARTHEST:
+                raise FileTooLarge(
+                    f"line {first} is not within the first {FARTHEST} bytes",
+                    op="read_file",
+                    details={"limit": FARTHEST},
+                )
+            if not (piece := stream.readline(_PIECE)):
+                return b"", False
+            passed += len(piece)
+    found: list[bytes] = []
+    while most is None or len(found) < most:
+        line = stream.readline(room + 1)
+        if not line:
+            return b"".join(found), False
+        if len(line) > room:
+            return (line[:room], True) if not found else (b"".join(found), True)
+        found.append(line)
+        room -= len(line)
+    return b"".join(found), bool(stream.read(1))
+
+
+def _entry(folder: str, item: Item) -> Entry:
+    path = f"{folder}/{item.name}" if folder else item.name
+    return Entry(type=item.type, size=item.size, **path_fields(path))
+
+
+def _encoded(content: str | bytes) -> bytes:
+    try:
+        data = content if isinstance(content, bytes) else content.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise ArgumentsInvalid("the text holds half a character, which no file can", op="write_file") from None
+    if len(data) > LARGEST_FILE:
+        raise _too_large(len(data))
+    return data
+
+
+def _too_large(size: int) -> FileTooLarge:
+    return FileTooLarge(
+        f"{size} bytes are too many: the limit is {LARGEST_FILE}",
+        op="file",
+        details={"size": size, "limit": LARGEST_FILE},
+    )
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ArgumentsInvalid(message, op="tool")
