@@ -27,12 +27,12 @@ import anyio
 import anyio.abc
 import msgspec
 
+from proofbox.agents.contract import SessionOptions
+from proofbox.agents.events import Event, ToolCall
 from proofbox.agents.runtimes.codex import CodexAppServer, CodexSettings
 from proofbox.agents.runtimes.codex.binary import find_binary
 from proofbox.agents.runtimes.codex.session import CodexSession
 from proofbox.agents.runtimes.codex.settings import config_toml
-from proofbox.agents.contract import SessionOptions
-from proofbox.agents.events import Event, ToolCall
 
 THRESHOLD = 1.15
 TEXT_TURN = "[[say one two three]]"

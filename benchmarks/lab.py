@@ -21,8 +21,8 @@ import time
 from pathlib import Path
 
 from proofbox.core.ids import IdSource
-from proofbox.lab.run.plan import Plan
 from proofbox.lab.run.conductor import Conductor, create_run
+from proofbox.lab.run.plan import Plan
 
 LEAST_RATE = 25.0
 MOST_MEMORY_MB = 200

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from proofbox.errors import ProviderUnavailable
-from proofbox.sandbox.containers.engine import Engine
+from proofbox.sandbox.containers.engine import ContainerEngine
 
 IMAGE = "proofbox-test:latest"
 LIST = "engines"  # a file in the run's directory: where engines were, for the look at what is left
@@ -34,7 +34,7 @@ UP_SECONDS = 120.0
 class PrivateEngine(NamedTuple):
     host: str
     pid: int
-    engine: Engine
+    engine: ContainerEngine
 
 
 def missing() -> str:
@@ -64,7 +64,7 @@ def private_engine() -> Iterator[PrivateEngine]:
             start_new_session=True,
         )
     try:
-        engine = Engine(host)
+        engine = ContainerEngine(host)
         _wait_until_up(engine, process, base / "log")
         engine.call(
             "POST", "/images/create", op="import", query={"fromSrc": "-", "repo": IMAGE.split(":")[0]}, body=rootfs()
@@ -110,7 +110,7 @@ def private_podman() -> Iterator[PrivateEngine]:
             start_new_session=True,
         )
     try:
-        engine = Engine(host)
+        engine = ContainerEngine(host)
         _wait_until_up(engine, process, base / "log")
         engine.call(
             "POST", "/images/create", op="import", query={"fromSrc": "-", "repo": IMAGE.split(":")[0]}, body=rootfs()
@@ -132,7 +132,7 @@ def _place(prefix: str) -> Path:
     return base
 
 
-def _wait_until_up(engine: Engine, process: subprocess.Popen[bytes], log: Path) -> None:
+def _wait_until_up(engine: ContainerEngine, process: subprocess.Popen[bytes], log: Path) -> None:
     end = time.monotonic() + UP_SECONDS
     while True:
         try:

@@ -20,7 +20,7 @@ from proofbox.core import interpreter
 from proofbox.core.interpreter import module_child, safe_import_path, script_child
 
 PROOFBOX = str(Path(sys.executable).parent / "proofbox")
-AUDIT = [sys.executable, "-I", str(ROOT / "src/proofbox/evidence/verify/verifier.py")]
+AUDIT = [sys.executable, "-I", str(ROOT / "src/proofbox/evidence/verify")]
 SUITE = """
 [suite]
 id = "planted"

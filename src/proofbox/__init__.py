@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from proofbox.agents.trials.fork import fork_trial as fork_trial
     from proofbox.agents.trials.result import TrialRequest as TrialRequest
     from proofbox.agents.trials.trial import run_trial as run_trial
+    from proofbox.config.settings import Settings as Settings
     from proofbox.core.redaction.redactor import Redactor as Redactor
     from proofbox.delivery.client.async_client import AsyncBackendClient as AsyncBackendClient
-    from proofbox.delivery.client.sync_client import BackendClient as BackendClient
     from proofbox.delivery.client.settings import BackendSettings as BackendSettings
+    from proofbox.delivery.client.sync_client import BackendClient as BackendClient
     from proofbox.errors import ProofboxError as ProofboxError
-    from proofbox.evidence.promotion.emit import emit_promotion as emit_promotion
     from proofbox.evidence.bundle.reader import load_bundle as load_bundle
     from proofbox.evidence.bundle.reader import open_bundle_unverified as open_bundle_unverified
-    from proofbox.evidence.verify.verifier import verify as verify
     from proofbox.evidence.bundle.writer import BundleWriter as BundleWriter
+    from proofbox.evidence.promotion.emit import emit_promotion as emit_promotion
+    from proofbox.evidence.verify.verifier import verify as verify
     from proofbox.sandbox.async_service import AsyncSandboxes as AsyncSandboxes
+    from proofbox.sandbox.contract import Mount as Mount
     from proofbox.sandbox.images.catalogue import list_images as list_images
     from proofbox.sandbox.images.catalogue import resolve_default_image as resolve_default_image
-    from proofbox.config.settings import Settings as Settings
-    from proofbox.sandbox.contract import Mount as Mount
     from proofbox.sandbox.images.pull import pull_image as pull_image
     from proofbox.sandbox.initialize import initialize as initialize
     from proofbox.sandbox.service import Sandboxes as Sandboxes

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 import anyio
 
-from proofbox.agents.runtimes.codex import CodexAppServer
-from proofbox.agents.runtimes.codex.session import CodexSession
 from proofbox.agents.contract import SessionOptions, TurnResult
 from proofbox.agents.events import Event
 from proofbox.agents.fakemodel import FakeModel
+from proofbox.agents.runtimes.codex import CodexAppServer
+from proofbox.agents.runtimes.codex.session import CodexSession
 
 FAKE = Path(__file__).with_name("fakecodex.py")
 SECONDS = 200.0

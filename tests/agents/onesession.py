@@ -9,9 +9,9 @@ from pathlib import Path
 
 import anyio
 
-from proofbox.agents.runtimes.codex import CodexAppServer
 from proofbox.agents.contract import SessionOptions
 from proofbox.agents.events import Event, ItemStarted, ToolCall
+from proofbox.agents.runtimes.codex import CodexAppServer
 
 
 async def main(place: Path, url: str, prompt: str) -> None:

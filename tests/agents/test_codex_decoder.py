@@ -11,9 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proofbox.agents.runtimes.codex.approvals import answer
-from proofbox.agents.runtimes.codex.decoder import Decoder, TurnOver
-from proofbox.agents.runtimes.codex.failures import classify
 from proofbox.agents.contract import ApprovalRule
 from proofbox.agents.events import (
     Delta,
@@ -29,8 +26,11 @@ from proofbox.agents.events import (
     Unrecognized,
     Usage,
 )
-from proofbox.agents.jsonrpc.peer import Refusal
 from proofbox.agents.gateway.traffic import Exchange
+from proofbox.agents.jsonrpc.peer import RpcRefusal
+from proofbox.agents.runtimes.codex.approvals import answer
+from proofbox.agents.runtimes.codex.decoder import CodexDecoder, TurnOver
+from proofbox.agents.runtimes.codex.failures import classify
 from proofbox.agents.usage import UsageLedger
 
 FIXTURES = Path(__file__).parent / "fixtures" / "codex-0.166.0"
@@ -70,7 +70,7 @@ def notifications(path: Path) -> list[dict[str, Any]]:
 
 
 def replay(path: Path) -> list[Event | TurnOver]:
-    decoder = Decoder()
+    decoder = CodexDecoder()
     return [event for m in notifications(path) for event in decoder.decode(m["method"], m.get("params"))]
 
 
@@ -119,7 +119,7 @@ def test_what_ends_after_its_turn_is_late() -> None:
 
 def test_what_never_ends_is_abandoned() -> None:
     path = FIXTURES / "matrix_kill.jsonl"
-    decoder = Decoder()
+    decoder = CodexDecoder()
     for message in notifications(path):
         decoder.decode(message["method"], message["params"])
     [left] = decoder.abandon()
@@ -185,7 +185,7 @@ VALUES: st.SearchStrategy[Any] = (
 
 @given(st.data())
 def test_no_change_to_a_message_raises_or_loses_it(data: st.DataObject) -> None:
-    decoder = Decoder()
+    decoder = CodexDecoder()
     for _ in range(3):
         message = copy.deepcopy(data.draw(st.sampled_from(MESSAGES)))
         node: Any = message["params"]
@@ -201,7 +201,7 @@ def test_no_change_to_a_message_raises_or_loses_it(data: st.DataObject) -> None:
 
 @given(st.text(max_size=30), st.recursive(VALUES, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
 def test_what_is_unknown_is_kept_whole(method: str, params: Any) -> None:
-    [kept] = Decoder().decode("x/" + method, params)
+    [kept] = CodexDecoder().decode("x/" + method, params)
     assert isinstance(kept, Unrecognized)
     assert kept.method == "x/" + method
     assert not kept.truncated
@@ -210,11 +210,11 @@ def test_what_is_unknown_is_kept_whole(method: str, params: Any) -> None:
 
 def test_huge_things_are_bounded() -> None:
     item = {"type": "commandExecution", "id": "c", "command": "x" * 10**6, "aggregatedOutput": "y" * 10**7}
-    [call] = Decoder().decode("item/completed", {"threadId": "t", "turnId": "u", "item": item})
+    [call] = CodexDecoder().decode("item/completed", {"threadId": "t", "turnId": "u", "item": item})
     assert isinstance(call, ToolCall)
     assert len(call.output) <= 1 << 20
     assert len(call.command) <= 64 << 10
-    [kept] = Decoder().decode("new", {"x": "y" * 10**6})
+    [kept] = CodexDecoder().decode("new", {"x": "y" * 10**6})
     assert isinstance(kept, Unrecognized)
     assert kept.truncated
 
@@ -263,7 +263,7 @@ def test_what_needs_a_person_is_declined_and_what_is_unknown_refused() -> None:
     assert answer("item/permissions/requestApproval", asked, yes).give()["permissions"] == asked["permissions"]
     unknown = answer("account/chatgptAuthTokens/refresh", {}, yes)
     assert unknown.answer == "refused"
-    with pytest.raises(Refusal):
+    with pytest.raises(RpcRefusal):
         unknown.give()
 
 

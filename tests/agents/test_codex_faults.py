@@ -17,12 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pacing import SOON
 
+from proofbox.agents.contract import AgentRuntime, AgentSession, RuntimeProbe
+from proofbox.agents.events import ApprovalDecision, Delta, Integrity, Notice, ToolCall, TurnEnded, Unrecognized
 from proofbox.agents.runtimes.codex import CodexAppServer, CodexSettings
 from proofbox.agents.runtimes.codex import session as session_module
 from proofbox.agents.runtimes.codex.binary import check_version, find_binary, parse_version
 from proofbox.agents.runtimes.codex.settings import config_toml
-from proofbox.agents.contract import AgentRuntime, AgentSession, RuntimeProbe
-from proofbox.agents.events import Decision, Delta, Integrity, Notice, ToolCall, TurnEnded, Unrecognized
 from proofbox.agents.settings import read_settings
 from proofbox.errors import (
     AgentError,
@@ -194,7 +194,7 @@ def test_odd_ends_and_odd_questions(tmp_path: Path) -> None:
             replies = [json.loads(event.message) for event in seat.of(Notice, kind="warning")]
             assert replies[0]["result"] == {"answers": {}}
             assert replies[2]["error"]["code"] == -32601
-            assert [event.answer for event in seat.of(Decision)] == ["decline", "decline", "refused", "decline"]
+            assert [event.answer for event in seat.of(ApprovalDecision)] == ["decline", "decline", "refused", "decline"]
 
     run(tmp_path, work)
 

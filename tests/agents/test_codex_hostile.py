@@ -11,17 +11,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from proofbox.agents.runtimes.codex import decoder as decoding
-from proofbox.agents.runtimes.codex import open_items
-from proofbox.agents.runtimes.codex.approvals import answer
-from proofbox.agents.runtimes.codex.decoder import Decoder, TurnOver
-from proofbox.agents.runtimes.codex.failures import classify
-from proofbox.agents.runtimes.codex.listener import MOST_UNASKED, TOLD_GARBAGE, Hearing
-from proofbox.agents.runtimes.codex.items import Open
 from proofbox.agents.contract import ApprovalRule
 from proofbox.agents.events import Event, Integrity, ToolCall
 from proofbox.agents.feed import Feed
-from proofbox.agents.jsonrpc.peer import Refusal
+from proofbox.agents.jsonrpc.peer import RpcRefusal
+from proofbox.agents.runtimes.codex import decoder as decoding
+from proofbox.agents.runtimes.codex import open_items
+from proofbox.agents.runtimes.codex.approvals import answer
+from proofbox.agents.runtimes.codex.decoder import CodexDecoder, TurnOver
+from proofbox.agents.runtimes.codex.failures import classify
+from proofbox.agents.runtimes.codex.items import Open
+from proofbox.agents.runtimes.codex.listener import MOST_UNASKED, TOLD_GARBAGE, CodexListener
 from proofbox.core.clock import SystemClock
 
 RULES = (ApprovalRule(answer="decline", command="*rm -rf*"), ApprovalRule(answer="accept", command="src/*"))
@@ -41,7 +41,7 @@ def test_what_is_nested_deeply_is_told_and_raises_nothing(method: str) -> None:
     deep = deepest()
     turn = {"id": "u", "status": "failed", "error": {"codexErrorInfo": {"other": deep}, "message": deep}}
     for params in (deep, {"item": deep}, {"turn": turn, "error": deep}):
-        found = Decoder().decode(method, params)
+        found = CodexDecoder().decode(method, params)
         assert found
         for event in found:
             assert len(msgspec.json.encode(event)) < 100_000
@@ -53,7 +53,7 @@ def test_what_is_remembered_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(open_items, "MOST", 5)
     monkeypatch.setattr(open_items, "MOST_BYTES", 50_000)
     monkeypatch.setattr(decoding, "REMEMBERED", 5)
-    decoder = Decoder()
+    decoder = CodexDecoder()
 
     def start(number: int, **more: Any) -> list[Event | TurnOver]:
         item = {"type": "commandExecution", "id": f"{number}-" + "i" * 10**5, "command": "x", "extra": "e" * 10**5}
@@ -108,7 +108,7 @@ class Sessionless:
         clock = SystemClock()
         feed = Feed("s", clock)
         feed.add_listener(self._hear)
-        self.hearing = Hearing(feed, RULES, clock, lambda: None)
+        self.hearing = CodexListener(feed, RULES, clock, lambda: None)
 
     async def _hear(self, event: Event) -> None:
         self.told.append(event)
@@ -139,7 +139,7 @@ def test_no_shape_of_a_question_raises(method: str, params: Any) -> None:
     try:
         given_ = answer(method, params, RULES)
         given_.give()
-    except Refusal:
+    except RpcRefusal:
         return
     assert given_.answer in ("accept", "decline")
 

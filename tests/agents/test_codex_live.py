@@ -28,10 +28,9 @@ from capabilities import OrdinaryUser
 from codexlab import Lab, Seat, processes, run
 from pacing import SOON
 
-from proofbox.agents.runtimes.codex import CodexAppServer
 from proofbox.agents.contract import ApprovalRule, SessionOptions
 from proofbox.agents.events import (
-    Decision,
+    ApprovalDecision,
     Delta,
     FileChange,
     Integrity,
@@ -49,7 +48,8 @@ from proofbox.agents.events import (
     Unrecognized,
     Usage,
 )
-from proofbox.agents.fakemodel.script import Answer
+from proofbox.agents.fakemodel.script import ScriptedResponse
+from proofbox.agents.runtimes.codex import CodexAppServer
 from proofbox.errors import UsageError
 
 pytestmark = pytest.mark.needs("codex", "bubblewrap")
@@ -379,7 +379,7 @@ def test_what_it_asks_is_answered_by_the_rules(tmp_path: Path) -> None:
         async with lab.session({"approval_policy": "untrusted"}, approvals=rules) as seat:
             result = await seat.turn("[[run touch yes]] [[run touch no]] [[say done]]")
             assert result.status == "completed"
-            assert [(event.answer, event.rule) for event in seat.of(Decision)] == [
+            assert [(event.answer, event.rule) for event in seat.of(ApprovalDecision)] == [
                 ("accept", "yes files"),
                 ("decline", "no rule"),
             ]
@@ -408,7 +408,7 @@ def test_what_is_typed_into_a_running_command_is_a_call(tmp_path: Path) -> None:
     async def work(lab: Lab) -> None:
         choose = lab.model._choose
 
-        def with_session(body: dict[str, Any]) -> tuple[Answer, str]:
+        def with_session(body: dict[str, Any]) -> tuple[ScriptedResponse, str]:
             answer, key = choose(body)
             session = re.findall(r"session ID (\d+)", str(body["input"]))
             return msgspec.structs.replace(answer, text=answer.text.replace("SESSION", "".join(session[:1]))), key

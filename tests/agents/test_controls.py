@@ -8,8 +8,8 @@ import pytest
 from drive import Driven, drive
 
 from proofbox.agents.contract import ApprovalRule
-from proofbox.agents.runtimes.controls import NopRuntime, OracleRuntime
 from proofbox.agents.events import Message, ToolCall
+from proofbox.agents.runtimes.controls import NopRuntime, OracleRuntime
 from proofbox.errors import StrategyUnavailable
 
 pytestmark = pytest.mark.needs("bubblewrap")

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proofbox.agents.runtimes.process.dialects import ClaudeStream, CodexExec, Dialect, OwnDialect
 from proofbox.agents.events import Event, FileChange, Integrity, Message, Retrying, ToolCall, Unrecognized, Usage
+from proofbox.agents.runtimes.process.dialects import ClaudeStream, CodexExec, Dialect, OwnDialect
 
 CAPTURES = Path(__file__).parent / "captures"
 

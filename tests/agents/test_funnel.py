@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from pacing import in_time
 
 from proofbox.agents.contract import ApprovalRule, TurnResult
-from proofbox.agents.events import Decision, Delta, Event, Integrity, Notice, ToolCall, TurnEnded
+from proofbox.agents.events import ApprovalDecision, Delta, Event, Integrity, Notice, ToolCall, TurnEnded
 from proofbox.agents.feed import Turn
 from proofbox.agents.funnel.command import run_command
-from proofbox.agents.funnel.server import Bounds, Funnel
-from proofbox.agents.funnel.wire import MAX_REQUEST, Garbled, parse_request
+from proofbox.agents.funnel.server import Funnel, FunnelLimits
+from proofbox.agents.funnel.wire import MAX_REQUEST, MalformedFrame, parse_request
 from proofbox.agents.runtimes.process.runtime import ProcessRuntime
 
 pytestmark = pytest.mark.needs("bubblewrap")
@@ -257,7 +257,7 @@ def test_a_declined_command_does_not_run_and_the_refusal_is_recorded(tmp_path: P
     """
     result, driven = play(tmp_path, script, approvals=rules)
     assert result.final_message == "126\nkept\n"
-    assert [(each.subject, each.answer, each.rule) for each in driven.of(Decision)] == [
+    assert [(each.subject, each.answer, each.rule) for each in driven.of(ApprovalDecision)] == [
         ("rm -f kept", "decline", "decline rm *"),
         ("ls kept", "accept", "rule 2"),
     ]
@@ -265,14 +265,14 @@ def test_a_declined_command_does_not_run_and_the_refusal_is_recorded(tmp_path: P
         ("declined", "observed"),
         ("completed", "observed"),
     ]
-    assert driven.of(Decision)[0].item == driven.of(ToolCall)[0].item
+    assert driven.of(ApprovalDecision)[0].item == driven.of(ToolCall)[0].item
 
 
 def test_where_something_is_accepted_what_no_rule_fits_is_declined(tmp_path: Path) -> None:
     rules = (ApprovalRule(answer="accept", command="echo *"),)
     result, driven = play(tmp_path, "proofbox run -n -- ls; echo $?; proofbox run -n -- echo yes", approvals=rules)
     assert result.final_message == "126\nyes\n"
-    assert [(each.subject, each.answer, each.rule) for each in driven.of(Decision)] == [
+    assert [(each.subject, each.answer, each.rule) for each in driven.of(ApprovalDecision)] == [
         ("ls", "decline", "no rule"),
         ("echo yes", "accept", "rule 1"),
     ]
@@ -512,7 +512,9 @@ def test_a_defect_at_one_call_is_told_and_ends_no_other(tmp_path: Path, monkeypa
 
 
 def bounded(monkeypatch: pytest.MonkeyPatch, **bounds: Any) -> None:
-    monkeypatch.setattr("proofbox.agents.runtimes.process.runtime.Funnel", functools.partial(Funnel, bounds=Bounds(**bounds)))
+    monkeypatch.setattr(
+        "proofbox.agents.runtimes.process.runtime.Funnel", functools.partial(Funnel, bounds=FunnelLimits(**bounds))
+    )
 
 
 def test_a_command_without_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -564,7 +566,7 @@ def test_a_record_that_breaks_fails_the_turn_and_nobody_waits(tmp_path: Path) ->
 def test_any_bytes_are_a_request_or_garbled(payload: bytes) -> None:
     try:
         asked = parse_request(payload)
-    except Garbled:
+    except MalformedFrame:
         return
     assert asked.argv
     assert asked.argv[0]

@@ -13,7 +13,7 @@ from drive import Driven, drive
 
 import proofbox
 from proofbox.agents.contract import ApprovalRule, TurnResult
-from proofbox.agents.events import Decision, ToolCall
+from proofbox.agents.events import ApprovalDecision, ToolCall
 from proofbox.agents.runtimes.process.runtime import ProcessRuntime
 
 pytestmark = pytest.mark.needs("bubblewrap")
@@ -93,7 +93,7 @@ def test_the_official_client_and_server(tmp_path: Path) -> None:
     assert "fail" in told[2][3]
     assert told[3] == ("mcp/write", {"path": "secret", "text": "no"}, "declined", "")
     assert all(call.source == "observed" for call in driven.of(ToolCall))
-    assert [(each.answer, each.rule) for each in driven.of(Decision)] == [("decline", "no secrets")]
+    assert [(each.answer, each.rule) for each in driven.of(ApprovalDecision)] == [("decline", "no secrets")]
     server = driven.of(ToolCall)[4]
     assert (server.tool, server.command) == ("command", f"{sys.executable} server.py")
 

@@ -33,9 +33,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proofbox.agents.events import TokenUsage
-from proofbox.agents.fakemodel import FakeModel, Rule, Script, load_rules
-from proofbox.agents.gateway.server import MAX_ERROR_BODY, Endpoint, ModelGateway
-from proofbox.agents.gateway.http import Request, Responder, connection_handler
+from proofbox.agents.fakemodel import FakeModel, ModelScript, ResponseRule, load_rules
+from proofbox.agents.gateway.http import HttpRequest, Responder, connection_handler
+from proofbox.agents.gateway.server import MAX_ERROR_BODY, ModelEndpoint, ModelGateway
 from proofbox.agents.gateway.traffic import Exchange, StreamReader, read_body, read_duration, read_headers
 from proofbox.errors import AuthFailed, UsageError
 
@@ -62,12 +62,12 @@ class Lab:
 
 @contextlib.asynccontextmanager
 async def laboratory(
-    directory: Path, model_url: str | None = None, rules: list[Rule] | None = None
+    directory: Path, model_url: str | None = None, rules: list[ResponseRule] | None = None
 ) -> AsyncIterator[Lab]:
     directory.mkdir(mode=0o700, exist_ok=True)
     model = FakeModel(rules or [])
     async with model.listening() as url:
-        gateway = ModelGateway(Endpoint(model_url or url, KEY))
+        gateway = ModelGateway(ModelEndpoint(model_url or url, KEY))
         async with gateway.listening_at(directory) as path:
             transport = httpx2.AsyncHTTPTransport(uds=str(path))
             async with httpx2.AsyncClient(transport=transport, base_url="http://inside", timeout=60) as client:
@@ -257,7 +257,7 @@ ESCAPED = [
 def test_a_redirect_is_not_followed_and_an_echo_of_the_key_is_cut_out(tmp_path: Path) -> None:
     cookies: list[str] = []
 
-    async def endpoint(request: Request, responder: Responder) -> None:
+    async def endpoint(request: HttpRequest, responder: Responder) -> None:
         if request.target.endswith("/go"):
             await responder.send(307, b"", {"location": "http://127.0.0.1:9/steal"})
         elif request.target.endswith("/echo"):
@@ -374,7 +374,7 @@ def test_on_loopback_only_who_knows_the_address_gets_through() -> None:
         model = FakeModel()
         async with (
             model.listening() as url,
-            ModelGateway(Endpoint(url, KEY)).listening_on_loopback() as base,
+            ModelGateway(ModelEndpoint(url, KEY)).listening_on_loopback() as base,
             httpx2.AsyncClient() as client,
         ):
             assert (await client.post(f"{base}/responses", json={})).status_code == 200
@@ -401,17 +401,17 @@ def test_on_loopback_only_who_knows_the_address_gets_through() -> None:
 )
 def test_endpoints_that_are_none(url: str, key: str | None) -> None:
     with pytest.raises(UsageError) as caught:
-        Endpoint(url, key)
+        ModelEndpoint(url, key)
     assert KEY not in str(caught.value)
 
 
 def test_a_key_that_was_named_must_be_there() -> None:
     with pytest.raises(AuthFailed, match="MY_KEY"):
-        Endpoint.of("https://example.org/v1", "MY_KEY", {})
+        ModelEndpoint.of("https://example.org/v1", "MY_KEY", {})
     with pytest.raises(AuthFailed):
-        Endpoint.of("https://example.org/v1", "MY_KEY", {"MY_KEY": "a\nb"})
-    assert Endpoint.of("https://example.org/v1", None, {}).authorization() == {}
-    assert Endpoint.of("https://example.org/v1", "MY_KEY", {"MY_KEY": KEY}).has_key
+        ModelEndpoint.of("https://example.org/v1", "MY_KEY", {"MY_KEY": "a\nb"})
+    assert ModelEndpoint.of("https://example.org/v1", None, {}).authorization() == {}
+    assert ModelEndpoint.of("https://example.org/v1", "MY_KEY", {"MY_KEY": KEY}).has_key
 
 
 # ---- what is read on the way
@@ -537,7 +537,7 @@ def test_chunked_bodies_and_kept_connections(tmp_path: Path) -> None:
 
 
 def test_directives_make_answers_in_order(tmp_path: Path) -> None:
-    answers = Script().answers(
+    answers = ModelScript().answers(
         'please [[wait 0.5]] [[run ls -l [a] ]] then [[call view_image {"path": 1}]] [[say a  b]]'
     )
     assert [(a.kind, a.text, a.tool, a.wait) for a in answers] == [
@@ -545,15 +545,15 @@ def test_directives_make_answers_in_order(tmp_path: Path) -> None:
         ("call", '{"path": 1}', "view_image", 0.0),
         ("say", "a  b", "", 0.0),
     ]
-    [only] = Script().answers("[[http 429 times=1 retry_after=0.5 message='a b']]")
+    [only] = ModelScript().answers("[[http 429 times=1 retry_after=0.5 message='a b']]")
     assert (only.kind, only.faults[0].value, only.faults[0].times, only.faults[0].message) == ("say", "429", 1, "a b")
-    assert Script().answers("hello")[0].text.startswith("I heard")
+    assert ModelScript().answers("hello")[0].text.startswith("I heard")
     for bad in ("[[sing]]", "[[wait soon]]", "[[http 1 times=x]]", "[[wait]]"):
         with pytest.raises(UsageError):
-            Script().answers(bad)
+            ModelScript().answers(bad)
     path = tmp_path / "rules.toml"
     path.write_text('[[rule]]\nwhen = "add"\ndo = "[[run make]] [[say made]]"\n')
-    assert [a.kind for a in Script(load_rules(path)).answers("please add it")] == ["run", "say"]
+    assert [a.kind for a in ModelScript(load_rules(path)).answers("please add it")] == ["run", "say"]
     path.write_text("[[rule]]\nwhen = 1\n")
     with pytest.raises(UsageError):
         load_rules(path)

@@ -20,12 +20,12 @@ from drive import Driven, drive
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proofbox.agents.gateway.accepting import accept_all
 from proofbox.agents.events import Integrity
-from proofbox.agents.gateway.server import TOLD_FAULTS, Endpoint, ModelGateway
-from proofbox.agents.gateway.http import BadRequest, Budget, Request, Responder, _field, connection_handler
-from proofbox.agents.runtimes.process.runtime import ProcessRuntime
+from proofbox.agents.gateway.accepting import accept_all
+from proofbox.agents.gateway.http import BadRequest, BodyBudget, HttpRequest, Responder, _field, connection_handler
+from proofbox.agents.gateway.server import TOLD_FAULTS, ModelEndpoint, ModelGateway
 from proofbox.agents.gateway.traffic import Exchange
+from proofbox.agents.runtimes.process.runtime import ProcessRuntime
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n"
 POST = b"POST /model/x HTTP/1.1\r\nhost: h\r\n"
@@ -44,7 +44,7 @@ class Lab:
         (listener,) = (await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=0)).listeners
         port = listener.extra(anyio.abc.SocketAttribute.local_port)  # noqa: S610 (no Django here)
         gateway = ModelGateway(
-            Endpoint(f"http://127.0.0.1:{port}/v1"), on_exchange=self._saw, on_trouble=self._troubled
+            ModelEndpoint(f"http://127.0.0.1:{port}/v1"), on_exchange=self._saw, on_trouble=self._troubled
         )
         async with listener, anyio.create_task_group() as tasks:
             tasks.start_soon(listener.serve, endpoint)
@@ -205,8 +205,8 @@ def test_a_refusal_is_recorded_though_nobody_waits_for_it(tmp_path: Path, monkey
 
 
 @contextlib.asynccontextmanager
-async def answering(path: Path, budget: Budget, heard: list[Request]) -> AsyncIterator[None]:
-    async def handler(request: Request, responder: Responder) -> None:
+async def answering(path: Path, budget: BodyBudget, heard: list[HttpRequest]) -> AsyncIterator[None]:
+    async def handler(request: HttpRequest, responder: Responder) -> None:
         heard.append(request)
         await responder.send(200, b"hi")
 
@@ -219,8 +219,8 @@ async def answering(path: Path, budget: Budget, heard: list[Request]) -> AsyncIt
 
 def test_bodies_have_one_budget_and_give_back_what_they_took(tmp_path: Path) -> None:
     async def main() -> None:
-        budget, path = Budget(1000), tmp_path / "sock"
-        heard: list[Request] = []
+        budget, path = BodyBudget(1000), tmp_path / "sock"
+        heard: list[HttpRequest] = []
 
         async def say(size: int, sent: int) -> bytes:
             async with await anyio.connect_unix(path) as stream:
@@ -262,7 +262,7 @@ def test_what_does_not_come_is_not_waited_for(
     async def main() -> None:
         with anyio.fail_after(60):
             async with (
-                answering(tmp_path / "sock", Budget(1000), []),
+                answering(tmp_path / "sock", BodyBudget(1000), []),
                 await anyio.connect_unix(tmp_path / "sock") as stream,
             ):
                 await stream.send(said)
@@ -278,9 +278,9 @@ def test_a_body_is_what_was_sent_however_it_is_cut(chunks: list[bytes], cuts: li
     chunked = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n"
     said = b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n" + chunked
     said += b"POST / HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % len(body) + body
-    heard, budget = [], Budget(1000)
+    heard, budget = [], BodyBudget(1000)
 
-    async def handler(request: Request, responder: Responder) -> None:
+    async def handler(request: HttpRequest, responder: Responder) -> None:
         heard.append(request.body)
         await responder.send(200)
 

@@ -9,10 +9,10 @@ from typing import Any
 import anyio
 import pytest
 
-from proofbox.agents.runtimes.codex.binary import find_binary
 from proofbox.agents.fakemodel import FakeModel
-from proofbox.agents.trials.result import TrialRequest
+from proofbox.agents.runtimes.codex.binary import find_binary
 from proofbox.agents.runtimes.process.runtime import ProcessRuntime
+from proofbox.agents.trials.result import TrialRequest
 from proofbox.agents.trials.trial import run_trial
 
 pytestmark = pytest.mark.needs("bubblewrap")

@@ -7,10 +7,10 @@ from typing import Any
 import anyio
 import pytest
 
-from proofbox.agents.runtimes.codex.lineage import MOST_SUB_AGENTS, Lineage
 from proofbox.agents.events import Event, Integrity, ItemStarted, Notice, ToolCall, Unrecognized
 from proofbox.agents.feed import Feed
 from proofbox.agents.recording import Recording
+from proofbox.agents.runtimes.codex.lineage import MOST_SUB_AGENTS, Lineage
 from proofbox.core.clock import SystemClock
 
 

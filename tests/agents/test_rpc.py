@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proofbox.agents.jsonrpc import peer as module
-from proofbox.agents.jsonrpc.messages import Garbage, Id, Lines, Notification, Request, Response, encode
-from proofbox.agents.jsonrpc.peer import OVERLOADED, Peer, Refusal
+from proofbox.agents.jsonrpc.messages import Garbage, Id, MessageSplitter, Notification, Response, RpcRequest, encode
+from proofbox.agents.jsonrpc.peer import OVERLOADED, RpcPeer, RpcRefusal
 from proofbox.errors import AgentError, Overloaded, RuntimeProtocolError, RuntimeTimedOut, TransportBroken
 
 # ---- lines
@@ -31,17 +31,17 @@ JSON = st.recursive(
 IDS = st.text(max_size=10) | st.integers(-(2**53), 2**53)
 METHODS = st.text(max_size=20)
 MESSAGES = (
-    st.builds(Request, IDS, METHODS, JSON)
+    st.builds(RpcRequest, IDS, METHODS, JSON)
     | st.builds(Notification, METHODS, JSON)
     | st.builds(Response, IDS, JSON)
     | st.builds(lambda id, code: Response(id, None, {"code": code, "message": "no"}), IDS, st.integers(-40000, 0))
 )
 
 
-def written(message: Request | Notification | Response, strict: bool) -> bytes:
+def written(message: RpcRequest | Notification | Response, strict: bool) -> bytes:
     if isinstance(message, Response):
         return encode(strict=strict, id=message.id, result=message.result, error=message.error)
-    id = message.id if isinstance(message, Request) else None
+    id = message.id if isinstance(message, RpcRequest) else None
     return encode(strict=strict, id=id, method=message.method, params=message.params)
 
 
@@ -50,26 +50,26 @@ def cut(data: bytes, points: list[int]) -> list[bytes]:
     return [data[a:b] for a, b in itertools.pairwise(edges)]
 
 
-def all_of(lines: Lines, pieces: list[bytes]) -> list[Any]:
+def all_of(lines: MessageSplitter, pieces: list[bytes]) -> list[Any]:
     found = [message for piece in pieces for message in lines.feed(piece)]
     return [*found, *lines.close()]
 
 
 @given(st.lists(MESSAGES, max_size=8), st.lists(st.integers(0, 10**6), max_size=10), st.booleans())
 def test_what_is_written_is_read_however_it_is_cut(
-    messages: list[Request | Notification | Response], points: list[int], strict: bool
+    messages: list[RpcRequest | Notification | Response], points: list[int], strict: bool
 ) -> None:
     data = b"".join(written(message, strict) for message in messages)
     assert data.count(b"\n") == len(messages)
-    assert all_of(Lines(strict=strict), cut(data, points)) == messages
+    assert all_of(MessageSplitter(strict=strict), cut(data, points)) == messages
 
 
 @given(st.lists(st.binary(max_size=60) | MESSAGES.map(lambda m: written(m, False)), max_size=20), st.integers(1, 200))
 def test_no_bytes_break_it_and_messages_between_garbage_survive(pieces: list[bytes], limit: int) -> None:
-    lines = Lines(max_line=limit)
+    lines = MessageSplitter(max_line=limit)
     for piece in pieces:
         for found in lines.feed(piece):
-            assert isinstance(found, Request | Notification | Response | Garbage)
+            assert isinstance(found, RpcRequest | Notification | Response | Garbage)
         assert len(lines._held) <= max(limit, 400)
     assert not [found for found in lines.close() if not isinstance(found, Garbage)]
     assert list(lines.feed(b'{"method":"alive"}\n')) == (
@@ -98,7 +98,7 @@ def test_no_bytes_break_it_and_messages_between_garbage_survive(pieces: list[byt
     ],
 )
 def test_garbage_has_a_reason_and_is_safe_to_show(line: bytes, reason: str) -> None:
-    [found] = Lines().feed(line + b"\n")
+    [found] = MessageSplitter().feed(line + b"\n")
     assert isinstance(found, Garbage)
     assert (found.reason, found.size) == (reason, len(line))
     assert len(found.beginning) <= 1700
@@ -107,14 +107,14 @@ def test_garbage_has_a_reason_and_is_safe_to_show(line: bytes, reason: str) -> N
 
 def test_strict_asks_for_the_version_and_loose_does_not() -> None:
     plain, versioned = b'{"method":"m"}\n', b'{"jsonrpc":"2.0","method":"m"}\n'
-    assert list(Lines().feed(plain + versioned)) == [Notification("m", None)] * 2
-    first, second = Lines(strict=True).feed(plain + versioned)
+    assert list(MessageSplitter().feed(plain + versioned)) == [Notification("m", None)] * 2
+    first, second = MessageSplitter(strict=True).feed(plain + versioned)
     assert isinstance(first, Garbage)
     assert second == Notification("m", None)
 
 
 def test_a_line_of_a_gigabyte_takes_no_memory() -> None:
-    lines = Lines(max_line=1 << 20)
+    lines = MessageSplitter(max_line=1 << 20)
     block = b"x" * (1 << 20)
     tracemalloc.start()
     try:
@@ -180,7 +180,7 @@ class Heard:
 
     async def request(self, id: Id, method: str, params: Any) -> Any:
         if method == "refuse":
-            raise Refusal(-32601, "unknown")
+            raise RpcRefusal(-32601, "unknown")
         if method == "break":
             raise KeyError(method)
         if method == "unspeakable":
@@ -194,10 +194,10 @@ class Heard:
         self.failures.append((method, type(error)))
 
 
-def run(work: Callable[[Pipe, Peer, Heard], Awaitable[None]], room: float = 100, **options: Any) -> None:
+def run(work: Callable[[Pipe, RpcPeer, Heard], Awaitable[None]], room: float = 100, **options: Any) -> None:
     async def main() -> None:
         pipe, heard = Pipe(room), Heard()
-        peer = Peer(
+        peer = RpcPeer(
             pipe,
             on_notification=heard.notification,
             on_request=heard.request,
@@ -218,7 +218,7 @@ def run(work: Callable[[Pipe, Peer, Heard], Awaitable[None]], room: float = 100,
 
 
 def test_answers_find_their_questions_in_any_order() -> None:
-    async def work(pipe: Pipe, peer: Peer, heard: Heard) -> None:
+    async def work(pipe: Pipe, peer: RpcPeer, heard: Heard) -> None:
         answers: dict[int, Any] = {}
 
         async def ask(number: int) -> None:
@@ -238,7 +238,7 @@ def test_answers_find_their_questions_in_any_order() -> None:
 
 
 def test_ids_of_the_two_sides_do_not_meet() -> None:
-    async def work(pipe: Pipe, peer: Peer, heard: Heard) -> None:
+    async def work(pipe: Pipe, peer: RpcPeer, heard: Heard) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(peer.request, "ours")
             ours = await pipe.heard()
@@ -255,7 +255,7 @@ def test_ids_of_the_two_sides_do_not_meet() -> None:
 
 
 def test_a_handler_that_fails_is_told_and_the_talk_goes_on() -> None:
-    async def work(pipe: Pipe, peer: Peer, heard: Heard) -> None:
+    async def work(pipe: Pipe, peer: RpcPeer, heard: Heard) -> None:
         await pipe.say(method="break")
         for id, method in enumerate(("break", "unspeakable")):
             await pipe.say(id=id, method=method)
@@ -269,7 +269,7 @@ def test_a_handler_that_fails_is_told_and_the_talk_goes_on() -> None:
 
 
 def test_a_request_without_an_answer_ends_at_its_deadline_and_the_late_answer_is_a_stray() -> None:
-    async def work(pipe: Pipe, peer: Peer, heard: Heard) -> None:
+    async def work(pipe: Pipe, peer: RpcPeer, heard: Heard) -> None:
         with pytest.raises(RuntimeTimedOut) as caught:
             await peer.request("slow", seconds=0.05)
         assert caught.value.details["method"] == "slow"
@@ -285,7 +285,7 @@ def test_a_request_without_an_answer_ends_at_its_deadline_and_the_late_answer_is
 
 
 def test_refusals_are_typed() -> None:
-    async def work(pipe: Pipe, peer: Peer, heard: Heard) -> None:
+    async def work(pipe: Pipe, peer: RpcPeer, heard: Heard) -> None:
         async def answer(error: dict[str, Any]) -> None:
             await pipe.say(id=(await pipe.heard())["id"], error=error)
 
@@ -306,7 +306,7 @@ def test_refusals_are_typed() -> None:
 
 @pytest.mark.parametrize("how", ["eof", "broken", "cancelled"])
 def test_the_end_reaches_everyone_who_waits_and_who_comes_later(how: str) -> None:
-    async def work(pipe: Pipe, peer: Peer, heard: Heard) -> None:
+    async def work(pipe: Pipe, peer: RpcPeer, heard: Heard) -> None:
         ended: list[AgentError] = []
 
         async def ask() -> None:
@@ -341,7 +341,7 @@ def test_the_end_reaches_everyone_who_waits_and_who_comes_later(how: str) -> Non
 
 
 def test_a_slow_handler_stops_the_reading_and_answers_still_come_through() -> None:
-    async def work(pipe: Pipe, peer: Peer, heard: Heard) -> None:
+    async def work(pipe: Pipe, peer: RpcPeer, heard: Heard) -> None:
         heard.gate = anyio.Event()
         for number in range(6):
             await pipe.say(method="n", params=number)
@@ -363,7 +363,7 @@ def test_a_slow_handler_stops_the_reading_and_answers_still_come_through() -> No
 
 
 def test_what_rests_on_an_answer_is_in_place_before_what_comes_after_it() -> None:
-    async def work(pipe: Pipe, peer: Peer, heard: Heard) -> None:
+    async def work(pipe: Pipe, peer: RpcPeer, heard: Heard) -> None:
         order: list[str] = []
 
         async def note(method: str, params: Any) -> None:
@@ -388,7 +388,7 @@ def test_what_rests_on_an_answer_is_in_place_before_what_comes_after_it() -> Non
 def test_a_program_that_reads_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SEND_SECONDS", 0.1)
 
-    async def work(pipe: Pipe, peer: Peer, heard: Heard) -> None:
+    async def work(pipe: Pipe, peer: RpcPeer, heard: Heard) -> None:
         with pytest.raises(TransportBroken, match="no input"):
             await peer.request("m", seconds=60)
         assert peer.broken is not None
@@ -397,7 +397,7 @@ def test_a_program_that_reads_nothing_is_given_up(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_flood_of_garbage_is_counted_and_the_talk_goes_on(rounds: Callable[[int, int], int]) -> None:
-    async def work(pipe: Pipe, peer: Peer, heard: Heard) -> None:
+    async def work(pipe: Pipe, peer: RpcPeer, heard: Heard) -> None:
         times = rounds(200, 5000)
         for _ in range(times):
             await pipe.far_out.send(os.urandom(200).replace(b"\n", b"x").replace(b"\r", b"x") + b"\n")
@@ -411,7 +411,7 @@ def test_a_flood_of_garbage_is_counted_and_the_talk_goes_on(rounds: Callable[[in
 
 
 def test_strict_says_the_version_in_everything_it_sends() -> None:
-    async def work(pipe: Pipe, peer: Peer, heard: Heard) -> None:
+    async def work(pipe: Pipe, peer: RpcPeer, heard: Heard) -> None:
         await peer.notify("n", {"a": 1})
         assert await pipe.heard() == {"jsonrpc": "2.0", "method": "n", "params": {"a": 1}}
         await pipe.say(jsonrpc="2.0", id=1, method="q")

@@ -11,12 +11,12 @@ import pytest
 from capabilities import OrdinaryUser
 
 from proofbox.agents import hosted_session
-from proofbox.agents.runtimes.scripted import runtime
 from proofbox.agents.conformance import CHECKS, RuntimeReport, context, run_conformance
 from proofbox.agents.contract import RuntimeProbe
 from proofbox.agents.events import Event, ToolCall
 from proofbox.agents.feed import Turn
 from proofbox.agents.registry import Registry
+from proofbox.agents.runtimes.scripted import runtime
 from proofbox.agents.runtimes.scripted.runtime import ScriptedSession
 from proofbox.errors import AgentError, StrategyUnavailable, StrategyUnsupported, UsageError
 
@@ -115,7 +115,7 @@ class Talker(ScriptedSession):
 )
 def test_the_suite_finds_a_fault(fault: type[ScriptedSession], check: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "ScriptedSession", fault)
-    monkeypatch.setattr(context.Context, "patience", 1.0)
+    monkeypatch.setattr(context.RuntimeCheckContext, "patience", 1.0)
     monkeypatch.setattr(hosted_session, "CLOSE_PATIENCE", 1.0)
     [result] = run_conformance("scripted", provider="bubblewrap", only=[check]).results
     assert result.outcome == "failed", "the suite did not see it"

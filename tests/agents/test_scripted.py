@@ -10,9 +10,9 @@ import pytest
 from drive import Driven, drive
 
 from proofbox.agents.contract import ApprovalRule, SessionOptions
-from proofbox.agents.events import Decision, Event, Message, ToolCall, TurnEnded, Unrecognized
-from proofbox.agents.runtimes.scripted.script import FAULTS, read_script
+from proofbox.agents.events import ApprovalDecision, Event, Message, ToolCall, TurnEnded, Unrecognized
 from proofbox.agents.runtimes.scripted.runtime import ScriptedRuntime
+from proofbox.agents.runtimes.scripted.script import FAULTS, read_script
 from proofbox.errors import RuntimeCrashed, UsageError
 
 pytestmark = pytest.mark.needs("bubblewrap")
@@ -81,7 +81,7 @@ def test_what_the_rules_decline_is_not_done_and_recorded_so(
     assert [call.status for call in calls] == done
     assert (tmp_path / "workspace/keep").exists() == (done[0] == "declined")
     assert (tmp_path / "workspace/new").exists() == (done[3] == "completed")
-    declined = [each.item for each in driven.of(Decision) if each.answer == "decline"]
+    declined = [each.item for each in driven.of(ApprovalDecision) if each.answer == "decline"]
     assert declined == [call.item for call in calls if call.status == "declined"]
 
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proofbox.agents.contract import AgentRuntime, AgentSession, Capabilities, RuntimeProbe, SessionOptions
+from proofbox.agents.contract import AgentRuntime, AgentSession, RuntimeCapabilities, RuntimeProbe, SessionOptions
 from proofbox.agents.registry import Registry, installed
 from proofbox.agents.settings import RuntimeSettings, read_settings
-from proofbox.agents.strategies import Chain, Considered, decide_chain, first_usable, parse_chain
+from proofbox.agents.strategies import CandidateResult, Chain, decide_chain, first_usable, parse_chain
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
 from proofbox.errors import (
@@ -44,7 +44,7 @@ class Sample:
         self, id: str, probe: RuntimeProbe | None = None, start: AgentError | None = None, **has: bool
     ) -> None:
         self.id = id
-        self.capabilities = Capabilities(**has)
+        self.capabilities = RuntimeCapabilities(**has)
         self.asked: list[Mapping[str, Any]] = []
         self._probe = probe or RuntimeProbe(strategy=id, available=True, version="1.2")
         self.start = start
@@ -80,8 +80,8 @@ async def start(runtime: AgentRuntime) -> str:
     return runtime.id
 
 
-def resolve(chain: str, *required: str) -> tuple[str, tuple[Considered, ...]]:
-    async def run() -> tuple[str, tuple[Considered, ...]]:
+def resolve(chain: str, *required: str) -> tuple[str, tuple[CandidateResult, ...]]:
+    async def run() -> tuple[str, tuple[CandidateResult, ...]]:
         return await first_usable(parse_chain(chain, "flag"), REGISTRY, start, required=required)
 
     return anyio.run(run)
@@ -184,7 +184,7 @@ def test_resolution_is_deterministic_and_complete(chain: list[str]) -> None:
         try:
             used, seen = resolve(",".join(chain))
         except AgentError as error:
-            told = msgspec.convert(error.details["chain"], list[Considered])
+            told = msgspec.convert(error.details["chain"], list[CandidateResult])
             assert not any(each.used for each in told)
             return error.code, [(each.strategy, each.used, each.code) for each in told]
         assert [each.strategy for each in seen] == [link.removesuffix("!") for link in chain]

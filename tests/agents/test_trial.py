@@ -18,14 +18,15 @@ import pytest
 from pacing import SOON, in_time
 
 from proofbox.agents import steps
-from proofbox.agents.trials import record
-from proofbox.agents.trials.fork import fork_trial
-from proofbox.agents.trials.result import Trial, TrialRequest
-from proofbox.agents.trials.record import bounded, copy_home
 from proofbox.agents.registry import Registry
 from proofbox.agents.runtimes.scripted.runtime import ScriptedRuntime
 from proofbox.agents.steps import reach_of
+from proofbox.agents.trials import record
+from proofbox.agents.trials.fork import fork_trial
+from proofbox.agents.trials.record import bounded, copy_home
+from proofbox.agents.trials.result import Trial, TrialRequest
 from proofbox.agents.trials.trial import run_trial
+from proofbox.config import settings
 from proofbox.core.canonical import canonical_bytes
 from proofbox.core.chain import verify_chain
 from proofbox.core.redaction.redactor import Redactor
@@ -39,7 +40,6 @@ from proofbox.errors import (
     UsageError,
     WorkspacePathRefused,
 )
-from proofbox.config import settings
 from proofbox.sandbox.conformance.context import command_line, processes_with
 from proofbox.sandbox.contract import Mount
 from proofbox.workspace.workspace import Workspace

@@ -16,8 +16,8 @@ import pytest
 from codexlab import Lab, run
 
 from proofbox.agents.events import Integrity, TokenUsage, Usage
-from proofbox.agents.gateway.server import Endpoint, ModelGateway
-from proofbox.agents.gateway.http import Request, Responder, connection_handler
+from proofbox.agents.gateway.http import HttpRequest, Responder, connection_handler
+from proofbox.agents.gateway.server import ModelEndpoint, ModelGateway
 from proofbox.agents.gateway.traffic import Exchange
 from proofbox.agents.usage import TokenCount
 
@@ -99,7 +99,7 @@ class Passing:
 
 def passing(
     tmp_path: Path,
-    endpoint: Callable[[Request, Responder], Awaitable[None]],
+    endpoint: Callable[[HttpRequest, Responder], Awaitable[None]],
     work: Callable[[Passing], Awaitable[None]],
     *,
     slow: bool = False,
@@ -117,7 +117,7 @@ def passing(
                     await anyio.sleep(0.05)
                 found.reported.append(exchange)
 
-            gateway = ModelGateway(Endpoint(f"http://127.0.0.1:{port}/v1"), on_exchange=report)
+            gateway = ModelGateway(ModelEndpoint(f"http://127.0.0.1:{port}/v1"), on_exchange=report)
             async with gateway.listening_at(directory) as path:
                 transport = httpx2.AsyncHTTPTransport(uds=str(path))
                 async with httpx2.AsyncClient(transport=transport, base_url="http://inside", timeout=60) as client:
@@ -141,7 +141,7 @@ async def stream(responder: Responder, pieces: list[bytes], *, cut: bool = False
 
 @pytest.mark.parametrize("name", STREAMS)
 def test_usage_of_a_stream_is_counted(tmp_path: Path, name: str) -> None:
-    async def endpoint(request: Request, responder: Responder) -> None:
+    async def endpoint(request: HttpRequest, responder: Responder) -> None:
         await stream(responder, STREAMS[name])
 
     async def work(gateway: Passing) -> None:
@@ -154,7 +154,7 @@ def test_usage_of_a_stream_is_counted(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", BODIES)
 def test_usage_of_a_body_is_counted_for_the_request_that_made_it(tmp_path: Path, name: str) -> None:
-    async def endpoint(request: Request, responder: Responder) -> None:
+    async def endpoint(request: HttpRequest, responder: Responder) -> None:
         await responder.send(200, json.dumps(BODIES[name]).encode(), {"content-type": "application/json"})
 
     async def work(gateway: Passing) -> None:
@@ -182,7 +182,7 @@ def test_usage_of_a_body_is_counted_for_the_request_that_made_it(tmp_path: Path,
 def test_usage_that_is_not_stated_is_unknown_and_not_zero(
     tmp_path: Path, pieces: list[bytes], cut: bool, usage: TokenUsage | None, unmeasured: str
 ) -> None:
-    async def endpoint(request: Request, responder: Responder) -> None:
+    async def endpoint(request: HttpRequest, responder: Responder) -> None:
         await stream(responder, pieces, cut=cut)
 
     async def work(gateway: Passing) -> None:
@@ -196,7 +196,7 @@ def test_usage_that_is_not_stated_is_unknown_and_not_zero(
 
 
 def test_counting_tokens_of_a_prompt_uses_none(tmp_path: Path) -> None:
-    async def endpoint(request: Request, responder: Responder) -> None:
+    async def endpoint(request: HttpRequest, responder: Responder) -> None:
         await responder.send(200, b'{"input_tokens": 12}', {"content-type": "application/json"})
 
     async def work(gateway: Passing) -> None:
@@ -210,7 +210,7 @@ def test_counting_tokens_of_a_prompt_uses_none(tmp_path: Path) -> None:
 def test_a_response_is_counted_before_its_end_arrives(tmp_path: Path, kind: str) -> None:
     """A program that ends with its last response must not be gone before that response was counted."""
 
-    async def endpoint(request: Request, responder: Responder) -> None:
+    async def endpoint(request: HttpRequest, responder: Responder) -> None:
         if kind == "stream":
             await stream(responder, STREAMS["responses"])
         else:

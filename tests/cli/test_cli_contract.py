@@ -28,7 +28,12 @@ HEAVY = (
 TO_RUN = (
     *("anyio", "asyncio", "concurrent.futures", "cryptography", "http.client", "httpx2", "importlib.metadata", "ssl"),
     *("stamina", "starlette", "urllib.request", "uvicorn"),
-    *("proofbox.agents.registry", "proofbox.delivery.client.sync_client", "proofbox.lab.run.conductor", "proofbox.sandbox.providers"),
+    *(
+        "proofbox.agents.registry",
+        "proofbox.delivery.client.sync_client",
+        "proofbox.lab.run.conductor",
+        "proofbox.sandbox.providers",
+    ),
     *("proofbox.workspace.workspace",),
 )
 # Their documents are made of types that stand beside the code which makes them, and are needed for the contract.

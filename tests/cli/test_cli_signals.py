@@ -18,7 +18,7 @@ from terminal import Terminal
 from proofbox import AsyncSandboxes, Sandboxes, Settings
 from proofbox.cli import main
 from proofbox.errors import RequestInvalid
-from proofbox.sandbox.contract import Running
+from proofbox.sandbox.contract import RunningCommand
 
 SIGNALS = ("INT", "TERM", "HUP", "QUIT", "USR1", "USR2", "WINCH")
 TRAP = 'trap "echo got $1; exit 42" $1; echo ready; while :; do sleep 0.02; done'
@@ -146,7 +146,7 @@ def test_up_without_a_terminal_passes_signals_on(tmp_path: Path) -> None:
 
 
 def test_a_command_is_signalled_from_python(tmp_path: Path) -> None:
-    held: list[Running] = []
+    held: list[RunningCommand] = []
     with Sandboxes(tmp_path, settings=Settings(provider="off")) as boxes, boxes.start_session() as session:
         result = session.exec(
             ["sh", "-c", TRAP, "sh", "USR1"],
@@ -162,7 +162,7 @@ def test_a_command_is_signalled_from_python(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stdin", [None, b"x" * 1_000_000])
 def test_a_command_is_signalled_from_async_python(tmp_path: Path, stdin: bytes | None) -> None:
-    held: list[Running] = []
+    held: list[RunningCommand] = []
 
     async def run() -> None:
         async with AsyncSandboxes(tmp_path, settings=Settings(provider="off")) as boxes:

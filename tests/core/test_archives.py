@@ -24,10 +24,10 @@ from capabilities import OrdinaryUser
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proofbox.core.archives.unpack import ArchiveRefused, Limits, unpack, unpack_tar
-from proofbox.core.files.overlaying import Overlaid
+from proofbox.core.archives.unpack import ArchiveLimits, ArchiveRefused, unpack, unpack_tar
+from proofbox.core.files.overlaying import OverlayWriter
 
-ENOUGH = Limits(files=100, size=1 << 20)
+ENOUGH = ArchiveLimits(files=100, size=1 << 20)
 KINDS = {
     "file": tarfile.REGTYPE,
     "directory": tarfile.DIRTYPE,
@@ -70,7 +70,7 @@ def zipped(*members: Member) -> bytes:
     return out.getvalue()
 
 
-def unpacked(data: bytes, dest: Path, limits: Limits = ENOUGH) -> None:
+def unpacked(data: bytes, dest: Path, limits: ArchiveLimits = ENOUGH) -> None:
     with tempfile.NamedTemporaryFile() as source:
         source.write(data)
         source.flush()
@@ -169,7 +169,7 @@ def test_over_a_directory_with_links_nothing_is_written_through_them(tmp_path: P
         with watched(tmp_path) as dest:
             (dest / "a").symlink_to("..")
             if data is None:
-                Overlaid(dest).lay(given_dir)
+                OverlayWriter(dest).lay(given_dir)
             else:
                 unpacked(data, dest)
             assert (dest / "a/canary").read_text() == "overwritten"
@@ -182,7 +182,7 @@ def test_a_directory_keeps_its_modes(tmp_path: Path) -> None:
     (source / "closed").chmod(0o555)
     dest = tmp_path / "dest"
     dest.mkdir()
-    Overlaid(dest).lay(source)
+    OverlayWriter(dest).lay(source)
     assert stat.S_IMODE((dest / "closed").stat().st_mode) == 0o555
     assert (dest / "closed/below/file").read_text() == "1"
     for each in (source, dest):
@@ -197,7 +197,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
         unpack(tmp_path / "pipe", into)
     pipe = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     with pytest.raises(OSError, match="no regular file"):
-        Overlaid(into).put("a", pipe)
+        OverlayWriter(into).put("a", pipe)
     os.close(pipe)
     assert not list(into.iterdir())
 

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from proofbox.core.canonical import MAX_DEPTH
 from proofbox.core.redaction.redactor import Redactor
-from proofbox.core.redaction.stream import StreamRedactor
 from proofbox.core.redaction.spellings import MIN_SECRET, spellings
+from proofbox.core.redaction.stream import StreamRedactor
 from proofbox.core.text import gap
 
 LETTERS = string.ascii_letters + string.digits

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proofbox.core.files import removal
-from proofbox.core.files.overlaying import Overlaid
+from proofbox.core.files.overlaying import OverlayWriter
 from proofbox.core.files.removal import remove_tree
 
 
@@ -172,5 +172,5 @@ def test_somebody_who_keeps_writing_is_not_waited_for(tmp_path: Path) -> None:
 
 def test_what_stands_in_the_way_of_an_overlay_is_removed(deep_path: Path) -> None:
     nest(deep_path / "name", "a", 1500)
-    Overlaid(deep_path).write("name", [b"new"], 0o644)
+    OverlayWriter(deep_path).write("name", [b"new"], 0o644)
     assert (deep_path / "name").read_bytes() == b"new"

@@ -43,20 +43,20 @@ def die_at(step: int) -> None:
         return wrapper
 
     for owner, name in (
-        (ledger.Ledger, "_do"),
+        (ledger.BackendDatabase, "_do"),
         (git.Git, "_try"),
         (subprocess.Popen, "communicate"),
         (repositories.Repositories, "_open"),
     ):
         patch.object(owner, name, dying(getattr(owner, name))).start()
-    together = ledger.Ledger.together
+    together = ledger.BackendDatabase.together
 
-    def committing(self: ledger.Ledger) -> Any:
+    def committing(self: ledger.BackendDatabase) -> Any:
         context = together(self)
         context.__exit__ = dying(context.__exit__)  # type: ignore[method-assign]
         return context
 
-    patch.object(ledger.Ledger, "together", committing).start()
+    patch.object(ledger.BackendDatabase, "together", committing).start()
     whole = serve.application
 
     def while_reading(*given: Any, **more: Any) -> ASGIApp:

@@ -19,8 +19,8 @@ from running_backend import KEY, Backend, backend, bare, clone, deliver, git, he
 
 from proofbox.delivery.client.async_client import AsyncBackendClient
 from proofbox.delivery.client.sync_client import BackendClient
+from proofbox.delivery.client.wire import InitialExport, PullRequest, RepositoryChange
 from proofbox.delivery.source.tree import open_source
-from proofbox.delivery.client.wire import FileChange, InitialExport, PullRequest
 
 pytestmark = pytest.mark.needs("git")
 
@@ -58,7 +58,7 @@ def test_a_lost_answer_is_looked_for(name: str, running: Backend, source: Path) 
     with open_source(source) as tree, FaultServer(good, lost, good, good, lost, good) as proxy:
         with BackendClient(settings(proxy.url)) as client:
             made = client.initial_export(app, InitialExport(user_id="u"), tree.files)
-            change = FileChange(path="n", operation="add", mode="100644")
+            change = RepositoryChange(path="n", operation="add", mode="100644")
             asked = PullRequest(user_id="u", base_commit_sha=made.base_commit_sha, branch_name="proofbox/1", title="t")
             proposed = client.create_pull_request(app, asked, [(change, tree.files[0])])
         asked_for = [request.head.split(b" ")[1].rpartition(b"/")[2] for request in proxy.requests]
@@ -81,7 +81,7 @@ def test_the_asynchronous_client_does_the_same(running: Backend, source: Path) -
                 assert {file.path: file.sha256 for file in manifest.files} == {
                     file.path: file.sha256 for file in tree.files
                 }
-                change = FileChange(path="a", operation="delete")
+                change = RepositoryChange(path="a", operation="delete")
                 asked = PullRequest(
                     user_id="u", base_commit_sha=made.base_commit_sha, branch_name="proofbox/1", title="t"
                 )

@@ -28,8 +28,8 @@ from pacing import SOON
 from proofbox.core.clock import ManualClock
 from proofbox.delivery.client.async_client import AsyncBackendClient
 from proofbox.delivery.client.calls import api_path, seconds_to_wait
-from proofbox.delivery.client.sync_client import BackendClient
 from proofbox.delivery.client.settings import ApiKey, BackendSettings, Retries, Timeouts, key_from_environment
+from proofbox.delivery.client.sync_client import BackendClient
 from proofbox.delivery.client.wire import InitialExport, RepoManifest
 from proofbox.errors import (
     BackendConflict,

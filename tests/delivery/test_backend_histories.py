@@ -15,8 +15,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from proofbox.core.clock import ManualClock
 from proofbox.delivery.backend.repositories import Repositories
-from proofbox.delivery.backend.rules import Refusal
-from proofbox.delivery.client.wire import FileChange, FileContent, InitialExport, ManifestRequest, Operation, PullRequest
+from proofbox.delivery.backend.rules import BackendRefusal
+from proofbox.delivery.client.wire import (
+    InitialExport,
+    ManifestRequest,
+    Operation,
+    PullRequest,
+    RepositoryChange,
+    UploadedFile,
+)
 
 pytestmark = pytest.mark.needs("git")
 
@@ -32,7 +39,7 @@ class BackendHistories(RuleBasedStateMachine):
         self.place = Path(tempfile.mkdtemp(prefix="histories-"))
         self.open_backend()
         exported = InitialExport(
-            user_id="u", files=tuple(FileContent(path=path, content_base64=data) for path, data in files.items())
+            user_id="u", files=tuple(UploadedFile(path=path, content_base64=data) for path, data in files.items())
         )
         answer = self.backend.export("app", exported, "key", "digest")
         assert self.backend.export("app", exported, "key", "digest") == answer
@@ -55,16 +62,16 @@ class BackendHistories(RuleBasedStateMachine):
         base = next(iter(self.commits)) if on_old_base else self.head
         tree = self.commits[base]
         operation: Operation = "delete" if data is None else "modify" if path in tree else "add"
-        change = FileChange(path=path, operation=operation, content_base64=data)
+        change = RepositoryChange(path=path, operation=operation, content_base64=data)
         number = len(self.pulls) + 1
         asked = PullRequest(user_id="u", base_commit_sha=base, branch_name=f"b{number}", title="t", changes=(change,))
         if data is None and path not in tree:
-            with pytest.raises(Refusal):
+            with pytest.raises(BackendRefusal):
                 self.backend.propose("app", asked, f"k{number}", "d")
             return
         answer = self.backend.propose("app", asked, f"k{number}", "d")
         assert self.backend.propose("app", asked, f"k{number}", "d") == answer
-        with pytest.raises(Refusal):
+        with pytest.raises(BackendRefusal):
             self.backend.propose("app", asked, None, "d")
         result = {**tree, path: data} if data is not None else {name: tree[name] for name in tree if name != path}
         self.pulls[number] = ("open", base, result)
@@ -76,7 +83,7 @@ class BackendHistories(RuleBasedStateMachine):
         state, base, tree = self.pulls[number]
         expected = three_way(self.commits[base], self.main, tree) if state == "open" else None
         if expected is None:
-            with pytest.raises(Refusal):
+            with pytest.raises(BackendRefusal):
                 self.backend.merge("app", number)
             return
         assert self.backend.merge("app", number).state == "merged"
@@ -94,7 +101,7 @@ class BackendHistories(RuleBasedStateMachine):
             self.backend.close_pull("app", number)
             self.pulls[number] = ("closed", base, tree)
         else:
-            with pytest.raises(Refusal):
+            with pytest.raises(BackendRefusal):
                 self.backend.close_pull("app", number)
 
     @invariant()

@@ -17,11 +17,11 @@ from running_backend import KEY, Backend, backend, bare, clone, deliver, git, ru
 
 from proofbox.cli import main
 from proofbox.core.redaction.redactor import Redactor
-from proofbox.delivery.patch.baseline import Baseline
+from proofbox.delivery.client.settings import BackendSettings
 from proofbox.delivery.client.sync_client import BackendClient
 from proofbox.delivery.deliver import Options, Target, initial_export, plan, pull_request
+from proofbox.delivery.patch.baseline import Baseline
 from proofbox.delivery.proof import NO_PROOF
-from proofbox.delivery.client.settings import BackendSettings
 from proofbox.delivery.source.tree import open_source
 from proofbox.errors import BackendUnauthorized
 from proofbox.evidence.bundle.reader import load_bundle

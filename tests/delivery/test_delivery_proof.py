@@ -20,13 +20,13 @@ from proofbox.delivery.source.snapshot import FINAL_SNAPSHOT, FINAL_SNAPSHOT_SCH
 from proofbox.delivery.source.tree import open_source
 from proofbox.errors import DeliveryNotProven
 from proofbox.evidence.attest.keys import new_key
-from proofbox.evidence.documents.outcome import Outcome, Verdict
-from proofbox.evidence.promotion.policies import POLICIES
-from proofbox.evidence.promotion.emit import Promotion, emit_promotion
 from proofbox.evidence.bundle.reader import load_bundle
+from proofbox.evidence.bundle.writer import BundleWriter
+from proofbox.evidence.documents.outcome import Outcome, Verdict
 from proofbox.evidence.documents.schedule import ScheduleLog
 from proofbox.evidence.documents.tree import scan_tree, tree_manifest
-from proofbox.evidence.bundle.writer import BundleWriter
+from proofbox.evidence.promotion.emit import Promotion, emit_promotion
+from proofbox.evidence.promotion.policies import POLICIES
 from proofbox.workspace import registry
 from proofbox.workspace.workspace import Workspace
 

@@ -13,9 +13,9 @@ from fault_server import Exchange, FaultServer, answer
 from running_backend import settings
 
 from proofbox.core.redaction.redactor import Redactor
-from proofbox.delivery.patch.baseline import Baseline, State
 from proofbox.delivery.client.sync_client import BackendClient
 from proofbox.delivery.deliver import Options, Target, initial_export, pull_request
+from proofbox.delivery.patch.baseline import Baseline, FileState
 from proofbox.delivery.proof import NO_PROOF
 from proofbox.delivery.source.tree import open_source
 from proofbox.errors import BackendRejected
@@ -93,7 +93,7 @@ def test_a_pull_request_is_on_record_as_it_was_sent(good: bool, source: Path, tm
     last = answer(200, {"prUrl": "https://host.example/a/b/1"}) if good else answer(422, {})
     with open_source(source) as tree, FaultServer(*[answer(200, manifest)] * 2, last) as server:
         target = Target(server.url, "a", "u")
-        target.baselines().save(Baseline().exported({name: State(each, "100644") for name, each in sha.items()}))
+        target.baselines().save(Baseline().exported({name: FileState(each, "100644") for name, each in sha.items()}))
         with BackendClient(settings(server.url)) as client:
             options = Options(redactor=Redactor(), out=tmp_path / "out")
             if good:

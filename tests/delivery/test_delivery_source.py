@@ -17,13 +17,13 @@ from hypothesis import example, given, settings
 
 from proofbox.core.redaction.redactor import Redactor
 from proofbox.delivery.client.body import export_body
+from proofbox.delivery.client.wire import InitialExport
 from proofbox.delivery.source.names import is_git, looks_secret
 from proofbox.delivery.source.snapshot import FINAL_SNAPSHOT, FINAL_SNAPSHOT_SCHEMA
-from proofbox.delivery.source.tree import Limits, SourceTree, open_source
-from proofbox.delivery.client.wire import InitialExport
+from proofbox.delivery.source.tree import SourceLimits, SourceTree, open_source
 from proofbox.errors import BundleCorrupt, DeliverySecretFound, SourceRefused
-from proofbox.evidence.documents.tree import scan_tree, tree_manifest
 from proofbox.evidence.bundle.writer import BundleWriter
+from proofbox.evidence.documents.tree import scan_tree, tree_manifest
 from proofbox.workspace import registry
 from proofbox.workspace.workspace import Workspace
 
@@ -233,7 +233,7 @@ def test_an_archive_that_is_not_safe_is_refused(tmp_path: Path, name: str) -> No
     with zipfile.ZipFile(place, "w") as archive:
         for info, data in HOSTILE[name]:
             archive.writestr(info, data)
-    with pytest.raises(SourceRefused), open_source(place, limits=Limits(files=10, file_bytes=2000)):
+    with pytest.raises(SourceRefused), open_source(place, limits=SourceLimits(files=10, file_bytes=2000)):
         pass
     assert list(tmp_path.iterdir()) == [place]
 
@@ -244,7 +244,10 @@ def test_a_bomb_is_refused_before_it_goes_off(tmp_path: Path) -> None:
         archive.writestr("zeros", bytes(50 << 20))
     with pytest.raises(SourceRefused, match="grows"), open_source(place):
         pass
-    with pytest.raises(SourceRefused, match="grows beyond"), open_source(place, limits=Limits(total_bytes=1 << 20)):
+    with (
+        pytest.raises(SourceRefused, match="grows beyond"),
+        open_source(place, limits=SourceLimits(total_bytes=1 << 20)),
+    ):
         pass
 
 
@@ -253,7 +256,7 @@ def test_a_list_of_members_that_is_too_long_is_not_read(tmp_path: Path) -> None:
     with zipfile.ZipFile(place, "w") as archive:
         for number in range(300):
             archive.writestr(f"{number:04}", b"")
-    with pytest.raises(SourceRefused, match="list of members"), open_source(place, limits=Limits(files=10)):
+    with pytest.raises(SourceRefused, match="list of members"), open_source(place, limits=SourceLimits(files=10)):
         pass
     with open_source(place) as tree:
         assert len(tree.files) == 300

@@ -20,13 +20,13 @@ from running_backend import KEY
 from proofbox.core.clock import ManualClock
 from proofbox.core.redaction.redactor import Redactor
 from proofbox.delivery.client.calls import seconds_to_wait
+from proofbox.delivery.client.settings import BackendSettings, Retries, Timeouts
 from proofbox.delivery.client.sync_client import BackendClient
+from proofbox.delivery.client.wire import InitialExport, PullRequest, RepositoryChange
 from proofbox.delivery.deliver import Options, Target, initial_export, pull_request
 from proofbox.delivery.mission import mission_from_spec
 from proofbox.delivery.proof import NO_PROOF
-from proofbox.delivery.client.settings import BackendSettings, Retries, Timeouts
 from proofbox.delivery.source.tree import SourceFile, SourceTree
-from proofbox.delivery.client.wire import FileChange, InitialExport, PullRequest
 from proofbox.errors import BackendConflict, ProofboxError
 
 URL = "http://localhost:9"
@@ -156,7 +156,7 @@ TREE = SourceTree("directory", (FILE,), ())
 @example([(302, [(b"location", b"\x80")], b"")])
 @example([(200, [], b'{"appId": "a", "techStack": ' + b"[" * 900 + b"]" * 900 + b"}")])
 def test_whatever_a_backend_answers_is_an_answer_or_an_error_of_ours(answers: list[Answer]) -> None:
-    change = FileChange(path="a", operation="add")
+    change = RepositoryChange(path="a", operation="add")
     pull = PullRequest(user_id="u", base_commit_sha="a" * 40, branch_name="b", title="t")
     with hostile(answers) as client:
         with contextlib.suppress(ProofboxError):

@@ -18,8 +18,8 @@ import pytest
 from running_backend import Backend, bare, git, settings
 
 from proofbox.delivery.client.sync_client import BackendClient
+from proofbox.delivery.client.wire import InitialExport, PullRequest, RepositoryChange
 from proofbox.delivery.source.tree import SourceTree, open_source
-from proofbox.delivery.client.wire import FileChange, InitialExport, PullRequest
 from proofbox.errors import BackendConflict
 
 pytestmark = pytest.mark.needs("git")
@@ -50,7 +50,7 @@ def one_round(place: Path, die_at: int, faults: dict[str, Any], tree: SourceTree
     old = bool(faults.get("old"))
     with kept_alive(backend), BackendClient(settings(backend.url)) as client:
         made = client.initial_export("app", InitialExport(user_id="u", repo_name="app"), tree.files)
-        change = FileChange(path="new", operation="add", mode="100755", after_sha256=tree.files[0].sha256)
+        change = RepositoryChange(path="new", operation="add", mode="100755", after_sha256=tree.files[0].sha256)
         asked = PullRequest(
             user_id="u", base_commit_sha=made.base_commit_sha, branch_name="proofbox/1", title="t", body="b"
         )

@@ -9,18 +9,18 @@ import pytest
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from proofbox.core.digest import sha256_hex
-from proofbox.delivery.patch.baseline import Baseline, BaselineStore, State, encode_baseline, parse_baseline
+from proofbox.delivery.client.wire import ManifestFile, Mode, RepoManifest
+from proofbox.delivery.patch.baseline import Baseline, BaselineStore, FileState, encode_baseline, parse_baseline
 from proofbox.delivery.patch.patchset import PatchChange, Patchset, patchset
 from proofbox.delivery.source.tree import LeftOut, SourceFile, SourceTree
-from proofbox.delivery.client.wire import ManifestFile, Mode, RepoManifest
 from proofbox.errors import CorruptError
 
 Files = dict[str, str]
 """Path → content; an x at the end of the content makes the file executable."""
 
 
-def state(content: str) -> State:
-    return State(sha256_hex(content.encode()), mode(content))
+def state(content: str) -> FileState:
+    return FileState(sha256_hex(content.encode()), mode(content))
 
 
 def mode(content: str) -> Mode:
@@ -115,7 +115,7 @@ def test_modes_count_where_the_backend_tells_them() -> None:
         base_commit_sha="c",
         files=(ManifestFile(path="a", sha256=sha256_hex(b"x"), size_bytes=1, mode="100644"),),
     )
-    baseline = Baseline().exported({"a": State(sha256_hex(b"x"), "100644")})
+    baseline = Baseline().exported({"a": FileState(sha256_hex(b"x"), "100644")})
     (change,) = patchset(source({"a": "x"}), repo, baseline).changes
     assert (change.operation, change.before_mode, change.after_mode) == ("modify", "100644", "100755")
 
@@ -193,7 +193,8 @@ def test_a_record_is_kept_and_a_damaged_one_refused() -> None:
 
 def proposed(baseline: Baseline, found: Patchset) -> Baseline:
     return baseline.proposed(
-        (each.path, State(each.after_sha256, each.after_mode) if each.after_sha256 else None) for each in found.changes
+        (each.path, FileState(each.after_sha256, each.after_mode) if each.after_sha256 else None)
+        for each in found.changes
     )
 
 
@@ -252,7 +253,7 @@ class Histories(RuleBasedStateMachine):
             self.open.append(found)
             for each in found.changes:
                 if each.after_sha256:
-                    self.written_by_us.setdefault(each.path, set()).add(State(each.after_sha256, each.after_mode))
+                    self.written_by_us.setdefault(each.path, set()).add(FileState(each.after_sha256, each.after_mode))
 
     @rule(data=st.data())
     def merge(self, data: st.DataObject) -> None:
@@ -270,7 +271,7 @@ class Histories(RuleBasedStateMachine):
             if each.after_sha256 is None:
                 del result[each.path]
             else:
-                result[each.path] = self.contents[State(each.after_sha256, each.after_mode)]
+                result[each.path] = self.contents[FileState(each.after_sha256, each.after_mode)]
         return result
 
 

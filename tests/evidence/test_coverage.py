@@ -14,8 +14,8 @@ from proofbox.cli import main
 from proofbox.core.canonical import canonical_bytes
 from proofbox.core.digest import sha256_file
 from proofbox.errors import BundleCorrupt
-from proofbox.evidence.documents.outcome import Outcome, Verdict
 from proofbox.evidence.bundle.paths import INDEX
+from proofbox.evidence.documents.outcome import Outcome, Verdict
 from proofbox.evidence.documents.schedule import ScheduleLog
 
 

@@ -17,20 +17,20 @@ from proofbox import BundleWriter, emit_promotion
 from proofbox.core.canonical import canonical_bytes
 from proofbox.core.digest import digest_of
 from proofbox.errors import ProofboxError
-from proofbox.evidence.verify.check import check_bundle
 from proofbox.evidence.attest.dsse import Envelope
-from proofbox.evidence.bundle.index import parse_index
 from proofbox.evidence.attest.keys import load_private_key, new_key
+from proofbox.evidence.bundle.index import parse_index
+from proofbox.evidence.bundle.status import parse_status
 from proofbox.evidence.documents.outcome import Outcome, Verdict, parse_outcome
+from proofbox.evidence.documents.schedule import read_schedule
+from proofbox.evidence.documents.shape import ShapeError
+from proofbox.evidence.documents.tree import TreeEntry, parse_tree_manifest, tree_manifest
+from proofbox.evidence.documents.witnesses import check_witnesses, witness, witnesses_document
 from proofbox.evidence.promotion.packet import parse_packet
 from proofbox.evidence.promotion.policies import POLICIES
 from proofbox.evidence.promotion.policy import check_policy, evaluate
-from proofbox.evidence.documents.schedule import read_schedule
-from proofbox.evidence.documents.shape import ShapeError
-from proofbox.evidence.bundle.status import parse_status
-from proofbox.evidence.documents.tree import TreeEntry, parse_tree_manifest, tree_manifest
+from proofbox.evidence.verify.check import check_bundle
 from proofbox.evidence.verify.verifier import verify_packet
-from proofbox.evidence.documents.witnesses import check_witnesses, witness, witnesses_document
 
 JSON = st.recursive(
     st.none()

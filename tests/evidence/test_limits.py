@@ -19,13 +19,13 @@ from proofbox.core import canonical
 from proofbox.core.canonical import CanonicalError, canonical_bytes, parse_strict
 from proofbox.errors import BundlePathRefused, BundleTooLarge
 from proofbox.evidence.bundle import index as indexes
-from proofbox.evidence.documents import outcome
-from proofbox.evidence.promotion import policies
 from proofbox.evidence.bundle.index import Artifact, index_of, parse_index
-from proofbox.evidence.documents.outcome import Outcome, Verdict
 from proofbox.evidence.bundle.paths import MAX_INDEX_BYTES, MAX_JSON_BYTES
-from proofbox.evidence.promotion.policy import MAX_RULES, check_policy
+from proofbox.evidence.documents import outcome
+from proofbox.evidence.documents.outcome import Outcome, Verdict
 from proofbox.evidence.documents.shape import ShapeError
+from proofbox.evidence.promotion import policies
+from proofbox.evidence.promotion.policy import MAX_RULES, check_policy
 
 IN_A_GIGABYTE = """
 import json, resource, sys

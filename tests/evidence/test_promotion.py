@@ -29,14 +29,14 @@ from proofbox.errors import (
     UsageError,
 )
 from proofbox.evidence.attest.keys import load_private_key, load_public_key, new_key
-from proofbox.evidence.documents.outcome import Outcome, Verdict
-from proofbox.evidence.promotion.packet import SEED_SCHEMA, parse_packet
-from proofbox.evidence.promotion.policies import ATTEMPT, POLICIES
-from proofbox.evidence.promotion.policy import check_policy
 from proofbox.evidence.bundle.repair import reindex_repair
+from proofbox.evidence.documents.outcome import Outcome, Verdict
 from proofbox.evidence.documents.schedule import ScheduleLog
 from proofbox.evidence.documents.shape import ShapeError
 from proofbox.evidence.documents.tree import scan_tree, tree_manifest
+from proofbox.evidence.promotion.packet import SEED_SCHEMA, parse_packet
+from proofbox.evidence.promotion.policies import ATTEMPT, POLICIES
+from proofbox.evidence.promotion.policy import check_policy
 from proofbox.evidence.verify.verifier import verify_packet
 
 DECISION: dict[str, Any] = {
@@ -355,7 +355,7 @@ def test_a_lenient_policy_under_a_known_name_is_found(tmp_path: Path, tree: Path
         result = verify(bundle.path)
         assert "policy_misnamed" in [finding.code for finding in result.findings]
         assert result.error() is not None
-    audit = [sys.executable, "-P", "-m", "proofbox.evidence.verify.verifier", str(bundle.path)]
+    audit = [sys.executable, "-P", "-m", "proofbox.evidence.verify", str(bundle.path)]
     said = subprocess.run(audit, capture_output=True, text=True)
     assert (said.returncode, "policy_misnamed" in said.stdout) == (1, True)
 

@@ -29,7 +29,7 @@ from proofbox.errors import (
     StoreUntrusted,
     UsageError,
 )
-from proofbox.evidence.store.contract import Store, Stored, open_store
+from proofbox.evidence.store.contract import BundleStore, Stored, open_store
 from proofbox.evidence.store.local import Local
 from proofbox.evidence.store.transfer import pull_bundle, push_bundle
 from proofbox.evidence.store.trial import KEY, check_store
@@ -73,7 +73,7 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def store(store_url: str) -> Store:
+def store(store_url: str) -> BundleStore:
     return open_store(store_url)
 
 
@@ -96,7 +96,7 @@ def race(work: Callable[[int], object]) -> list[int]:
 # The contract
 
 
-def test_create_get_list(store: Store) -> None:
+def test_create_get_list(store: BundleStore) -> None:
     assert store.get("a/b") is None
     version = store.create("a/b", b"1")
     store.create("a/c/d", b"2")
@@ -107,7 +107,7 @@ def test_create_get_list(store: Store) -> None:
     assert store.list("none") == []
 
 
-def test_create_only(store: Store) -> None:
+def test_create_only(store: BundleStore) -> None:
     store.create("k", b"first")
     with pytest.raises(StoreConflict):
         store.create("k", b"second")
@@ -118,7 +118,7 @@ def test_create_only(store: Store) -> None:
     assert found.data == b"first"
 
 
-def test_compare_and_swap(store: Store) -> None:
+def test_compare_and_swap(store: BundleStore) -> None:
     with pytest.raises(StoreConflict):
         store.swap("absent", b"x", '"0"')
     first = store.create("k", b"1")
@@ -128,7 +128,7 @@ def test_compare_and_swap(store: Store) -> None:
     assert store.get("k") == Stored(b"2", second)
 
 
-def test_16_racing_creators_have_one_winner(store: Store) -> None:
+def test_16_racing_creators_have_one_winner(store: BundleStore) -> None:
     winners = race(lambda number: store.create("k", str(number).encode()))
     assert len(winners) == 1
     found = store.get("k")
@@ -136,7 +136,7 @@ def test_16_racing_creators_have_one_winner(store: Store) -> None:
     assert found.data == str(winners[0]).encode()
 
 
-def test_16_racing_swappers_have_one_winner(store: Store) -> None:
+def test_16_racing_swappers_have_one_winner(store: BundleStore) -> None:
     version = store.create("k", b"before")
     winners = race(lambda number: store.swap("k", str(number).encode(), version))
     assert len(winners) == 1
@@ -146,7 +146,7 @@ def test_16_racing_swappers_have_one_winner(store: Store) -> None:
 
 
 @pytest.mark.parametrize("key", ["", "/a", "../a", "a/../b", "a//b", "a\n"])
-def test_keys_that_are_refused(store: Store, key: str) -> None:
+def test_keys_that_are_refused(store: BundleStore, key: str) -> None:
     for call in (lambda: store.create(key, b""), lambda: store.get(key), lambda: store.swap(key, b"", "v")):
         with pytest.raises(UsageError):
             call()
@@ -171,7 +171,7 @@ def test_a_store_that_is_not_there_is_an_error(s3_url: str, monkeypatch: pytest.
 # The trial
 
 
-def test_a_store_that_keeps_the_contract_is_trusted(store: Store) -> None:
+def test_a_store_that_keeps_the_contract_is_trusted(store: BundleStore) -> None:
     check_store(store)
     check_store(store)
     assert store.list("") == [KEY]
@@ -231,7 +231,7 @@ def contents(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
-def test_a_bundle_goes_there_and_back(tmp_path: Path, store: Store) -> None:
+def test_a_bundle_goes_there_and_back(tmp_path: Path, store: BundleStore) -> None:
     run = write(tmp_path / "out")
     assert push_bundle(tmp_path / "out", store) == run.name
     pulled = pull_bundle(store, tmp_path / "back")
@@ -262,7 +262,7 @@ def test_the_index_is_last(tmp_path: Path) -> None:
     )
 
 
-def test_of_16_bundles_of_one_name_one_gets_in_whole(tmp_path: Path, store: Store) -> None:
+def test_of_16_bundles_of_one_name_one_gets_in_whole(tmp_path: Path, store: BundleStore) -> None:
     runs = [write(tmp_path / str(number), "run-1", b"%02d" % number) for number in range(WRITERS)]
     winners = race(lambda number: push_bundle(runs[number], store))
     assert len(winners) == 1
@@ -270,7 +270,7 @@ def test_of_16_bundles_of_one_name_one_gets_in_whole(tmp_path: Path, store: Stor
     assert contents(Path(pulled.path)) == contents(runs[winners[0]])
 
 
-def test_an_interrupted_push_goes_on(tmp_path: Path, store: Store) -> None:
+def test_an_interrupted_push_goes_on(tmp_path: Path, store: BundleStore) -> None:
     class Cut(Exception):
         pass
 
@@ -295,7 +295,7 @@ def test_an_interrupted_push_goes_on(tmp_path: Path, store: Store) -> None:
     assert pull_bundle(store, tmp_path / "back").run_id == run.name
 
 
-def test_failed_runs_are_pushed_and_latest_stays(tmp_path: Path, store: Store) -> None:
+def test_failed_runs_are_pushed_and_latest_stays(tmp_path: Path, store: BundleStore) -> None:
     good = write(tmp_path / "out")
     push_bundle(good, store)
     with pytest.raises(ValueError, match="broken"), BundleWriter(tmp_path / "out") as failed:
@@ -410,7 +410,7 @@ def test_an_artifact_is_pulled_in_pieces(tmp_path: Path) -> None:
     assert pulled.read_bytes("large.bin") == bytes(1 << 25)
 
 
-def test_no_more_than_the_limit_is_read(store: Store) -> None:
+def test_no_more_than_the_limit_is_read(store: BundleStore) -> None:
     store.create("k", b"12345")
     found = store.get("k", limit=5)
     assert found is not None

@@ -14,8 +14,8 @@ from proofbox.errors import BundleExists, BundleInProgress
 from proofbox.evidence.bundle import identity
 from proofbox.evidence.bundle import writer as writer_module
 from proofbox.evidence.bundle.reader import load_bundle
-from proofbox.evidence.verify.verifier import verify
 from proofbox.evidence.bundle.writer import BundleWriter
+from proofbox.evidence.verify.verifier import verify
 
 WRITER = """
 import sys, time

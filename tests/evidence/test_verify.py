@@ -144,7 +144,7 @@ sys.path.insert(0, {src!r})
 import runpy
 sys.argv = ["verify", *{argv!r}]
 try:
-    runpy.run_module("proofbox.evidence.verify.verifier", run_name="__main__")
+    runpy.run_module("proofbox.evidence.verify", run_name="__main__")
 finally:
     known = set(sys.stdlib_module_names) | {{"proofbox", "cryptography", "_cffi_backend", "__main__", "cython_runtime"}}
     strange = sorted(n for n in sys.modules if n.split(".")[0] not in known and not n.startswith("_"))
@@ -198,7 +198,7 @@ def test_a_signed_packet_is_audited_with_cryptography_alone(tmp_path: Path) -> N
 
 def test_the_file_runs_as_documented(tmp_path: Path) -> None:
     write(tmp_path)
-    argv = [sys.executable, "-I", "-S", str(SRC / "proofbox/evidence/verify/verifier.py"), str(tmp_path)]
+    argv = [sys.executable, "-I", "-S", str(SRC / "proofbox/evidence/verify"), str(tmp_path)]
     done = subprocess.run(argv, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     done = subprocess.run([*argv[:-1], str(tmp_path / "absent")], capture_output=True, text=True)

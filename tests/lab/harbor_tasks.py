@@ -8,10 +8,10 @@ from typing import Any
 from suites import attempts, conduct, document, lines
 
 from proofbox.core.ids import IdSource
-from proofbox.lab.suite.harbor.tasks import read_tasks
+from proofbox.lab.run.conductor import create_run
 from proofbox.lab.run.ledger import Attempt
 from proofbox.lab.run.plan import Plan
-from proofbox.lab.run.conductor import create_run
+from proofbox.lab.suite.harbor.tasks import read_tasks
 
 TOML = """\
 version = "1.0"

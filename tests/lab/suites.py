@@ -14,10 +14,10 @@ import pytest
 
 from proofbox.core.ids import IdSource
 from proofbox.lab.run import crew
+from proofbox.lab.run.conductor import Conductor, create_run
 from proofbox.lab.run.crew import OnEvent
 from proofbox.lab.run.ledger import Attempt, Ledger
 from proofbox.lab.run.plan import Plan, ledger_path
-from proofbox.lab.run.conductor import Conductor, create_run
 
 HEAD = '[suite]\nid = "test"\n'
 

@@ -14,9 +14,9 @@ import pytest
 from suites import HEAD, attempts, conduct, document, plan
 
 from proofbox.evidence.bundle.reader import load_bundle
+from proofbox.lab.reports.validation import validate
 from proofbox.lab.run.limiter import Limiter
 from proofbox.lab.run.plan import Plan, credential_of
-from proofbox.lab.reports.validation import validate
 
 pytestmark = pytest.mark.needs("bubblewrap")
 

@@ -14,12 +14,12 @@ import pytest
 from suites import HEAD, command, conduct, mission, plan, say, write
 
 from proofbox.cli import main
+from proofbox.config.settings import Settings
 from proofbox.core.files.locks import locked
 from proofbox.core.files.removal import remove_tree
 from proofbox.lab.run.ledger import Ledger
 from proofbox.lab.run.limiter import Limiter
 from proofbox.lab.run.plan import conductor_lock, ledger_path, read_plan
-from proofbox.config.settings import Settings
 from proofbox.sandbox.initialize import initialize
 
 pytestmark = pytest.mark.needs("bubblewrap")

@@ -16,15 +16,15 @@ from suites import HEAD, attempts, conduct, document, mission, plan, say, write
 
 from proofbox.cli import main
 from proofbox.core.canonical import canonical_bytes
-from proofbox.evidence.documents.outcome import Outcome, Verdict
-from proofbox.evidence.promotion.emit import emit_promotion
 from proofbox.evidence.bundle.reader import load_bundle
-from proofbox.evidence.documents.schedule import ScheduleLog
-from proofbox.evidence.verify.verifier import verify
 from proofbox.evidence.bundle.writer import BundleWriter
+from proofbox.evidence.documents.outcome import Outcome, Verdict
+from proofbox.evidence.documents.schedule import ScheduleLog
+from proofbox.evidence.promotion.emit import emit_promotion
+from proofbox.evidence.verify.verifier import verify
+from proofbox.lab.reports.validation import validate
 from proofbox.lab.run.ledger import Attempt, Ended, Ledger
 from proofbox.lab.run.plan import Plan, ledger_path
-from proofbox.lab.reports.validation import validate
 
 pytestmark = pytest.mark.needs("bubblewrap")
 

@@ -11,14 +11,14 @@ import pytest
 from suites import HEAD, attempts, conduct, document, lines, plan, serving
 
 from proofbox.agents.runtimes.codex.binary import find_binary
-from proofbox.evidence.promotion.emit import emit_promotion
 from proofbox.evidence.bundle.reader import load_bundle
+from proofbox.evidence.promotion.emit import emit_promotion
 from proofbox.evidence.verify.verifier import verify
+from proofbox.lab.reports.parity import compare
+from proofbox.lab.reports.validation import validate
 from proofbox.lab.run.ledger import Ledger
 from proofbox.lab.run.limiter import Limiter
-from proofbox.lab.reports.parity import compare
 from proofbox.lab.run.plan import Plan, credential_of, ledger_path
-from proofbox.lab.reports.validation import validate
 
 pytestmark = pytest.mark.needs("bubblewrap", "codex")
 

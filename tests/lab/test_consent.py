@@ -14,12 +14,12 @@ import pytest
 from suites import HEAD, attempts, command, conduct, mission, plan, say
 
 from proofbox.cli import main
+from proofbox.config.consent import Widening, agree, require
 from proofbox.core.dirs import config_dir, state_dir
 from proofbox.errors import ConsentRequired, PlanUntrusted
+from proofbox.lab.run.conductor import Conductor
 from proofbox.lab.run.ledger import Ledger
 from proofbox.lab.run.plan import PLAN, ledger_path, read_plan
-from proofbox.lab.run.conductor import Conductor
-from proofbox.config.consent import Widening, agree, require
 
 OFF = HEAD + mission("a", say("done"), provider="off", setup=["touch {marker}"])
 

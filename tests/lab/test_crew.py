@@ -16,11 +16,11 @@ from suites import HEAD, attempts, command, conduct, mission, patch_workers, pla
 
 from proofbox.errors import WorkerLost
 from proofbox.evidence.verify.verifier import verify
-from proofbox.lab.run.crew import Telling
+from proofbox.lab.reports.totals import final_attempts
+from proofbox.lab.run.conductor import Conductor, find_run
+from proofbox.lab.run.crew import EventForwarder
 from proofbox.lab.run.ledger import Ledger
 from proofbox.lab.run.plan import ledger_path
-from proofbox.lab.run.conductor import Conductor, find_run
-from proofbox.lab.reports.totals import final_attempts
 
 pytestmark = pytest.mark.needs("bubblewrap")
 
@@ -151,10 +151,10 @@ def test_the_first_failure_to_tell_is_the_one_that_is_raised() -> None:
     def fail(event: dict[str, Any]) -> None:
         raise ValueError(event["event"])
 
-    telling = Telling(fail)
+    telling = EventForwarder(fail)
     telling.check()
     for event in ("first", "second"):
         telling({"event": event})
     with pytest.raises(ValueError, match="first"):
         telling.check()
-    Telling(None)({"event": "for nobody"})
+    EventForwarder(None)({"event": "for nobody"})

@@ -18,16 +18,16 @@ from proofbox.core.canonical import CanonicalError, canonical_bytes, parse_stric
 from proofbox.core.clock import SystemClock
 from proofbox.core.files.removal import remove_tree
 from proofbox.errors import AgentError, RuntimeCrashed, UsageLimited
-from proofbox.evidence.promotion.emit import emit_promotion
 from proofbox.evidence.bundle.reader import load_bundle
+from proofbox.evidence.promotion.emit import emit_promotion
 from proofbox.evidence.verify.verifier import verify
 from proofbox.lab.attempt.artifacts import sayable
+from proofbox.lab.reports.validation import validate
 from proofbox.lab.run.failures import retry_after, typed
 from proofbox.lab.run.ledger import Ledger
 from proofbox.lab.run.plan import Plan, ledger_path
-from proofbox.lab.suite.reading import pinned_name
 from proofbox.lab.run.template import FORKS_OF_A_STORE, GIVEN, MOST_IDLE, Templates, forget_workspaces
-from proofbox.lab.reports.validation import validate
+from proofbox.lab.suite.reading import pinned_name
 from proofbox.workspace import registry
 from proofbox.workspace.workspace import Workspace
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from proofbox.lab.attempt.final_tree import NOTHING, finder
-from proofbox.workspace.model import Left
+from proofbox.workspace.model import SkippedPath
 from proofbox.workspace.workspace import Workspace
 
 
@@ -15,7 +15,7 @@ def test_nobody_can_tell_what_is_below_a_directory_that_was_not_read(tmp_path: P
     (tmp_path / "ws").mkdir()
     with Workspace.init(tmp_path / "ws", track=False) as workspace:
         final = workspace.snapshot("final")
-        find = finder(workspace, msgspec.structs.replace(final, skipped=(Left("closed", "Permission denied"),)))
+        find = finder(workspace, msgspec.structs.replace(final, skipped=(SkippedPath("closed", "Permission denied"),)))
         below = find(("closed", "x"), None)
         assert (below.there, below.what) == (None, "closed is in no snapshot: Permission denied")
         assert find(("closed",), None).there is True

@@ -21,9 +21,9 @@ from proofbox.agents.settings import read_settings
 from proofbox.cli import main
 from proofbox.evidence.bundle.reader import load_bundle
 from proofbox.evidence.verify.verifier import verify
+from proofbox.lab.reports.validation import validate
 from proofbox.lab.run.ledger import Attempt
 from proofbox.lab.run.plan import Plan
-from proofbox.lab.reports.validation import validate
 
 # One run for all of these: they go to one worker.
 pytestmark = [pytest.mark.needs("bubblewrap"), pytest.mark.xdist_group("funnel")]

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from proofbox.core.canonical import canonical_bytes
 from proofbox.lab.attempt.claims import TEXT_LIMIT, read_feedback
-from proofbox.lab.attempt.expectations import Did, unmet
-from proofbox.lab.attempt.final_tree import NOTHING, Found
+from proofbox.lab.attempt.expectations import ObservedCall, unmet
+from proofbox.lab.attempt.final_tree import NOTHING, FinalEntry
 from proofbox.lab.suite.spec import Expect, FileCondition
 
 
@@ -38,7 +38,7 @@ def test_a_claim_is_read_by_a_fixed_rule(message: str, claimed: str) -> None:
     assert read_feedback(message).claimed == claimed
 
 
-def no_files(_: Sequence[str], __: str | None) -> Found:
+def no_files(_: Sequence[str], __: str | None) -> FinalEntry:
     return NOTHING
 
 
@@ -63,12 +63,12 @@ def test_every_condition_that_does_not_hold_is_named() -> None:
             FileCondition(path="c", exists=False),
         ),
     )
-    calls = [Did("pytest -q", failed=True), Did("curl evil", failed=False)]
+    calls = [ObservedCall("pytest -q", failed=True), ObservedCall("curl evil", failed=False)]
     found = unmet(
         expect,
         read_feedback("failed 41"),
         calls,
-        lambda names, _: Found("a file", sha256="") if names != ("b",) else NOTHING,
+        lambda names, _: FinalEntry("a file", sha256="") if names != ("b",) else NOTHING,
     )
     assert [each.condition for each in found] == [
         "claimed",

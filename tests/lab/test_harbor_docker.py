@@ -13,8 +13,8 @@ from private_engine import IMAGE, PrivateEngine, private_engine
 
 from proofbox.errors import ImageAbsent
 from proofbox.lab.suite.harbor.tasks import read_tasks
-from proofbox.sandbox.containers.ownership import our_containers
 from proofbox.sandbox.containers.image_files import copy_from_image
+from proofbox.sandbox.containers.ownership import our_containers
 
 pytestmark = [pytest.mark.needs("docker"), pytest.mark.xdist_group("docker")]
 

@@ -21,7 +21,7 @@ from proofbox.lab.suite.harbor import task_table
 from proofbox.lab.suite.harbor.tasks import read_tasks
 from proofbox.lab.suite.problems import MOST
 from proofbox.lab.suite.reading import Suite, parse_suite, read_suite
-from proofbox.lab.suite.spec import Document
+from proofbox.lab.suite.spec import SuiteDocument
 
 HEAD = '[suite]\nid = "a"\n[[mission]]\nid = "x"\n'
 PROMPTED = f'{HEAD}prompt = "p"\n'
@@ -198,7 +198,7 @@ def fields(kind: Any, at: tuple[str | int, ...] = ()) -> Iterator[tuple[str | in
             yield (*at, "\0")
 
 
-PLACES = sorted({path for path in fields(Document) if path != ("mission",)}, key=str)
+PLACES = sorted({path for path in fields(SuiteDocument) if path != ("mission",)}, key=str)
 DEEP = "[" * 150 + "]" * 150
 HOSTILE = [
     *("inf", "-inf", "nan", "0", "-1", "1e308", "9007199254740991", "9007199254740993", "1" + "0" * 400),

@@ -14,9 +14,9 @@ from proofbox.cli import main
 from proofbox.evidence.bundle.reader import load_bundle
 from proofbox.evidence.verify.verifier import verify
 from proofbox.lab.reports.explain import explain
+from proofbox.lab.reports.validation import validate
 from proofbox.lab.run.ledger import Ledger
 from proofbox.lab.run.plan import Plan, ledger_path
-from proofbox.lab.reports.validation import validate
 
 pytestmark = pytest.mark.needs("bubblewrap")
 

@@ -13,9 +13,9 @@ from suites import HEAD, attempts, conduct, document, lines, plan, serving, toml
 from proofbox.evidence.bundle.reader import load_bundle
 from proofbox.evidence.verify.verifier import verify
 from proofbox.lab.reports.explain import explain
+from proofbox.lab.reports.validation import validate
 from proofbox.lab.run.ledger import Attempt, Ledger
 from proofbox.lab.run.plan import Plan, ledger_path
-from proofbox.lab.reports.validation import validate
 
 pytestmark = pytest.mark.needs("bubblewrap", "codex")
 

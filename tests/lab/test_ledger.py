@@ -20,7 +20,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multip
 from proofbox.core.clock import ManualClock
 from proofbox.errors import AttemptUnknown, CorruptError, IoFailed, LeaseLost, RunUnknown
 from proofbox.lab.run import ledger as module
-from proofbox.lab.run.ledger import Attempt, Ended, Ledger, Planned
+from proofbox.lab.run.ledger import Attempt, Ended, Ledger, PlannedAttempt
 
 LEASE = 10.0
 
@@ -32,7 +32,7 @@ def ended(reason: str = "completed") -> Ended:
 
 
 def make(path: Path, count: int = 3, clock: ManualClock | None = None) -> Ledger:
-    planned = [Planned(f"att-{number}", "m", number) for number in range(count)]
+    planned = [PlannedAttempt(f"att-{number}", "m", number) for number in range(count)]
     return Ledger.create(path, {"run_id": "run-1"}, planned, clock=clock)
 
 
@@ -72,7 +72,7 @@ class TheLedger(RuleBasedStateMachine):
         self._made += 1
         name = f"att-{self._made}"
         for _ in range(2):
-            self._ledger.plan(Planned(name, "m", 1, None, self._now() + delay))
+            self._ledger.plan(PlannedAttempt(name, "m", 1, None, self._now() + delay))
         self._model[name] = "planned"
         self._due[name] = self._now() + delay
 
@@ -248,7 +248,7 @@ def test_one_that_can_not_be_opened_is_not_called_damaged(tmp_path: Path) -> Non
 
 
 def test_a_lane_has_no_more_under_way_than_its_bound(tmp_path: Path) -> None:
-    planned = [Planned(f"att-{n}", "m", n, lane="docker" if n < 4 else "other") for n in range(6)]
+    planned = [PlannedAttempt(f"att-{n}", "m", n, lane="docker" if n < 4 else "other") for n in range(6)]
     with Ledger.create(tmp_path / "ledger", {}, planned) as ledger:
         ledger.bound_lane("docker", 2)
         epoch = ledger.begin_epoch()
@@ -265,7 +265,7 @@ def test_a_lane_has_no_more_under_way_than_its_bound(tmp_path: Path) -> None:
 
 def test_every_lane_of_an_attempt_must_have_room(tmp_path: Path) -> None:
     lanes = ["docker process", "docker scripted", "off process", "off scripted", "docker process", "off-process"]
-    planned = [Planned(f"att-{n}", "m", n, lane=lane) for n, lane in enumerate(lanes)]
+    planned = [PlannedAttempt(f"att-{n}", "m", n, lane=lane) for n, lane in enumerate(lanes)]
     with Ledger.create(tmp_path / "ledger", {}, planned) as ledger:
         ledger.bound_lane("docker", 1)
         ledger.bound_lane("process", 1)
@@ -290,9 +290,9 @@ def test_it_knows_when_each_thing_happened(tmp_path: Path) -> None:
         ledger.end(taken, ended())
         clock.advance(1)
         ledger.end(taken, ended())
-        ledger.plan(Planned("late", "m", 1, "att-0"))
+        ledger.plan(PlannedAttempt("late", "m", 1, "att-0"))
         clock.advance(1)
-        ledger.plan(Planned("late", "m", 1, "att-0"))
+        ledger.plan(PlannedAttempt("late", "m", 1, "att-0"))
     with Ledger(tmp_path / "ledger", clock=clock) as ledger:
         times = {each.id: (each.planned_at, each.claimed_at, each.ended_at) for each in ledger.attempts()}
     assert times == {
@@ -343,7 +343,7 @@ def test_what_asks_for_another_try_does_so_until_there_is_one(tmp_path: Path) ->
             assert attempt is not None
             ledger.end(attempt, msgspec.structs.replace(ended(), retry_after=again))
         assert [each.id for each in ledger.to_retry()] == ["att-1", "att-2"]
-        ledger.plan(Planned("att-1.r1", "m", 1, parent="att-1"))
+        ledger.plan(PlannedAttempt("att-1.r1", "m", 1, parent="att-1"))
         assert [each.id for each in ledger.to_retry()] == ["att-2"]
 
 

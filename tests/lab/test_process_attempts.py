@@ -11,9 +11,9 @@ import pytest
 from suites import HEAD, attempts, conduct, document, lines, plan
 
 from proofbox.evidence.bundle.reader import load_bundle
+from proofbox.lab.reports.validation import validate
 from proofbox.lab.run.ledger import Attempt
 from proofbox.lab.run.plan import Plan
-from proofbox.lab.reports.validation import validate
 
 pytestmark = pytest.mark.needs("bubblewrap")
 

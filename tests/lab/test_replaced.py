@@ -9,8 +9,8 @@ import pytest
 from suites import HEAD, attempts, conduct, mission, patch_workers, plan, say, write
 
 from proofbox.cli import main
-from proofbox.lab.run.plan import Plan
 from proofbox.lab.run.conductor import Conductor
+from proofbox.lab.run.plan import Plan
 
 pytestmark = pytest.mark.needs("bubblewrap")
 

@@ -11,8 +11,8 @@ from suites import HEAD, attempts, command, conduct, document, mission, plan, sa
 from proofbox.core.redaction.redactor import Redactor
 from proofbox.errors import BundleSecretFound, SuiteInvalid
 from proofbox.evidence.bundle.reader import load_bundle
-from proofbox.evidence.verify.verifier import verify
 from proofbox.evidence.bundle.writer import BundleWriter
+from proofbox.evidence.verify.verifier import verify
 from proofbox.lab.run.ledger import Ledger
 from proofbox.lab.run.plan import Plan, ledger_path, redactor_of
 

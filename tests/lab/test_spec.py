@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from proofbox.errors import NotFoundError, SuiteInvalid
 from proofbox.lab.suite.positions import key_positions
 from proofbox.lab.suite.reading import parse_suite, read_suite
-from proofbox.lab.suite.spec import Command
+from proofbox.lab.suite.spec import VerifyCommand
 
 SMALLEST = """\
 [suite]
@@ -107,7 +107,7 @@ def test_a_command_may_say_what_it_must_print() -> None:
         '[[mission.verify.commands]]\nrun="pytest -q"\nstdout="3 passed"\n',
         base=Path(),
     )
-    assert suite.missions[0].verify.commands == (Command(run="pytest -q", stdout="3 passed"),)
+    assert suite.missions[0].verify.commands == (VerifyCommand(run="pytest -q", stdout="3 passed"),)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from suites import HEAD, attempts, conduct, mission, plan, say
 
-from proofbox.core.files.overlaying import Overlaid
+from proofbox.core.files.overlaying import OverlayWriter
 from proofbox.errors import SuiteInvalid
 from proofbox.lab.run import conductor
 from proofbox.lab.run.ledger import Ledger
@@ -77,18 +77,18 @@ def test_link_swapped_in_after_the_check_is_not_followed(
 def test_directory_replaced_by_a_link_while_it_is_copied_is_not_followed(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = Overlaid.folder
+    folder = OverlayWriter.folder
 
-    def swapping(self: Overlaid, path: str) -> object:
+    def swapping(self: OverlayWriter, path: str) -> object:
         if path == "sub" and not (base / "app/sub").is_symlink():
             swap(base / "app/sub", tmp_path / "private/sub")
         return folder(self, path)
 
-    monkeypatch.setattr(Overlaid, "folder", swapping)
+    monkeypatch.setattr(OverlayWriter, "folder", swapping)
     dest = tmp_path / "dest"
     dest.mkdir()
     with pytest.raises(NotADirectoryError, match="app/sub"):
-        Overlaid(dest).lay(base / "app")
+        OverlayWriter(dest).lay(base / "app")
     assert not secrets_below(dest)
 
 

@@ -14,9 +14,9 @@ import pytest
 from suites import HEAD, attempts, conduct, document, plan
 
 from proofbox.evidence.bundle.reader import load_bundle
+from proofbox.lab.reports.validation import validate
 from proofbox.lab.run.ledger import Attempt
 from proofbox.lab.run.plan import Plan
-from proofbox.lab.reports.validation import validate
 
 pytestmark = pytest.mark.needs("bubblewrap")
 

@@ -21,20 +21,20 @@ from proofbox.cli import main
 from proofbox.core.canonical import canonical_bytes
 from proofbox.core.clock import SystemClock
 from proofbox.core.dirs import cache_dir, state_dir
-from proofbox.core.ids import IdSource
 from proofbox.core.files.locks import locked
-from proofbox.core.files.removal import Left, remove_tree
+from proofbox.core.files.removal import LeftoverPath, remove_tree
+from proofbox.core.ids import IdSource
 from proofbox.errors import RunUnknown
-from proofbox.evidence.promotion.emit import emit_promotion
 from proofbox.evidence.bundle.reader import load_bundle
 from proofbox.evidence.bundle.repair import reindex_repair
-from proofbox.lab.run import retention
-from proofbox.lab.run import conductor as run_module
-from proofbox.lab.suite.pinning import pin
-from proofbox.lab.run.plan import Plan
-from proofbox.lab.run.retention import Rules, collect, survey
-from proofbox.lab.run.conductor import Conductor
+from proofbox.evidence.promotion.emit import emit_promotion
 from proofbox.lab.reports.validation import validate
+from proofbox.lab.run import conductor as run_module
+from proofbox.lab.run import retention
+from proofbox.lab.run.conductor import Conductor
+from proofbox.lab.run.plan import Plan
+from proofbox.lab.run.retention import RetentionRules, collect, survey
+from proofbox.lab.suite.pinning import pin
 from proofbox.sandbox.service import Sandboxes
 from proofbox.workspace import registry
 from proofbox.workspace.workspace import Workspace
@@ -123,7 +123,7 @@ def test_what_is_old_goes_and_what_is_needed_stays(tmp_path: Path) -> None:
     unfinished = plan(SUITE, out, tmp_path)
     stores = set(os.listdir(state_dir() / "workspaces/stores"))
     later = SystemClock().now() + timedelta(days=10)
-    items = survey(out, Rules(older_than=5 * 86400.0), later)
+    items = survey(out, RetentionRules(older_than=5 * 86400.0), later)
     assert {Path(each.path).name: each.reason for each in items if each.kind == "run"} == {
         runs[0].name: "pinned",
         runs[1].name: "promoted",
@@ -151,7 +151,7 @@ def test_a_pipe_in_the_place_of_an_artifact_is_not_waited_for(tmp_path: Path) ->
     (place,) = old.glob("attempts/*/final_snapshot.json")
     place.unlink()
     os.mkfifo(place)
-    collect(survey(out, Rules(older_than=5 * 86400.0), SystemClock().now() + timedelta(days=10)))
+    collect(survey(out, RetentionRules(older_than=5 * 86400.0), SystemClock().now() + timedelta(days=10)))
     assert not old.exists()
 
 
@@ -195,7 +195,9 @@ def test_what_can_not_be_removed_is_said_and_is_not_counted(
     left = tmp_path / ".work" / "run-gone"
     left.mkdir(parents=True)
     (left / "file").write_bytes(b"x" * 8192)
-    monkeypatch.setattr(retention, "remove_tree", lambda _: [Left("file", "Operation not permitted", errno.EPERM)])
+    monkeypatch.setattr(
+        retention, "remove_tree", lambda _: [LeftoverPath("file", "Operation not permitted", errno.EPERM)]
+    )
     assert main(["gc", str(tmp_path), "--json"]) == 1
     document = json.loads(capsys.readouterr().out)
     assert document["freed"] == 0
@@ -213,7 +215,7 @@ def test_a_run_that_is_being_planned_keeps_what_it_has(tmp_path: Path, monkeypat
     found = []
 
     def planning(*args: Any) -> dict[str, str]:
-        (work,) = (each for each in survey(out, Rules(), SystemClock().now()) if each.kind == "work")
+        (work,) = (each for each in survey(out, RetentionRules(), SystemClock().now()) if each.kind == "work")
         found.append(collect([work]))
         return pin(*args)
 
@@ -264,7 +266,7 @@ def test_the_stores_of_attempts_that_came_to_nothing_go_with_their_run(tmp_path:
     conduct(plan(SUITE, out, tmp_path), out)
     kept = state()["stores"] - before["stores"]
     later = SystemClock().now() + timedelta(days=10)
-    collect(survey(out, Rules(older_than=0.0, include_uncommitted=True), later))
+    collect(survey(out, RetentionRules(older_than=0.0, include_uncommitted=True), later))
     assert not any(run.exists() for run in runs)
     left = state()
     assert (left["paths"], left["homes"]) == (before["paths"], before["homes"])
@@ -289,10 +291,10 @@ def test_a_run_that_was_never_committed_goes_with_its_work_and_says_so(tmp_path:
     made = plan(SUITE, out, tmp_path)
     run = interrupted(made, out)
     later = SystemClock().now() + timedelta(days=10)
-    rules = Rules(older_than=0.0)
+    rules = RetentionRules(older_than=0.0)
     items = [each for each in survey(out, rules, later) if each.kind in ("run", "work")]
     assert [(each.free, each.reason) for each in items] == [(False, "not committed"), (False, "its run can be resumed")]
-    rules = Rules(older_than=0.0, include_uncommitted=True)
+    rules = RetentionRules(older_than=0.0, include_uncommitted=True)
     items = [each for each in survey(out, rules, later) if each.kind in ("run", "work")]
     assert [(each.free, each.reason) for each in items] == [(True, "older than 0 s"), (True, "its run goes")]
     _, done = collect(items)
@@ -312,7 +314,7 @@ def test_a_store_that_a_workspace_elsewhere_has_stays(tmp_path: Path) -> None:
         mine = workspace.fork(snapshot, tmp_path / "mine")
         mine.close()
     later = SystemClock().now() + timedelta(days=10)
-    collect(survey(out, Rules(older_than=0.0, include_uncommitted=True), later))
+    collect(survey(out, RetentionRules(older_than=0.0, include_uncommitted=True), later))
     assert not run.exists()
     workspace = Workspace.open(tmp_path / "mine", track=False)
     assert workspace.verify().sound
@@ -337,7 +339,7 @@ def test_what_is_left_of_work_that_somebody_removed_is_forgotten(tmp_path: Path)
     place.mkdir(parents=True)
     Workspace.init(place, track=False).close()
     remove_tree(out / ".work")
-    (item,) = (each for each in survey(out, Rules(), SystemClock().now()) if each.kind == "work")
+    (item,) = (each for each in survey(out, RetentionRules(), SystemClock().now()) if each.kind == "work")
     assert (Path(item.path).name, item.bytes, item.free) == ("run-gone", 0, True)
     collect([item])
     assert state() == before
@@ -359,7 +361,7 @@ def test_sessions_that_ended_are_freed_and_one_that_runs_stays(tmp_path: Path) -
         os.utime(begun, (0, 0))
         try:
             _, items = collect(
-                [each for each in survey(tmp_path, Rules(), SystemClock().now()) if each.kind == "session"]
+                [each for each in survey(tmp_path, RetentionRules(), SystemClock().now()) if each.kind == "session"]
             )
             found = {Path(each.path).name: (each.free, each.reason) for each in items}
             assert found[ended] == (True, "it has ended")

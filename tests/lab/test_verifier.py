@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from proofbox.config.settings import Settings
 from proofbox.core.redaction.redactor import Redactor
 from proofbox.lab.attempt.runner_files import unprotected
-from proofbox.lab.suite.spec import Command, Verify
 from proofbox.lab.attempt.verifier import KEPT, check, lay_out
-from proofbox.config.settings import Settings
+from proofbox.lab.suite.spec import Verify, VerifyCommand
 from proofbox.sandbox.service import Sandboxes
 from proofbox.workspace.workspace import Workspace
 
@@ -94,7 +94,7 @@ def test_no_link_leads_the_verifier_outside(workspace: Workspace, tmp_path: Path
     assert (dest / "tests/conftest.py").read_text() == "# ours"
 
 
-def checked(tmp_path: Path, *commands: str | Command, timeout: float = 30.0) -> tuple[bool | None, list[str]]:
+def checked(tmp_path: Path, *commands: str | VerifyCommand, timeout: float = 30.0) -> tuple[bool | None, list[str]]:
     project = tmp_path / "project"
     project.mkdir()
     with Sandboxes(project) as boxes:
@@ -113,13 +113,15 @@ def test_all_must_pass_and_the_first_that_does_not_ends_it(tmp_path: Path) -> No
 
 
 def test_ending_early_is_not_passing(tmp_path: Path) -> None:
-    passed, why = checked(tmp_path, Command(run="exit 0; echo 3 passed", stdout=r"\b3 passed"))
+    passed, why = checked(tmp_path, VerifyCommand(run="exit 0; echo 3 passed", stdout=r"\b3 passed"))
     assert passed is False
     assert "3 passed" in why[0]
 
 
 def test_what_is_expected_passes(tmp_path: Path) -> None:
-    passed, _ = checked(tmp_path, Command(run=("sh", "-c", "echo 3 passed; exit 7"), exit_code=7, stdout="^3 passed$"))
+    passed, _ = checked(
+        tmp_path, VerifyCommand(run=("sh", "-c", "echo 3 passed; exit 7"), exit_code=7, stdout="^3 passed$")
+    )
     assert passed is True
 
 

@@ -18,8 +18,7 @@ from suites import HEAD, mission, plan, say
 
 from proofbox.core.clock import SystemClock
 from proofbox.errors import IoFailed
-from proofbox.lab.run import pressure
-from proofbox.lab.run import worker
+from proofbox.lab.run import pressure, worker
 from proofbox.lab.run.ledger import Attempt, Ended, Ledger
 from proofbox.lab.run.plan import ledger_path, surroundings
 

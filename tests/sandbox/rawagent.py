@@ -21,8 +21,8 @@ from typing import IO, Any
 import pytest
 
 from proofbox.sandbox.client import wire
+from proofbox.sandbox.client.wire import ExecFlag, Recv, Send
 from proofbox.sandbox.host.binaries import program
-from proofbox.sandbox.client.wire import Recv, Send, Want
 
 PATIENCE = 60.0
 PYTHON = (sys.executable, "-I", "-S", "-c")
@@ -218,7 +218,7 @@ class Peer:
 
     def __init__(self, sock: socket.socket, *, greet: bool = True) -> None:
         self.sock = sock
-        self.decoder = wire.Decoder()
+        self.decoder = wire.FrameDecoder()
         self.commands: dict[int, Told] = {}
         self.hello: wire.Hello | None = None
         self.fatal: str | None = None
@@ -252,14 +252,14 @@ class Peer:
         limits: Mapping[int, int] | None = None,
     ) -> Told:
         told = self.commands[id] = Told()
-        want = Want.STDIN * stdin | Want.STARTED * started | Want.PTY * (pty is not None)
+        want = ExecFlag.STDIN * stdin | ExecFlag.STARTED * started | ExecFlag.PTY * (pty is not None)
         self.send(
             wire.execute(
                 id,
                 [os.fsencode(word) for word in argv],
                 cwd=os.fsencode(cwd),
                 env=env,
-                want=Want(want),
+                want=ExecFlag(want),
                 timeout_ms=round(timeout * 1000),
                 grace_ms=round(grace * 1000),
                 caps=caps,

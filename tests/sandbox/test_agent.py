@@ -43,9 +43,9 @@ from rawagent import (
 )
 
 from proofbox.sandbox.client import wire
-from proofbox.sandbox.host.binaries import program
+from proofbox.sandbox.client.wire import Feature, Recv, Send, StartStage
 from proofbox.sandbox.conformance.context import processes_with
-from proofbox.sandbox.client.wire import Feature, Recv, Send, Stage
+from proofbox.sandbox.host.binaries import program
 
 
 @pytest.fixture(params=MODES)
@@ -129,7 +129,7 @@ def test_a_command_is_searched_in_the_path_of_its_own_environment(peer: Peer, tm
     (tmp_path / "second").mkdir()
     env = {b"PATH": b"/nonexistent:" + os.fsencode(tmp_path / "second") + b":" + os.fsencode(tmp_path)}
     assert peer.run(["only-here"], env=env).stdout == b"found\n"
-    assert peer.run(["only-here"]).failed == (Stage.EXEC, errno.ENOENT)
+    assert peer.run(["only-here"]).failed == (StartStage.EXEC, errno.ENOENT)
     assert peer.run(["only-here"], cwd=str(tmp_path), env={b"PATH": b""}).stdout == b"found\n"
 
 
@@ -151,16 +151,16 @@ def test_a_command_has_nothing_of_the_agents(peer: Peer) -> None:
 @pytest.mark.parametrize(
     ("argv", "options", "failure"),
     [
-        (["/nonexistent/program"], {}, (Stage.EXEC, errno.ENOENT)),
-        ([""], {}, (Stage.EXEC, errno.ENOENT)),
-        (["/etc/passwd"], {}, (Stage.EXEC, errno.EACCES)),
-        (["/etc"], {}, (Stage.EXEC, errno.EACCES)),
-        (["/etc/passwd/x"], {}, (Stage.EXEC, errno.ENOTDIR)),
-        (["true"], {"cwd": "/nonexistent"}, (Stage.CWD, errno.ENOENT)),
-        (["true"], {"cwd": "/etc/passwd"}, (Stage.CWD, errno.ENOTDIR)),
-        (["true", "x" * 200_000], {}, (Stage.EXEC, errno.E2BIG)),
-        (["true"], {"limits": {200: 1}}, (Stage.SETUP, errno.EINVAL)),
-        (["true"], {"pty": (1, 1), "cwd": "/nonexistent"}, (Stage.CWD, errno.ENOENT)),
+        (["/nonexistent/program"], {}, (StartStage.EXEC, errno.ENOENT)),
+        ([""], {}, (StartStage.EXEC, errno.ENOENT)),
+        (["/etc/passwd"], {}, (StartStage.EXEC, errno.EACCES)),
+        (["/etc"], {}, (StartStage.EXEC, errno.EACCES)),
+        (["/etc/passwd/x"], {}, (StartStage.EXEC, errno.ENOTDIR)),
+        (["true"], {"cwd": "/nonexistent"}, (StartStage.CWD, errno.ENOENT)),
+        (["true"], {"cwd": "/etc/passwd"}, (StartStage.CWD, errno.ENOTDIR)),
+        (["true", "x" * 200_000], {}, (StartStage.EXEC, errno.E2BIG)),
+        (["true"], {"limits": {200: 1}}, (StartStage.SETUP, errno.EINVAL)),
+        (["true"], {"pty": (1, 1), "cwd": "/nonexistent"}, (StartStage.CWD, errno.ENOENT)),
     ],
 )
 def test_a_command_that_cannot_start_is_told_with_stage_and_errno(
@@ -196,10 +196,10 @@ def test_a_malformed_exec_ends_the_connection(data: bytes) -> None:
 def test_nul_bytes_unknown_flags_and_trailing_bytes_are_malformed() -> None:
     good = {"cwd": b"/", "env": {}, "timeout_ms": 0, "grace_ms": 0, "caps": (0, 0), "window": 0, "size": (0, 0)}
     frames = [
-        wire.execute(1, [b"tr\0ue"], want=wire.Want(0), limits={}, **good),  # type: ignore[arg-type]
-        wire.execute(1, [b"true"], want=wire.Want(8), limits={}, **good),  # type: ignore[arg-type]
-        wire.execute(1, [b"true"], want=wire.Want(0), limits=dict.fromkeys(range(17), 1), **good),  # type: ignore[arg-type]
-        wire.frame(Send.EXEC, 1, wire.execute(1, [b"true"], want=wire.Want(0), limits={}, **good)[9:] + b"x"),  # type: ignore[arg-type]
+        wire.execute(1, [b"tr\0ue"], want=wire.ExecFlag(0), limits={}, **good),  # type: ignore[arg-type]
+        wire.execute(1, [b"true"], want=wire.ExecFlag(8), limits={}, **good),  # type: ignore[arg-type]
+        wire.execute(1, [b"true"], want=wire.ExecFlag(0), limits=dict.fromkeys(range(17), 1), **good),  # type: ignore[arg-type]
+        wire.frame(Send.EXEC, 1, wire.execute(1, [b"true"], want=wire.ExecFlag(0), limits={}, **good)[9:] + b"x"),  # type: ignore[arg-type]
     ]
     for data in frames:
         with agent() as box:

@@ -19,8 +19,8 @@ from rawagent import Agent, resident_kb, wait_until
 
 from proofbox.errors import ProtocolError
 from proofbox.sandbox.client import wire
+from proofbox.sandbox.client.wire import ExecFlag, Send
 from proofbox.sandbox.host.binaries import program
-from proofbox.sandbox.client.wire import Send, Want
 
 # One build with the sanitizers for all of these: they go to one worker.
 pytestmark = pytest.mark.xdist_group("fuzz")
@@ -94,7 +94,7 @@ def exec_frame(id: int, argv: list[bytes], want: int = 0, timeout_ms: int = 0, l
         argv,
         cwd=b"/",
         env={b"PATH": b"/usr/bin:/bin"},
-        want=Want(want),
+        want=ExecFlag(want),
         timeout_ms=timeout_ms,
         grace_ms=0,
         caps=(100, 0),

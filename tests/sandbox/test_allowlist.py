@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proofbox.errors import RequestInvalid
 from proofbox.core.allowlist import canonical_host, find_rule, is_public, parse_rules, split_port
+from proofbox.errors import RequestInvalid
 from proofbox.sandbox.contract import Event
 from proofbox.sandbox.egress.proxy import PROXY_SOCKET, AllowlistProxy
 

@@ -17,8 +17,8 @@ from rawagent import PATIENCE, alive, resident_kb
 
 from proofbox import AsyncSandboxes, Sandboxes
 from proofbox.errors import CommandNotFound, PolicyRefused, RequestInvalid, SandboxLost
-from proofbox.sandbox.client.async_process import AsyncProcess, open_process
 from proofbox.sandbox.async_service import AsyncSession
+from proofbox.sandbox.client.async_process import AsyncProcess, open_process
 from proofbox.sandbox.contract import Door
 
 PROVIDERS = ["off", pytest.param("bubblewrap", marks=pytest.mark.needs("bubblewrap"))]

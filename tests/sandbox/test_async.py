@@ -19,11 +19,11 @@ from rawagent import ENV, PATIENCE, PYTHON, Agent, agent, resident_kb, survivors
 
 from proofbox import AsyncSandboxes, Sandboxes
 from proofbox.errors import CommandNotFound, RequestInvalid, SandboxLost, SessionUnknown
+from proofbox.sandbox.async_service import AsyncSession
 from proofbox.sandbox.client import async_connection as module
 from proofbox.sandbox.client.async_connection import AsyncConnection
-from proofbox.sandbox.async_service import AsyncSession
-from proofbox.sandbox.contract import Event, ExecResult, Isolation, Output, Policy
 from proofbox.sandbox.client.requests import make_request
+from proofbox.sandbox.contract import Event, ExecResult, Isolation, Output, Policy
 from proofbox.sandbox.service import Session
 
 LOOPS = ["asyncio", *(["trio"] if importlib.util.find_spec("trio") else [])]

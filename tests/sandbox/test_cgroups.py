@@ -11,9 +11,9 @@ import pytest
 from rawagent import cgroup
 
 from proofbox.errors import PolicyRefused
-from proofbox.sandbox.host import cgroups
-from proofbox.sandbox.host.cgroups import Group, Tree
 from proofbox.sandbox.contract import Policy
+from proofbox.sandbox.host import cgroups
+from proofbox.sandbox.host.cgroups import CgroupTree, Group
 from proofbox.sandbox.providers.off import Off
 
 NOBODY_HAS = 4_194_305  # above the largest pid there can be
@@ -31,10 +31,10 @@ def unified(tmp_path: Path) -> Path:
     return mount
 
 
-def look(monkeypatch: pytest.MonkeyPatch, *mounts: tuple[str, Path, list[str]]) -> Tree:
+def look(monkeypatch: pytest.MonkeyPatch, *mounts: tuple[str, Path, list[str]]) -> CgroupTree:
     monkeypatch.setattr(cgroups, "_cgroup_mounts", lambda: list(mounts))
     monkeypatch.setattr("atexit.register", lambda *_: None)
-    found: Tree = cgroups.tree.__wrapped__()
+    found: CgroupTree = cgroups.tree.__wrapped__()
     return found
 
 

@@ -9,14 +9,14 @@ import msgspec
 import pytest
 
 from proofbox import Sandboxes
+from proofbox.config import settings as config
+from proofbox.config.project_files import write_project_file
+from proofbox.config.settings import Settings
 from proofbox.core.dirs import config_dir, state_dir
 from proofbox.errors import PathRefused, PolicyRefused, ProofboxError, UsageError
-from proofbox.config import settings as config
 from proofbox.sandbox.images.catalogue import Image
-from proofbox.config.settings import Settings
 from proofbox.sandbox.images.pull import LOCK_FILE, check_lock
 from proofbox.sandbox.initialize import initialize
-from proofbox.sandbox.paths import write_project_file
 
 
 @pytest.fixture

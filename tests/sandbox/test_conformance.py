@@ -19,9 +19,9 @@ from pacing import SOON, in_time
 
 from proofbox.errors import ProviderUnknown, UsageError
 from proofbox.sandbox import conformance
-from proofbox.sandbox.conformance import CHECKS, Check, Report, Result, run_conformance
+from proofbox.sandbox.conformance import CHECKS, CheckResult, ProviderCheck, Report, run_conformance
 from proofbox.sandbox.conformance.check import MEMORY, NETWORK, NOTHING, Need, NotChecked, expect
-from proofbox.sandbox.conformance.context import Context, processes_with
+from proofbox.sandbox.conformance.context import CheckContext, processes_with
 from proofbox.sandbox.contract import Enforcement
 
 NAMES = [check.name for check in CHECKS]
@@ -104,15 +104,15 @@ def test_off_as_an_ordinary_user(check: str, as_ordinary_user: Ask) -> None:
 
 
 def run_one(
-    monkeypatch: pytest.MonkeyPatch, run: Callable[[Context], None], needs: Need = NOTHING, seconds: float = 60
-) -> Result:
-    check = Check("runner.sample", "runner", needs, run, seconds=seconds)
+    monkeypatch: pytest.MonkeyPatch, run: Callable[[CheckContext], None], needs: Need = NOTHING, seconds: float = 60
+) -> CheckResult:
+    check = ProviderCheck("runner.sample", "runner", needs, run, seconds=seconds)
     monkeypatch.setattr(conformance, "CHECKS", (check,))
     [result] = run_conformance("off").results
     return result
 
 
-def passes(context: Context) -> None:
+def passes(context: CheckContext) -> None:
     expect(context.project.is_dir(), "there is a project")
 
 
@@ -128,7 +128,7 @@ def test_what_is_not_as_expected_has_failed(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_an_unexpected_error_is_a_failure_that_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(context: Context) -> None:
+    def run(context: CheckContext) -> None:
         context.refused(UsageError, "a sum", lambda: 1 // 0)
 
     result = run_one(monkeypatch, run)
@@ -139,7 +139,7 @@ def test_an_unexpected_error_is_a_failure_that_says_where(monkeypatch: pytest.Mo
 def test_a_check_that_hangs_is_given_up_and_its_box_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     markers = []
 
-    def run(context: Context) -> None:
+    def run(context: CheckContext) -> None:
         markers.append(context.marker)
         with contextlib.suppress(Exception):
             context.sh(context.session(), "sleep 60", timeout=60)
@@ -153,7 +153,7 @@ def test_a_check_that_hangs_is_given_up_and_its_box_ended(monkeypatch: pytest.Mo
 
 
 def test_what_could_not_be_found_out_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(_: Context) -> None:
+    def run(_: CheckContext) -> None:
         raise NotChecked("no interpreter")
 
     result = run_one(monkeypatch, run)
@@ -174,7 +174,7 @@ def test_a_gap_without_a_reason_is_still_named() -> None:
 def test_what_a_check_leaves_running_is_a_failure_and_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     left: list[subprocess.Popen[bytes]] = []
 
-    def run(context: Context) -> None:
+    def run(context: CheckContext) -> None:
         left.append(subprocess.Popen(["sh", "-c", "read -r _", context.marker], stdin=subprocess.PIPE))
 
     result = run_one(monkeypatch, run)
@@ -187,7 +187,7 @@ def test_what_a_check_leaves_running_is_a_failure_and_is_ended(monkeypatch: pyte
 def test_nothing_of_a_check_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Path] = []
 
-    def run(context: Context) -> None:
+    def run(context: CheckContext) -> None:
         seen.append(context.scratch)
         deep = context.project / "a" / "b"
         deep.mkdir(parents=True)
@@ -199,7 +199,7 @@ def test_nothing_of_a_check_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_only_some_and_each_result_as_it_comes() -> None:
-    seen: list[Result] = []
+    seen: list[CheckResult] = []
     report = run_conformance("off", only=["policy", "commands.exit-codes"], on_result=seen.append)
     assert tuple(seen) == report.results
     assert {result.subject for result in seen} == {"policy", "commands"}

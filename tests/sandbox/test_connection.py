@@ -22,11 +22,11 @@ from rawagent import ENV, MODES, PATIENCE, PYTHON, Agent, agent, resident_kb, su
 from proofbox.errors import CommandNotFound, ProtocolError, RequestInvalid, SandboxLost
 from proofbox.sandbox.client import connection as connection_module
 from proofbox.sandbox.client import wire
-from proofbox.sandbox.client.calls import Call
+from proofbox.sandbox.client.calls import ActiveCall
 from proofbox.sandbox.client.connection import Connection
-from proofbox.sandbox.contract import ExecResult, Isolation, Output, Policy
 from proofbox.sandbox.client.requests import make_request
 from proofbox.sandbox.client.wire import Recv
+from proofbox.sandbox.contract import ExecResult, Isolation, Output, Policy
 
 
 @pytest.fixture(params=MODES)
@@ -47,7 +47,7 @@ def run(
     return outcome(connection.run(request, on_output))
 
 
-def outcome(call: Call) -> ExecResult:
+def outcome(call: ActiveCall) -> ExecResult:
     return call.result(provider="test", isolation=Isolation.NONE, policy=Policy(), diagnostics={}, oom_killed=False)
 
 

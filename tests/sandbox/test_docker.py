@@ -19,6 +19,7 @@ from pacing import SOON
 from private_engine import IMAGE, PrivateEngine, private_engine, rootfs
 
 from proofbox import Sandboxes
+from proofbox.config.settings import Settings
 from proofbox.core.dirs import cache_dir, config_dir, state_dir
 from proofbox.errors import (
     ImageUnavailable,
@@ -29,11 +30,10 @@ from proofbox.errors import (
     SandboxLost,
     StartFailed,
 )
-from proofbox.sandbox.images.catalogue import architecture
-from proofbox.config.settings import Settings
 from proofbox.sandbox.conformance import CHECKS, run_conformance
+from proofbox.sandbox.containers.engine import ContainerEngine
 from proofbox.sandbox.containers.ownership import our_containers
-from proofbox.sandbox.containers.engine import Engine
+from proofbox.sandbox.images.catalogue import architecture
 
 # One engine for all of these: they go to one worker.
 pytestmark = [pytest.mark.needs("docker"), pytest.mark.xdist_group("docker")]
@@ -305,6 +305,6 @@ def test_an_engine_that_is_not_there_is_explained(monkeypatch: pytest.MonkeyPatc
             found.exec(["true"], provider="docker")
         assert raised.value.fix_hints
     with pytest.raises(ProviderUnavailable):
-        Engine.find(
+        ContainerEngine.find(
             {"XDG_RUNTIME_DIR": str(tmp_path)} if not Path("/var/run/docker.sock").exists() else {"DOCKER_HOST": "x"}
         )

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from proofbox import Sandboxes
+from proofbox.config.settings import Settings
 from proofbox.errors import PathRefused, ProofboxError, SandboxLost, StartFailed
 from proofbox.sandbox import service
-from proofbox.sandbox.host.binaries import program
-from proofbox.config.settings import Settings
 from proofbox.sandbox.client.connection import Connection
 from proofbox.sandbox.contract import Mount, Policy
+from proofbox.sandbox.host.binaries import program
 from proofbox.sandbox.host.local_box import LocalBox
 from proofbox.sandbox.providers.covering import check_sources, placed, sources
 

@@ -13,12 +13,12 @@ import pytest
 from proofbox import AsyncSandboxes, Sandboxes
 from proofbox.cli import main
 from proofbox.cli.flags import BoxFlags
+from proofbox.config.settings import PROJECT_FILE, Settings, load
+from proofbox.core.size import megabytes
 from proofbox.errors import PolicyRefused, ProviderUnavailable, RequestInvalid, UsageError
 from proofbox.sandbox import selection
-from proofbox.config.settings import PROJECT_FILE, Settings, load
-from proofbox.sandbox.contract import Policy
 from proofbox.sandbox.box_handle import BOX_OPTIONS, COMMAND_OPTIONS, make_policy
-from proofbox.core.size import megabytes
+from proofbox.sandbox.contract import Policy
 
 
 @pytest.fixture

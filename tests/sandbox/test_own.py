@@ -13,11 +13,11 @@ import pytest
 from capabilities import OrdinaryUser
 
 from proofbox import Sandboxes
+from proofbox.config.settings import Settings
+from proofbox.core.files.path_walk import walk
 from proofbox.errors import PathRefused
 from proofbox.sandbox import own_files
-from proofbox.config.settings import Settings
 from proofbox.sandbox.contract import Layers, Mount, Policy
-from proofbox.core.files.path_walk import walk
 from proofbox.sandbox.providers.covering import Placed, placed
 
 RENAME = """

@@ -13,11 +13,11 @@ from capabilities import OrdinaryUser
 from private_engine import IMAGE, PrivateEngine, private_engine
 
 from proofbox import Sandboxes, Settings, initialize
+from proofbox.config import settings as config
 from proofbox.core.dirs import cache_dir, config_dir
 from proofbox.errors import PolicyRefused, ProvisionFailed, UsageError
-from proofbox.config import settings as config
+from proofbox.sandbox.containers.engine import ContainerEngine
 from proofbox.sandbox.contract import Event
-from proofbox.sandbox.containers.engine import Engine
 
 SCRIPT = """#!/bin/sh
 set -e
@@ -159,7 +159,7 @@ def engine() -> Generator[PrivateEngine]:
         yield started
 
 
-def images(engine: Engine) -> list[str]:
+def images(engine: ContainerEngine) -> list[str]:
     return sorted(tag for each in engine.call("GET", "/images/json", op="list") for tag in each["RepoTags"] or [])
 
 

@@ -19,8 +19,7 @@ from rawagent import PATIENCE, alive, wait_until
 
 from proofbox import AsyncSandboxes, Sandboxes
 from proofbox.errors import SandboxLost
-from proofbox.sandbox.client import async_connection
-from proofbox.sandbox.client import connection
+from proofbox.sandbox.client import async_connection, connection
 from proofbox.sandbox.client.async_process import open_process
 from proofbox.sandbox.conformance.context import command_line, commands_of, parent
 from proofbox.sandbox.service import Session

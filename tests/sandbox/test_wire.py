@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from proofbox.errors import ProtocolError, SandboxError
 from proofbox.sandbox.client import wire
-from proofbox.sandbox.client.calls import Call, Gathered
+from proofbox.sandbox.client.calls import ActiveCall, CollectedOutput
 from proofbox.sandbox.client.requests import make_request
-from proofbox.sandbox.client.wire import Decoder, Recv, Send, Want
+from proofbox.sandbox.client.wire import ExecFlag, FrameDecoder, Recv, Send
 
 kinds = st.sampled_from(list(Recv))
 frames = st.lists(st.tuples(kinds, st.integers(0, 2**32 - 1), st.binary(max_size=300)), max_size=10)
@@ -32,14 +32,14 @@ def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
 
 @given(frames=frames, cuts=st.lists(st.integers(0, 5000), max_size=20))
 def test_frames_come_back_under_any_chunking(frames: list[tuple[Recv, int, bytes]], cuts: list[int]) -> None:
-    decoder = Decoder()
+    decoder = FrameDecoder()
     data = b"".join(encoded(*frame) for frame in frames)
     assert [frame for piece in pieces(data, cuts) for frame in decoder.feed(piece)] == frames
 
 
 @given(data=st.binary(max_size=400), cuts=st.lists(st.integers(0, 400), max_size=10))
 def test_arbitrary_bytes_raise_nothing_else(data: bytes, cuts: list[int]) -> None:
-    decoder = Decoder()
+    decoder = FrameDecoder()
     try:
         for piece in pieces(data, cuts):
             for kind, id, payload in decoder.feed(piece):
@@ -69,7 +69,7 @@ def test_arbitrary_payloads_raise_nothing_else(parse: Callable[[bytes], Any], pa
 
 @given(frames=frames)
 def test_a_command_fed_with_anything_ends_in_a_result_or_a_typed_error(frames: list[tuple[Recv, int, bytes]]) -> None:
-    call = Call(1, make_request(["true"], cwd="/", env={}, streamed=True))
+    call = ActiveCall(1, make_request(["true"], cwd="/", env={}, streamed=True))
     try:
         for kind, _, payload in frames:
             call.feed(kind, payload)
@@ -80,17 +80,17 @@ def test_a_command_fed_with_anything_ends_in_a_result_or_a_typed_error(frames: l
 @pytest.mark.parametrize("length", [0, 4, wire.MAX_FRAME + 1, 2**31, 2**32 - 1])
 def test_an_impossible_length_is_refused_at_once(length: int) -> None:
     with pytest.raises(ProtocolError, match="impossible length"):
-        list(Decoder().feed(struct.pack("<I", length)))
+        list(FrameDecoder().feed(struct.pack("<I", length)))
 
 
 def test_an_unknown_type_is_refused() -> None:
     for kind in (0, 1, 64, 74, 255):
         with pytest.raises(ProtocolError, match="unknown type"):
-            list(Decoder().feed(encoded(kind, 0, b"")))
+            list(FrameDecoder().feed(encoded(kind, 0, b"")))
 
 
 def test_no_more_than_a_frame_is_kept() -> None:
-    decoder = Decoder()
+    decoder = FrameDecoder()
     big = encoded(Recv.STDOUT, 1, bytes(1 << 20))
     tracemalloc.start()
     try:
@@ -108,7 +108,7 @@ def test_no_more_than_a_frame_is_kept() -> None:
 
 
 def test_a_consumer_that_fails_loses_no_later_frame() -> None:
-    decoder = Decoder()
+    decoder = FrameDecoder()
     data = b"".join(encoded(Recv.PONG, id, b"") for id in range(3))
     for _, id, _ in decoder.feed(data):
         assert id == 0
@@ -134,7 +134,7 @@ def test_exec_is_laid_out_as_documented(
         argv,
         cwd=cwd,
         env=env,
-        want=Want.PTY | Want.STDIN,
+        want=ExecFlag.PTY | ExecFlag.STDIN,
         timeout_ms=7,
         grace_ms=8,
         caps=(9, 10),
@@ -168,7 +168,7 @@ def test_exec_is_laid_out_as_documented(
 @given(cap=st.integers(1, 50), sizes=st.lists(st.integers(0, 30), max_size=10))
 def test_a_watched_stream_is_kept_like_a_capped_one(cap: int, sizes: list[int]) -> None:
     true = bytes(n % 251 for n in range(sum(sizes)))
-    gathered, at = Gathered(cap), 0
+    gathered, at = CollectedOutput(cap), 0
     for size in sizes:
         gathered.add(at, true[at : at + size])
         at += size

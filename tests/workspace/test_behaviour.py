@@ -26,15 +26,13 @@ from proofbox.core.dirs import state_dir
 from proofbox.errors import WorkspaceExists
 from proofbox.evidence.documents.tree import TreeEntry, parse_tree_manifest, tree_manifest
 from proofbox.workspace import tree
-from proofbox.workspace.store import generation
-from proofbox.workspace.store import pack
-from proofbox.workspace.scanning import scanner
-from proofbox.workspace.scanning import suspects
-from proofbox.workspace.store.large_objects import chunks_of
-from proofbox.workspace.store.objects import Store
+from proofbox.workspace.scanning import scanner, suspects
 from proofbox.workspace.scanning.tracker import Tracker
-from proofbox.workspace.tree import EMPTY_FILE, PAGED, Known
+from proofbox.workspace.store import generation, pack
+from proofbox.workspace.store.large_objects import chunks_of
+from proofbox.workspace.store.objects import ObjectStore
 from proofbox.workspace.timeline.unified_diff import unified
+from proofbox.workspace.tree import EMPTY_FILE, PAGED, KnownFile
 
 
 @pytest.fixture
@@ -135,8 +133,8 @@ def test_a_giant_file_is_skipped_with_the_reason(ws: Workspace, root: Path, monk
 
 
 def test_storing_a_large_file_keeps_nobody_waiting(ws: Workspace) -> None:
-    with_lock = Store(store_of(ws))
-    other = Store(store_of(ws))
+    with_lock = ObjectStore(store_of(ws))
+    other = ObjectStore(store_of(ws))
 
     def chunks() -> Iterator[bytes]:
         yield b"a" * 100
@@ -197,7 +195,7 @@ def test_a_file_that_grows_past_the_limit_before_it_is_read_is_skipped(
     monkeypatch.setattr(scanner, "LARGEST", 1000)
     read = scanner.Scanner._file
 
-    def growing(self: scanner.Scanner, folder: int, path: str, name: str, before: Known | None) -> Known:
+    def growing(self: scanner.Scanner, folder: int, path: str, name: str, before: KnownFile | None) -> KnownFile:
         (root / "file").write_bytes(bytes(1001))
         return read(self, folder, path, name, before)
 
@@ -250,7 +248,9 @@ def test_a_queue_that_overflowed_means_a_scan(ws: Workspace, root: Path) -> None
 
 def test_without_watches_every_look_is_a_scan(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proofbox.workspace.scanning.tracker._MASK", 0)
-    monkeypatch.setattr("proofbox.workspace.scanning.tracker._ONLYDIR", 0)  # a watch for nothing, which the kernel refuses
+    monkeypatch.setattr(
+        "proofbox.workspace.scanning.tracker._ONLYDIR", 0
+    )  # a watch for nothing, which the kernel refuses
     with Workspace.init(root) as ws:
         first = ws.snapshot("first")
         (root / "file").write_text("two")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from proofbox.errors import CapabilitiesInvalid, CapabilityDenied, ProofboxError
 from proofbox.workspace.capabilities.capabilities import Capabilities, CapabilityGuard
 from proofbox.workspace.capabilities.grants import PRESETS, Files, Grants, load, parse
-from proofbox.workspace.capabilities.network import Endpoint, endpoint_of
+from proofbox.workspace.capabilities.network import NetworkEndpoint, endpoint_of
 from proofbox.workspace.search.globs import Glob
 from proofbox.workspace.tools.environments.files import FileTools
 from proofbox.workspace.tools.environments.handles import DirectoryTree
@@ -252,7 +252,7 @@ def test_a_url_that_is_allowed_leads_there_for_the_standard_library_too(url: str
     decision = ALLOWED.url(url)
     found = endpoint_of(url)
     if decision.allowed:
-        assert isinstance(found, Endpoint)
+        assert isinstance(found, NetworkEndpoint)
         read = urlsplit(url)
         host = (read.hostname or "").rstrip(".")
         assert host.encode("idna").decode() in (found.host, f"::ffff:{found.host}")

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from proofbox import Workspace
-from proofbox.workspace.scanning import mappings
-from proofbox.workspace.scanning import writeback
+from proofbox.workspace.scanning import mappings, writeback
 from proofbox.workspace.scanning.mappings import mapped_inodes
 
 CLOCK_REALTIME_COARSE = 5

@@ -25,12 +25,12 @@ from proofbox.errors import (
 from proofbox.workspace.capabilities.capabilities import Capabilities
 from proofbox.workspace.capabilities.grants import parse
 from proofbox.workspace.timeline.effects import Effect
-from proofbox.workspace.tools.conformance import CHECKS, World, run_conformance
+from proofbox.workspace.tools.conformance import CHECKS, ToolWorld, run_conformance
 from proofbox.workspace.tools.contract import ToolEnvironment, ToolResult
 from proofbox.workspace.tools.environments.host import HostEnvironment
-from proofbox.workspace.tools.environments.layers import Below, Call, Layer, Layered
+from proofbox.workspace.tools.environments.layers import Below, Layer, Layered, ToolInvocation
 from proofbox.workspace.tools.environments.memory import MemoryEnvironment
-from proofbox.workspace.tools.environments.middleware import Nudge, Recording, SnapshotOnWrite, workspace_layers
+from proofbox.workspace.tools.environments.middleware import EffectRecording, Nudge, SnapshotOnWrite, workspace_layers
 from proofbox.workspace.tools.tree import Guard
 
 RULES = """
@@ -66,7 +66,7 @@ def layers(
     env: ToolEnvironment, workspace: Workspace, capabilities: Capabilities | None = None, **options: Any
 ) -> list[Layer]:
     history = SnapshotOnWrite(workspace)
-    return workspace_layers(env, history, Recording(workspace.effects, history.head), capabilities, **options)
+    return workspace_layers(env, history, EffectRecording(workspace.effects, history.head), capabilities, **options)
 
 
 def log(workspace: Workspace) -> list[Effect]:
@@ -237,11 +237,11 @@ def test_the_nudge() -> None:
 def test_layers_of_ones_own(workspace: Workspace) -> None:
     seen: list[str] = []
 
-    def outer(call: Call, below: Below) -> ToolResult:
+    def outer(call: ToolInvocation, below: Below) -> ToolResult:
         seen.append(f"outer {call.tool}")
         return below(call)
 
-    def inner(call: Call, below: Below) -> ToolResult:
+    def inner(call: ToolInvocation, below: Below) -> ToolResult:
         seen.append(f"inner {call.target}")
         return below(call)
 
@@ -254,9 +254,9 @@ def test_a_layered_environment_conforms(tmp_path: Path) -> None:
     from contextlib import contextmanager
 
     @contextmanager
-    def make(guard: Guard) -> Iterator[World]:
+    def make(guard: Guard) -> Iterator[ToolWorld]:
         memory = MemoryEnvironment(guard=guard)
-        yield World(Layered(memory, workspace_layers(memory, nudge=False)))
+        yield ToolWorld(Layered(memory, workspace_layers(memory, nudge=False)))
 
     assert [result for result in run_conformance(make) if result.outcome == "failed"] == []
     assert len(CHECKS) > 15

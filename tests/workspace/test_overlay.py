@@ -17,12 +17,12 @@ import pytest
 from capabilities import OrdinaryUser
 
 from proofbox import Sandboxes, Workspace
-from proofbox.core.files.atomic import TEMPORARY_PREFIX
 from proofbox.core.dirs import state_dir
-from proofbox.core.files.removal import Left
+from proofbox.core.files.atomic import TEMPORARY_PREFIX
+from proofbox.core.files.removal import LeftoverPath
 from proofbox.errors import PolicyRefused
-from proofbox.workspace.timeline import overlay
 from proofbox.workspace.scanning.scanner import DEEPEST, LARGEST, LONGEST
+from proofbox.workspace.timeline import overlay
 
 pytestmark = pytest.mark.needs("bubblewrap")
 
@@ -202,7 +202,7 @@ def test_a_sweep_keeps_nobody_from_starting(ws: Workspace, monkeypatch: pytest.M
         boxes = store_of(ws) / "boxes"
     (boxes / "gone.lock").symlink_to("nowhere")  # as one that somebody else has swept between two looks
     with monkeypatch.context() as patched:
-        patched.setattr(overlay, "remove_tree", lambda path: [Left("", "busy", errno.EBUSY)])
+        patched.setattr(overlay, "remove_tree", lambda path: [LeftoverPath("", "busy", errno.EBUSY)])
         with ws.overlay("HEAD"):
             pass
         assert len(os.listdir(boxes)) == 3, "what could not be removed is there with its lock"

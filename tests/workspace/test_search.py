@@ -16,7 +16,7 @@ from pacing import SOON
 
 from proofbox.errors import PatternRefused, SearchTimedOut
 from proofbox.workspace.scanning.ignore import Ignore
-from proofbox.workspace.search import Engine, Found, PythonEngine, RipgrepEngine, Search, best_engine, search
+from proofbox.workspace.search import PythonEngine, RipgrepEngine, Search, SearchEngine, SearchHits, best_engine, search
 from proofbox.workspace.search.dialect import compile_pattern
 from proofbox.workspace.search.finder import LARGEST
 from proofbox.workspace.tools.environments.handles import DirectoryTree
@@ -52,7 +52,7 @@ def grown(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
 patterns = st.recursive(st.one_of(st.tuples(atoms, repeats).map("".join), anchors), grown, max_leaves=6)
 
 
-def both(root: Path, asked: Search, top: str = ".") -> tuple[Found, Found]:
+def both(root: Path, asked: Search, top: str = ".") -> tuple[SearchHits, SearchHits]:
     found = []
     tree = DirectoryTree(root)
     try:
@@ -190,7 +190,7 @@ def test_a_pattern_that_explodes_is_ended_and_ripgrep_just_answers(tmp_path: Pat
 
 
 @pytest.mark.parametrize("engine", [best_engine(), PythonEngine()], ids=lambda each: each.name)
-def test_what_is_skipped(tmp_path: Path, engine: Engine) -> None:
+def test_what_is_skipped(tmp_path: Path, engine: SearchEngine) -> None:
     fill(tmp_path, {"plain": b"needle", "binary": b"needle\0", "late": b"needle" + b" " * 9000 + b"\0"})
     fill(tmp_path, {".git/f": b"needle", "node/f": b"needle", ".gitignore": b"plain\nneedle", ".ignore": b"plain"})
     with (tmp_path / "giant").open("wb") as file:

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from proofbox.workspace.tools.contract import (
     CommandResult,
-    Entry,
     FileContent,
     FileEdited,
     FileRemoved,
     FileWritten,
     Listing,
+    ListingEntry,
     Match,
     PatchApplied,
     PatchedFile,
@@ -50,7 +50,7 @@ def test_what_is_too_long_keeps_its_beginning_and_its_end(words: str, limit: int
         (FileContent(path="a", content="x\n", size=9, truncated=True), "x\n\n[more follows: the file has 9 bytes]"),
         (FileWritten(path="a", size=3, created=True), "created a (3 bytes)"),
         (FileRemoved(path="a\u202eb"), "removed a\\u202eb"),
-        (Listing(path=".", entries=(Entry("a", "file", 3), Entry("b", "directory"))), "a\nb/"),
+        (Listing(path=".", entries=(ListingEntry("a", "file", 3), ListingEntry("b", "directory"))), "a\nb/"),
         (Listing(path=".", entries=()), "[nothing]"),
         (SearchResult(pattern="x", matches=()), "[no match]"),
         (

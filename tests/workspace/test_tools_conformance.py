@@ -10,8 +10,8 @@ import pytest
 
 from proofbox import Sandboxes
 from proofbox.errors import CapabilityDenied, PolicyRefused
-from proofbox.workspace.search import Engine, PythonEngine
-from proofbox.workspace.tools.conformance import CHECKS, GUARDED, Make, World, run_conformance
+from proofbox.workspace.search import PythonEngine, SearchEngine
+from proofbox.workspace.tools.conformance import CHECKS, GUARDED, Make, ToolWorld, run_conformance
 from proofbox.workspace.tools.contract import ToolEnvironment
 from proofbox.workspace.tools.environments.host import HostEnvironment, SandboxEnvironment
 from proofbox.workspace.tools.environments.memory import MemoryEnvironment
@@ -29,20 +29,20 @@ def root(tmp_path: Path) -> Path:
 
 def maker(kind: str, root: Path) -> Make:
     @contextlib.contextmanager
-    def make(guard: Guard) -> Iterator[World]:
-        engine: Engine | None = PythonEngine() if kind == "host-python" else None
+    def make(guard: Guard) -> Iterator[ToolWorld]:
+        engine: SearchEngine | None = PythonEngine() if kind == "host-python" else None
         if kind == "memory":
-            yield World(MemoryEnvironment(guard=guard))
+            yield ToolWorld(MemoryEnvironment(guard=guard))
         elif kind == "bubblewrap":
             with (
                 Sandboxes(root) as boxes,
                 boxes.start_session(provider="bubblewrap") as session,
                 SandboxEnvironment(session, guard=guard) as boxed,
             ):
-                yield World(boxed, str(root))
+                yield ToolWorld(boxed, str(root))
         else:
             with HostEnvironment(root, guard=guard, engine=engine) as env:
-                yield World(env, str(root))
+                yield ToolWorld(env, str(root))
 
     return make
 
@@ -68,8 +68,8 @@ def test_the_suite_finds_an_environment_that_is_wrong(root: Path) -> None:
             return super().read_file(path.replace("../", ""))
 
     @contextlib.contextmanager
-    def leaky(guard: Guard) -> Iterator[World]:
-        yield World(Leaky(guard=guard))
+    def leaky(guard: Guard) -> Iterator[ToolWorld]:
+        yield ToolWorld(Leaky(guard=guard))
 
     failed = [result.check for result in run_conformance(leaky) if result.outcome == "failed"]
     assert "nothing-is-outside" in failed

@@ -14,8 +14,8 @@ from proofbox import Workspace
 from proofbox.core.dirs import state_dir
 from proofbox.errors import WorkspaceCorrupt, WorkspaceExists, WorkspaceUnknown
 from proofbox.workspace import registry
-from proofbox.workspace.scanning import cache
 from proofbox.workspace.model import Method
+from proofbox.workspace.scanning import cache
 
 Content = dict[str, tuple[int, bytes]]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from proofbox.sandbox.box_handle import Inside
+from proofbox.sandbox.box_handle import BoxHandle
 from proofbox.sandbox.host.usage import observed
 from proofbox.sandbox.sessions import SessionInfo
 
@@ -24,6 +24,6 @@ def box_facts(box: SessionInfo) -> dict[str, Any]:
     }
 
 
-def variables_of(box: Inside, given: Iterable[str]) -> list[str]:
+def variables_of(box: BoxHandle, given: Iterable[str]) -> list[str]:
     """Names of the variables that a program in the box has: the box's own, and those it was given."""
     return sorted({*box.environment, *(name for name in box.forwards if name in os.environ), *given})

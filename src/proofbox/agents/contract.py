@@ -17,15 +17,15 @@ from typing import Any, Protocol
 import msgspec
 
 from proofbox.agents.events import Listener, TokenUsage, TurnStatus
+from proofbox.config.settings import Settings as BoxSettings
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
 from proofbox.errors import AgentError, ProofboxError
-from proofbox.config.settings import Settings as BoxSettings
 from proofbox.sandbox.box_handle import PolicyOptions
 from proofbox.workspace.capabilities.capabilities import Capabilities as Grants
 
 
-class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
+class RuntimeCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """What a runtime can do at all. A caller asks before it relies on one."""
 
     supports_thread_start: bool = True
@@ -181,7 +181,7 @@ class AgentRuntime(Protocol):
 
     id: str
     title: str
-    capabilities: Capabilities
+    capabilities: RuntimeCapabilities
     settings: type[msgspec.Struct]
     """What `[runtimes.ID]` may say, every member with a default. `settings.read_settings` checks against it."""
 

@@ -19,8 +19,8 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from proofbox.core.redaction.redactor import Redactor
 from proofbox.core.redaction.patterns import SECRET_VARIABLE
+from proofbox.core.redaction.redactor import Redactor
 from proofbox.core.redaction.spellings import MIN_SECRET
 from proofbox.errors import EnvPolicyRefused
 

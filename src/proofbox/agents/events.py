@@ -115,7 +115,7 @@ class FileChange(AgentEvent, frozen=True, kw_only=True, tag="file_change"):
     """It ended after its turn had."""
 
 
-class Decision(AgentEvent, frozen=True, kw_only=True, tag="decision"):
+class ApprovalDecision(AgentEvent, frozen=True, kw_only=True, tag="decision"):
     """The agent asked for leave, and was answered by the declared policy."""
 
     item: str
@@ -222,7 +222,7 @@ Event = (
     | Reasoning
     | ToolCall
     | FileChange
-    | Decision
+    | ApprovalDecision
     | Usage
     | RateWindows
     | Retrying

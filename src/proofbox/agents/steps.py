@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 from anyio.to_thread import run_sync
 
-from proofbox.agents.events import Decision, Event, FileChange, ToolCall, TurnEnded
+from proofbox.agents.events import ApprovalDecision, Event, FileChange, ToolCall, TurnEnded
 from proofbox.core.text import preview
 from proofbox.errors import UsageError
 from proofbox.sandbox.contract import Mount
@@ -25,7 +25,7 @@ PREVIEW = 4096
 MOST_STEPS = 100_000
 
 
-class Decided(msgspec.Struct, frozen=True):
+class StepDecision(msgspec.Struct, frozen=True):
     """What the agent asked leave for, and the rule that answered."""
 
     method: str
@@ -53,7 +53,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     source: str = "runtime_reported"
     late: bool = False
     """It ended after its turn had."""
-    decisions: tuple[Decided, ...] = ()
+    decisions: tuple[StepDecision, ...] = ()
     snapshot_before: str
     snapshot_after: str
     changed: int
@@ -82,13 +82,13 @@ class StepRecorder:
         self._keep = keep
         self._reach = reach
         self._latest = first_snapshot
-        self._asked: dict[str, list[Decided]] = {}
+        self._asked: dict[str, list[StepDecision]] = {}
         self.steps: list[Step] = []
 
     async def __call__(self, event: Event) -> None:
         match event:
-            case Decision():
-                said = Decided(event.method, _short(event.subject), event.answer, event.rule)
+            case ApprovalDecision():
+                said = StepDecision(event.method, _short(event.subject), event.answer, event.rule)
                 self._asked.setdefault(event.item, []).append(said)
             case ToolCall():
                 await self._add(

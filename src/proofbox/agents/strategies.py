@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from proofbox.agents.contract import AgentRuntime, Capabilities
+from proofbox.agents.contract import AgentRuntime, RuntimeCapabilities
 from proofbox.agents.registry import ID, Registry
 from proofbox.errors import (
     AgentError,
@@ -55,7 +55,7 @@ class Chain(msgspec.Struct, frozen=True):
         return ",".join(each.strategy + (STRICT if each.strict else "") for each in self.candidates)
 
 
-class Considered(msgspec.Struct, frozen=True, kw_only=True):
+class CandidateResult(msgspec.Struct, frozen=True, kw_only=True):
     """What became of one candidate: evidence, so data and not prose alone."""
 
     strategy: str
@@ -108,7 +108,7 @@ def decide_chain(
 
 def capabilities_named(names: Sequence[str]) -> tuple[str, ...]:
     """Capabilities as a caller writes them, `turn_steer` or `supports_turn_steer`, in their full names."""
-    known = Capabilities.__struct_fields__
+    known = RuntimeCapabilities.__struct_fields__
     full = tuple(name if name.startswith("supports_") else f"supports_{name}" for name in names)
     for name in full:
         if name not in known:
@@ -125,14 +125,14 @@ async def first_usable(
     *,
     settings: SettingsFor = lambda _: {},
     required: Sequence[str] = (),
-) -> tuple[T, tuple[Considered, ...]]:
+) -> tuple[T, tuple[CandidateResult, ...]]:
     """What `start` gave for the first candidate that could be used, and what became of each.
 
     Raises the candidate's own error where the chain is strict or every candidate failed alike, and otherwise
     `StrategyUnavailable`; `details["chain"]` says of each why not.
     """
     needed = capabilities_named(required)
-    seen: list[Considered] = []
+    seen: list[CandidateResult] = []
     for number, candidate in enumerate(chain.candidates):
         try:
             runtime = registry.runtime(candidate.strategy)
@@ -140,7 +140,7 @@ async def first_usable(
             given = await start(runtime)
         except SKIPPING as error:
             seen.append(
-                Considered(
+                CandidateResult(
                     strategy=candidate.strategy,
                     used=False,
                     reason=error.message,
@@ -153,7 +153,7 @@ async def first_usable(
                 raise _refusal(seen, error, f"{candidate.strategy} can't be used: ") from error
             continue
         seen.append(
-            Considered(
+            CandidateResult(
                 strategy=candidate.strategy,
                 used=True,
                 reason="the first that could be used",
@@ -163,7 +163,7 @@ async def first_usable(
         )
         not_needed = f"not needed: {candidate.strategy} was used"
         seen += [
-            Considered(strategy=later.strategy, used=False, reason=not_needed, strict=later.strict)
+            CandidateResult(strategy=later.strategy, used=False, reason=not_needed, strict=later.strict)
             for later in chain.candidates[number + 1 :]
         ]
         return given, tuple(seen)
@@ -192,11 +192,11 @@ async def _examine(runtime: AgentRuntime, needed: Sequence[str], settings: Mappi
     return probe.version
 
 
-def _as_error(considered: Considered) -> AgentError:
+def _as_error(considered: CandidateResult) -> AgentError:
     return _BY_CODE[considered.code](considered.reason, op="strategy", fix_hints=considered.fix_hints)
 
 
-def _refusal(seen: Sequence[Considered], error: AgentError, lead: str) -> AgentError:
+def _refusal(seen: Sequence[CandidateResult], error: AgentError, lead: str) -> AgentError:
     return type(error)(
         lead + error.message,
         op="strategy",

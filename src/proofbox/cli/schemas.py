@@ -22,7 +22,12 @@ from proofbox.cli.output import Document
 from proofbox.core.documents import STORED
 
 LOADED_LATE = (
-    *("proofbox.agents.runtimes.scripted.threads", "proofbox.delivery.record", "proofbox.evidence.documents.witnesses", "proofbox.lab.run.limiter"),
+    *(
+        "proofbox.agents.runtimes.scripted.threads",
+        "proofbox.delivery.record",
+        "proofbox.evidence.documents.witnesses",
+        "proofbox.lab.run.limiter",
+    ),
 )
 """What declares documents and is loaded with no command, only where an agent runs, or a bundle is written or sent."""
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-from proofbox.core.files.atomic import write_document
 from proofbox.core.dirs import state_dir
 from proofbox.core.documents import stored
+from proofbox.core.files.atomic import write_document
 from proofbox.core.files.locks import locked
 from proofbox.core.text import printable
 from proofbox.errors import ConsentRequired

@@ -17,16 +17,17 @@ from typing import Any, Literal
 
 import msgspec
 
-from proofbox.core.files.atomic import write_document
+from proofbox.config.mounts import mount_source
+from proofbox.config.project_files import write_project_file
+from proofbox.core.allowlist import parse_network
 from proofbox.core.dirs import config_dir, state_dir
 from proofbox.core.documents import stored
-from proofbox.core.nearest import nearest
+from proofbox.core.files.atomic import write_document
 from proofbox.core.files.plain import read_plain
+from proofbox.core.nearest import nearest
+from proofbox.core.size import Size, megabytes
 from proofbox.core.toml import parse_toml
 from proofbox.errors import PolicyRefused, RequestInvalid, UsageError
-from proofbox.core.allowlist import parse_network
-from proofbox.sandbox.paths import mount_source, write_project_file
-from proofbox.core.size import Size, megabytes
 
 PROJECT_FILE = Path(".proofbox/config.toml")
 SIZE_LIMIT = 64 << 10

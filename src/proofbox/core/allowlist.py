@@ -11,13 +11,13 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterable
-from typing import cast
+from typing import Literal, cast
 
 import msgspec
 
 from proofbox.errors import RequestInvalid
-from proofbox.sandbox.contract import Network
 
+Network = Literal["none", "full", "allow"]
 WEB_PORTS = (80, 443)
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
@@ -25,7 +25,7 @@ _GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
 _NUMERIC = re.compile(r"(0x[0-9a-f]*|[0-9]+)")
 
 
-class Rule(msgspec.Struct, frozen=True):
+class HostRule(msgspec.Struct, frozen=True):
     host: str
     """Canonical: a name, or an address."""
     port: int | None
@@ -58,14 +58,14 @@ def parse_network(text: str | None) -> tuple[Network | None, tuple[str, ...]]:
     )
 
 
-def parse_rules(texts: Iterable[str]) -> tuple[Rule, ...]:
+def parse_rules(texts: Iterable[str]) -> tuple[HostRule, ...]:
     rules = tuple(dict.fromkeys(_parse(text.strip()) for text in texts if text.strip()))
     if not rules:
         raise RequestInvalid("an allowlist without a host", op="start", fix_hints=["write allow:example.org, or none"])
     return rules
 
 
-def find_rule(rules: Iterable[Rule], host: str, port: int) -> Rule | None:
+def find_rule(rules: Iterable[HostRule], host: str, port: int) -> HostRule | None:
     return next((rule for rule in rules if rule.allows(host, port)), None)
 
 
@@ -120,7 +120,7 @@ def split_port(text: str) -> tuple[str, int | None] | None:
     return host, int(port)
 
 
-def _parse(text: str) -> Rule:
+def _parse(text: str) -> HostRule:
     parts = split_port(text)
     if parts is not None:
         host, port = parts
@@ -131,7 +131,7 @@ def _parse(text: str) -> Rule:
         except UnicodeError:
             known = None
         if known is not None and not (subdomains and is_address(known)):
-            return Rule(known, port, subdomains)
+            return HostRule(known, port, subdomains)
     raise RequestInvalid(
         f"{text[:200]!r} is no host that could be allowed",
         op="start",

@@ -32,10 +32,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
-from proofbox.core.files.atomic import sync_directory
 from proofbox.core.canonical import CanonicalError, canonical_bytes, parse_strict
 from proofbox.core.digest import digest_of, sha256_hex
 from proofbox.core.documents import declare
+from proofbox.core.files.atomic import sync_directory
 from proofbox.errors import CorruptError, UsageError
 
 FORMAT = "proofbox.chain/1"
@@ -80,7 +80,7 @@ class TornTail:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ChainFinding:
     """One thing wrong with a chain. `line` counts from 1; 0 means the chain as a whole.
 
     Codes: `unreadable`, `line_too_long`, `malformed` (not a canonical entry), `wrong_seq`, `wrong_prev`, `torn_tail`,
@@ -99,7 +99,7 @@ class ChainReport:
     ok: bool
     count: int
     head: str
-    findings: tuple[Finding, ...]
+    findings: tuple[ChainFinding, ...]
 
 
 class ChainWriter:
@@ -282,14 +282,14 @@ def verify_chain(
     Never raises over what the chain holds, and holds one line in memory at a time. Checking goes on after a finding, so
     that the report shows how far the damage reaches.
     """
-    findings: list[Finding] = []
+    findings: list[ChainFinding] = []
     count = unlisted = next_seq = 0
     head = origin(name)
 
     def found(line: int, code: str, message: str) -> None:
         nonlocal unlisted
         if len(findings) < MAX_FINDINGS:
-            findings.append(Finding(line, code, message))
+            findings.append(ChainFinding(line, code, message))
         else:
             unlisted += 1
 
@@ -321,7 +321,7 @@ def verify_chain(
     if expected_head is not None and head != expected_head:
         found(0, "wrong_head", "the head is not the one expected: the end was cut off, rewritten or added to")
     if unlisted:
-        findings.append(Finding(0, "more", f"{unlisted} further findings"))
+        findings.append(ChainFinding(0, "more", f"{unlisted} further findings"))
     return ChainReport(not findings, count, head, tuple(findings))
 
 

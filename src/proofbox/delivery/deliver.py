@@ -13,16 +13,16 @@ import msgspec
 from proofbox.core.clock import Clock
 from proofbox.core.redaction.redactor import Redactor
 from proofbox.delivery import summary
-from proofbox.delivery.patch.baseline import Baseline, BaselineStore, State
 from proofbox.delivery.client.calls import is_ambiguous
-from proofbox.delivery.client.sync_client import BackendClient
 from proofbox.delivery.client.idempotency import keyed_export, keyed_pull_request
+from proofbox.delivery.client.sync_client import BackendClient
+from proofbox.delivery.client.wire import InitialExport, PullRequest, RepoManifest, RepositoryChange
+from proofbox.delivery.patch.baseline import Baseline, BaselineStore, FileState
 from proofbox.delivery.patch.patchset import PatchChange, Patchset, patchset
-from proofbox.delivery.proof import Proof
-from proofbox.delivery.record import Asked, DeliveryRecord, Recording, recording
 from proofbox.delivery.patch.remembered import Remembered
+from proofbox.delivery.proof import Proof
+from proofbox.delivery.record import Asked, DeliveryRecord, DeliveryRecorder, recording
 from proofbox.delivery.source.tree import SourceTree
-from proofbox.delivery.client.wire import FileChange, InitialExport, PullRequest, RepoManifest
 from proofbox.errors import BackendError, BackendNotFound, DeliveryConflict, ProofboxError, SourceRefused
 
 NO_REPOSITORY = RepoManifest(base_commit_sha=None, files=())
@@ -100,7 +100,7 @@ def initial_export(
     with _recorded(target, tree, proof, options, patch, "initial_export", asked) as record:
         with _intended(target, patch):
             answer = client.initial_export(target.app_id, asked, tree.files, instead=record.instead)
-        baseline = Baseline().exported({file.path: State(file.sha256, file.mode) for file in tree.files})
+        baseline = Baseline().exported({file.path: FileState(file.sha256, file.mode) for file in tree.files})
         target.baselines().save(baseline)
         record.answered(answer, baseline)
     _remember(target, tree, patch)
@@ -168,8 +168,8 @@ def pull_request(client: BackendClient, target: Target, tree: SourceTree, proof:
     )
 
 
-def _change(change: PatchChange) -> FileChange:
-    return FileChange(
+def _change(change: PatchChange) -> RepositoryChange:
+    return RepositoryChange(
         path=change.path,
         operation=change.operation,
         mode=change.after_mode,  # type: ignore[arg-type]  # a source's, so one of git's
@@ -179,8 +179,8 @@ def _change(change: PatchChange) -> FileChange:
     )
 
 
-def _after(change: PatchChange) -> State | None:
-    return State(change.after_sha256, change.after_mode) if change.after_sha256 else None
+def _after(change: PatchChange) -> FileState | None:
+    return FileState(change.after_sha256, change.after_mode) if change.after_sha256 else None
 
 
 @contextlib.contextmanager
@@ -203,7 +203,7 @@ def _intended(target: Target, patch: Patchset) -> Iterator[Baseline]:
 
 def _recorded(
     target: Target, tree: SourceTree, proof: Proof, options: Options, patch: Patchset, operation: str, asked: Asked
-) -> contextlib.AbstractContextManager[Recording]:
+) -> contextlib.AbstractContextManager[DeliveryRecorder]:
     record = DeliveryRecord(
         operation=operation,
         backend_url=target.backend_url,

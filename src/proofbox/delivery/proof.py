@@ -21,24 +21,24 @@ import msgspec
 
 from proofbox.core.dirs import config_dir
 from proofbox.core.text import preview, printable
-from proofbox.delivery.source.tree import SourceTree, reason_by_name
 from proofbox.delivery.client.wire import Evidence
+from proofbox.delivery.source.tree import SourceTree, reason_by_name
 from proofbox.errors import DeliveryNotProven
+from proofbox.evidence.bundle.reader import Bundle, as_bundle
 from proofbox.evidence.documents import outcome as outcomes
 from proofbox.evidence.documents import schedule
 from proofbox.evidence.documents import tree as trees
+from proofbox.evidence.documents.shape import ShapeError
 from proofbox.evidence.promotion.packet import Packet
 from proofbox.evidence.promotion.policies import approves_code
 from proofbox.evidence.promotion.policy import is_built_in
-from proofbox.evidence.bundle.reader import Bundle, as_bundle
-from proofbox.evidence.documents.shape import ShapeError
 from proofbox.evidence.verify.verifier import examine_packet
 
 TRUSTED = "trusted-keys"
 Standing = Literal["proven", "consistent, not signed", "not proven"]
 
 
-class Result(msgspec.Struct, frozen=True):
+class ProofResult(msgspec.Struct, frozen=True):
     """What was found of one aspect: by whom, and how."""
 
     aspect: str
@@ -66,7 +66,7 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     promotable: bool = False
     signed_by: str | None = None
     tree_sha256: str | None = None
-    results: tuple[Result, ...] = ()
+    results: tuple[ProofResult, ...] = ()
     problems: tuple[str, ...] = ()
     """Why the evidence does not support the delivery."""
 
@@ -105,7 +105,7 @@ def examine(packet: Path | None, bundle: Path | None, tree: SourceTree, *, key: 
     if found.packet is not None and found.packet.pinned:
         problems += _policy_problems(found.packet, signed=verified.signed_by is not None)
     tree_sha256: str | None = None
-    results: tuple[Result, ...] = ()
+    results: tuple[ProofResult, ...] = ()
     if found.checked is not None and not verified.findings:
         checked = as_bundle(found.checked)
         results = _results(checked)
@@ -154,7 +154,7 @@ def _policy_problems(packet: Packet, *, signed: bool) -> list[str]:
     return problems
 
 
-def _results(bundle: Bundle) -> tuple[Result, ...]:
+def _results(bundle: Bundle) -> tuple[ProofResult, ...]:
     if outcomes.PATH not in bundle.artifacts:
         return ()
     try:
@@ -162,7 +162,7 @@ def _results(bundle: Bundle) -> tuple[Result, ...]:
     except ShapeError:
         return ()
     return tuple(
-        Result(aspect, verdict.result, verdict.by, verdict.how)
+        ProofResult(aspect, verdict.result, verdict.by, verdict.how)
         for aspect, verdict in (("claimed", found.claimed), ("verified", found.verified), ("infra", found.infra))
     )
 

@@ -16,15 +16,23 @@ import msgspec
 from proofbox.core.clock import Clock
 from proofbox.core.documents import declare, stored
 from proofbox.core.redaction.redactor import Redactor
+from proofbox.delivery.client.wire import (
+    Export,
+    ExportAnswer,
+    InitialExport,
+    Mode,
+    PullRequest,
+    PullRequestAnswer,
+    Sha256,
+)
 from proofbox.delivery.patch.baseline import SCHEMA as BASELINE_SCHEMA
 from proofbox.delivery.patch.baseline import Baseline, encode_baseline
 from proofbox.delivery.patch.patchset import Patchset
 from proofbox.delivery.proof import Proof
 from proofbox.delivery.source.tree import LeftOut, SourceTree
-from proofbox.delivery.client.wire import Export, ExportAnswer, InitialExport, Mode, PullRequest, PullRequestAnswer, Sha256
 from proofbox.errors import DeliverySecretFound
-from proofbox.evidence.documents import tree as trees
 from proofbox.evidence.bundle.writer import BundleWriter
+from proofbox.evidence.documents import tree as trees
 
 Asked = InitialExport | PullRequest
 REQUEST, ANSWER = "proofbox.delivery_request/1", "proofbox.delivery_answer/1"
@@ -82,7 +90,7 @@ class DeliveryRecord(msgspec.Struct, frozen=True, kw_only=True):
     proof: Proof
 
 
-class Recording:
+class DeliveryRecorder:
     """The bundle of a delivery under way."""
 
     def __init__(self, bundle: BundleWriter, tree: SourceTree) -> None:
@@ -109,7 +117,7 @@ class Recording:
 @contextlib.contextmanager
 def recording(
     record: DeliveryRecord, tree: SourceTree, asked: Asked, *, out: Path, redactor: Redactor, clock: Clock | None
-) -> Iterator[Recording]:
+) -> Iterator[DeliveryRecorder]:
     """A bundle of what is about to be sent; with the answer, or as failed, it is committed."""
     if redactor.contains_secret(msgspec.json.encode(asked)):
         raise DeliverySecretFound(
@@ -122,7 +130,7 @@ def recording(
         bundle.stage = record.operation
         bundle.write_json("delivery.json", msgspec.to_builtins(record))
         bundle.write_json(trees.PATH, tree.manifest)
-        found = Recording(bundle, tree)
+        found = DeliveryRecorder(bundle, tree)
         found.asked(asked)
         yield found
 

@@ -9,5 +9,5 @@
     store/                   bundles elsewhere, behind the same commit barrier
 
 Everything that `verify` needs uses the standard library and `cryptography` alone: a third party audits a bundle with
-`python3 -I src/proofbox/evidence/verify/verifier.py PATH`. A test imports it so.
+`python3 -I src/proofbox/evidence/verify PATH`. A test imports it so.
 """

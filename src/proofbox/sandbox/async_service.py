@@ -21,18 +21,18 @@ from typing import Self, Unpack
 import anyio
 from anyio.to_thread import run_sync
 
+from proofbox.config.settings import Settings
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
 from proofbox.errors import ProofboxError, SandboxLost, UsageError
-from proofbox.sandbox.host import freezing
+from proofbox.sandbox.box_handle import BoxHandle, ExecOptions, PolicyOptions, RunOptions, split_options
 from proofbox.sandbox.client.async_connection import AsyncConnection
-from proofbox.config.settings import Settings
-from proofbox.sandbox.contract import DEFAULT_TTL, Event, ExecResult, OnEvent, ProbeResult, stream_of
-from proofbox.sandbox.service_core import House, Opened, kill_detached
-from proofbox.sandbox.box_handle import ExecOptions, Inside, PolicyOptions, RunOptions, split_options
 from proofbox.sandbox.client.requests import check_ttl, encode_env
+from proofbox.sandbox.contract import DEFAULT_TTL, Event, ExecResult, OnEvent, ProbeResult, stream_of
+from proofbox.sandbox.host import freezing
 from proofbox.sandbox.service import START_PATIENCE, Sandboxes
-from proofbox.sandbox.sessions import Record, SessionInfo
+from proofbox.sandbox.service_core import OpenedBox, ServiceCore, kill_detached
+from proofbox.sandbox.sessions import SessionInfo, SessionRecord
 
 
 class AsyncSession:
@@ -40,10 +40,10 @@ class AsyncSession:
 
     def __init__(
         self,
-        house: House,
-        inside: Inside,
+        house: ServiceCore,
+        inside: BoxHandle,
         connection: AsyncConnection,
-        origin: Opened | Record,
+        origin: OpenedBox | SessionRecord,
         on_end: Callable[[SessionInfo], None] | None = None,
     ) -> None:
         self._house = house
@@ -63,7 +63,7 @@ class AsyncSession:
         return self._origin.info("stopped" if self._stopped else "lost" if self._connection.lost else "running")
 
     @property
-    def inside(self) -> Inside:
+    def inside(self) -> BoxHandle:
         """What is known of the box: paths and environment as a command finds them."""
         return self._inside
 
@@ -108,7 +108,7 @@ class AsyncSession:
 
     async def detach(self) -> None:
         """Let go of a detached session: it goes on without this client, and its idle time begins."""
-        if isinstance(self._origin, Opened):
+        if isinstance(self._origin, OpenedBox):
             raise UsageError("a session that is not detached ends with its client", op="session", fix_hints=["stop it"])
         self._connection.close()
 
@@ -117,7 +117,7 @@ class AsyncSession:
         if self._stopped:
             return
         with anyio.CancelScope(shield=True):
-            if isinstance(self._origin, Opened):
+            if isinstance(self._origin, OpenedBox):
                 self._connection.close()  # the end of its stream is the end of the box
                 await run_sync(self._origin.end)
             else:
@@ -160,7 +160,7 @@ class AsyncSandboxes:
         clock: Clock | None = None,
         ids: IdSource | None = None,
     ) -> None:
-        self._house = House(project_root, on_event=on_event, settings=settings, clock=clock, ids=ids)
+        self._house = ServiceCore(project_root, on_event=on_event, settings=settings, clock=clock, ids=ids)
         self._sessions: dict[str, AsyncSession] = {}
 
     async def probe(self, provider: str | None = None) -> ProbeResult:
@@ -281,7 +281,7 @@ class AsyncSandboxes:
             self._house, opened.inside, AsyncConnection(stream_of(opened.box), opened.box.kill), opened, self._remember
         )
 
-    async def _detach(self, opened: Opened) -> AsyncSession:
+    async def _detach(self, opened: OpenedBox) -> AsyncSession:
         """A session that is to outlive us must be seen to run before we let go of it."""
         try:
             session = self._attach(opened.id)

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, TypedDict, TypeVar, cast
 
 import msgspec
 
-from proofbox.core.nearest import nearest
-from proofbox.errors import CommandNotFound, PathRefused, ProofboxError, RequestInvalid
-from proofbox.sandbox.host import cgroups
-from proofbox.core.allowlist import parse_network
-from proofbox.sandbox.client.calls import Call
 from proofbox.config.settings import Settings
+from proofbox.core.allowlist import parse_network
+from proofbox.core.nearest import nearest
+from proofbox.core.size import Size, megabytes
+from proofbox.errors import CommandNotFound, PathRefused, ProofboxError, RequestInvalid
+from proofbox.sandbox.client.calls import ActiveCall
+from proofbox.sandbox.client.requests import CommandRequest, Stdin, encode_env, make_request
 from proofbox.sandbox.contract import (
     DEFAULT_OUTPUT_CAP,
     Access,
@@ -31,10 +32,9 @@ from proofbox.sandbox.contract import (
     OnStart,
     Policy,
 )
-from proofbox.sandbox.paths import parse_mount, resolve_cwd, resolve_mounts
 from proofbox.sandbox.enforcement import check_values
-from proofbox.sandbox.client.requests import Request, Stdin, encode_env, make_request
-from proofbox.core.size import Size, megabytes
+from proofbox.sandbox.host import cgroups
+from proofbox.sandbox.paths import parse_mount, resolve_cwd, resolve_mounts
 
 if TYPE_CHECKING:  # selection loads every provider, and what each of them needs
     from proofbox.sandbox.selection import Choice
@@ -96,7 +96,7 @@ BOX_OPTIONS = PolicyOptions.__optional_keys__
 COMMAND_OPTIONS = ExecOptions.__optional_keys__
 
 
-class Inside(msgspec.Struct, frozen=True):
+class BoxHandle(msgspec.Struct, frozen=True):
     provider: str
     isolation: Isolation
     policy: Policy
@@ -114,7 +114,9 @@ class Inside(msgspec.Struct, frozen=True):
     """Names of the client's variables that every command gets, with the values they have then."""
 
     @classmethod
-    def of(cls, box: Box, choice: Choice, project: Path, forwards: tuple[str, ...], more: Mapping[str, str]) -> Inside:
+    def of(
+        cls, box: Box, choice: Choice, project: Path, forwards: tuple[str, ...], more: Mapping[str, str]
+    ) -> BoxHandle:
         # A mount of the project itself says where in the box it is to be: commands begin there.
         asked = [mount.guest for mount in box.policy.mounts if mount.host == project]
         return cls(
@@ -136,7 +138,7 @@ class Inside(msgspec.Struct, frozen=True):
         options: ExecOptions,
         environment: Mapping[bytes, bytes],
         pty: tuple[int, int] | None = None,
-    ) -> Request:
+    ) -> CommandRequest:
         """`environment` is this box's, encoded: what `encode_env(inside.environment)` gives."""
         refuse_unknown(options, COMMAND_OPTIONS)
         extra = {name: os.environ[name] for name in self.forwards if name in os.environ} | dict(
@@ -158,7 +160,7 @@ class Inside(msgspec.Struct, frozen=True):
     def oom_kills(self) -> int:
         return cgroups.oom_kills(self.memory_group)
 
-    def result(self, call: Call, oom_kills_before: int) -> ExecResult:
+    def result(self, call: ActiveCall, oom_kills_before: int) -> ExecResult:
         try:
             return call.result(
                 provider=self.provider,

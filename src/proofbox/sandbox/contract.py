@@ -16,9 +16,9 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from proofbox.core.allowlist import Network as Network
 from proofbox.errors import StartFailed
 
-Network = Literal["none", "full", "allow"]
 Access = Literal["rw", "ro", "overlay"]
 
 DEFAULT_OUTPUT_CAP = 10 * 1024 * 1024
@@ -236,7 +236,7 @@ class Provider(Protocol):
         """Why a box did not come up, from what its programs said: a reason and fixes."""
 
 
-class Usage(msgspec.Struct, frozen=True):
+class ResourceUsage(msgspec.Struct, frozen=True):
     """What a command used, as the kernel counted for it and the children it waited for."""
 
     cpu_ms: float
@@ -274,7 +274,7 @@ class ExecResult(msgspec.Struct, frozen=True):
     signal: int | None
     truncated: Truncated
     duration_ms: float
-    usage: Usage
+    usage: ResourceUsage
     diagnostics: Mapping[str, Diagnostic]
     survivors: bool = False
     """Something of a killed command's tree hangs in the kernel and could not be ended."""
@@ -310,7 +310,7 @@ class Event(msgspec.Struct, frozen=True):
     detail: Mapping[str, object] = {}
 
 
-class Running(Protocol):
+class RunningCommand(Protocol):
     """A command under way, for who wants to reach it."""
 
     def signal(self, number: int) -> None:
@@ -319,4 +319,4 @@ class Running(Protocol):
 
 OnEvent = Callable[[Event], None]
 OnOutput = Callable[[Output], None]
-OnStart = Callable[[Running], None]
+OnStart = Callable[[RunningCommand], None]

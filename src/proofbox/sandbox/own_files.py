@@ -18,9 +18,9 @@ from pathlib import Path
 import msgspec
 
 from proofbox.core.dirs import cache_dir, config_dir, state_dir
+from proofbox.core.files.path_walk import Entry, walk
 from proofbox.errors import PathRefused
 from proofbox.sandbox.host.mounts import mount_points_below
-from proofbox.core.files.path_walk import Entry, walk
 
 _COMMAND = "proofbox"
 _PACKAGE = Path(os.path.abspath(__file__)).parents[1]

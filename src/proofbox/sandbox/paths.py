@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
-from proofbox.core.files.atomic import write_document
+from proofbox.config.mounts import split_mount
+from proofbox.core.files.path_walk import entries_of, resolved_path
 from proofbox.errors import PathRefused
 from proofbox.sandbox.contract import Mount
 from proofbox.sandbox.host.mounts import file_systems
 from proofbox.sandbox.own_files import own_directory_above
-from proofbox.core.files.path_walk import Entry, walk
 
 # No project and no mount: they are the host itself, or what the box has of its own.
 _SYSTEM = frozenset(
@@ -31,7 +30,7 @@ _GUEST_OWN = tuple(PurePosixPath(p) for p in ("/proc", "/dev", "/sys"))
 
 
 def resolve_project(path: str | os.PathLike[str]) -> Path:
-    project = _not_our_own(_real(path, "project"), "project")
+    project = _not_our_own(resolved_path(path, "project"), "project")
     if not project.is_dir():
         raise PathRefused(f"project {os.fspath(path)!r} is not a directory", op="start", fix_hints=["name a directory"])
     if project in _SYSTEM:
@@ -44,31 +43,12 @@ def resolve_project(path: str | os.PathLike[str]) -> Path:
     return _without_kernel_settings(project, "project")
 
 
-def write_project_file(project: Path, name: Path, data: bytes) -> None:
-    """Write `.proofbox/NAME` of a project, creating the directory; a link in its place is never followed."""
-    path = project / name
-    try:
-        with contextlib.suppress(FileExistsError):
-            path.parent.mkdir(mode=0o755)
-        write_document(path, data, follow=False)
-    except OSError as error:
-        if not path.parent.is_symlink() and path.parent.is_dir():
-            raise
-        kind = "a symbolic link" if path.parent.is_symlink() else "not a directory"
-        raise PathRefused(
-            f"{path.parent} is {kind}: {path.name} was not written",
-            op="config",
-            fix_hints=[f"look at it, then remove it: rm {path.parent}"],
-            details={"path": str(path.parent)},
-        ) from error
-
-
 def resolve_cwd(project: Path, cwd: str | os.PathLike[str] | None) -> Path:
     """The host path of a working directory: within the project, after every symlink."""
     if cwd is None:
         return project
     wanted = project / os.fspath(cwd)
-    real = _real(wanted, "cwd")
+    real = resolved_path(wanted, "cwd")
     if not real.is_relative_to(project):
         through = "" if Path(os.path.normpath(wanted)) == real else f" (it leads to {real})"
         raise PathRefused(
@@ -84,14 +64,7 @@ def resolve_cwd(project: Path, cwd: str | os.PathLike[str] | None) -> Path:
 
 def parse_mount(text: str, base: Path | None = None) -> Mount:
     """Parse `HOST:GUEST[:ro|rw]`: read-only unless it says rw. A relative source counts from `base`."""
-    parts = text.split(":")
-    mode = parts.pop() if len(parts) > 2 and parts[-1] in ("ro", "rw") else "ro"
-    if len(parts) != 2 or not all(parts):
-        raise PathRefused(
-            f"mount {text!r} can't be read", op="start", fix_hints=["write HOST:GUEST, HOST:GUEST:ro or HOST:GUEST:rw"]
-        )
-    host = Path(parts[0]) if base is None or parts[0].startswith("~") else base / parts[0]
-    return Mount(host, parts[1], writable=mode == "rw")
+    return Mount(*split_mount(text, base))
 
 
 def resolve_mounts(project: Path, mounts: Iterable[Mount]) -> tuple[Mount, ...]:
@@ -100,7 +73,7 @@ def resolve_mounts(project: Path, mounts: Iterable[Mount]) -> tuple[Mount, ...]:
     A source may not go through a symbolic link in the project or in a writable mount: a command in an earlier box could
     have put it there, to get at what it leads to.
     """
-    found = [(mount, _way(mount.host, "mount")) for mount in mounts]
+    found = [(mount, entries_of(mount.host, "mount")) for mount in mounts]
     resolved = [_checked_mount(mount, Path(way[-1].path)) for mount, way in found]
     reached = (project, *(mount.host for mount in resolved if mount.writable))
     for mount, (_, way) in zip(resolved, found, strict=True):
@@ -122,7 +95,7 @@ def refuse_planted_program(name: str, project: Path, mounts: Iterable[Mount]) ->
     if found is None:
         return
     reached = (project, *(mount.host for mount in mounts if mount.writable))
-    for entry in _way(found, name):
+    for entry in entries_of(found, name):
         if any(Path(entry.path).parent.is_relative_to(each) for each in reached):
             raise PathRefused(
                 f"{name} on PATH is {found}, which a command in a box could have put there",
@@ -132,14 +105,6 @@ def refuse_planted_program(name: str, project: Path, mounts: Iterable[Mount]) ->
                 ],
                 details={"program": found, "project": str(project)},
             )
-
-
-def mount_source(project: Path, text: str) -> str | None:
-    """The directory or file on the host that a mount of the project's settings leads to; None if there is nothing."""
-    try:
-        return str(_real(parse_mount(text, project).host, "mount"))
-    except PathRefused:
-        return None
 
 
 def _checked_mount(mount: Mount, host: Path) -> Mount:
@@ -193,27 +158,3 @@ def _not_our_own(path: Path, what: str) -> Path:
             f"{what} {path} is in proofbox's own directory {own}", op="start", fix_hints=[f"use a place outside {own}"]
         )
     return path
-
-
-def _real(path: str | os.PathLike[str], what: str) -> Path:
-    return Path(_way(path, what)[-1].path)
-
-
-def _way(path: str | os.PathLike[str], what: str) -> list[Entry]:
-    """Every entry that a path of the caller's leads through; the last is where it leads."""
-    text = os.fspath(path)
-    if "\0" in text:
-        raise PathRefused(
-            f"{what} holds a NUL byte", op="start", fix_hints=["check the spelling: no path can hold one"]
-        )
-    try:
-        expanded = os.path.expanduser(text)
-        return walk(expanded if os.path.isabs(expanded) else os.path.join(os.getcwd(), expanded))
-    except FileNotFoundError:
-        raise PathRefused(f"{what} {text!r} does not exist", op="start", fix_hints=["check the spelling"]) from None
-    except (OSError, RuntimeError, ValueError) as error:
-        raise PathRefused(
-            f"{what} {text!r} can't be resolved: {error}",
-            op="start",
-            fix_hints=["check the spelling and the permissions"],
-        ) from None

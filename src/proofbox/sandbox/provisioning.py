@@ -28,12 +28,12 @@ from proofbox.core.files.locks import locked
 from proofbox.core.files.removal import remove_tree
 from proofbox.errors import PolicyRefused, ProofboxError, ProvisionFailed
 from proofbox.sandbox.client.connection import Connection
+from proofbox.sandbox.client.requests import encode_env, make_request
+from proofbox.sandbox.containers.prepared_image import PreparedImages
 from proofbox.sandbox.contract import Box, BoxSpec, Event, Mount, OnEvent, Provider, stream_of
 from proofbox.sandbox.egress.outlet import Outlet
-from proofbox.sandbox.containers.prepared_image import ImageKeeper
-from proofbox.sandbox.providers.prepared_home import HomeKeeper
-from proofbox.sandbox.client.requests import encode_env, make_request
 from proofbox.sandbox.host.scratch import Scratch
+from proofbox.sandbox.providers.prepared_home import PreparedHomes
 
 PATIENCE = 1800.0
 SAID = 4000  # of each stream, kept for the error
@@ -41,7 +41,7 @@ _INSIDE = "/.proofbox-provision"
 Phase = Literal["started", "finished", "failed"]
 
 
-class Keeper(Protocol):
+class PreparedStore(Protocol):
     """How a provider keeps what a script did."""
 
     def basis(self, spec: BoxSpec) -> str:
@@ -60,7 +60,7 @@ class Keeper(Protocol):
         """Remove what was begun and not kept. May be repeated."""
 
 
-_KEEPERS: dict[str, type[Keeper]] = {"docker": ImageKeeper, "bubblewrap": HomeKeeper}
+_KEEPERS: dict[str, type[PreparedStore]] = {"docker": PreparedImages, "bubblewrap": PreparedHomes}
 
 
 def provision(provider: Provider, spec: BoxSpec, script: bytes, *, on_event: OnEvent | None = None) -> BoxSpec:
@@ -96,7 +96,9 @@ def provision(provider: Provider, spec: BoxSpec, script: bytes, *, on_event: OnE
     return found
 
 
-def _run(provider: Provider, keeper: Keeper, key: str, spec: BoxSpec, script: bytes, on_event: OnEvent | None) -> None:
+def _run(
+    provider: Provider, keeper: PreparedStore, key: str, spec: BoxSpec, script: bytes, on_event: OnEvent | None
+) -> None:
     with contextlib.ExitStack() as stack:
         scratch = Scratch()
         stack.callback(scratch.remove)

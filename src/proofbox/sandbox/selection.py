@@ -16,11 +16,12 @@ from typing import Literal
 
 import msgspec
 
-from proofbox.core.files.atomic import write_document
 from proofbox.core.dirs import cache_dir
 from proofbox.core.documents import stored
+from proofbox.core.files.atomic import write_document
 from proofbox.errors import CommandNotFound, ProofboxError, ProviderUnavailable
 from proofbox.sandbox.client.connection import Connection
+from proofbox.sandbox.client.requests import encode_env, make_request
 from proofbox.sandbox.contract import (
     BoxSpec,
     Diagnostic,
@@ -32,10 +33,9 @@ from proofbox.sandbox.contract import (
     Provider,
     stream_of,
 )
+from proofbox.sandbox.enforcement import refuse_unenforceable
 from proofbox.sandbox.providers import AUTO, AUTO_ORDER, WITH_AN_IMAGE, provider_named
 from proofbox.sandbox.providers.bubblewrap import COMMAND_ID
-from proofbox.sandbox.enforcement import refuse_unenforceable
-from proofbox.sandbox.client.requests import encode_env, make_request
 
 TRIAL_PATIENCE = 10.0
 

@@ -15,19 +15,26 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self, Unpack
 
+from proofbox.config.settings import Settings
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
 from proofbox.errors import ProofboxError, SandboxLost, UsageError
-from proofbox.sandbox.host import freezing
-from proofbox.config.settings import Settings
+from proofbox.sandbox.box_handle import BoxHandle, ExecOptions, PolicyOptions, RunOptions, split_options
 from proofbox.sandbox.client.connection import Connection, RunningCall
-from proofbox.sandbox.contract import DEFAULT_TTL, Event, ExecResult, OnEvent, ProbeResult, stream_of
-from proofbox.sandbox.service_core import House, Opened, kill_detached
-from proofbox.sandbox.box_handle import ExecOptions, Inside, PolicyOptions, RunOptions, split_options
 from proofbox.sandbox.client.requests import check_ttl, encode_env
-from proofbox.sandbox.sessions import Record, SessionInfo
 from proofbox.sandbox.client.signals import passing_on
-from proofbox.sandbox.client.terminal import following_size, is_terminal, own_stdin, pass_on, raw_terminal, terminal_size
+from proofbox.sandbox.client.terminal import (
+    following_size,
+    is_terminal,
+    own_stdin,
+    pass_on,
+    raw_terminal,
+    terminal_size,
+)
+from proofbox.sandbox.contract import DEFAULT_TTL, Event, ExecResult, OnEvent, ProbeResult, stream_of
+from proofbox.sandbox.host import freezing
+from proofbox.sandbox.service_core import OpenedBox, ServiceCore, kill_detached
+from proofbox.sandbox.sessions import SessionInfo, SessionRecord
 
 START_PATIENCE = 30.0
 
@@ -37,10 +44,10 @@ class Session:
 
     def __init__(
         self,
-        house: House,
-        inside: Inside,
+        house: ServiceCore,
+        inside: BoxHandle,
         connection: Connection,
-        origin: Opened | Record,
+        origin: OpenedBox | SessionRecord,
         on_end: Callable[[SessionInfo], None] | None = None,
     ) -> None:
         self._house = house
@@ -60,7 +67,7 @@ class Session:
         return self._origin.info("stopped" if self._stopped else "lost" if self._connection.lost else "running")
 
     @property
-    def inside(self) -> Inside:
+    def inside(self) -> BoxHandle:
         """What is known of the box: paths and environment as a command finds them."""
         return self._inside
 
@@ -116,7 +123,7 @@ class Session:
 
     def detach(self) -> None:
         """Let go of a detached session: it goes on without this client, and its idle time begins."""
-        if isinstance(self._origin, Opened):
+        if isinstance(self._origin, OpenedBox):
             raise UsageError("a session that is not detached ends with its client", op="session", fix_hints=["stop it"])
         self._connection.close()
 
@@ -124,7 +131,7 @@ class Session:
         """End the box and everything in it. May be repeated."""
         if self._stopped:
             return
-        if isinstance(self._origin, Opened):
+        if isinstance(self._origin, OpenedBox):
             self._connection.close()  # the end of its stream is the end of the box
             self._origin.end()
         else:
@@ -169,7 +176,7 @@ class Sandboxes:
         clock: Clock | None = None,
         ids: IdSource | None = None,
     ) -> None:
-        self._house = House(project_root, on_event=on_event, settings=settings, clock=clock, ids=ids)
+        self._house = ServiceCore(project_root, on_event=on_event, settings=settings, clock=clock, ids=ids)
         self._sessions: dict[str, Session] = {}
 
     def probe(self, provider: str | None = None) -> ProbeResult:
@@ -292,7 +299,7 @@ class Sandboxes:
                 opened.end()
         return Session(self._house, opened.inside, connection, opened, self._remember)
 
-    def _detach(self, opened: Opened) -> Session:
+    def _detach(self, opened: OpenedBox) -> Session:
         """A session that is to outlive us must be seen to run before we let go of it."""
         try:
             session = self._attach(opened.id)

@@ -9,38 +9,38 @@ from pathlib import Path
 
 import msgspec
 
+from proofbox.config import settings as config
+from proofbox.config.settings import Settings, load
 from proofbox.core.clock import Clock, SystemClock, isoformat
 from proofbox.core.dirs import state_dir
 from proofbox.core.ids import IdSource
 from proofbox.errors import PolicyRefused, ProofboxError, ProviderUnavailable, SandboxLost, StartFailed
-from proofbox.sandbox.host import cgroups
-from proofbox.config import settings as config
-from proofbox.config.settings import Settings, load
+from proofbox.sandbox.box_handle import BoxHandle, PolicyOptions, make_policy
+from proofbox.sandbox.containers.engine import ContainerEngine
 from proofbox.sandbox.containers.ownership import kill_container, our_containers, reap_containers
 from proofbox.sandbox.contract import Box, BoxSpec, Diagnostic, Event, OnEvent, Policy, ProbeResult, Provider
-from proofbox.sandbox.containers.engine import Engine
-from proofbox.sandbox.box_handle import Inside, PolicyOptions, make_policy
-from proofbox.sandbox.egress.detached_outlet import LastingOutlet
+from proofbox.sandbox.egress.detached_outlet import DetachedOutlet
 from proofbox.sandbox.egress.outlet import Outlet
-from proofbox.sandbox.paths import refuse_planted_program, resolve_project
+from proofbox.sandbox.host import cgroups
 from proofbox.sandbox.host.processes import kill_group_of
+from proofbox.sandbox.host.scratch import sweep_scratch
+from proofbox.sandbox.paths import refuse_planted_program, resolve_project
 from proofbox.sandbox.providers import ALIASES, AUTO, provider_named
 from proofbox.sandbox.provisioning import provision
-from proofbox.sandbox.host.scratch import sweep_scratch
 from proofbox.sandbox.selection import choose, probe
-from proofbox.sandbox.sessions import PREFIX, Record, SessionInfo, SessionStore, State
+from proofbox.sandbox.sessions import PREFIX, SessionInfo, SessionRecord, SessionStore, State
 
 ENDED_REMEMBERED = 1000
 
 
-class Opened(msgspec.Struct, frozen=True):
+class OpenedBox(msgspec.Struct, frozen=True):
     """A box that was started, with what is needed to use it and to explain its end."""
 
     id: str
     created_at: str
     provider: Provider
     box: Box
-    inside: Inside
+    inside: BoxHandle
     outlet: Outlet | None = None
 
     def end(self) -> None:
@@ -64,19 +64,19 @@ class Opened(msgspec.Struct, frozen=True):
         return self.inside.annotate(error)
 
 
-def kill_detached(record: Record) -> None:
+def kill_detached(record: SessionRecord) -> None:
     """End the box of a session whose agent does not answer: by whatever holds it, since whoever started it is gone."""
     if record.holder:
         cgroups.sweep(cgroups.tree(), record.id)
         kill_group_of(record.holder)
         return
-    engine = Engine.find()
+    engine = ContainerEngine.find()
     container = our_containers(engine).get(record.id)
     if container is not None:
         kill_container(engine, container)
 
 
-class House:
+class ServiceCore:
     def __init__(
         self,
         project_root: str | os.PathLike[str],
@@ -114,7 +114,7 @@ class House:
         name, policy = _named(provider, settings), self._policy(project, provider, options, settings)
         return provider_named(name).name if name != AUTO else choose(name, policy).provider.name
 
-    def open(self, provider: str | None, options: PolicyOptions, *, ttl: float | None = None) -> Opened:
+    def open(self, provider: str | None, options: PolicyOptions, *, ttl: float | None = None) -> OpenedBox:
         """Start a box; with a ttl, one that listens in the session store and is recorded there."""
         project = resolve_project(self.project_root)
         settings = self._settings_for(project)
@@ -124,7 +124,7 @@ class House:
         self.tell(Event("session", "starting", id, {"provider": choice.provider.name}))
         spec = BoxSpec(label=id, project=project, policy=policy)
         with contextlib.ExitStack() as on_failure:
-            outlet: Outlet | LastingOutlet | None = None
+            outlet: Outlet | DetachedOutlet | None = None
             if policy.doors and ttl is not None:
                 raise PolicyRefused(
                     "a session that outlives its client has nobody at the other end of its doors",
@@ -142,19 +142,19 @@ class House:
                 if spec.listen is None:
                     outlet = Outlet(policy.allow, name=id, on_event=self.on_event)
                 else:
-                    outlet = LastingOutlet(policy.allow, name=id, session=spec.listen, log=store.network_log(id))
+                    outlet = DetachedOutlet(policy.allow, name=id, session=spec.listen, log=store.network_log(id))
                 on_failure.callback(outlet.close)
                 spec = msgspec.structs.replace(spec, forwards=outlet.forwards, sockets=outlet.directory)
             box = self._start(choice.provider, spec, choice.diagnostics)
             on_failure.callback(box.destroy)
-            inside = Inside.of(box, choice, project, settings.env, outlet.environment if outlet is not None else {})
+            inside = BoxHandle.of(box, choice, project, settings.env, outlet.environment if outlet is not None else {})
             if ttl is not None:
-                store.save(Record(id, created_at, ttl, inside, box.holder))
-            if isinstance(outlet, LastingOutlet):
+                store.save(SessionRecord(id, created_at, ttl, inside, box.holder))
+            if isinstance(outlet, DetachedOutlet):
                 outlet.release()
                 outlet = None
             on_failure.pop_all()
-        return Opened(id, created_at, choice.provider, box, inside, outlet)
+        return OpenedBox(id, created_at, choice.provider, box, inside, outlet)
 
     def sessions(self) -> list[SessionInfo]:
         store = self.store
@@ -177,7 +177,7 @@ class House:
         store = self.store
         return store.info(store.load(session_id))
 
-    def ended(self, record: Record) -> None:
+    def ended(self, record: SessionRecord) -> None:
         """A detached session was stopped: keep its tombstone, and nothing else of it."""
         self.store.save(msgspec.structs.replace(record, stopped=True))
         cgroups.sweep(cgroups.tree(), record.id)

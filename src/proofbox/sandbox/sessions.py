@@ -19,13 +19,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from proofbox.core.files.atomic import write_document
 from proofbox.core.documents import stored
-from proofbox.core.ids import is_id
+from proofbox.core.files.atomic import write_document
 from proofbox.core.files.removal import remove_tree
+from proofbox.core.ids import is_id
 from proofbox.errors import PathRefused, ProofboxError, SandboxLost, SessionUnknown
+from proofbox.sandbox.box_handle import BoxHandle
 from proofbox.sandbox.contract import Isolation, Policy
-from proofbox.sandbox.box_handle import Inside
 from proofbox.sandbox.host.unix_sockets import connect_at
 
 PREFIX = "ses"
@@ -50,7 +50,7 @@ class SessionInfo(msgspec.Struct, frozen=True):
     ttl: float | None
 
     @classmethod
-    def of(cls, id: str, created_at: str, inside: Inside, state: State, *, ttl: float | None) -> SessionInfo:
+    def of(cls, id: str, created_at: str, inside: BoxHandle, state: State, *, ttl: float | None) -> SessionInfo:
         """With a ttl it is detached: it outlives its client."""
         return cls(
             id=id,
@@ -66,14 +66,14 @@ class SessionInfo(msgspec.Struct, frozen=True):
 
 
 @stored(SCHEMA, at="STATE/sessions/SESSION/session.json")
-class Record(msgspec.Struct, frozen=True):
+class SessionRecord(msgspec.Struct, frozen=True):
     """A session that outlives its client: where its box is, and how it was asked for."""
 
     id: str
     """The session's; its directory has that name."""
     created_at: str
     ttl: float
-    inside: Inside
+    inside: BoxHandle
     """What a client must know of its box."""
     holder: str = ""
     """The process that holds the box: boot, pid namespace, pid and start. Empty: an engine's container is the box."""
@@ -106,7 +106,7 @@ class SessionStore:
         """What its allowlist decided, where it has one."""
         return self._root / id / "network.jsonl"
 
-    def save(self, record: Record) -> None:
+    def save(self, record: SessionRecord) -> None:
         try:
             data = msgspec.json.encode(record, enc_hook=_encode)
         except UnicodeEncodeError:
@@ -117,11 +117,11 @@ class SessionStore:
             ) from None
         write_document(self._root / record.id / "session.json", data, mode=0o600)
 
-    def load(self, id: str) -> Record:
+    def load(self, id: str) -> SessionRecord:
         if is_id(id, PREFIX):  # an id becomes a path: nothing else may
             with contextlib.suppress(OSError, msgspec.MsgspecError, RecursionError):
                 data = (self._root / id / "session.json").read_bytes()
-                record = msgspec.json.decode(data, type=Record, dec_hook=_decode)
+                record = msgspec.json.decode(data, type=SessionRecord, dec_hook=_decode)
                 if record.schema_version == SCHEMA and record.id == id:
                     return record
         raise SessionUnknown(
@@ -130,7 +130,7 @@ class SessionStore:
             details={"session": id[:80]},
         )
 
-    def records(self) -> list[Record]:
+    def records(self) -> list[SessionRecord]:
         found = []
         with contextlib.suppress(OSError):
             for entry in sorted(os.listdir(self._root)):
@@ -150,7 +150,7 @@ class SessionStore:
                 details={"session": id, "cause": str(error)},
             ) from None
 
-    def info(self, record: Record) -> SessionInfo:
+    def info(self, record: SessionRecord) -> SessionInfo:
         """The record, with the state its socket tells."""
         return record.info("running" if self.running(record.id) else "stopped" if record.stopped else "lost")
 

@@ -17,7 +17,7 @@ def exact(path: str, path_b64: str | None) -> str:
     return os.fsdecode(base64.b64decode(path_b64)) if path_b64 else path
 
 
-class Left(msgspec.Struct, frozen=True, omit_defaults=True):
+class SkippedPath(msgspec.Struct, frozen=True, omit_defaults=True):
     """A path that is not in a snapshot, or was not put back, and why."""
 
     path: str
@@ -34,7 +34,7 @@ class EffectsHead(msgspec.Struct, frozen=True):
     """The SHA-256 of the last one's line; while there is none, the chain's origin."""
 
 
-class Context(msgspec.Struct, frozen=True, kw_only=True):
+class SnapshotContext(msgspec.Struct, frozen=True, kw_only=True):
     """What a snapshot keeps besides files, for whoever goes on from there."""
 
     cwd: str = ""
@@ -62,9 +62,9 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     workspace: str
     ignored: tuple[str, ...] = ()
     """The patterns of what is not part of it."""
-    skipped: tuple[Left, ...] = ()
+    skipped: tuple[SkippedPath, ...] = ()
     """What could not be read or is no file, directory or link; a rollback leaves it alone."""
-    unstable: tuple[Left, ...] = ()
+    unstable: tuple[SkippedPath, ...] = ()
     """Files that changed while they were read, each time: some moment's content, or a mix."""
     cwd: str = ""
     """For whoever goes on from here; empty: not given."""
@@ -111,7 +111,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """The latest snapshot, or the one that was rolled back to."""
     changes: tuple[Change, ...]
     """What the files have that `head` has not."""
-    skipped: tuple[Left, ...]
+    skipped: tuple[SkippedPath, ...]
     """What no snapshot can hold: unreadable, or no file, directory or link."""
     ignored: tuple[str, ...]
     """The patterns of what is not part of the workspace."""
@@ -130,11 +130,11 @@ class RollbackResult(msgspec.Struct, frozen=True, kw_only=True):
     restored: tuple[Change, ...]
     irreversible_effects: tuple[str, ...]
     warning: str
-    left: tuple[Left, ...]
+    left: tuple[SkippedPath, ...]
     """What is not as the snapshot has it: in no snapshot and in the way, or not ours to change."""
 
 
-class Verification(msgspec.Struct, frozen=True, kw_only=True):
+class HistoryVerification(msgspec.Struct, frozen=True, kw_only=True):
     sound: bool
     """There are no problems."""
     snapshots: int

@@ -27,13 +27,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from proofbox.core.files.atomic import TEMPORARY_PREFIX, create_only, sync_directory, write_document
 from proofbox.core.canonical import CanonicalError, canonical_bytes, parse_strict
 from proofbox.core.digest import digest_of
 from proofbox.core.dirs import state_dir
 from proofbox.core.documents import stored
+from proofbox.core.files.atomic import TEMPORARY_PREFIX, create_only, sync_directory, write_document
 from proofbox.core.files.locks import locked
-from proofbox.core.files.removal import Left, remove_tree
+from proofbox.core.files.removal import LeftoverPath, remove_tree
 from proofbox.errors import (
     WorkspaceCorrupt,
     WorkspaceExists,
@@ -193,7 +193,7 @@ def registered_below(directory: str | os.PathLike[str]) -> list[Registration]:
     return found
 
 
-def drop_store(store_id: str) -> list[Left]:
+def drop_store(store_id: str) -> list[LeftoverPath]:
     """Remove a store, unless a workspace still has it. What of it could not be removed.
 
     Raises `WorkspaceCorrupt` where a damaged document keeps it from knowing.
@@ -210,7 +210,7 @@ def drop_store(store_id: str) -> list[Left]:
         with locked(place / "use.lock", wait=False):
             return remove_tree(place)
     except BlockingIOError:
-        return [Left("", "a process is using it", errno.EBUSY)]
+        return [LeftoverPath("", "a process is using it", errno.EBUSY)]
 
 
 def registered(real: str) -> Registration:

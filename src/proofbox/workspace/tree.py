@@ -43,12 +43,12 @@ _ROW = re.compile(rb"([1-7][0-7]{0,6}) ([^\0/]+)\0([\0-\xff]{32})")
 _INT64 = 1 << 63
 
 Record = tuple[int, bytes, int, int, int, int]
-"""The members of a `Known`, as a plain tuple."""
+"""The members of a `KnownFile`, as a plain tuple."""
 Row = tuple[bytes, bytes, bytes]
 """An entry as it is stored: name, mode in octal, digest."""
 
 
-class Known(NamedTuple):
+class KnownFile(NamedTuple):
     """A file or symbolic link as it was when its content was read."""
 
     mode: int
@@ -65,7 +65,7 @@ def int64(time_ns: int) -> int:
 
 
 def times_of(info: os.stat_result) -> tuple[int, int, int, int]:
-    """What is compared with the last members of a `Known`."""
+    """What is compared with the last members of a `KnownFile`."""
     return info.st_size, int64(info.st_mtime_ns), int64(info.st_ctime_ns), info.st_ino
 
 
@@ -97,7 +97,7 @@ class Directory:
         self.ctime_ns = ctime_ns
         self.ino = ino
         self._names, self._records = packed
-        self._files: dict[str, Known] | None = None
+        self._files: dict[str, KnownFile] | None = None
         self._touched: set[str] = set()
         self._pages: list[tuple[bytes, set[str]]] = []
 
@@ -112,9 +112,9 @@ class Directory:
         self._pages = []
 
     @property
-    def files(self) -> dict[str, Known]:
+    def files(self) -> dict[str, KnownFile]:
         if self._files is None:
-            self._files = {name: Known._make(record) for name, record in self.records()}
+            self._files = {name: KnownFile._make(record) for name, record in self.records()}
             self._names = self._records = b""
         return self._files
 
@@ -181,14 +181,14 @@ class Directory:
             yield from child.walk(f"{path}/{name}" if path else name)
 
 
-class Entry(NamedTuple):
+class StoredEntry(NamedTuple):
     """One entry of a stored tree."""
 
     mode: int
     digest: bytes
 
     @classmethod
-    def of_row(cls, row: Row) -> Entry:
+    def of_row(cls, row: Row) -> StoredEntry:
         # Of one that was stored with all bits, too.
         return cls(kept_mode(int(row[1], 8)), row[2])
 

@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 import msgspec
 
 from proofbox.core.clock import Clock, SystemClock, isoformat
-from proofbox.core.ids import IdSource
 from proofbox.core.files.locks import locked
 from proofbox.core.files.removal import remove_tree
+from proofbox.core.ids import IdSource
 from proofbox.core.text import path_fields
 from proofbox.errors import (
     InternalError,
@@ -41,37 +41,36 @@ from proofbox.errors import (
     WorkspaceReplaced,
 )
 from proofbox.workspace import registry
-from proofbox.workspace.timeline import effects
-from proofbox.workspace.timeline import maintenance
-from proofbox.workspace.timeline.diff import changes, differences
-from proofbox.workspace.timeline.fork import make_fork
-from proofbox.workspace.timeline.history import History
 from proofbox.workspace.identity import identity_of
-from proofbox.workspace.scanning.ignore import Ignore
-from proofbox.workspace.scanning.working_tree import Known, Look
 from proofbox.workspace.model import (
     Change,
     Collected,
-    Context,
     EffectsHead,
-    Left,
+    HistoryVerification,
     Method,
     RollbackResult,
+    SkippedPath,
     Snapshot,
+    SnapshotContext,
     Status,
-    Verification,
 )
-from proofbox.workspace.timeline.overlay import Overlay
 from proofbox.workspace.registry import CACHE, LOCK, REFS, Registration
+from proofbox.workspace.scanning.ignore import Ignore
+from proofbox.workspace.scanning.working_tree import Known, WorkingTree
+from proofbox.workspace.store.objects import ObjectStore
+from proofbox.workspace.timeline import effects, maintenance
+from proofbox.workspace.timeline.diff import changes, differences
+from proofbox.workspace.timeline.fork import make_fork
+from proofbox.workspace.timeline.history import History
+from proofbox.workspace.timeline.overlay import Overlay
 from proofbox.workspace.timeline.restore import write_new
 from proofbox.workspace.timeline.rollback import Rollbacks
-from proofbox.workspace.store.objects import Store
 from proofbox.workspace.tree import EMPTY_TREE
 
 if TYPE_CHECKING:
     from proofbox.sandbox.service import Session
 
-NOTHING = Context()
+NOTHING = SnapshotContext()
 T = TypeVar("T")
 
 
@@ -95,10 +94,10 @@ class Workspace:
         self._mutex = threading.RLock()
         """Held while it works: who closes it from another thread waits for that."""
         self._released = False
-        self._store = Store(registry.store_path(registration.store))
+        self._store = ObjectStore(registry.store_path(registration.store))
         self._history = History(self._store, self.id)
         ignore = Ignore(registration.ignore)
-        self._look = Look(
+        self._look = WorkingTree(
             self.path, self._store, ignore, self._home / CACHE, track=track, known=known, on_progress=on_progress
         )
         self._rollbacks = Rollbacks(self.path, self._home, self._store, self._history, self._look, self._record)
@@ -133,7 +132,7 @@ class Workspace:
             *(ids.new_id("ws"), ids.new_id("store"), os.fsencode(real).hex(), tuple(ignore), created_at),
             identity=identity_of(real),
         )
-        Store.create(registry.store_path(new.store)).close()
+        ObjectStore.create(registry.store_path(new.store)).close()
         try:
             registry.register(new)
         except (WorkspaceExists, WorkspaceReplaced):
@@ -246,7 +245,7 @@ class Workspace:
         """What changed from `a` (the latest snapshot) to `b` (the files as they are now)."""
         return self.compare(a, b, changes)
 
-    def compare(self, a: str | None, b: str | None, how: Callable[[Store, bytes, bytes], T]) -> T:
+    def compare(self, a: str | None, b: str | None, how: Callable[[ObjectStore, bytes, bytes], T]) -> T:
         """Apply `how` to the two trees that `diff` would compare."""
         with self._working():
             old = bytes.fromhex(self._resolve(a).id) if a is not None else _tree_of(self._history.head())
@@ -279,7 +278,7 @@ class Workspace:
         is held still meanwhile if it is named by `freeze`; named by `beside` it runs on, and the snapshot says whether
         any command of it was alive. Raises `PolicyRefused` or `NotFrozen` where freezing fails, and takes no snapshot.
         """
-        context = Context(cwd=cwd, env=dict(env or {}), effects_head=effects_head)
+        context = SnapshotContext(cwd=cwd, env=dict(env or {}), effects_head=effects_head)
         with self._working():
             with freeze.frozen() if freeze is not None else nullcontext():
                 alive = beside.commands_alive() if beside is not None else None
@@ -361,7 +360,7 @@ class Workspace:
             self._store.sync()
             registry.write(self._home / REFS, {**self.refs(), name: found.id})
 
-    def verify(self) -> Verification:
+    def verify(self) -> HistoryVerification:
         """Read everything that is stored again: every byte against its digest, every tree for what it needs."""
         return maintenance.verify(self._registration, self._store, self._history)
 
@@ -400,7 +399,7 @@ class Workspace:
         kind: Literal["snapshot", "rollback"],
         message: str,
         method: Method,
-        context: Context = NOTHING,
+        context: SnapshotContext = NOTHING,
         *,
         frozen: bool = False,
         overlap: int | None = None,
@@ -449,5 +448,5 @@ def _is_hex(text: str) -> bool:
     return all(digit in "0123456789abcdef" for digit in text)
 
 
-def _left(found: Mapping[str, str]) -> tuple[Left, ...]:
-    return tuple(Left(**path_fields(path), reason=reason) for path, reason in sorted(found.items()))
+def _left(found: Mapping[str, str]) -> tuple[SkippedPath, ...]:
+    return tuple(SkippedPath(**path_fields(path), reason=reason) for path, reason in sorted(found.items()))

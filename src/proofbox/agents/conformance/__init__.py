@@ -20,18 +20,18 @@ import anyio
 import msgspec
 
 from proofbox.agents.conformance import control, leaving, threads, turns
-from proofbox.agents.conformance.context import Check, Context
+from proofbox.agents.conformance.context import RuntimeCheck, RuntimeCheckContext
 from proofbox.agents.conformance.rigs import rig_for
-from proofbox.agents.contract import AgentRuntime, Capabilities
+from proofbox.agents.contract import AgentRuntime, RuntimeCapabilities
 from proofbox.agents.registry import Registry, installed
 from proofbox.core.documents import stored
 from proofbox.errors import StrategyUnavailable, UsageError
-from proofbox.sandbox.conformance.check import Failed, Measured, NotApplicable, NotChecked, Outcome, Result
+from proofbox.sandbox.conformance.check import CheckResult, Failed, Measured, NotApplicable, NotChecked, Outcome
 
-__all__ = ["CHECKS", "Check", "RuntimeReport", "run_conformance"]
+__all__ = ["CHECKS", "RuntimeCheck", "RuntimeReport", "run_conformance"]
 
 SCHEMA = "proofbox.runtime_conformance/1"
-CHECKS: tuple[Check, ...] = tuple(
+CHECKS: tuple[RuntimeCheck, ...] = tuple(
     check for module in (turns, control, threads, leaving) for check in module.subject.checks
 )
 
@@ -42,8 +42,8 @@ class RuntimeReport(Measured, msgspec.Struct, frozen=True):
 
     strategy: str
     version: str
-    capabilities: Capabilities
-    results: tuple[Result, ...]
+    capabilities: RuntimeCapabilities
+    results: tuple[CheckResult, ...]
     schema_version: str = SCHEMA
 
 
@@ -52,7 +52,7 @@ def run_conformance(
     *,
     provider: str | None = None,
     only: Collection[str] | None = None,
-    on_result: Callable[[Result], None] | None = None,
+    on_result: Callable[[CheckResult], None] | None = None,
     registry: Registry | None = None,
 ) -> RuntimeReport:
     """Check a runtime in boxes of a provider. Whatever goes wrong in a check is in its result.
@@ -99,9 +99,9 @@ async def _find(runtime: AgentRuntime) -> None:
         )
 
 
-def _run(check: Check, runtime: AgentRuntime, provider: str | None) -> tuple[Result, str]:
+def _run(check: RuntimeCheck, runtime: AgentRuntime, provider: str | None) -> tuple[CheckResult, str]:
     began = time.monotonic()
-    context = Context(runtime, rig_for(runtime), provider)
+    context = RuntimeCheckContext(runtime, rig_for(runtime), provider)
 
     async def bounded() -> None:
         try:
@@ -133,4 +133,4 @@ def _run(check: Check, runtime: AgentRuntime, provider: str | None) -> tuple[Res
     if left:
         outcome, detail = "failed", "; ".join([*([detail] if detail else []), *left])
     took = round((time.monotonic() - began) * 1000, 1)
-    return Result(check.name, check.subject, outcome, detail, took), context.version
+    return CheckResult(check.name, check.subject, outcome, detail, took), context.version

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from proofbox.agents.conformance.rig import Act, Babble, Fail, Hang, Hear, Recall, Run, Say, Scene, Spend
-from proofbox.agents.fakemodel.script import Answer, Fault
+from proofbox.agents.fakemodel.script import Fault, ScriptedResponse
 from proofbox.agents.fakemodel.server import FakeModel, text_of
 from proofbox.sandbox.conformance.check import NotApplicable
 
@@ -36,7 +36,7 @@ class ScenicModel(FakeModel):
         super().__init__()
         self._scenes = scenes
 
-    def _choose(self, body: dict[str, Any]) -> tuple[Answer, str]:
+    def _choose(self, body: dict[str, Any]) -> tuple[ScriptedResponse, str]:
         items = [item for item in body.get("input") or [] if isinstance(item, dict)]
         turns: list[_Turn] = []
         over = True
@@ -63,9 +63,9 @@ class _Turn:
         self.outcomes = 0
 
 
-def _due(scene: Scene, turn: _Turn, told: Sequence[str]) -> Answer:
+def _due(scene: Scene, turn: _Turn, told: Sequence[str]) -> ScriptedResponse:
     """The answer to the latest request of a turn: what was run already is known by its outcomes."""
-    answer = Answer()
+    answer = ScriptedResponse()
     left = turn.outcomes
     for number, act in enumerate(scene):
         last = number + 1 == len(scene)
@@ -82,7 +82,7 @@ def _due(scene: Scene, turn: _Turn, told: Sequence[str]) -> Answer:
     return answer
 
 
-def _with(answer: Answer, act: Act, told: Sequence[str], last: bool) -> Answer:
+def _with(answer: ScriptedResponse, act: Act, told: Sequence[str], last: bool) -> ScriptedResponse:
     match act:
         case Say(text):  # a message ends the turn, so that an earlier one can only be a thought
             return msgspec.structs.replace(answer, **({"text": text} if last else {"think": text}))

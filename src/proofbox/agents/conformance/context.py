@@ -24,28 +24,28 @@ from proofbox.sandbox.conformance.context import processes_with
 E = TypeVar("E", bound=AgentEvent)
 
 
-class Check(msgspec.Struct, frozen=True):
+class RuntimeCheck(msgspec.Struct, frozen=True):
     """One thing that is checked of every runtime."""
 
     name: str
     subject: str
-    run: Callable[[Context], Awaitable[None]]
+    run: Callable[[RuntimeCheckContext], Awaitable[None]]
     seconds: float
 
 
-class Subject:
+class RuntimeChecks:
     """The checks of one module, gathered as they are defined."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.checks: list[Check] = []
+        self.checks: list[RuntimeCheck] = []
 
-    def check(self, *, seconds: float = 90.0) -> Callable[[Callable[[Context], Awaitable[None]]], None]:
+    def check(self, *, seconds: float = 90.0) -> Callable[[Callable[[RuntimeCheckContext], Awaitable[None]]], None]:
         """The function's name is the check's name, its docstring is for the reader."""
 
-        def add(run: Callable[[Context], Awaitable[None]]) -> None:
+        def add(run: Callable[[RuntimeCheckContext], Awaitable[None]]) -> None:
             name = getattr(run, "__name__", "").replace("_", "-")
-            self.checks.append(Check(f"{self.name}.{name}", self.name, run, seconds))
+            self.checks.append(RuntimeCheck(f"{self.name}.{name}", self.name, run, seconds))
 
         return add
 
@@ -88,7 +88,7 @@ class Play:
         return result
 
 
-class Context:
+class RuntimeCheckContext:
     """One check's own world."""
 
     patience = 30.0  # a busy machine is no finding

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import anyio
 
-from proofbox.agents.conformance.context import Context, Play, Subject
+from proofbox.agents.conformance.context import Play, RuntimeCheckContext, RuntimeChecks
 from proofbox.agents.conformance.rig import Hang, Hear, Recall, Run, Say, Scene
 from proofbox.agents.contract import TurnResult
 from proofbox.agents.events import Message, ToolCall
 from proofbox.errors import RuntimeStalled, TurnInterrupted
 from proofbox.sandbox.conformance.check import NotApplicable, expect
 
-subject = Subject("control")
+subject = RuntimeChecks("control")
 
 
 @subject.check()
-async def interrupt_ends_the_turn_and_its_command(context: Context) -> None:
+async def interrupt_ends_the_turn_and_its_command(context: RuntimeCheckContext) -> None:
     """A command that would run for minutes is dead when the turn's end is told; the thread can go on."""
     async with context.playing([Run(context.long_command), Say("never")], [Say("again")]) as play:
         thread = await play.session.start_thread()
@@ -36,7 +36,7 @@ async def interrupt_ends_the_turn_and_its_command(context: Context) -> None:
 
 
 @subject.check()
-async def steer_reaches_the_agent(context: Context) -> None:
+async def steer_reaches_the_agent(context: RuntimeCheckContext) -> None:
     async with context.playing([Run("true"), Hear(), Recall()]) as play:
         thread = await play.session.start_thread()
         turn = await play.session.start_turn(thread, "first words")
@@ -51,7 +51,7 @@ async def steer_reaches_the_agent(context: Context) -> None:
 
 
 @subject.check()
-async def a_stalled_turn_is_ended(context: Context) -> None:
+async def a_stalled_turn_is_ended(context: RuntimeCheckContext) -> None:
     """A watchdog, because a turn that never ends would be waited for without end."""
     async with context.playing([Hang()], stall_timeout=1.0) as play:
         with anyio.fail_after(context.patience):
@@ -61,7 +61,7 @@ async def a_stalled_turn_is_ended(context: Context) -> None:
 
 
 @subject.check(seconds=120)
-async def parallel_sessions_do_not_mix(context: Context) -> None:
+async def parallel_sessions_do_not_mix(context: RuntimeCheckContext) -> None:
     """Each hears of its own turn alone, and one that is interrupted disturbs no other."""
     if not context.runtime.capabilities.supports_parallel_sessions:
         raise NotApplicable(f"{context.runtime.id} has one session at a time")
@@ -86,7 +86,7 @@ async def parallel_sessions_do_not_mix(context: Context) -> None:
 
 
 @subject.check(seconds=120)
-async def threads_of_a_session_do_not_mix(context: Context) -> None:
+async def threads_of_a_session_do_not_mix(context: RuntimeCheckContext) -> None:
     async with context.playing([Run("sleep 0.2"), Recall()]) as play:
         results: dict[int, TurnResult] = {}
 

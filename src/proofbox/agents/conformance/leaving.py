@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import anyio
 
-from proofbox.agents.conformance.context import Context, Subject
+from proofbox.agents.conformance.context import RuntimeCheckContext, RuntimeChecks
 from proofbox.agents.conformance.rig import Hang, Run, Say
 from proofbox.agents.events import ItemStarted, ToolCall, TurnEnded
 from proofbox.errors import ProofboxError
 from proofbox.sandbox.conformance.check import Failed, expect
 
-subject = Subject("leaving")
+subject = RuntimeChecks("leaving")
 
 
 @subject.check()
-async def close_ends_what_is_under_way(context: Context) -> None:
+async def close_ends_what_is_under_way(context: RuntimeCheckContext) -> None:
     """The turn's end is told, and whoever waits for it is not left waiting."""
     async with context.playing([Run(context.long_command), Say("never")]) as play:
         turn = await play.session.start_turn(await play.session.start_thread(), "sleep")
@@ -27,7 +27,7 @@ async def close_ends_what_is_under_way(context: Context) -> None:
 
 
 @subject.check()
-async def close_ends_a_daemon(context: Context) -> None:
+async def close_ends_a_daemon(context: RuntimeCheckContext) -> None:
     """What left its process group and its parent is still the session's."""
     daemon = f"(setsid sleep 300 {context.marker} >/dev/null 2>&1 &) ; (setsid sh -c 'sleep 300; : {context.marker}' &)"
     async with context.playing([Run(f"{daemon} >/dev/null 2>&1; echo started"), Say("done")]) as play:
@@ -36,7 +36,7 @@ async def close_ends_a_daemon(context: Context) -> None:
 
 
 @subject.check()
-async def end_thread_ends_what_it_left(context: Context) -> None:
+async def end_thread_ends_what_it_left(context: RuntimeCheckContext) -> None:
     """A daemon of one thread ends with that thread; the session and its other threads go on."""
     daemon = f"(setsid sleep 300 {context.marker} >/dev/null 2>&1 &)"
     async with context.playing([Run(f"{daemon}; echo started")], [Say("still here")]) as play:
@@ -54,7 +54,7 @@ async def end_thread_ends_what_it_left(context: Context) -> None:
 
 
 @subject.check()
-async def end_thread_ends_its_turn(context: Context) -> None:
+async def end_thread_ends_its_turn(context: RuntimeCheckContext) -> None:
     """The turn under way is interrupted, and its command is on record, however it ended."""
     async with context.playing([Run(context.long_command), Say("never")]) as play:
         thread = await play.session.start_thread()
@@ -70,7 +70,7 @@ async def end_thread_ends_its_turn(context: Context) -> None:
 
 
 @subject.check()
-async def a_closed_session_refuses(context: Context) -> None:
+async def a_closed_session_refuses(context: RuntimeCheckContext) -> None:
     async with context.playing([Say("done")]) as play:
         thread = await play.session.start_thread()
     for attempt in (play.session.start_thread(), play.session.start_turn(thread, "go")):
@@ -83,7 +83,7 @@ async def a_closed_session_refuses(context: Context) -> None:
 
 
 @subject.check()
-async def a_start_that_fails_leaves_nothing(context: Context) -> None:
+async def a_start_that_fails_leaves_nothing(context: RuntimeCheckContext) -> None:
     """Closing right after the start, and being cancelled in a turn."""
     async with context.playing([Hang()]):
         pass

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from proofbox.agents.conformance.context import Context, Subject
+from proofbox.agents.conformance.context import RuntimeCheckContext, RuntimeChecks
 from proofbox.agents.conformance.rig import Recall, Say
 from proofbox.agents.events import ThreadStarted
 from proofbox.errors import ProofboxError
 from proofbox.sandbox.conformance.check import Failed, expect
 
-subject = Subject("threads")
+subject = RuntimeChecks("threads")
 SCENES = ([Say("one")], [Say("two")], [Recall()], [Recall()])
 
 
 @subject.check()
-async def resume_goes_on_where_it_was(context: Context) -> None:
+async def resume_goes_on_where_it_was(context: RuntimeCheckContext) -> None:
     """In another session of the same home, the agent remembers what it was told."""
     async with context.playing(*SCENES) as play:
         thread = await play.session.start_thread()
@@ -30,7 +30,7 @@ async def resume_goes_on_where_it_was(context: Context) -> None:
 
 
 @subject.check()
-async def fork_has_the_history_up_to_its_turn(context: Context) -> None:
+async def fork_has_the_history_up_to_its_turn(context: RuntimeCheckContext) -> None:
     """And not what came after; the thread it was forked from is as it was."""
     async with context.playing(*SCENES) as play:
         thread = await play.session.start_thread()
@@ -52,7 +52,7 @@ async def fork_has_the_history_up_to_its_turn(context: Context) -> None:
 
 
 @subject.check()
-async def a_thread_that_is_not_there_is_refused(context: Context) -> None:
+async def a_thread_that_is_not_there_is_refused(context: RuntimeCheckContext) -> None:
     async with context.playing([Say("done")]) as play:
         for attempt in (play.session.resume_thread("no-such-thread"), play.session.fork_thread("../../etc/passwd")):
             try:

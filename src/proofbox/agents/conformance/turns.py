@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import anyio
 
-from proofbox.agents.conformance.context import Context, Subject
+from proofbox.agents.conformance.context import RuntimeCheckContext, RuntimeChecks
 from proofbox.agents.conformance.rig import Babble, Fail, Run, Say, Spend
 from proofbox.agents.events import Event, Integrity, Notice, ToolCall, TurnStarted, Unrecognized
 from proofbox.errors import ListenerFailed, ProofboxError, UsageError
 from proofbox.sandbox.conformance.check import Failed, NotApplicable, expect
 
-subject = Subject("turns")
+subject = RuntimeChecks("turns")
 
 
 @subject.check()
-async def one_turn(context: Context) -> None:
+async def one_turn(context: RuntimeCheckContext) -> None:
     """The smoke test: a command really runs on the workspace, and the last word is what it said."""
     for _ in range(2):
         async with context.playing([Run("echo made > made.txt"), Say("it is made")]) as play:
@@ -31,7 +31,7 @@ async def one_turn(context: Context) -> None:
 
 
 @subject.check()
-async def tool_calls_are_counted_once(context: Context) -> None:
+async def tool_calls_are_counted_once(context: RuntimeCheckContext) -> None:
     """Each with its own exit code, its output and its time; nothing else counts as one."""
     commands = ("echo one; exit 0", "echo two; exit 7", "echo three")
     async with context.playing([*(Run(command) for command in commands), Say("done")]) as play:
@@ -50,7 +50,7 @@ async def tool_calls_are_counted_once(context: Context) -> None:
 
 
 @subject.check()
-async def a_failed_turn_is_failed(context: Context) -> None:
+async def a_failed_turn_is_failed(context: RuntimeCheckContext) -> None:
     """Though it said something before, and though it ended."""
     async with context.playing([Say("all is well"), Fail()]) as play:
         result = await play.turn(await play.session.start_thread(), "fail")
@@ -59,7 +59,7 @@ async def a_failed_turn_is_failed(context: Context) -> None:
 
 
 @subject.check()
-async def garbage_is_contained(context: Context) -> None:
+async def garbage_is_contained(context: RuntimeCheckContext) -> None:
     """What can't be read is kept, is no tool call, and does not end the turn."""
     async with context.playing([Babble(), Say("still here")]) as play:
         result = await play.turn(await play.session.start_thread(), "babble")
@@ -71,7 +71,7 @@ async def garbage_is_contained(context: Context) -> None:
 
 
 @subject.check()
-async def tokens_are_told(context: Context) -> None:
+async def tokens_are_told(context: RuntimeCheckContext) -> None:
     if not context.runtime.capabilities.supports_token_usage:
         raise NotApplicable(f"{context.runtime.id} does not tell its tokens")
     async with context.playing([Spend(120, 30), Say("done")]) as play:
@@ -82,7 +82,7 @@ async def tokens_are_told(context: Context) -> None:
 
 
 @subject.check()
-async def a_listener_that_fails_fails_the_turn(context: Context) -> None:
+async def a_listener_that_fails_fails_the_turn(context: RuntimeCheckContext) -> None:
     """A record with a hole is not passed off as whole; other listeners go on."""
     async with context.playing([Run("true"), Say("done")]) as play:
 
@@ -97,7 +97,7 @@ async def a_listener_that_fails_fails_the_turn(context: Context) -> None:
 
 
 @subject.check()
-async def a_listener_that_was_removed_hears_nothing(context: Context) -> None:
+async def a_listener_that_was_removed_hears_nothing(context: RuntimeCheckContext) -> None:
     heard: list[Event] = []
 
     async def hear(event: Event) -> None:
@@ -116,7 +116,7 @@ async def a_listener_that_was_removed_hears_nothing(context: Context) -> None:
 
 
 @subject.check()
-async def a_second_turn_is_refused(context: Context) -> None:
+async def a_second_turn_is_refused(context: RuntimeCheckContext) -> None:
     """A thread has one turn at a time, and the first one is not disturbed."""
     async with context.playing([Run("until [ -e go ]; do sleep 0.05; done"), Say("done")]) as play:
         thread = await play.session.start_thread()
@@ -133,7 +133,7 @@ async def a_second_turn_is_refused(context: Context) -> None:
 
 
 @subject.check()
-async def what_is_not_there_is_refused(context: Context) -> None:
+async def what_is_not_there_is_refused(context: RuntimeCheckContext) -> None:
     async with context.playing([Say("done")]) as play:
         session = play.session
         for what, attempt in (
@@ -151,7 +151,7 @@ async def what_is_not_there_is_refused(context: Context) -> None:
 
 
 @subject.check()
-async def settings_that_mean_nothing_are_refused(context: Context) -> None:
+async def settings_that_mean_nothing_are_refused(context: RuntimeCheckContext) -> None:
     try:
         await context.runtime.probe({"no_such_setting": 1})
     except UsageError as error:

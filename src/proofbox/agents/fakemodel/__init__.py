@@ -3,7 +3,7 @@
 `script.py` says what a prompt can ask for, `server.py` answers. Nothing here is needed to drive a real model.
 """
 
-from proofbox.agents.fakemodel.script import Rule, Script, load_rules
-from proofbox.agents.fakemodel.server import FakeModel, Seen
+from proofbox.agents.fakemodel.script import ModelScript, ResponseRule, load_rules
+from proofbox.agents.fakemodel.server import FakeModel, RecordedRequest
 
-__all__ = ["FakeModel", "Rule", "Script", "Seen", "load_rules"]
+__all__ = ["FakeModel", "ModelScript", "RecordedRequest", "ResponseRule", "load_rules"]

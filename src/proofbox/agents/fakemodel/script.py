@@ -58,7 +58,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """Of `idle`: how many words of the message are sent first."""
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class ScriptedResponse(msgspec.Struct, frozen=True, kw_only=True):
     """One response of the model, and what goes wrong before it."""
 
     kind: Literal["say", "run", "patch", "call"] = "say"
@@ -71,40 +71,40 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[Fault, ...] = ()
 
 
-class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ResponseRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     when: str
     do: str
 
 
 class _Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    rule: list[Rule] = []
+    rule: list[ResponseRule] = []
 
 
-def load_rules(path: Path) -> list[Rule]:
+def load_rules(path: Path) -> list[ResponseRule]:
     try:
         return msgspec.convert(parse_toml(path.read_text("utf-8")), _Rules).rule
     except (OSError, ValueError, msgspec.ValidationError) as error:
         raise UsageError(f"{path}: no rules for a fake model: {error}", op="fakemodel") from None
 
 
-class Script:
-    def __init__(self, rules: Sequence[Rule] = ()) -> None:
+class ModelScript:
+    def __init__(self, rules: Sequence[ResponseRule] = ()) -> None:
         self._rules = tuple(rules)
 
     def directives(self, prompt: str) -> str:
         """The text that decides: the prompt itself, or what the first rule that fits it stands for."""
         return next((rule.do for rule in self._rules if rule.when in prompt), prompt)
 
-    def answers(self, prompt: str) -> list[Answer]:
+    def answers(self, prompt: str) -> list[ScriptedResponse]:
         """Every answer that this prompt asks for. Raises `UsageError` for a directive that means nothing."""
-        found: list[Answer] = []
-        coming = Answer()
+        found: list[ScriptedResponse] = []
+        coming = ScriptedResponse()
         pending = False
         for verb, rest in _DIRECTIVE.findall(self.directives(prompt)):
             if verb in _ANSWERS:
                 tool, text = rest.split(maxsplit=1) if verb == "call" and " " in rest else ("", rest)
                 found.append(msgspec.structs.replace(coming, kind=verb, text=text, tool=tool))
-                coming, pending = Answer(), False
+                coming, pending = ScriptedResponse(), False
             elif verb in _MODIFIERS:
                 coming, pending = _modified(coming, verb, rest), True
             else:
@@ -117,7 +117,7 @@ class Script:
         return found
 
 
-def _modified(answer: Answer, verb: str, rest: str) -> Answer:
+def _modified(answer: ScriptedResponse, verb: str, rest: str) -> ScriptedResponse:
     words = shlex.split(rest) if verb != "think" else []
     named = dict(word.split("=", 1) for word in words if "=" in word)
     plain = [word for word in words if "=" not in word]

@@ -12,8 +12,8 @@ import anyio
 import anyio.abc
 import msgspec
 
-from proofbox.agents.fakemodel.script import Answer, Fault, Rule, Script
-from proofbox.agents.gateway.http import Request, Responder, connection_handler
+from proofbox.agents.fakemodel.script import Fault, ModelScript, ResponseRule, ScriptedResponse
+from proofbox.agents.gateway.http import HttpRequest, Responder, connection_handler
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.errors import UsageError
 
@@ -23,7 +23,7 @@ IDLE_SECONDS = 3600.0
 _CONTEXT = ("<", "# ")  # how agents begin what they add to a conversation by themselves
 
 
-class Seen(msgspec.Struct, frozen=True):
+class RecordedRequest(msgspec.Struct, frozen=True):
     """One request, as it came."""
 
     method: str
@@ -35,12 +35,12 @@ class Seen(msgspec.Struct, frozen=True):
 class FakeModel:
     """`async with FakeModel().listening() as url:` gives the base URL of an API that lives as long as the block."""
 
-    def __init__(self, rules: Sequence[Rule] = (), clock: Clock | None = None) -> None:
-        self._script = Script(rules)
+    def __init__(self, rules: Sequence[ResponseRule] = (), clock: Clock | None = None) -> None:
+        self._script = ModelScript(rules)
         self._clock = clock or SystemClock()
         self._attempts: dict[str, int] = {}
         self._numbers = itertools.count(1)
-        self.seen: list[Seen] = []
+        self.seen: list[RecordedRequest] = []
         self.open = 0
         """Requests that are being answered now."""
 
@@ -55,12 +55,12 @@ class FakeModel:
             finally:
                 tasks.cancel_scope.cancel()
 
-    async def _answer(self, request: Request, responder: Responder) -> None:
+    async def _answer(self, request: HttpRequest, responder: Responder) -> None:
         self.open += 1
         try:
             body = _body(request)
             if len(self.seen) < REMEMBERED:
-                self.seen.append(Seen(request.method, request.target, request.headers, body))
+                self.seen.append(RecordedRequest(request.method, request.target, request.headers, body))
             if request.method != "POST" or not request.target.partition("?")[0].endswith("/responses"):
                 await responder.send(404, _error("not_found", "there is nothing here but POST …/responses"))
                 return
@@ -73,7 +73,7 @@ class FakeModel:
         finally:
             self.open -= 1
 
-    def _choose(self, body: dict[str, Any]) -> tuple[Answer, str]:
+    def _choose(self, body: dict[str, Any]) -> tuple[ScriptedResponse, str]:
         """Which answer is due: as many have been given as outcomes of tools came back since the prompt."""
         items = [item for item in body.get("input") or [] if isinstance(item, dict)]
         prompt, outcomes, spoken = "", 0, False
@@ -86,10 +86,10 @@ class FakeModel:
             elif str(item.get("type", "")).endswith("_output"):
                 outcomes += 1
         answers = self._script.answers(prompt)
-        answer = answers[outcomes] if outcomes < len(answers) else Answer()
+        answer = answers[outcomes] if outcomes < len(answers) else ScriptedResponse()
         return answer, hashlib.sha256(msgspec.json.encode(items)).hexdigest()
 
-    async def _play(self, answer: Answer, key: str, responder: Responder) -> None:
+    async def _play(self, answer: ScriptedResponse, key: str, responder: Responder) -> None:
         attempt = self._attempts[key] = self._attempts.get(key, 0) + 1
         await anyio.sleep(answer.wait)
         headers = _limit_headers(answer.limits, self._clock.now().timestamp())
@@ -104,7 +104,9 @@ class FakeModel:
             await responder.write(_sse(event))
         await responder.finish()
 
-    async def _break(self, fault: Fault, answer: Answer, headers: dict[str, str], responder: Responder) -> None:
+    async def _break(
+        self, fault: Fault, answer: ScriptedResponse, headers: dict[str, str], responder: Responder
+    ) -> None:
         stream = {"content-type": "text/event-stream", **headers}
         if fault.kind == "http":
             if fault.retry_after is not None:
@@ -142,7 +144,7 @@ class FakeModel:
         at = self._clock.now().timestamp() + fault.resets
         return {"resets_at": int(at), "resets_in_seconds": int(fault.resets)}
 
-    def _events(self, answer: Answer) -> list[dict[str, Any]]:
+    def _events(self, answer: ScriptedResponse) -> list[dict[str, Any]]:
         number = next(self._numbers)
         response = {"id": f"resp_{number}"}
         events: list[dict[str, Any]] = [{"type": "response.created", "response": response}]
@@ -191,7 +193,7 @@ class FakeModel:
         return [*events, {"type": "response.completed", "response": {**response, "usage": _usage(answer.usage)}}]
 
 
-def _body(request: Request) -> dict[str, Any]:
+def _body(request: HttpRequest) -> dict[str, Any]:
     try:
         body = msgspec.json.decode(request.body) if request.body else {}
     except msgspec.DecodeError:

@@ -9,7 +9,7 @@ import msgspec
 
 from proofbox.agents.approvals import decide, subject_of
 from proofbox.agents.contract import ApprovalRule
-from proofbox.agents.events import Decision, Delta, Event, ItemStarted, ToolCall, ToolStatus
+from proofbox.agents.events import ApprovalDecision, Delta, Event, ItemStarted, ToolCall, ToolStatus
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
 from proofbox.core.text import gap, preview
@@ -22,7 +22,7 @@ COMMAND_LIMIT = 64 << 10
 Tell = Callable[[Event], Awaitable[None]]
 
 
-class Allowance:
+class RecordBudget:
     """What the record of a session may grow to: so many calls, and so much of their output."""
 
     def __init__(self, calls: int, output: int) -> None:
@@ -40,10 +40,10 @@ class Allowance:
         return self._left >= 0
 
 
-class Kept:
+class KeptOutput:
     """The beginning of an output, as much of it as is recorded, and how much more there was."""
 
-    def __init__(self, allowance: Allowance) -> None:
+    def __init__(self, allowance: RecordBudget) -> None:
         self._allowance = allowance
         self._data = bytearray()
         self._more = 0
@@ -58,11 +58,11 @@ class Kept:
         return self._data.decode("utf-8", "replace") + (gap(self._more) if self._more else "")
 
 
-class Scribe:
+class CallRecorder:
     """Tells the calls of one turn. Their ids are ours, so that no agent can guess one and speak for it."""
 
     def __init__(
-        self, tell: Tell, rules: Sequence[ApprovalRule], allowance: Allowance, ids: IdSource, clock: Clock
+        self, tell: Tell, rules: Sequence[ApprovalRule], allowance: RecordBudget, ids: IdSource, clock: Clock
     ) -> None:
         self.tell = tell
         self.allowance = allowance
@@ -70,13 +70,13 @@ class Scribe:
         self.ids = ids
         self.clock = clock
 
-    def call(self, tool: str, command: str, cwd: str = "") -> Call:
+    def call(self, tool: str, command: str, cwd: str = "") -> FunnelCall:
         """`tool` and `command` as in `ToolCall`."""
-        return Call(self, tool, preview(command, COMMAND_LIMIT)[0], cwd, subject=subject_of(tool, command))
+        return FunnelCall(self, tool, preview(command, COMMAND_LIMIT)[0], cwd, subject=subject_of(tool, command))
 
 
-class Call:
-    def __init__(self, scribe: Scribe, tool: str, command: str, cwd: str, *, subject: str) -> None:
+class FunnelCall:
+    def __init__(self, scribe: CallRecorder, tool: str, command: str, cwd: str, *, subject: str) -> None:
         self._scribe = scribe
         self._subject = subject
         self._began = scribe.clock.monotonic()
@@ -92,15 +92,15 @@ class Call:
             source="observed",
         )
 
-    def kept(self) -> Kept:
-        return Kept(self._scribe.allowance)
+    def kept(self) -> KeptOutput:
+        return KeptOutput(self._scribe.allowance)
 
     async def begin(self, method: str) -> str | None:
         """Tell that it begins; or that a rule declines it, whose name this returns."""
         decided = decide(self._subject, self._scribe.rules)
         if decided is not None:
             answer, rule = decided
-            asked = Decision(
+            asked = ApprovalDecision(
                 session="",
                 item=self._told.item,
                 method=method,

@@ -13,11 +13,11 @@ from typing import Any, Protocol
 
 import anyio
 
-from proofbox.agents.funnel.calls import Call, Kept
-from proofbox.agents.funnel.wire import STDIN_WINDOW, Asked, Garbled, Peer
+from proofbox.agents.funnel.calls import FunnelCall, KeptOutput
+from proofbox.agents.funnel.wire import STDIN_WINDOW, FunnelPeer, FunnelRequest, MalformedFrame
 from proofbox.errors import ProofboxError, SandboxError, SandboxLost
-from proofbox.sandbox.client.async_process import AsyncProcess, open_process
 from proofbox.sandbox.async_service import AsyncSession
+from proofbox.sandbox.client.async_process import AsyncProcess, open_process
 from proofbox.sandbox.client.connection import PATIENCE
 from proofbox.sandbox.contract import ExecResult, Output
 
@@ -28,7 +28,7 @@ GONE = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError,
 """What reading from or sending to a program that has left raises."""
 
 
-class Carriage(Protocol):
+class Relay(Protocol):
     """What lies between the two ends: bytes as they are, or messages that are looked at."""
 
     async def inbound(self, data: bytes) -> None:
@@ -43,10 +43,10 @@ class Carriage(Protocol):
         """The command has ended, or is about to be ended. Not cancelled from outside, so that it must end by itself."""
 
 
-class Bytes:
+class ByteRelay:
     """The carriage of `run`."""
 
-    def __init__(self, process: AsyncProcess, peer: Peer) -> None:
+    def __init__(self, process: AsyncProcess, peer: FunnelPeer) -> None:
         self._process = process
         self._peer = peer
 
@@ -64,11 +64,17 @@ class Bytes:
         pass
 
 
-MakeCarriage = Callable[[AsyncProcess, Peer], Carriage]
+MakeCarriage = Callable[[AsyncProcess, FunnelPeer], Relay]
 
 
 async def run_command(
-    box: AsyncSession, asked: Asked, cwd: str, peer: Peer, call: Call, carriage: MakeCarriage, seconds: float | None
+    box: AsyncSession,
+    asked: FunnelRequest,
+    cwd: str,
+    peer: FunnelPeer,
+    call: FunnelCall,
+    carriage: MakeCarriage,
+    seconds: float | None,
 ) -> None:
     """Run it to its end, tell the call's, then say it to the peer. Cancelled, the command is dead first."""
     kept = call.kept()
@@ -98,12 +104,12 @@ async def run_command(
 
 async def _converse(
     box: AsyncSession,
-    asked: Asked,
+    asked: FunnelRequest,
     cwd: str,
-    peer: Peer,
-    call: Call,
+    peer: FunnelPeer,
+    call: FunnelCall,
     make: MakeCarriage,
-    kept: Kept,
+    kept: KeptOutput,
     seconds: float | None,
 ) -> ExecResult | None:
     """The result; None where its time was up."""
@@ -127,7 +133,7 @@ async def _converse(
     return None if deadline.cancelled_caught else result
 
 
-async def _end(process: AsyncProcess, kept: Kept) -> None:
+async def _end(process: AsyncProcess, kept: KeptOutput) -> None:
     """Kill what still runs. What it had written by then is of the record, though it is read only now."""
     with contextlib.suppress(ProofboxError), anyio.move_on_after(PATIENCE):
         await process.kill()
@@ -138,7 +144,7 @@ async def _end(process: AsyncProcess, kept: Kept) -> None:
 class _Asker:
     """Takes what the program in the box sends, always: only stdin waits for the command, in a window of its own."""
 
-    def __init__(self, peer: Peer, process: AsyncProcess, carriage: Carriage) -> None:
+    def __init__(self, peer: FunnelPeer, process: AsyncProcess, carriage: Relay) -> None:
         self._peer = peer
         self._process = process
         self._carriage = carriage
@@ -154,7 +160,7 @@ class _Asker:
                 await self._peer.credit(self._window)
                 while True:
                     await self._take(*await self._peer.receive())
-            except (Garbled, *GONE):
+            except (MalformedFrame, *GONE):
                 tasks.cancel_scope.cancel()
                 with anyio.CancelScope(shield=True):
                     await self._process.kill()  # who asked for it has left
@@ -168,7 +174,7 @@ class _Asker:
         elif kind == b"S" and len(payload) == 1 and payload[0] in _PASSED_ON:
             await self._process.signal(payload[0])
         else:
-            raise Garbled("a frame that was not due")
+            raise MalformedFrame("a frame that was not due")
         self._changed.set()
 
     async def _pour(self) -> None:
@@ -206,6 +212,6 @@ def _one_error() -> Iterator[None]:
         raise found from None
 
 
-async def _fail(peer: Peer, code: int, error: ProofboxError) -> None:
+async def _fail(peer: FunnelPeer, code: int, error: ProofboxError) -> None:
     with contextlib.suppress(*GONE):
         await peer.fail(code, error.message)

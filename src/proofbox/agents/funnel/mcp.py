@@ -12,10 +12,10 @@ from typing import Any
 
 import anyio
 
-from proofbox.agents.funnel.calls import Call, Scribe
+from proofbox.agents.funnel.calls import CallRecorder, FunnelCall
 from proofbox.agents.funnel.command import GONE
-from proofbox.agents.funnel.wire import LAST_WORD, Peer
-from proofbox.agents.jsonrpc.lines import Lines
+from proofbox.agents.funnel.wire import LAST_WORD, FunnelPeer
+from proofbox.agents.jsonrpc.lines import LineSplitter
 from proofbox.core.text import preview
 from proofbox.sandbox.client.async_process import AsyncProcess
 from proofbox.sandbox.contract import Output
@@ -27,13 +27,13 @@ _PARSE_ERROR, _INVALID = -32700, -32600
 
 
 class ToolRelay:
-    def __init__(self, process: AsyncProcess, peer: Peer, scribe: Scribe) -> None:
+    def __init__(self, process: AsyncProcess, peer: FunnelPeer, scribe: CallRecorder) -> None:
         self._process = process
         self._peer = peer
         self._scribe = scribe
-        self._asked = Lines(LINE_LIMIT)
-        self._answered = Lines(LINE_LIMIT)
-        self._pending: dict[str, Call] = {}
+        self._asked = LineSplitter(LINE_LIMIT)
+        self._answered = LineSplitter(LINE_LIMIT)
+        self._pending: dict[str, FunnelCall] = {}
 
     async def inbound(self, data: bytes) -> None:
         for line, cut in self._asked.feed(data):

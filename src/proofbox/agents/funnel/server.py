@@ -16,22 +16,22 @@ import anyio
 import anyio.abc
 import msgspec
 
-from proofbox.agents.gateway.accepting import accept_all
 from proofbox.agents.contract import ApprovalRule
 from proofbox.agents.events import Event, Integrity, Notice
 from proofbox.agents.feed import Turn
 from proofbox.agents.funnel import HELPER, SOCKET_PLACE
-from proofbox.agents.funnel.calls import Allowance, Scribe
-from proofbox.agents.funnel.command import FAILED, GONE, Bytes, Carriage, run_command
+from proofbox.agents.funnel.calls import CallRecorder, RecordBudget
+from proofbox.agents.funnel.command import FAILED, GONE, ByteRelay, Relay, run_command
 from proofbox.agents.funnel.mcp import ToolRelay
-from proofbox.agents.funnel.wire import Asked, Garbled, Peer
+from proofbox.agents.funnel.wire import FunnelPeer, FunnelRequest, MalformedFrame
+from proofbox.agents.gateway.accepting import accept_all
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
 from proofbox.errors import PathRefused, ProofboxError
-from proofbox.sandbox.client.async_process import AsyncProcess
 from proofbox.sandbox.async_service import AsyncSession
-from proofbox.sandbox.host.binaries import program
+from proofbox.sandbox.client.async_process import AsyncProcess
 from proofbox.sandbox.contract import Mount
+from proofbox.sandbox.host.binaries import program
 from proofbox.sandbox.host.unix_sockets import SOCKET, listen_at
 
 DECLINED = 126
@@ -40,7 +40,7 @@ TURN_VARIABLE = "PROOFBOX_TURN"
 TellOf = Callable[[Turn, Event], Awaitable[None]]
 
 
-class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+class FunnelLimits(msgspec.Struct, frozen=True, kw_only=True):
     connections: int = 16
     request_seconds: float = 10.0
     call_seconds: float = 3600.0
@@ -54,7 +54,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
 class _Hosted:
     """A turn that may have calls under way."""
 
-    def __init__(self, turn: Turn, scribe: Scribe) -> None:
+    def __init__(self, turn: Turn, scribe: CallRecorder) -> None:
         self.turn = turn
         self.scribe = scribe
         self.under_way: dict[anyio.CancelScope, anyio.Event] = {}
@@ -72,17 +72,17 @@ class Funnel:
         *,
         ids: IdSource,
         clock: Clock,
-        bounds: Bounds | None = None,
+        bounds: FunnelLimits | None = None,
     ) -> None:
         self._directory = directory
         self._tell_of = tell_of
         self._rules = rules
         self._ids = ids
         self._clock = clock
-        self._bounds = bounds or Bounds()
+        self._bounds = bounds or FunnelLimits()
         self._turns: dict[str, _Hosted] = {}
         self._ending: dict[str, _Hosted] = {}
-        self._allowance = Allowance(self._bounds.calls, self._bounds.output)
+        self._allowance = RecordBudget(self._bounds.calls, self._bounds.output)
         directory.mkdir(mode=0o700)
         self._socket = listen_at(directory)
         self._path.chmod(0o666)  # the box has uids of its own; who may come this far, the directory says
@@ -111,7 +111,7 @@ class Funnel:
         async def tell(event: Event) -> None:
             await self._tell_of(turn, event)
 
-        self._turns[turn.id] = _Hosted(turn, Scribe(tell, self._rules, self._allowance, self._ids, self._clock))
+        self._turns[turn.id] = _Hosted(turn, CallRecorder(tell, self._rules, self._allowance, self._ids, self._clock))
 
     def stop_turn(self, turn: Turn) -> None:
         """Take no more calls for it, and end those under way, without waiting for that. May be repeated."""
@@ -154,7 +154,7 @@ class Funnel:
         async def host(stream: anyio.abc.SocketStream) -> None:
             with contextlib.suppress(*GONE):
                 async with stream:
-                    await self._answer(box, Peer(stream))
+                    await self._answer(box, FunnelPeer(stream))
 
         try:
             async with await anyio.abc.SocketListener.from_socket(self._socket) as listener:
@@ -169,11 +169,11 @@ class Funnel:
         with contextlib.suppress(FileNotFoundError):
             self._directory.rmdir()
 
-    async def _answer(self, box: AsyncSession, peer: Peer) -> None:
+    async def _answer(self, box: AsyncSession, peer: FunnelPeer) -> None:
         try:
             with anyio.fail_after(self._bounds.request_seconds):
                 asked = await peer.request()
-        except (Garbled, TimeoutError, *GONE):
+        except (MalformedFrame, TimeoutError, *GONE):
             return self._refuse(None)
         hosted = self._turn_of(asked)
         if hosted is None:
@@ -197,7 +197,7 @@ class Funnel:
             done.set()
         return None
 
-    async def _run(self, box: AsyncSession, asked: Asked, peer: Peer, scribe: Scribe) -> None:
+    async def _run(self, box: AsyncSession, asked: FunnelRequest, peer: FunnelPeer, scribe: CallRecorder) -> None:
         words = [each.decode("utf-8", "replace") for each in asked.argv]
         shown = os.fsencode(asked.cwd).decode("utf-8", "replace")
         call = scribe.call("command", shlex.join(words), shown)
@@ -210,14 +210,14 @@ class Funnel:
             await call.end("failed", output=f"{error.code}: {error.message}")
             return await peer.fail(FAILED, error.message)
 
-        def carriage(process: AsyncProcess, peer: Peer) -> Carriage:
-            return ToolRelay(process, peer, scribe) if asked.mode == "mcp" else Bytes(process, peer)
+        def carriage(process: AsyncProcess, peer: FunnelPeer) -> Relay:
+            return ToolRelay(process, peer, scribe) if asked.mode == "mcp" else ByteRelay(process, peer)
 
         # A server of tools lasts as long as its turn.
         seconds = None if asked.mode == "mcp" else self._bounds.call_seconds
         return await run_command(box, asked, cwd, peer, call, carriage, seconds)
 
-    def _turn_of(self, asked: Asked) -> _Hosted | None:
+    def _turn_of(self, asked: FunnelRequest) -> _Hosted | None:
         """The one that is under way; of several, the one the program says it belongs to."""
         if len(self._turns) == 1:
             return next(iter(self._turns.values()))

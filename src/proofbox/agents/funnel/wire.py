@@ -27,11 +27,11 @@ Mode = Literal["run", "mcp"]
 _MODES: dict[bytes, Mode] = {b"run": "run", b"mcp": "mcp"}
 
 
-class Garbled(Exception):
+class MalformedFrame(Exception):
     """What came is no frame, no request, or not what was due."""
 
 
-class Asked(msgspec.Struct, frozen=True):
+class FunnelRequest(msgspec.Struct, frozen=True):
     """A request: run this there, with that environment."""
 
     mode: Mode
@@ -40,7 +40,7 @@ class Asked(msgspec.Struct, frozen=True):
     env: dict[str, str]
 
 
-class Peer:
+class FunnelPeer:
     """The other end of one connection. One task reads; any number may send, a frame at a time."""
 
     def __init__(self, stream: anyio.abc.ByteStream) -> None:
@@ -48,10 +48,10 @@ class Peer:
         self._held = bytearray()
         self._sending = anyio.Lock()
 
-    async def request(self) -> Asked:
+    async def request(self) -> FunnelRequest:
         kind, payload = await self._frame(MAX_REQUEST)
         if kind != b"Q":
-            raise Garbled("no request")
+            raise MalformedFrame("no request")
         return parse_request(payload)
 
     async def receive(self) -> tuple[bytes, bytes]:
@@ -81,7 +81,7 @@ class Peer:
         await self._hold(_HEAD.size)
         kind, size = _HEAD.unpack_from(self._held)
         if size > most:
-            raise Garbled("a frame that is too large")
+            raise MalformedFrame("a frame that is too large")
         await self._hold(_HEAD.size + size)
         payload = bytes(self._held[_HEAD.size : _HEAD.size + size])
         del self._held[: _HEAD.size + size]
@@ -92,17 +92,17 @@ class Peer:
             self._held += await self._stream.receive()
 
 
-def parse_request(payload: bytes) -> Asked:
+def parse_request(payload: bytes) -> FunnelRequest:
     *words, rest = payload.split(b"\0")
     if rest or len(words) < 4 or words[0] != VERSION or words[1] not in _MODES or not words[3].isdigit():
-        raise Garbled("no request")
+        raise MalformedFrame("no request")
     count = int(words[3][:9])
     argv = tuple(words[4 : 4 + count])
     if len(argv) != count or not argv or not argv[0]:
-        raise Garbled("no command")
+        raise MalformedFrame("no command")
     env = {}
     for each in words[4 + count :]:
         name, equals, value = each.partition(b"=")
         if name and equals:
             env[os.fsdecode(name)] = os.fsdecode(value)
-    return Asked(mode=_MODES[words[1]], cwd=os.fsdecode(words[2]), argv=argv, env=env)
+    return FunnelRequest(mode=_MODES[words[1]], cwd=os.fsdecode(words[2]), argv=argv, env=env)

@@ -33,7 +33,7 @@ class BadRequest(Exception):
         self.status = status
 
 
-class Request(msgspec.Struct, frozen=True):
+class HttpRequest(msgspec.Struct, frozen=True):
     method: str
     target: str
     headers: tuple[tuple[str, str], ...]
@@ -79,19 +79,19 @@ class Responder:
         await self._stream.aclose()
 
 
-class Budget:
+class BodyBudget:
     """What the bodies of all connections hold together: of those that are coming, and of those being answered."""
 
     def __init__(self, size: int) -> None:
         self.left = size
 
 
-Handler = Callable[[Request, Responder], Awaitable[None]]
+Handler = Callable[[HttpRequest, Responder], Awaitable[None]]
 OnFailure = Callable[[Exception], Awaitable[None]]
 
 
 def connection_handler(
-    handler: Handler, *, budget: Budget | None = None, on_failure: OnFailure | None = None
+    handler: Handler, *, budget: BodyBudget | None = None, on_failure: OnFailure | None = None
 ) -> Callable[[anyio.abc.SocketStream], Awaitable[None]]:
     """What a listener's `serve` takes: answers the requests of one connection until either side ends it.
 
@@ -101,7 +101,7 @@ def connection_handler(
     async def serve(stream: anyio.abc.SocketStream) -> None:
         try:
             async with stream:
-                await _converse(stream, handler, budget or Budget(MAX_BODY))
+                await _converse(stream, handler, budget or BodyBudget(MAX_BODY))
         except _LEFT:
             pass
         except Exception as error:
@@ -112,7 +112,7 @@ def connection_handler(
     return serve
 
 
-async def _converse(stream: anyio.abc.SocketStream, handler: Handler, budget: Budget) -> None:
+async def _converse(stream: anyio.abc.SocketStream, handler: Handler, budget: BodyBudget) -> None:
     reader = _Reader(stream, budget)
     while True:
         responder = Responder(stream)
@@ -128,7 +128,7 @@ async def _converse(stream: anyio.abc.SocketStream, handler: Handler, budget: Bu
             return
 
 
-async def _answer(request: Request, responder: Responder, reader: _Reader, handler: Handler) -> None:
+async def _answer(request: HttpRequest, responder: Responder, reader: _Reader, handler: Handler) -> None:
     failure: Exception | None = None
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(reader.watch, tasks.cancel_scope)
@@ -145,14 +145,14 @@ async def _answer(request: Request, responder: Responder, reader: _Reader, handl
 
 
 class _Reader:
-    def __init__(self, stream: anyio.abc.SocketStream, budget: Budget) -> None:
+    def __init__(self, stream: anyio.abc.SocketStream, budget: BodyBudget) -> None:
         self._stream = stream
         self._held = bytearray()
         self._budget = budget
         self._taken = 0
         self._patience = anyio.CancelScope()
 
-    async def request(self) -> Request:
+    async def request(self) -> HttpRequest:
         head = await self._head()
         line, *fields = head.split("\r\n")
         words = line.split(" ")
@@ -165,7 +165,7 @@ class _Reader:
             raise BadRequest(400, "a body's length must be said once, and in one way")
         with anyio.move_on_after(BODY_SECONDS) as self._patience:
             body = await self._chunks() if encodings else await self._exactly(_length(lengths))
-            return Request(words[0], words[1], headers, body)
+            return HttpRequest(words[0], words[1], headers, body)
         raise BadRequest(408, "the body comes too slowly")
 
     def let_go(self) -> None:

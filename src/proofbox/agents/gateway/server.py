@@ -27,9 +27,9 @@ import httpx2
 import msgspec
 
 from proofbox.agents.gateway.accepting import accept_all
-from proofbox.agents.gateway.http import Budget, Request, Responder, connection_handler, is_plain
-from proofbox.agents.jsonrpc.lines import Lines
+from proofbox.agents.gateway.http import BodyBudget, HttpRequest, Responder, connection_handler, is_plain
 from proofbox.agents.gateway.traffic import MAX_EVENT, Exchange, OnCall, StreamReader, measure, read_body, read_headers
+from proofbox.agents.jsonrpc.lines import LineSplitter
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.core.loopback import is_loopback
 from proofbox.core.redaction.redactor import Redactor
@@ -61,7 +61,7 @@ OnTrouble = Callable[[str, str], Awaitable[None]]
 """Hears of a fault of the gateway's own: a code and a message, for the record."""
 
 
-class Endpoint:
+class ModelEndpoint:
     """Where the model is, and the key to it. Its repr, and every error about it, are silent about the key."""
 
     def __init__(self, base_url: str, key: str | None = None) -> None:
@@ -92,7 +92,7 @@ class Endpoint:
         self._key = key
 
     @classmethod
-    def of(cls, base_url: str, api_key_env: str | None, env: Mapping[str, str] | None = None) -> Endpoint:
+    def of(cls, base_url: str, api_key_env: str | None, env: Mapping[str, str] | None = None) -> ModelEndpoint:
         """With the key from this variable of our own environment; a variable that was named must be there."""
         source = os.environ if env is None else env
         key = source.get(api_key_env, "") if api_key_env else None
@@ -128,7 +128,7 @@ class ModelGateway:
 
     def __init__(
         self,
-        endpoint: Endpoint,
+        endpoint: ModelEndpoint,
         *,
         on_exchange: OnExchange | None = None,
         on_trouble: OnTrouble | None = None,
@@ -197,7 +197,7 @@ class ModelGateway:
                 tasks.cancel_scope.cancel()
 
     async def _serve(self, listener: anyio.abc.SocketListener) -> None:
-        host = connection_handler(self._pass, budget=Budget(BODIES), on_failure=self._failed)
+        host = connection_handler(self._pass, budget=BodyBudget(BODIES), on_failure=self._failed)
         try:
             await accept_all(listener, host, most=CONNECTIONS)
         except Exception as error:
@@ -221,7 +221,7 @@ class ModelGateway:
             return None
         return os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy") or None
 
-    async def _pass(self, request: Request, responder: Responder) -> None:
+    async def _pass(self, request: HttpRequest, responder: Responder) -> None:
         if request.method == "HEAD" and request.target in (self._prefix, f"{self._prefix}/"):
             # Agents look whether the base URL answers before they use it. The gateway does, and no endpoint is asked.
             await responder.send(200)
@@ -261,7 +261,7 @@ class ModelGateway:
             with anyio.CancelScope(shield=True):
                 await self._on_exchange(exchange)
 
-    def _path(self, request: Request) -> str | None:
+    def _path(self, request: HttpRequest) -> str | None:
         """What of the target lies below our prefix; None for what must not be passed on."""
         target, _, query = request.target.partition("?")
         if request.method not in ("GET", "POST") or not target.startswith(self._prefix + "/"):
@@ -272,7 +272,7 @@ class ModelGateway:
             return None
         return f"{path}?{query}" if query else path
 
-    async def _ask(self, request: Request, path: str, exchange: Exchange, responder: Responder) -> None:
+    async def _ask(self, request: HttpRequest, path: str, exchange: Exchange, responder: Responder) -> None:
         headers = {name: value for name, value in request.headers if _passed(name, _PASSED_ON)}
         as_api_key = bool(request.header("x-api-key"))  # what the client uses for a key, the endpoint takes
         headers |= {"accept-encoding": "identity", **self._endpoint.authorization(as_api_key=as_api_key)}
@@ -321,7 +321,7 @@ class ModelGateway:
 
     async def _stream(self, answer: httpx2.Response, exchange: Exchange, responder: Responder) -> None:
         is_stream = "event-stream" in answer.headers.get("content-type", "")
-        reader, lines, body = StreamReader(exchange, self._on_call), Lines(MAX_EVENT), bytearray()
+        reader, lines, body = StreamReader(exchange, self._on_call), LineSplitter(MAX_EVENT), bytearray()
         clean = StreamRedactor(self._redactor)
         async for piece in answer.aiter_bytes():
             exchange.response_bytes += len(piece)
@@ -353,7 +353,7 @@ def _passed(name: str, names: frozenset[str]) -> bool:
     return name in names or name.startswith(("x-codex-", "x-ratelimit-", "anthropic-ratelimit-"))
 
 
-def _turn_of(request: Request) -> str:
+def _turn_of(request: HttpRequest) -> str:
     try:
         metadata = msgspec.json.decode(request.header("x-codex-turn-metadata") or "{}")
     except msgspec.DecodeError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 
-class Lines:
+class LineSplitter:
     """Gives each line with whether it was cut at the limit; empty ones are left out."""
 
     def __init__(self, limit: int) -> None:

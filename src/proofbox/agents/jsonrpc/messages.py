@@ -18,7 +18,7 @@ MAX_LINE = 32 << 20
 SHOWN = 400
 
 
-class Request(msgspec.Struct, frozen=True):
+class RpcRequest(msgspec.Struct, frozen=True):
     id: Id
     method: str
     params: Any
@@ -43,10 +43,10 @@ class Garbage(msgspec.Struct, frozen=True):
     beginning: str
 
 
-Message = Request | Notification | Response
+Message = RpcRequest | Notification | Response
 
 
-class Lines:
+class MessageSplitter:
     """Cuts a stream into messages. `strict`: JSON-RPC 2.0 to the letter; otherwise the `jsonrpc` member may be missing,
     as Codex leaves it out."""
 
@@ -139,7 +139,7 @@ def _message(value: Any, strict: bool) -> Message | None:
         if not isinstance(method, str):
             return None
         params = value.get("params")
-        return Notification(method, params) if id is None else Request(id, method, params)
+        return Notification(method, params) if id is None else RpcRequest(id, method, params)
     error = value.get("error")
     if id is None or ("result" in value) == (error is not None):
         return None

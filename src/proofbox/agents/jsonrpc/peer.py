@@ -16,7 +16,17 @@ from typing import Any, Protocol
 import anyio
 import msgspec
 
-from proofbox.agents.jsonrpc.messages import MAX_LINE, Garbage, Id, Lines, Message, Notification, Request, Response, encode
+from proofbox.agents.jsonrpc.messages import (
+    MAX_LINE,
+    Garbage,
+    Id,
+    Message,
+    MessageSplitter,
+    Notification,
+    Response,
+    RpcRequest,
+    encode,
+)
 from proofbox.core.text import preview, printable
 from proofbox.errors import (
     AgentError,
@@ -43,7 +53,7 @@ class Transport(Protocol):
         """Some bytes; none at the end."""
 
 
-class Refusal(Exception):
+class RpcRefusal(Exception):
     """Raised by a handler: the request is answered with this error."""
 
     def __init__(self, code: int, message: str) -> None:
@@ -75,7 +85,7 @@ class _Waiting:
         self.error: AgentError | None = None
 
 
-class Peer:
+class RpcPeer:
     """`serve` reads until the end of the stream, in a task of the caller's; the rest may be called from any."""
 
     def __init__(
@@ -99,7 +109,7 @@ class Peer:
         self._on_failure = on_failure
         self._strict = strict
         self._seconds = seconds
-        self._lines = Lines(strict=strict, max_line=max_line)
+        self._lines = MessageSplitter(strict=strict, max_line=max_line)
         self._queue_size = queue
         self._name = name
         self._count = 0
@@ -195,7 +205,7 @@ class Peer:
         async for message in messages:
             if isinstance(message, Notification):
                 await self._note(message)
-            elif isinstance(message, Request):
+            elif isinstance(message, RpcRequest):
                 await self._answer(message)
             elif isinstance(message, Garbage):
                 self.stats.garbage += 1
@@ -209,11 +219,11 @@ class Peer:
         except Exception as error:  # nothing that the other side says is a reason to end the talk
             await self._on_failure(notification.method, error)
 
-    async def _answer(self, request: Request) -> None:
+    async def _answer(self, request: RpcRequest) -> None:
         try:
             result = await self._on_request(request.id, request.method, request.params)
             line = encode(strict=self._strict, id=request.id, result=result)
-        except Refusal as refusal:
+        except RpcRefusal as refusal:
             line = encode(strict=self._strict, id=request.id, error={"code": refusal.code, "message": refusal.message})
         except Exception as error:  # a shape that nobody thought of
             refused = {"code": INTERNAL_ERROR, "message": "the request could not be dealt with"}

@@ -1,1 +1,1 @@
-"""TODO docstring"""
+"""The built-in agent runtimes, one package or module each."""

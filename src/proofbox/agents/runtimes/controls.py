@@ -15,17 +15,17 @@ import anyio
 import msgspec
 from anyio.to_thread import run_sync
 
-from proofbox.agents.contract import Capabilities, RuntimeProbe, SessionOptions
+from proofbox.agents.contract import RuntimeCapabilities, RuntimeProbe, SessionOptions
 from proofbox.agents.feed import Turn
 from proofbox.agents.hosted_session import HostedSession
-from proofbox.agents.runtimes.scripted.script import Script, Step
 from proofbox.agents.runtimes.scripted.runtime import BoxedTools, ScriptedRuntime, ScriptedSession
+from proofbox.agents.runtimes.scripted.script import AgentScript, ScriptStep
 from proofbox.agents.settings import read_settings
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
 from proofbox.errors import StrategyUnavailable
-from proofbox.sandbox.contract import Mount
 from proofbox.sandbox.box_handle import PolicyOptions
+from proofbox.sandbox.contract import Mount
 
 VERSION = "1"
 PLACE = "/solution"
@@ -41,7 +41,9 @@ class NopSettings(msgspec.Struct, frozen=True):
 class NopRuntime:
     id = "nop"
     title = "A control that does nothing and claims nothing"
-    capabilities = Capabilities(supports_interrupt=True, supports_event_stream=True, supports_parallel_sessions=True)
+    capabilities = RuntimeCapabilities(
+        supports_interrupt=True, supports_event_stream=True, supports_parallel_sessions=True
+    )
     settings: type[msgspec.Struct] = NopSettings
 
     async def probe(self, settings: Mapping[str, object]) -> RuntimeProbe:
@@ -91,11 +93,11 @@ class OracleRuntime:
         await run_sync(_copy, said.solution, copy)
         policy: PolicyOptions = options.policy.copy()
         policy["mounts"] = [*(policy.get("mounts") or ()), Mount(copy, PLACE, writable=True)]
-        step = Step(tool="run_command", args={"command": f"{PLACE}/{ENTRY}", "timeout": LONGEST, "env": said.env})
+        step = ScriptStep(tool="run_command", args={"command": f"{PLACE}/{ENTRY}", "timeout": LONGEST, "env": said.env})
         session = ScriptedSession(
             self,
             msgspec.structs.replace(options, policy=policy, approvals=()),  # it is no agent that asks for leave
-            Script((step,)),
+            AgentScript((step,)),
             BoxedTools,
             anyio.sleep,
             clock=clock,

@@ -1,1 +1,1 @@
-"""TODO docstring"""
+"""Trials: one prompt to one agent on a workspace, with a record of every step."""

@@ -13,10 +13,10 @@ from anyio.to_thread import run_sync
 
 from proofbox.agents.contract import AgentSession
 from proofbox.agents.events import Listener
-from proofbox.agents.trials.result import SCHEMA, ForkedFrom, Trial, TrialRequest
-from proofbox.agents.trials.record import check_chains, load_document
 from proofbox.agents.registry import Registry
-from proofbox.agents.trials.trial import Running
+from proofbox.agents.trials.record import check_chains, load_document
+from proofbox.agents.trials.result import SCHEMA, ForkedFrom, Trial, TrialRequest
+from proofbox.agents.trials.trial import RunningTrial
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
 from proofbox.errors import NotFoundError
@@ -53,7 +53,7 @@ async def fork_trial(
             return await session.start_thread()
         return await session.fork_thread(fork.base_thread, fork.base_turn)
 
-    return await Running(request, registry, on_event, clock, ids, fork).run(open_thread)
+    return await RunningTrial(request, registry, on_event, clock, ids, fork).run(open_thread)
 
 
 def _load(directory: Path, step: int) -> tuple[Trial, ForkedFrom]:

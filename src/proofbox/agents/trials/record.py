@@ -19,11 +19,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from proofbox.core.files.atomic import write_document
 from proofbox.core.chain import ChainWriter, verify_chain
+from proofbox.core.files.atomic import write_document
 from proofbox.core.files.plain import read_plain
-from proofbox.core.redaction.redactor import Redactor
 from proofbox.core.files.removal import remove_tree
+from proofbox.core.redaction.redactor import Redactor
 from proofbox.core.text import preview
 from proofbox.errors import CorruptError, IoFailed, NotFoundError, UsageError
 from proofbox.workspace.scanning.scanner import beyond
@@ -44,7 +44,7 @@ class ChainEnd(msgspec.Struct, frozen=True):
     """What a further line would state as `prev`: it commits to every byte before."""
 
 
-class Record:
+class TrialRecord:
     """The directory while the trial runs. The chains are there before the agent is."""
 
     def __init__(self, directory: Path, trial: str, workspace: Path, redactor: Redactor) -> None:

@@ -10,9 +10,9 @@ import msgspec
 from proofbox.agents.contract import ApprovalRule
 from proofbox.agents.environment import EnvironmentRecord
 from proofbox.agents.events import TokenUsage
-from proofbox.agents.trials.record import ChainEnd, bounded
 from proofbox.agents.steps import Step
-from proofbox.agents.strategies import Considered, Origin
+from proofbox.agents.strategies import CandidateResult, Origin
+from proofbox.agents.trials.record import ChainEnd, bounded
 from proofbox.core.documents import stored
 from proofbox.core.redaction.redactor import Redactor
 from proofbox.errors import AgentError
@@ -63,7 +63,7 @@ class CallMade(msgspec.Struct, frozen=True):
     """Of an observed call, whether it ran; null: not seen from outside the box."""
 
 
-class Failure(msgspec.Struct, frozen=True, kw_only=True):
+class TrialFailure(msgspec.Struct, frozen=True, kw_only=True):
     code: str
     message: str
     retryable: bool
@@ -71,7 +71,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     details: dict[str, Any] = {}
 
     @classmethod
-    def of(cls, error: AgentError, redactor: Redactor) -> Failure:
+    def of(cls, error: AgentError, redactor: Redactor) -> TrialFailure:
         return cls(
             code=error.code,
             message=redactor.preview(error.message, 4096)[0],
@@ -104,11 +104,11 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     trial: str
     strategy: str
     version: str
-    chain: tuple[Considered, ...]
+    chain: tuple[CandidateResult, ...]
     chain_origin: Origin
     status: Status
     """`completed`: the agent gave the word back, and what it left is sealed. `interrupted`: somebody stopped it."""
-    error: Failure | None
+    error: TrialFailure | None
     final_message: str
     tool_calls: tuple[CallMade, ...]
     steps: tuple[Step, ...]

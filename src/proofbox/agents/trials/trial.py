@@ -23,18 +23,27 @@ from anyio.to_thread import run_sync
 from proofbox.agents.contract import AgentRuntime, AgentSession, SessionOptions
 from proofbox.agents.environment import AgentEnvironment, decide_environment
 from proofbox.agents.events import Event, Integrity, Listener, RateWindows, ToolCall, Usage
-from proofbox.agents.trials.result import RUNTIME_REPORTED, CallMade, Failure, ForkedFrom, Status, Trial, TrialRequest
-from proofbox.agents.trials.record import Record, bounded, copy_home
 from proofbox.agents.recording import Recording
 from proofbox.agents.registry import Registry, installed
 from proofbox.agents.settings import RuntimeSettings
 from proofbox.agents.steps import StepRecorder, reach_of
-from proofbox.agents.strategies import Chain, Considered, decide_chain, first_usable
+from proofbox.agents.strategies import CandidateResult, Chain, decide_chain, first_usable
+from proofbox.agents.trials.record import TrialRecord, bounded, copy_home
+from proofbox.agents.trials.result import (
+    RUNTIME_REPORTED,
+    CallMade,
+    ForkedFrom,
+    Status,
+    Trial,
+    TrialFailure,
+    TrialRequest,
+)
 from proofbox.agents.usage import TokenCount
+from proofbox.config import settings
 from proofbox.core.clock import Clock, SystemClock, isoformat
+from proofbox.core.files.removal import remove_tree
 from proofbox.core.ids import IdSource
 from proofbox.core.redaction.redactor import Redactor
-from proofbox.core.files.removal import remove_tree
 from proofbox.errors import (
     AgentError,
     CapabilityUnsupported,
@@ -45,7 +54,6 @@ from proofbox.errors import (
     UsageError,
     WorkspaceUnknown,
 )
-from proofbox.config import settings
 from proofbox.workspace.workspace import Workspace
 
 INTERRUPT_PATIENCE = 10.0
@@ -55,7 +63,7 @@ LARGEST_PROMPT = 1 << 20
 class _Heard:
     """What the outcome needs of the events, besides the steps."""
 
-    def __init__(self, record: Record | None, redactor: Redactor) -> None:
+    def __init__(self, record: TrialRecord | None, redactor: Redactor) -> None:
         self._record = record
         self._redactor = redactor
         self.calls: list[CallMade] = []
@@ -98,10 +106,10 @@ async def run_trial(
 
     Cancelled, it ends the agent, writes the record as interrupted, and lets the cancellation go on.
     """
-    return await Running(request, registry, on_event, clock, ids).run(_new_thread)
+    return await RunningTrial(request, registry, on_event, clock, ids).run(_new_thread)
 
 
-class Running:
+class RunningTrial:
     """A trial under way."""
 
     def __init__(
@@ -144,10 +152,10 @@ class Running:
             stack.callback(remove_tree, scratch)
             workspace = await run_sync(open_workspace, self.root)
             stack.push_async_callback(_whatever_happens, workspace.close)
-            record: Record | None = None
+            record: TrialRecord | None = None
             home = scratch / "home"
             if self.request.out is not None:
-                record = Record(self.request.out, self.id, self.root, self.redactor)
+                record = TrialRecord(self.request.out, self.id, self.root, self.redactor)
                 stack.callback(record.close)
                 home = record.home
             try:
@@ -245,14 +253,14 @@ class Running:
     def _trial(
         self,
         session: AgentSession,
-        considered: Sequence[Considered],
+        considered: Sequence[CandidateResult],
         heard: _Heard,
         steps: StepRecorder,
         outcome: _Outcome,
         first: str,
         last: str,
         workspace_id: str,
-        record: Record | None,
+        record: TrialRecord | None,
     ) -> Trial:
         runtime = self.registry.runtime(session.runtime)
         return Trial(
@@ -262,7 +270,7 @@ class Running:
             chain=tuple(considered),
             chain_origin=self.chain.origin,
             status=outcome.status,
-            error=Failure.of(outcome.error, self.redactor) if outcome.error is not None else None,
+            error=TrialFailure.of(outcome.error, self.redactor) if outcome.error is not None else None,
             final_message=self.redactor.preview(outcome.final_message, 64 << 10)[0],
             tool_calls=tuple(heard.calls),
             steps=tuple(steps.steps),

@@ -1,1 +1,1 @@
-"""TODO docstring"""
+"""Unpacking archives from untrusted sources."""

@@ -22,9 +22,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from proofbox.core.files.overlaying import PIECE, Overlaid
-from proofbox.core.files.plain import open_plain
 from proofbox.core.archives.tar import TarReader, TornArchive
+from proofbox.core.files.overlaying import PIECE, OverlayWriter
+from proofbox.core.files.plain import open_plain
 
 _UNIX = 3
 _LONGEST_NAME = 4096
@@ -48,7 +48,7 @@ class ArchiveRefused(Exception):
     """It can't be read, or it is not safe to unpack. The message says why, for a sentence of the caller's."""
 
 
-class Limits(NamedTuple):
+class ArchiveLimits(NamedTuple):
     """Of one archive, as it comes out."""
 
     files: int
@@ -57,10 +57,10 @@ class Limits(NamedTuple):
     """Bytes, of all files together."""
 
 
-MOST = Limits(files=1_000_000, size=64 << 30)
+MOST = ArchiveLimits(files=1_000_000, size=64 << 30)
 
 
-def unpack(source: Path, dest: Path, limits: Limits = MOST) -> None:
+def unpack(source: Path, dest: Path, limits: ArchiveLimits = MOST) -> None:
     """Lay what a tar (plain, gz, bz2, xz) or a zip archive holds over the directory `dest`."""
     with open_plain(source) as archive:
         # By its head: a tar that ends with a wheel or a jar has the end of a zip.
@@ -69,7 +69,7 @@ def unpack(source: Path, dest: Path, limits: Limits = MOST) -> None:
         (unpack_zip if zipped else unpack_tar)(archive, dest, limits)
 
 
-def unpack_tar(archive: IO[bytes], dest: Path, limits: Limits = MOST, *, skip_devices: bool = False) -> None:
+def unpack_tar(archive: IO[bytes], dest: Path, limits: ArchiveLimits = MOST, *, skip_devices: bool = False) -> None:
     into = _Unpacking(dest, limits)
     with _reading():
         reader = TarReader(_decompressed(archive))
@@ -89,7 +89,7 @@ def unpack_tar(archive: IO[bytes], dest: Path, limits: Limits = MOST, *, skip_de
                 raise ArchiveRefused(f"{member.name!r} is a device or a pipe")
 
 
-def unpack_zip(archive: IO[bytes], dest: Path, limits: Limits = MOST) -> None:
+def unpack_zip(archive: IO[bytes], dest: Path, limits: ArchiveLimits = MOST) -> None:
     into = _Unpacking(dest, limits)
     with _reading(), zipfile.ZipFile(archive) as packed:
         for member in packed.infolist():
@@ -159,8 +159,8 @@ def _reading() -> Iterator[None]:
 class _Unpacking:
     """One archive on its way into one directory. A name that comes again replaces what it was."""
 
-    def __init__(self, dest: Path, limits: Limits) -> None:
-        self._over = Overlaid(dest)
+    def __init__(self, dest: Path, limits: ArchiveLimits) -> None:
+        self._over = OverlayWriter(dest)
         self._limits = limits
         self._count = 0
         self._bytes = 0

@@ -1,1 +1,1 @@
-"""TODO docstring"""
+"""Files and directories: atomic writes, safe removal, reads that never block, locks."""

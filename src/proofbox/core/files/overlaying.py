@@ -19,7 +19,7 @@ Identity = tuple[int, int]
 """Device and inode of a directory."""
 
 
-class Overlaid:
+class OverlayWriter:
     """A directory of ours with somebody else's files. Whatever stands in the way of what is written is removed."""
 
     def __init__(self, root: Path) -> None:

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import errno
 import os
+from pathlib import Path
 from typing import NamedTuple
+
+from proofbox.errors import PathRefused
 
 MAX_LINKS = 40  # the kernel's own limit
 
@@ -58,3 +61,27 @@ def _target(entry: str) -> str | None:
         if error.errno != errno.EINVAL:  # EINVAL: not a symbolic link
             raise
         return None
+
+
+def entries_of(path: str | os.PathLike[str], what: str) -> list[Entry]:
+    """Every entry that a path of the caller's leads through; the last is where it leads."""
+    text = os.fspath(path)
+    if "\0" in text:
+        raise PathRefused(
+            f"{what} holds a NUL byte", op="start", fix_hints=["check the spelling: no path can hold one"]
+        )
+    try:
+        expanded = os.path.expanduser(text)
+        return walk(expanded if os.path.isabs(expanded) else os.path.join(os.getcwd(), expanded))
+    except FileNotFoundError:
+        raise PathRefused(f"{what} {text!r} does not exist", op="start", fix_hints=["check the spelling"]) from None
+    except (OSError, RuntimeError, ValueError) as error:
+        raise PathRefused(
+            f"{what} {text!r} can't be resolved: {error}",
+            op="start",
+            fix_hints=["check the spelling and the permissions"],
+        ) from None
+
+
+def resolved_path(path: str | os.PathLike[str], what: str) -> Path:
+    return Path(entries_of(path, what)[-1].path)

@@ -27,7 +27,7 @@ _AGAIN = 100
 _TOLD = 100
 
 
-class Left(NamedTuple):
+class LeftoverPath(NamedTuple):
     """Something that is still there."""
 
     path: str
@@ -36,7 +36,7 @@ class Left(NamedTuple):
     errno: int
 
 
-def remove_tree(path: str | os.PathLike[str], *, dir_fd: int | None = None) -> list[Left]:
+def remove_tree(path: str | os.PathLike[str], *, dir_fd: int | None = None) -> list[LeftoverPath]:
     """Remove what is there, of whatever kind. What could not be removed, the first hundred; whether that matters is
     for the caller to say. Nothing there is nothing left."""
     return _Removal(os.fspath(path), dir_fd).carry_out()
@@ -59,9 +59,9 @@ class _Removal:
         self._folder = folder
         self._levels: list[_Level] = []
         self._again = _AGAIN
-        self._left: list[Left] = []
+        self._left: list[LeftoverPath] = []
 
-    def carry_out(self) -> list[Left]:
+    def carry_out(self) -> list[LeftoverPath]:
         try:
             self._remove(self._folder, self._top)
             while self._levels:
@@ -124,7 +124,7 @@ class _Removal:
         except OSError as error:
             names = [*(level.name for level in self._levels[1:]), name] if self._levels else []
             if len(self._left) < _TOLD:
-                self._left.append(Left("/".join(names), error.strerror or str(error), error.errno or errno.EIO))
+                self._left.append(LeftoverPath("/".join(names), error.strerror or str(error), error.errno or errno.EIO))
             self._keep()
 
     def _keep(self) -> None:

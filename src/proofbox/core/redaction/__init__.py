@@ -1,1 +1,1 @@
-"""TODO docstring"""
+"""Keeping secrets out of everything that is stored or shown."""

@@ -19,7 +19,7 @@ SECRET_VARIABLE = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Pattern:
+class SecretPattern:
     """One kind of secret by its looks.
 
     `literals` are lower-case; unless one occurs in the lower-cased text, `regex` isn't tried. `regex` is ASCII and
@@ -40,29 +40,29 @@ _PEM_BODY = r"A-Za-z0-9+/=\s:,.\\()\[\]-"
 
 DEFAULT_PATTERNS = (
     # An unfinished block, as in a cut preview, is taken to the end of what may still be key material.
-    Pattern(
+    SecretPattern(
         "private_key",
         ("private key",),
         rf"-----BEGIN {_PEM_LABEL}[{_PEM_BODY}]*?(?:-----END {_PEM_LABEL}|(?=[^{_PEM_BODY}])|\Z)",
     ),
-    Pattern(
+    SecretPattern(
         "api_key",
         ("sk-",),
         r"(?<![A-Za-z0-9])sk-(?:(?:proj|ant|svcacct|admin|or)-[A-Za-z0-9_-]{12,}|[A-Za-z0-9_-]{20,})",
     ),
-    Pattern(
+    SecretPattern(
         "github",
         ("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_"),
         r"(?<![A-Za-z0-9])(?:gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,})",
     ),
-    Pattern("aws", ("akia", "asia"), r"(?<![A-Za-z0-9])(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])"),
-    Pattern("slack", ("xox",), r"(?<![A-Za-z0-9])xox[abeoprs]-[A-Za-z0-9-]{10,}"),
-    Pattern(
+    SecretPattern("aws", ("akia", "asia"), r"(?<![A-Za-z0-9])(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])"),
+    SecretPattern("slack", ("xox",), r"(?<![A-Za-z0-9])xox[abeoprs]-[A-Za-z0-9-]{10,}"),
+    SecretPattern(
         "jwt",
         ("eyj",),
         r"(?<![A-Za-z0-9_-])eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{4,}(?:\.[A-Za-z0-9_-]*){1,3}",
     ),
-    Pattern(
+    SecretPattern(
         "authorization",
         ("authorization",),
         r"(?P<keep>(?i:authorization)[\\\"']{0,4}[ \t]{0,4}[:=][ \t]{0,4}[\\\"']{0,4})"
@@ -70,19 +70,19 @@ DEFAULT_PATTERNS = (
         r"(?i:(?:basic|bearer|token|apikey|digest|negotiate)[ \t]{1,4})?[^\s\"'\\,;\[]{4,}",
     ),
     # "Bearer authentication" is prose: a token has a digit in it.
-    Pattern(
+    SecretPattern(
         "bearer",
         ("bearer",),
         r"(?P<keep>(?<![A-Za-z0-9])(?i:bearer)[ \t]{1,4})(?=[A-Za-z._~+/=-]{0,80}[0-9])[A-Za-z0-9._~+/=-]{12,}",
     ),
     # Not `password=get_password()`, `api_key=os.environ["X"]` or `token=$TOKEN`: code is not a secret.
-    Pattern(
+    SecretPattern(
         "assignment",
         ("passw", "api_key", "apikey", "api-key", "secret", "token"),
         rf"(?P<keep>(?i:{_NAMES})[\\\"']{{0,4}}[ \t]{{0,4}}[:=][ \t]{{0,4}}[\\\"']{{0,4}})"
         r"(?!\$|[A-Za-z_][A-Za-z0-9_.]{0,80}[(\[])[^\s\"'\\,;&<>(){}\[\]]{6,}",
     ),
-    Pattern(
+    SecretPattern(
         "userinfo",
         ("://",),
         r"(?P<keep>://)(?:[^\s/?#@:\"'<>\\\[]{0,128}:[^\s/?#\"'<>\\\[]{1,256}|[^\s/?#@:\"'<>\\\[]{16,256})(?=@)",

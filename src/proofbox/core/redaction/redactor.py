@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Any, AnyStr, Self
 
 from proofbox.core.canonical import MAX_DEPTH
-from proofbox.core.redaction.patterns import DEFAULT_PATTERNS, SECRET_MEMBER, SECRET_VARIABLE, Pattern
+from proofbox.core.redaction.patterns import DEFAULT_PATTERNS, SECRET_MEMBER, SECRET_VARIABLE, SecretPattern
 from proofbox.core.redaction.spellings import MIN_SECRET, spellings
 from proofbox.core.text import GAP, preview, preview_end
 
@@ -35,7 +35,7 @@ _MARKS = ("\\u", "%")  # of escapes
 _Compiled = tuple[tuple[str, ...], re.Pattern[str], str]
 
 
-def _compile(pattern: Pattern) -> _Compiled:
+def _compile(pattern: SecretPattern) -> _Compiled:
     kept = r"\g<keep>" if "(?P<keep>" in pattern.regex else ""
     return pattern.literals, re.compile(pattern.regex, re.ASCII), f"{kept}[redacted:{pattern.kind}]"
 
@@ -160,7 +160,9 @@ def _replaced(text: str, replacements: list[tuple[int, int, str]]) -> str:
 class Redactor:
     """Replaces secrets in text, bytes and JSON values. Immutable, safe to share, and silent about what it knows."""
 
-    def __init__(self, secrets: Iterable[str | bytes] = (), patterns: Iterable[Pattern] = DEFAULT_PATTERNS) -> None:
+    def __init__(
+        self, secrets: Iterable[str | bytes] = (), patterns: Iterable[SecretPattern] = DEFAULT_PATTERNS
+    ) -> None:
         forms: set[bytes] = set()
         for secret in secrets:
             forms |= spellings(secret.encode("utf-8", "surrogateescape") if isinstance(secret, str) else bytes(secret))
@@ -178,7 +180,7 @@ class Redactor:
         names: Iterable[str] = (),
         *,
         name_pattern: re.Pattern[str] = SECRET_VARIABLE,
-        patterns: Iterable[Pattern] = DEFAULT_PATTERNS,
+        patterns: Iterable[SecretPattern] = DEFAULT_PATTERNS,
     ) -> Self:
         """Know the values of the variables in `names`, and of those whose names look secret."""
         wanted = set(names)

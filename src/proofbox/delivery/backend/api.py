@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from proofbox.delivery.backend.openapi import openapi_document
 from proofbox.delivery.backend.repositories import Repositories
-from proofbox.delivery.backend.rules import Refusal
+from proofbox.delivery.backend.rules import BackendRefusal
 from proofbox.delivery.client.settings import ApiKey
 from proofbox.delivery.client.transport import KEY_HEADER
 from proofbox.delivery.client.wire import AppSpec, InitialExport, ManifestRequest, PullRequest
@@ -89,7 +89,7 @@ class Api:
 
     async def _git_refs(self, request: Request) -> Response:
         if request.query_params.get("service") != "git-upload-pack":
-            raise Refusal(403, "read_only", "repositories are read here, and changed by pull requests")
+            raise BackendRefusal(403, "read_only", "repositories are read here, and changed by pull requests")
         git = self._repositories.git_of(_full_name(request))
         listing = await _in_thread(git.serve, "--advertise-refs")
         head = b"001e# service=git-upload-pack\n0000"
@@ -98,7 +98,7 @@ class Api:
     async def _git_fetch(self, request: Request) -> Response:
         git = self._repositories.git_of(_full_name(request))
         if request.headers.get("content-encoding", "identity") != "identity":
-            raise Refusal(415, "encoding_unknown", "send it as it is: git -c http.postBuffer=100000000")
+            raise BackendRefusal(415, "encoding_unknown", "send it as it is: git -c http.postBuffer=100000000")
         asked = await self._read(request, MAX_SMALL_BODY)
         return _git(await _in_thread(partial(git.serve, stdin=bytes(asked))), "result")
 
@@ -109,11 +109,11 @@ class Api:
             try:
                 self._check_key(request)
                 return await endpoint(request)
-            except Refusal as refusal:
+            except BackendRefusal as refusal:
                 return refused(refusal)
             except RepositoryFailed as error:
                 log.warning("%s %s: %s", request.method, request.url.path, error.message)
-                return refused(Refusal(500, "repository_failed", "git did not do what it was asked to"))
+                return refused(BackendRefusal(500, "repository_failed", "git did not do what it was asked to"))
 
         return answer
 
@@ -122,32 +122,32 @@ class Api:
         if given is None and request.url.path.startswith("/git/"):
             given = _password(request.headers.get("authorization", ""))
         if given is None or not self._key.matches(given):
-            raise Refusal(401, "key_unknown", "the key is missing or wrong")
+            raise BackendRefusal(401, "key_unknown", "the key is missing or wrong")
 
     async def _body(self, request: Request, kind: type[T], limit: int) -> tuple[str, T]:
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-            raise Refusal(415, "not_json", "send application/json")
+            raise BackendRefusal(415, "not_json", "send application/json")
         data = await self._read(request, limit)
         try:
             return hashlib.sha256(data).hexdigest(), msgspec.json.decode(data, type=kind)
         except msgspec.ValidationError as error:
-            raise Refusal(422, "invalid", str(error)[:500]) from None
+            raise BackendRefusal(422, "invalid", str(error)[:500]) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise Refusal(400, "malformed", "the body is not JSON") from None
+            raise BackendRefusal(400, "malformed", "the body is not JSON") from None
 
     async def _read(self, request: Request, limit: int) -> bytearray:
         length = request.headers.get("content-length", "0")
         if not length.isascii() or not length.isdigit() or int(length) > limit:
-            raise Refusal(413, "too_large", f"a request may have at most {limit} bytes")
+            raise BackendRefusal(413, "too_large", f"a request may have at most {limit} bytes")
         body = bytearray()
         async for piece in request.stream():
             body += piece
             if len(body) > limit:
-                raise Refusal(413, "too_large", f"a request may have at most {limit} bytes")
+                raise BackendRefusal(413, "too_large", f"a request may have at most {limit} bytes")
         return body  # not copied: an export may be most of the memory there is
 
 
-def refused(refusal: Refusal) -> Response:
+def refused(refusal: BackendRefusal) -> Response:
     body: dict[str, Any] = {"error": {"code": refusal.code, "message": refusal.message}}
     if refusal.pr_url:
         body["prUrl"] = refusal.pr_url
@@ -158,7 +158,7 @@ def refused(refusal: Refusal) -> Response:
 async def http_error(_: Request, error: Exception) -> Response:
     """What starlette refuses by itself, in the same form: an unknown address, a method that is not allowed."""
     status = error.status_code if isinstance(error, HTTPException) else 500
-    answer = refused(Refusal(status, f"http_{status}", "there is nothing here that takes this request"))
+    answer = refused(BackendRefusal(status, f"http_{status}", "there is nothing here that takes this request"))
     if isinstance(error, HTTPException) and error.headers:
         answer.headers.update(error.headers)
     return answer
@@ -180,14 +180,14 @@ async def _in_thread(work: Callable[..., T], *arguments: Any) -> T:
 def _id(request: Request, name: str) -> str:
     value = str(request.path_params[name])
     if len(value) > _MAX_ID or not value.isprintable():
-        raise Refusal(404, f"{name.removesuffix('_id')}_unknown", "that can't be an id")
+        raise BackendRefusal(404, f"{name.removesuffix('_id')}_unknown", "that can't be an id")
     return value
 
 
 def _idempotency_key(request: Request) -> str | None:
     key = request.headers.get("idempotency-key")
     if key is not None and not 0 < len(key) <= 256:
-        raise Refusal(422, "idempotency_key_invalid", "an idempotency key has 1 to 256 characters")
+        raise BackendRefusal(422, "idempotency_key_invalid", "an idempotency key has 1 to 256 characters")
     return key
 
 

@@ -10,14 +10,14 @@ from collections.abc import Iterator, Sequence
 from proofbox.core.digest import sha256_hex
 from proofbox.core.text import path_fields
 from proofbox.delivery.backend.git import Edit, Git, blob_id
-from proofbox.delivery.backend.ledger import Ledger
-from proofbox.delivery.backend.rules import Refusal, check_clashes, check_edits
-from proofbox.delivery.client.wire import FileChange, ManifestFile
+from proofbox.delivery.backend.ledger import BackendDatabase
+from proofbox.delivery.backend.rules import BackendRefusal, check_clashes, check_edits
+from proofbox.delivery.client.wire import ManifestFile, RepositoryChange
 
 _HASHED_AT_ONCE = 200
 
 
-def files_of(git: Git, commit: str, ledger: Ledger) -> Iterator[ManifestFile]:
+def files_of(git: Git, commit: str, ledger: BackendDatabase) -> Iterator[ManifestFile]:
     blobs = list(git.blobs(commit))
     known = ledger.blobs({blob.oid for blob in blobs})
     new = sorted({blob.oid for blob in blobs} - known.keys())
@@ -33,7 +33,7 @@ def files_of(git: Git, commit: str, ledger: Ledger) -> Iterator[ManifestFile]:
         yield ManifestFile(path=path_fields(blob.path)["path"], sha256=sha256, size_bytes=size, mode=mode)  # type: ignore[arg-type]
 
 
-def edits_of(git: Git, base: str, changes: Sequence[FileChange], max_file: int) -> list[Edit]:
+def edits_of(git: Git, base: str, changes: Sequence[RepositoryChange], max_file: int) -> list[Edit]:
     """The changes as edits, if the base has what they say it has."""
     there = {blob.path: blob for blob in git.blobs(base)}
     edits = []
@@ -41,13 +41,15 @@ def edits_of(git: Git, base: str, changes: Sequence[FileChange], max_file: int) 
         blob = there.get(change.path)
         if (blob is None) != (change.operation == "add"):
             state = "not there" if blob is None else "there already"
-            raise Refusal(409, "change_misfits", f"can't {change.operation} {change.path[:200]!r}: it is {state}")
+            raise BackendRefusal(
+                409, "change_misfits", f"can't {change.operation} {change.path[:200]!r}: it is {state}"
+            )
         if (change.content_base64 is None) != (change.operation == "delete"):
-            raise Refusal(422, "content_misfits", f"{change.operation} of {change.path[:200]!r} and its content")
+            raise BackendRefusal(422, "content_misfits", f"{change.operation} of {change.path[:200]!r} and its content")
         mode = change.mode or (blob.mode if blob else "100644")
         edits.append(Edit(change.path, mode, change.content_base64))
     if not edits:
-        raise Refusal(422, "nothing_to_change", "a pull request has at least one change")
+        raise BackendRefusal(422, "nothing_to_change", "a pull request has at least one change")
     check_edits(edits, max_file)
     gone = {edit.path for edit in edits if edit.content is None}
     check_clashes({*(there.keys() - gone), *(edit.path for edit in edits if edit.content is not None)})
@@ -55,7 +57,7 @@ def edits_of(git: Git, base: str, changes: Sequence[FileChange], max_file: int) 
     return sorted(edits, key=lambda edit: edit.content is not None)
 
 
-def remember(edits: Sequence[Edit], ledger: Ledger) -> None:
+def remember(edits: Sequence[Edit], ledger: BackendDatabase) -> None:
     ledger.put_blobs(
         (blob_id(edit.content), sha256_hex(edit.content), len(edit.content))
         for edit in edits

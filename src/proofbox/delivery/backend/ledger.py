@@ -51,7 +51,7 @@ class Pull(msgspec.Struct, frozen=True):
     evidence: bytes | None = None
 
 
-class Ledger:
+class BackendDatabase:
     """Safe to share by threads. Each method is one transaction; `together` makes one of several."""
 
     def __init__(self, path: Path) -> None:

@@ -24,7 +24,7 @@ from proofbox.core.text import preview, printable
 from proofbox.delivery.backend.ledger import Pull
 from proofbox.delivery.backend.markdown import to_html
 from proofbox.delivery.backend.repositories import Repositories
-from proofbox.delivery.backend.rules import Refusal
+from proofbox.delivery.backend.rules import BackendRefusal
 from proofbox.delivery.backend.style import STYLE
 from proofbox.delivery.client.settings import ApiKey
 from proofbox.errors import RepositoryFailed
@@ -77,8 +77,12 @@ class Pages:
                 if request.method == "POST":
                     await _check_form(request, token)
                 return await endpoint(request, token)
-            except (Refusal, RepositoryFailed) as error:
-                refusal = error if isinstance(error, Refusal) else Refusal(500, "repository_failed", error.message)
+            except (BackendRefusal, RepositoryFailed) as error:
+                refusal = (
+                    error
+                    if isinstance(error, BackendRefusal)
+                    else BackendRefusal(500, "repository_failed", error.message)
+                )
                 body = f'<div class="notice bad">{_text(refusal.message)}</div><p><a href="/">Repositories</a></p>'
                 return _page("Refused", body, status=refusal.status)
 
@@ -87,7 +91,7 @@ class Pages:
     async def _sign_in(self, request: Request) -> Response:
         try:
             form = await _form(request)
-        except Refusal as refusal:
+        except BackendRefusal as refusal:
             return _page("Sign in", _SIGN_IN, status=refusal.status)
         if not _from_here(request) or not self._key.matches(form.get("key", "")):
             wrong = '<div class="notice bad">That is not the key.</div>'
@@ -256,7 +260,7 @@ async def _check_form(request: Request, session: str) -> None:
     form = await _form(request)
     right = hmac.compare_digest(form.get("token", "").encode(), _form_token(session).encode())
     if not right or not _from_here(request):
-        raise Refusal(403, "not_from_here", "that form was not sent from a page of this backend")
+        raise BackendRefusal(403, "not_from_here", "that form was not sent from a page of this backend")
 
 
 async def _form(request: Request) -> dict[str, str]:
@@ -264,5 +268,5 @@ async def _form(request: Request) -> dict[str, str]:
     async for piece in request.stream():
         body += piece
         if len(body) > _MAX_FORM:
-            raise Refusal(413, "too_large", "that form is too large")
+            raise BackendRefusal(413, "too_large", "that form is too large")
     return dict(parse_qsl(body.decode("ascii", "replace"), max_num_fields=10))

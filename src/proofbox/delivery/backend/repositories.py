@@ -23,9 +23,9 @@ from proofbox.core.clock import Clock, SystemClock, isoformat
 from proofbox.core.files.removal import remove_tree
 from proofbox.delivery.backend.contents import edits_of, files_of, remember
 from proofbox.delivery.backend.git import MAIN, NOTHING, Edit, Git, check_git
-from proofbox.delivery.backend.ledger import Ledger, Pull, Repository
+from proofbox.delivery.backend.ledger import BackendDatabase, Pull, Repository
 from proofbox.delivery.backend.rules import (
-    Refusal,
+    BackendRefusal,
     check_branch,
     check_edits,
     check_text,
@@ -58,7 +58,7 @@ class Repositories:
         self._data = data
         (data / "repos").mkdir(mode=0o700, parents=True, exist_ok=True)
         self._held = _hold(data / "lock")
-        self.ledger = Ledger(data / "backend.db")
+        self.ledger = BackendDatabase(data / "backend.db")
         self.specs = Specs(self.ledger)
         self._locks: dict[str, threading.Lock] = {}
         self._guard = threading.Lock()
@@ -85,7 +85,7 @@ class Repositories:
             if asked.branch_name is not None:
                 pull = self._pull_of(app, asked.branch_name)
                 if pull is None:
-                    raise Refusal(404, "branch_unknown", "no pull request has that branch")
+                    raise BackendRefusal(404, "branch_unknown", "no pull request has that branch")
                 ref = pull.head
             commit = git.head(ref)
             return RepoManifest(
@@ -107,11 +107,11 @@ class Repositories:
             if (before := self._answered(app, "export", key, digest)) is not None:
                 return msgspec.json.decode(before, type=ExportAnswer)
             if self.ledger.repository(app) is not None:
-                raise Refusal(409, "repository_exists", "the app has a repository already")
+                raise BackendRefusal(409, "repository_exists", "the app has a repository already")
             if not asked.create_repo:
-                raise Refusal(404, "repository_unknown", "the app has no repository, and none is to be made")
+                raise BackendRefusal(404, "repository_unknown", "the app has no repository, and none is to be made")
             if not edits:
-                raise Refusal(422, "nothing_to_export", "an export has at least one file")
+                raise BackendRefusal(422, "nothing_to_export", "an export has at least one file")
             directory = f"{digest_of_id(app)[:32]}-{secrets.token_hex(4)}.git"
             full_name = f"{slug(app)}/{slug(asked.repo_name or app)}"
             made = Repository(app, full_name, directory, "pending", isoformat(self._clock.now()))
@@ -139,9 +139,11 @@ class Repositories:
             _, git = self._ready(app, asked.repo_url)
             there = self._pull_of(app, asked.branch_name)
             if there is not None:
-                raise Refusal(409, "branch_exists", "a pull request has that branch already", self.pull_url(there))
+                raise BackendRefusal(
+                    409, "branch_exists", "a pull request has that branch already", self.pull_url(there)
+                )
             if git.head(asked.base_commit_sha) is None or not git.is_ancestor(asked.base_commit_sha, MAIN):
-                raise Refusal(409, "base_unknown", "the base commit is not part of the main branch")
+                raise BackendRefusal(409, "base_unknown", "the base commit is not part of the main branch")
             edits = edits_of(git, asked.base_commit_sha, asked.changes, self._max_file)
             head = git.commit(edits, f"{asked.title}\n\n{asked.body}", self._when(), asked.base_commit_sha)
             number = max((pull.number for pull in self.ledger.pulls(app)), default=0) + 1
@@ -174,10 +176,10 @@ class Repositories:
             pull = self._numbered(app, number)
             main = git.head()
             if pull.state != "open" or main is None:
-                raise Refusal(409, "not_open", f"the pull request is {pull.state}")
+                raise BackendRefusal(409, "not_open", f"the pull request is {pull.state}")
             commit = git.merge(main, pull.head, f"Merge #{number}: {pull.title}\n", self._when())
             if commit is None:
-                raise Refusal(409, "merge_conflict", "it conflicts with what has happened on main since")
+                raise BackendRefusal(409, "merge_conflict", "it conflicts with what has happened on main since")
             merging = msgspec.structs.replace(pull, state="merging", merge=commit)
             self.ledger.update_pull(merging)
             git.move(MAIN, commit, main)
@@ -187,7 +189,7 @@ class Repositories:
         with self._working(app):
             pull = self._numbered(app, number)
             if pull.state != "open":
-                raise Refusal(409, "not_open", f"the pull request is {pull.state}")
+                raise BackendRefusal(409, "not_open", f"the pull request is {pull.state}")
             return self.ledger.update_pull(msgspec.structs.replace(pull, state="closed"))
 
     def repositories(self) -> list[Repository]:
@@ -216,7 +218,7 @@ class Repositories:
     def git_of(self, full_name: str) -> Git:
         repository = self.ledger.named(full_name)
         if repository is None:
-            raise Refusal(404, "repository_unknown", "no such repository")
+            raise BackendRefusal(404, "repository_unknown", "no such repository")
         return self._git(repository)
 
     def pull_url(self, pull: Pull) -> str:
@@ -244,7 +246,7 @@ class Repositories:
         git = self._git(repository)
         for pull in self.ledger.pulls(app):
             if pull.state == "pending":
-                with contextlib.suppress(Refusal):
+                with contextlib.suppress(BackendRefusal):
                     self._open(git, pull)
             elif pull.state == "merging":
                 self._settle_merge(git, pull)
@@ -257,7 +259,7 @@ class Repositories:
         except RepositoryFailed as error:
             # Taken by someone who pushed it, or in the way of another branch's name.
             self.ledger.drop_pull(pull, msgspec.json.encode(self._opened(pull)))
-            raise Refusal(409, "branch_exists", "the repository has that branch, or one in its way") from error
+            raise BackendRefusal(409, "branch_exists", "the repository has that branch, or one in its way") from error
         self.ledger.update_pull(msgspec.structs.replace(pull, state="open"))
 
     def _opened(self, pull: Pull) -> PullRequestAnswer:
@@ -270,9 +272,9 @@ class Repositories:
     def _ready(self, app: str, repo_url: str | None) -> tuple[Repository, Git]:
         repository = self.ledger.repository(app)
         if repository is None or repository.state != "ready":
-            raise Refusal(404, "repository_unknown", "the app has no repository")
+            raise BackendRefusal(404, "repository_unknown", "the app has no repository")
         if repo_url and repo_url.rstrip("/").removesuffix(".git") != self._url(repository).removesuffix(".git"):
-            raise Refusal(404, "repository_unknown", "the app has no repository at that address")
+            raise BackendRefusal(404, "repository_unknown", "the app has no repository at that address")
         return repository, self._git(repository)
 
     def _git(self, repository: Repository) -> Git:
@@ -285,7 +287,7 @@ class Repositories:
         for pull in self.ledger.pulls(app):
             if pull.number == number:
                 return pull
-        raise Refusal(404, "pull_request_unknown", "no such pull request")
+        raise BackendRefusal(404, "pull_request_unknown", "no such pull request")
 
     def _pull_of(self, app: str, branch: str) -> Pull | None:
         return next((pull for pull in self.ledger.pulls(app) if pull.branch == branch), None)
@@ -297,7 +299,7 @@ class Repositories:
             return None
         request, body = found
         if request != digest:
-            raise Refusal(422, "idempotency_key_reused", "that idempotency key was used for another request")
+            raise BackendRefusal(422, "idempotency_key_reused", "that idempotency key was used for another request")
         return body
 
     def _answer(self, app: str, op: str, key: str | None, digest: str, answer: msgspec.Struct) -> None:

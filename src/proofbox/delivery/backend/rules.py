@@ -6,14 +6,14 @@ import hashlib
 import re
 from collections.abc import Sequence
 
-from proofbox.delivery.source import names
 from proofbox.delivery.backend.git import Edit
+from proofbox.delivery.source import names
 
 _BRANCH = re.compile(r"(?!-)[A-Za-z0-9._/-]{1,200}")
 _NOT_IN_SLUG = re.compile(r"[^a-z0-9._-]+")
 
 
-class Refusal(Exception):
+class BackendRefusal(Exception):
     """A request that the backend understands and refuses, as an HTTP status and a code."""
 
     def __init__(self, status: int, code: str, message: str, pr_url: str | None = None) -> None:
@@ -29,15 +29,15 @@ def check_edits(edits: Sequence[Edit], max_file: int) -> None:
     for edit in edits:
         wrong = names.problem(edit.path) or ("it is git's own" if names.is_git(edit.path) else "")
         if wrong:
-            raise Refusal(422, "path_invalid", f"{edit.path[:200]!r}: {wrong}")
+            raise BackendRefusal(422, "path_invalid", f"{edit.path[:200]!r}: {wrong}")
         if edit.content is not None and len(edit.content) > max_file:
-            raise Refusal(413, "file_too_large", f"{edit.path[:200]!r} is larger than {max_file} bytes")
+            raise BackendRefusal(413, "file_too_large", f"{edit.path[:200]!r} is larger than {max_file} bytes")
         if edit.mode == "120000" and edit.content is not None:
             target = edit.content.decode("utf-8", "surrogateescape")
             if len(target) > names.MAX_PATH or names.leads_out(edit.path, target):
-                raise Refusal(422, "link_leads_out", f"{edit.path[:200]!r} leads out of the repository")
+                raise BackendRefusal(422, "link_leads_out", f"{edit.path[:200]!r} leads out of the repository")
     if len(set(paths)) != len(paths):
-        raise Refusal(422, "path_twice", "a path is there twice")
+        raise BackendRefusal(422, "path_twice", "a path is there twice")
     check_clashes({edit.path for edit in edits if edit.content is not None})
 
 
@@ -47,13 +47,13 @@ def check_clashes(paths: set[str]) -> None:
         while "/" in above:
             above = above.rpartition("/")[0]
             if above in paths:
-                raise Refusal(422, "path_clash", f"{above[:200]!r} would be a file and a directory")
+                raise BackendRefusal(422, "path_clash", f"{above[:200]!r} would be a file and a directory")
 
 
 def check_text(*texts: str) -> None:
     for text in texts:
         if "\0" in text or any("\ud800" <= char <= "\udfff" for char in text):
-            raise Refusal(422, "text_invalid", "a text holds what no commit can")
+            raise BackendRefusal(422, "text_invalid", "a text holds what no commit can")
 
 
 def check_branch(branch: str) -> None:
@@ -66,7 +66,7 @@ def check_branch(branch: str) -> None:
         or branch.endswith(".")
         or any(not part or part.startswith(".") or part.endswith(".lock") for part in parts)
     ):
-        raise Refusal(422, "branch_invalid", "that is no name for a branch of a pull request")
+        raise BackendRefusal(422, "branch_invalid", "that is no name for a branch of a pull request")
 
 
 def digest_of_id(app: str) -> str:

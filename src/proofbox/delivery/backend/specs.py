@@ -5,39 +5,39 @@ from __future__ import annotations
 import msgspec
 
 from proofbox.core.redaction.redactor import Redactor
-from proofbox.delivery.backend.ledger import Ledger
-from proofbox.delivery.backend.rules import Refusal
+from proofbox.delivery.backend.ledger import BackendDatabase
+from proofbox.delivery.backend.rules import BackendRefusal
 from proofbox.delivery.client.wire import AppSpec
 
 
 class Specs:
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: BackendDatabase) -> None:
         self._ledger = ledger
 
     def put(self, enterprise: str, spec: AppSpec) -> AppSpec:
         """Keep what an app is. One that holds what looks like a secret is refused."""
         plain = msgspec.to_builtins(spec)
         if Redactor().redact_json(plain) != plain:
-            raise Refusal(422, "spec_holds_secret", "a spec never holds secrets, and this one seems to")
+            raise BackendRefusal(422, "spec_holds_secret", "a spec never holds secrets, and this one seems to")
         self._ledger.put_spec(enterprise, spec.app_id, msgspec.json.encode(spec))
         return spec
 
     def get(self, enterprise: str, app: str | None) -> AppSpec:
         found = [msgspec.json.decode(each, type=AppSpec) for each in self._ledger.specs(enterprise)]
         if not found:
-            raise Refusal(404, "enterprise_unknown", "no such enterprise")
+            raise BackendRefusal(404, "enterprise_unknown", "no such enterprise")
         if app is not None:
             found = [spec for spec in found if spec.app_id == app]
         if not found:
-            raise Refusal(404, "app_unknown", "the enterprise has no such app")
+            raise BackendRefusal(404, "app_unknown", "the enterprise has no such app")
         if len(found) > 1:
-            raise Refusal(422, "app_ambiguous", "the enterprise has several apps: name one by appId")
+            raise BackendRefusal(422, "app_ambiguous", "the enterprise has several apps: name one by appId")
         return found[0]
 
     def check_owner(self, app: str, user: str) -> None:
         owners = [msgspec.json.decode(spec, type=AppSpec).owner_user_id for _, spec in self._ledger.specs_of_app(app)]
         if any(owner not in (None, user) for owner in owners):
-            raise Refusal(403, "not_the_owner", "the app belongs to another user")
+            raise BackendRefusal(403, "not_the_owner", "the app belongs to another user")
 
     def note_repository(self, app: str, full_name: str) -> None:
         for enterprise, data in self._ledger.specs_of_app(app):

@@ -1,1 +1,1 @@
-"""TODO docstring"""
+"""The client of a platform backend: requests, retries, and what goes over the wire."""

@@ -15,10 +15,10 @@ import httpx2
 import msgspec
 
 from proofbox.core.clock import Clock
-from proofbox.delivery.client.body import Body, Content, export_body, pull_request_body
+from proofbox.delivery.client.body import Body, FileToSend, export_body, pull_request_body
 from proofbox.delivery.client.calls import (
     MANIFEST_ANSWER,
-    Call,
+    BackendCall,
     api_path,
     refuse_login,
 )
@@ -28,12 +28,12 @@ from proofbox.delivery.client.settings import BackendSettings
 from proofbox.delivery.client.wire import (
     AppSpec,
     ExportAnswer,
-    FileChange,
     InitialExport,
     ManifestRequest,
     PullRequest,
     PullRequestAnswer,
     RepoManifest,
+    RepositoryChange,
 )
 from proofbox.errors import (
     BackendConflict,
@@ -41,7 +41,7 @@ from proofbox.errors import (
     BackendRejected,
 )
 
-Change = tuple[FileChange, Content | None]
+Change = tuple[RepositoryChange, FileToSend | None]
 Told = Callable[[InitialExport], None]
 
 
@@ -75,7 +75,7 @@ class AsyncBackendClient:
         path = api_path("api", "enterprises", enterprise_id, "appgen", "spec")
         query = f"?{httpx2.QueryParams({'appId': app_id})}" if app_id else ""
         ids = {"enterprise_id": enterprise_id, "app_id": app_id}
-        call = Call("get_app_spec", "GET", path + query, AppSpec, ids=ids)
+        call = BackendCall("get_app_spec", "GET", path + query, AppSpec, ids=ids)
         found = await self._sender.repeated(call)
         # A spec never holds secrets. One that does is read without them.
         return msgspec.convert(self._sender.redactor.redact_json(msgspec.to_builtins(found)), AppSpec)
@@ -89,7 +89,7 @@ class AsyncBackendClient:
         return await self._sender.repeated(_manifest_call(app_id, asked))
 
     async def initial_export(
-        self, app_id: str, export: InitialExport, files: Sequence[Content], *, instead: Told | None = None
+        self, app_id: str, export: InitialExport, files: Sequence[FileToSend], *, instead: Told | None = None
     ) -> ExportAnswer:
         """Make the app's repository of these files. One that holds exactly these already is the answer too.
 
@@ -111,7 +111,7 @@ class AsyncBackendClient:
         """Propose these changes on a branch of that name. One that is there already is the answer too."""
         refuse_login(pull.repo_url)
         pull = keyed_pull_request(app_id, pull, (change for change, _ in changes))
-        call = Call(
+        call = BackendCall(
             "create_pull_request",
             "POST",
             api_path("api", "apps", app_id, "deploy", "repo", "pull-requests"),
@@ -126,8 +126,8 @@ class AsyncBackendClient:
     # Looking for what may be there already
 
     async def _find_export(
-        self, app_id: str, export: InitialExport, files: Sequence[Content], instead: Told | None, attempt: int
-    ) -> ExportAnswer | Call[ExportAnswer] | None:
+        self, app_id: str, export: InitialExport, files: Sequence[FileToSend], instead: Told | None, attempt: int
+    ) -> ExportAnswer | BackendCall[ExportAnswer] | None:
         try:
             asked = ManifestRequest(repo_url=export.repo_url, user_id=export.user_id)
             found = await self._sender.attempt(_manifest_call(app_id, asked), attempt)
@@ -173,8 +173,8 @@ class AsyncBackendClient:
         return PullRequestAnswer(pr_url=found.pr_url, branch_name=found.branch_name, state=found.pr_state)
 
 
-def _export_call(app_id: str, export: InitialExport, files: Sequence[Content]) -> Call[ExportAnswer]:
-    return Call(
+def _export_call(app_id: str, export: InitialExport, files: Sequence[FileToSend]) -> BackendCall[ExportAnswer]:
+    return BackendCall(
         "initial_export",
         "POST",
         api_path("api", "apps", app_id, "deploy", "repo", "initial-export"),
@@ -185,8 +185,8 @@ def _export_call(app_id: str, export: InitialExport, files: Sequence[Content]) -
     )
 
 
-def _manifest_call(app_id: str, asked: ManifestRequest) -> Call[RepoManifest]:
-    return Call(
+def _manifest_call(app_id: str, asked: ManifestRequest) -> BackendCall[RepoManifest]:
+    return BackendCall(
         "get_repo_manifest",
         "POST",
         api_path("api", "apps", app_id, "deploy", "repo", "manifest"),

@@ -13,13 +13,13 @@ from typing import Protocol
 
 import msgspec
 
-from proofbox.delivery.client.wire import FileChange, FileContent, InitialExport, Mode, PullRequest
+from proofbox.delivery.client.wire import InitialExport, Mode, PullRequest, RepositoryChange, UploadedFile
 from proofbox.errors import SourceRefused
 
 _CHUNK = 3 << 16  # a multiple of three, so that the pieces' base64 joins without padding
 
 
-class Content(Protocol):
+class FileToSend(Protocol):
     """A file to be sent: what it must be, and how to read it."""
 
     @property
@@ -46,15 +46,15 @@ class Body:
         return cls(len(data), lambda: iter((data,)))
 
 
-def export_body(document: InitialExport, files: Sequence[Content]) -> Body:
+def export_body(document: InitialExport, files: Sequence[FileToSend]) -> Body:
     """The document with `files` as its last member."""
     items = [
-        (msgspec.json.encode(FileContent(path=each.path, mode=each.mode, content_base64=b"")), each) for each in files
+        (msgspec.json.encode(UploadedFile(path=each.path, mode=each.mode, content_base64=b"")), each) for each in files
     ]
     return _with_items(msgspec.json.encode(document), items)
 
 
-def pull_request_body(document: PullRequest, changes: Iterable[tuple[FileChange, Content | None]]) -> Body:
+def pull_request_body(document: PullRequest, changes: Iterable[tuple[RepositoryChange, FileToSend | None]]) -> Body:
     """The document with `changes` as its last member. A delete has no content."""
     items = []
     for change, content in changes:
@@ -63,7 +63,7 @@ def pull_request_body(document: PullRequest, changes: Iterable[tuple[FileChange,
     return _with_items(msgspec.json.encode(document), items)
 
 
-def _with_items(document: bytes, items: Sequence[tuple[bytes, Content | None]]) -> Body:
+def _with_items(document: bytes, items: Sequence[tuple[bytes, FileToSend | None]]) -> Body:
     head = document.removesuffix(b"[]}")
     length = len(head) + 1 + max(0, len(items) - 1) + 2
     for item, content in items:
@@ -89,7 +89,7 @@ def _with_items(document: bytes, items: Sequence[tuple[bytes, Content | None]]) 
     return Body(length, pieces)
 
 
-def _encoded(content: Content) -> Iterator[bytes]:
+def _encoded(content: FileToSend) -> Iterator[bytes]:
     digest, size, rest = hashlib.sha256(), 0, b""
     for piece in content.pieces():
         digest.update(piece)

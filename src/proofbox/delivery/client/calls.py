@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Call(Generic[T]):
+class BackendCall(Generic[T]):
     op: str
     method: str
     path: str
@@ -66,14 +66,14 @@ class Call(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class BackendResponse:
     status: int
     body: bytes = field(repr=False)  # it may echo anything
     retry_after: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class ConnectionBroken:
     """No answer, or none that can be used. `sent`: the backend may have done what it was asked to."""
 
     reason: str
@@ -101,14 +101,16 @@ def refuse_login(repo_url: str | None) -> None:
         )
 
 
-def parse(call: Call[T], answer: Answer) -> T | Broken:
+def parse(call: BackendCall[T], answer: BackendResponse) -> T | ConnectionBroken:
     """The answer's document. A 2xx that is not one is as good as no answer."""
     try:
         return msgspec.json.decode(answer.body, type=call.answer)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         # Only the place: the text of the error may quote the answer.
         where = str(error).rpartition(" - at ")[2][:100] if isinstance(error, msgspec.ValidationError) else "its JSON"
-        return Broken(f"the answer is not what was agreed on (in {printable(where)})", sent=True, protocol=True)
+        return ConnectionBroken(
+            f"the answer is not what was agreed on (in {printable(where)})", sent=True, protocol=True
+        )
 
 
 _KINDS: dict[int, tuple[type[BackendError], str, tuple[str, ...]]] = {
@@ -139,11 +141,13 @@ _KINDS: dict[int, tuple[type[BackendError], str, tuple[str, ...]]] = {
 }
 
 
-def error_for(call: Call[Any], outcome: Answer | Broken, attempts: int, redactor: Redactor) -> BackendError:
+def error_for(
+    call: BackendCall[Any], outcome: BackendResponse | ConnectionBroken, attempts: int, redactor: Redactor
+) -> BackendError:
     """The typed error for an answer that is no, or for none."""
     details: dict[str, Any] = {"attempts": attempts}
     kind: type[BackendError]
-    if isinstance(outcome, Broken):
+    if isinstance(outcome, ConnectionBroken):
         kind = BackendProtocol if outcome.protocol else BackendUnreachable
         hints = (
             ["check that MOZAIKS_BACKEND_URL is the backend's address, and what is in between"]

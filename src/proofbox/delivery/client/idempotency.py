@@ -11,18 +11,18 @@ from typing import Any
 import msgspec
 
 from proofbox.core.digest import digest_of
-from proofbox.delivery.client.body import Content
-from proofbox.delivery.client.wire import FileChange, InitialExport, ManifestRequest, PullRequest
+from proofbox.delivery.client.body import FileToSend
+from proofbox.delivery.client.wire import InitialExport, ManifestRequest, PullRequest, RepositoryChange
 
 
-def keyed_export(app_id: str, export: InitialExport, files: Iterable[Content]) -> InitialExport:
+def keyed_export(app_id: str, export: InitialExport, files: Iterable[FileToSend]) -> InitialExport:
     """The export with its key; one that it has already stays."""
     tree = sorted([each.path, each.mode, each.sha256] for each in files)
     key = export.idempotency_key or _key("initial-export", app_id, export.create_repo, export.repo_name, tree)
     return msgspec.structs.replace(export, idempotency_key=key)
 
 
-def keyed_pull_request(app_id: str, pull: PullRequest, changes: Iterable[FileChange]) -> PullRequest:
+def keyed_pull_request(app_id: str, pull: PullRequest, changes: Iterable[RepositoryChange]) -> PullRequest:
     """The pull request with its key; one that it has already stays."""
     what = [msgspec.to_builtins(change) for change in changes]
     key = pull.idempotency_key or _key("pull-request", app_id, pull.branch_name, pull.base_commit_sha, what)

@@ -20,9 +20,9 @@ from proofbox.core.clock import Clock, SystemClock
 from proofbox.delivery.client.body import Body
 from proofbox.delivery.client.calls import (
     ERROR_ANSWER,
-    Answer,
-    Broken,
-    Call,
+    BackendCall,
+    BackendResponse,
+    ConnectionBroken,
     error_for,
     is_ambiguous,
     may_repeat,
@@ -64,11 +64,11 @@ class Sender:
         await self._http.aclose()
         self._silence.end()
 
-    async def repeated(self, call: Call[T]) -> T:
+    async def repeated(self, call: BackendCall[T]) -> T:
         """For what changes nothing: try until it works or makes no sense any more."""
         return await self._within(call.op, partial(self._repeated, call))
 
-    async def once(self, call: Call[T], look: Callable[[int], Awaitable[T | Call[T] | None]]) -> T:
+    async def once(self, call: BackendCall[T], look: Callable[[int], Awaitable[T | BackendCall[T] | None]]) -> T:
         """For what must happen once: look for it first, and again whenever it may have happened.
 
         Looking finds the answer, nothing, or something to be completed by another call.
@@ -90,14 +90,17 @@ class Sender:
             details={"sent": True, "timeout": total, "attempts": len(failures) + 1},
         )
 
-    async def _repeated(self, call: Call[T], failures: list[BackendError]) -> T:
+    async def _repeated(self, call: BackendCall[T], failures: list[BackendError]) -> T:
         async for attempt in self._attempts(failures):
             with attempt:
                 return await self.attempt(call, attempt.num)
         raise AssertionError("unreachable")  # pragma: no cover
 
     async def _once(
-        self, call: Call[T], look: Callable[[int], Awaitable[T | Call[T] | None]], failures: list[BackendError]
+        self,
+        call: BackendCall[T],
+        look: Callable[[int], Awaitable[T | BackendCall[T] | None]],
+        failures: list[BackendError],
     ) -> T:
         looked = doubtful = False
         async for attempt in self._attempts(failures):
@@ -105,7 +108,7 @@ class Sender:
                 if doubtful or not looked:
                     found = await look(attempt.num)
                     looked = True
-                    if isinstance(found, Call):
+                    if isinstance(found, BackendCall):
                         call = found
                     elif found is not None:
                         log.info("[BackendClient] op=%s attempt=%d: it is there already", call.op, attempt.num)
@@ -115,7 +118,7 @@ class Sender:
                 except BackendConflict as conflict:
                     # Perhaps our own: of an attempt that was still under way when it was looked for.
                     found = await look(attempt.num)
-                    if found is not None and not isinstance(found, Call):
+                    if found is not None and not isinstance(found, BackendCall):
                         return found
                     if call.answer is PullRequestAnswer and (url := conflict.details.get("pr_url")):
                         # An older backend can't be asked for a branch; that ours is taken says it all.
@@ -138,15 +141,15 @@ class Sender:
             wait_jitter=retries.wait_jitter,
         ).__aiter__()
 
-    async def attempt(self, call: Call[T], number: int) -> T:
+    async def attempt(self, call: BackendCall[T], number: int) -> T:
         """Send it once, and log that."""
         began = self._clock.monotonic()
         outcome = await self._send(call)
-        status = outcome.status if isinstance(outcome, Answer) else None
-        found: T | Broken | None = None
-        if isinstance(outcome, Answer) and 200 <= outcome.status < 300:
+        status = outcome.status if isinstance(outcome, BackendResponse) else None
+        found: T | ConnectionBroken | None = None
+        if isinstance(outcome, BackendResponse) and 200 <= outcome.status < 300:
             found = parse(call, outcome)
-        refused = found if isinstance(found, Broken) else outcome if found is None else None
+        refused = found if isinstance(found, ConnectionBroken) else outcome if found is None else None
         error = error_for(call, refused, number, self.redactor) if refused is not None else None
         duration = round((self._clock.monotonic() - began) * 1000)
         log.log(
@@ -163,7 +166,7 @@ class Sender:
             raise error
         return cast(T, found)
 
-    async def _send(self, call: Call[Any]) -> Answer | Broken:
+    async def _send(self, call: BackendCall[Any]) -> BackendResponse | ConnectionBroken:
         """The answer, or why there is none: as a value, so that no error drags along what it was about."""
         try:
             async with self._http.stream(
@@ -171,21 +174,21 @@ class Sender:
             ) as response:
                 return await self._received(response, call.limit)
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as error:
-            return Broken(f"no connection to {self._settings.url} ({_cause(error)})", sent=False)
+            return ConnectionBroken(f"no connection to {self._settings.url} ({_cause(error)})", sent=False)
         except httpx2.TimeoutException as error:
-            return Broken(f"no answer in time ({_cause(error)})", sent=True)
+            return ConnectionBroken(f"no answer in time ({_cause(error)})", sent=True)
         except (httpx2.RemoteProtocolError, httpx2.DecodingError):
-            return Broken("the connection ended in the middle of an answer, or it was not HTTP", sent=True)
+            return ConnectionBroken("the connection ended in the middle of an answer, or it was not HTTP", sent=True)
         except httpx2.TransportError as error:
-            return Broken(f"the connection broke ({_cause(error)})", sent=True)
+            return ConnectionBroken(f"the connection broke ({_cause(error)})", sent=True)
         except httpx2.InvalidURL:
             hints = ["give the ids as the backend has them: --app-id, --enterprise-id"]
             raise UsageError("an id is too long to be part of an address", op=call.op, fix_hints=hints) from None
 
-    async def _received(self, response: httpx2.Response, limit: int) -> Answer | Broken:
+    async def _received(self, response: httpx2.Response, limit: int) -> BackendResponse | ConnectionBroken:
         good = 200 <= response.status_code < 300
         if good and response.headers.get("content-encoding", "identity") != "identity":
-            return Broken("the answer is compressed, which was not asked for", sent=True, protocol=True)
+            return ConnectionBroken("the answer is compressed, which was not asked for", sent=True, protocol=True)
         limit = limit if good else ERROR_ANSWER
         body = bytearray()
         async for piece in response.aiter_raw():
@@ -193,9 +196,9 @@ class Sender:
             if len(body) > limit:
                 if not good:
                     break
-                return Broken(f"the answer is larger than {limit} bytes", sent=True, protocol=True)
+                return ConnectionBroken(f"the answer is larger than {limit} bytes", sent=True, protocol=True)
         wait = seconds_to_wait(response.headers.get("retry-after"), self._clock)
-        return Answer(response.status_code, bytes(body[:limit]), wait)
+        return BackendResponse(response.status_code, bytes(body[:limit]), wait)
 
 
 def _own_transport() -> httpx2.AsyncBaseTransport:

@@ -20,8 +20,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from proofbox.core.loopback import is_loopback
 from proofbox.core.files.plain import read_plain
+from proofbox.core.loopback import is_loopback
 from proofbox.core.redaction.redactor import Redactor
 from proofbox.errors import SettingsInvalid
 

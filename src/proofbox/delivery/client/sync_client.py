@@ -21,9 +21,16 @@ import httpx2
 
 from proofbox.core.clock import Clock
 from proofbox.delivery.client.async_client import AsyncBackendClient, Change, Told
-from proofbox.delivery.client.body import Content
+from proofbox.delivery.client.body import FileToSend
 from proofbox.delivery.client.settings import BackendSettings
-from proofbox.delivery.client.wire import AppSpec, ExportAnswer, InitialExport, PullRequest, PullRequestAnswer, RepoManifest
+from proofbox.delivery.client.wire import (
+    AppSpec,
+    ExportAnswer,
+    InitialExport,
+    PullRequest,
+    PullRequestAnswer,
+    RepoManifest,
+)
 
 T = TypeVar("T")
 
@@ -66,7 +73,7 @@ class BackendClient:
         )
 
     def initial_export(
-        self, app_id: str, export: InitialExport, files: Sequence[Content], *, instead: Told | None = None
+        self, app_id: str, export: InitialExport, files: Sequence[FileToSend], *, instead: Told | None = None
     ) -> ExportAnswer:
         return self._call(partial(self._client.initial_export, app_id, export, files, instead=instead))
 

@@ -111,7 +111,7 @@ class Evidence(_Document, frozen=True, kw_only=True):
     """Of the tree that the evidence is about, by its manifest; null: it names none."""
 
 
-class FileContent(_Document, frozen=True, kw_only=True):
+class UploadedFile(_Document, frozen=True, kw_only=True):
     path: Path
     mode: Mode | None = None
     """Git's; null: an ordinary file."""
@@ -139,7 +139,7 @@ class Export(_Document, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class InitialExport(Export, frozen=True, kw_only=True, omit_defaults=False):
-    files: tuple[FileContent, ...] = ()
+    files: tuple[UploadedFile, ...] = ()
     """All of them."""
 
 
@@ -157,7 +157,7 @@ class ExportAnswer(_Document, frozen=True, kw_only=True):
         msgspec.structs.force_setattr(self, "repo_url", without_login(self.repo_url))
 
 
-class FileChange(_Document, frozen=True, kw_only=True):
+class RepositoryChange(_Document, frozen=True, kw_only=True):
     path: Path
     operation: Operation
     mode: Mode | None = None
@@ -191,7 +191,7 @@ class PullRequest(_Document, frozen=True, kw_only=True, omit_defaults=False):
     """The digest of the changes themselves: the same changes have the same."""
     evidence: Evidence | None = None
     """By what right it is sent; null: no packet was given."""
-    changes: tuple[FileChange, ...] = ()
+    changes: tuple[RepositoryChange, ...] = ()
     """File by file; on record without the bytes, which their digests name."""
 
 

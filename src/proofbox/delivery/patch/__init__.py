@@ -1,1 +1,1 @@
-"""TODO docstring"""
+"""What to change in a repository: baseline, three-way comparison, and diffs for people."""

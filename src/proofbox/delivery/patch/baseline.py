@@ -16,10 +16,10 @@ from pathlib import Path
 
 import msgspec
 
-from proofbox.core.files.atomic import write_document
 from proofbox.core.digest import digest_of, sha256_hex
 from proofbox.core.dirs import state_dir
 from proofbox.core.documents import stored
+from proofbox.core.files.atomic import write_document
 from proofbox.delivery.client.wire import RepoManifest
 from proofbox.errors import CorruptError
 
@@ -27,13 +27,13 @@ SCHEMA = "proofbox.delivery_baseline/1"
 MOST_SENT = 16
 
 
-class State(msgspec.Struct, frozen=True, array_like=True):
+class FileState(msgspec.Struct, frozen=True, array_like=True):
     """A file's content and mode. Without a mode, as from an older backend, content alone is compared."""
 
     sha256: str
     mode: str | None = None
 
-    def same(self, other: State | None) -> bool:
+    def same(self, other: FileState | None) -> bool:
         return (
             other is not None
             and self.sha256 == other.sha256
@@ -41,30 +41,30 @@ class State(msgspec.Struct, frozen=True, array_like=True):
         )
 
 
-def same(one: State | None, other: State | None) -> bool:
+def same(one: FileState | None, other: FileState | None) -> bool:
     """None is the state of not being there."""
     return other is None if one is None else one.same(other)
 
 
 class Owned(msgspec.Struct, frozen=True):
-    settled: State | None = None
-    sent: tuple[State | None, ...] = ()
+    settled: FileState | None = None
+    sent: tuple[FileState | None, ...] = ()
 
     @property
-    def latest(self) -> State | None:
+    def latest(self) -> FileState | None:
         return self.sent[-1] if self.sent else self.settled
 
-    def knows(self, state: State | None) -> bool:
+    def knows(self, state: FileState | None) -> bool:
         return any(same(each, state) for each in (self.settled, *self.sent))
 
-    def seen(self, state: State | None) -> Owned:
+    def seen(self, state: FileState | None) -> Owned:
         """After the repository was seen with `state`."""
         for number, each in enumerate(self.sent):
             if same(each, state) and not same(self.settled, state):
                 return Owned(state, self.sent[number + 1 :])
         return self
 
-    def sending(self, state: State | None) -> Owned:
+    def sending(self, state: FileState | None) -> Owned:
         rest = tuple(each for each in self.sent if not same(each, state))
         return Owned(self.settled, (*rest, state)[-MOST_SENT:])
 
@@ -80,18 +80,18 @@ class Baseline(msgspec.Struct, frozen=True):
         found = {path: owned.seen(repo.get(path)) for path, owned in self.files.items()}
         return Baseline({path: owned for path, owned in found.items() if owned.settled or owned.sent})
 
-    def exported(self, files: Mapping[str, State]) -> Baseline:
+    def exported(self, files: Mapping[str, FileState]) -> Baseline:
         return Baseline({path: Owned(state) for path, state in files.items()})
 
-    def proposed(self, changes: Iterable[tuple[str, State | None]]) -> Baseline:
+    def proposed(self, changes: Iterable[tuple[str, FileState | None]]) -> Baseline:
         files = dict(self.files)
         for path, state in changes:
             files[path] = files.get(path, Owned()).sending(state)
         return Baseline(files)
 
 
-def states(manifest: RepoManifest) -> dict[str, State]:
-    return {file.path: State(file.sha256, file.mode) for file in manifest.files}
+def states(manifest: RepoManifest) -> dict[str, FileState]:
+    return {file.path: FileState(file.sha256, file.mode) for file in manifest.files}
 
 
 @stored(SCHEMA, at="STATE/deliveries/REPOSITORY/baseline.json, and BUNDLE/baseline.json of a delivery")

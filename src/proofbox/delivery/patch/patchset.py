@@ -19,9 +19,9 @@ from typing import Literal
 import msgspec
 
 from proofbox.core.digest import digest_of, sha256_hex
-from proofbox.delivery.patch.baseline import Baseline, State, same, states
-from proofbox.delivery.source.tree import SourceTree
 from proofbox.delivery.client.wire import Operation, RepoManifest
+from proofbox.delivery.patch.baseline import Baseline, FileState, same, states
+from proofbox.delivery.source.tree import SourceTree
 from proofbox.evidence.bundle.paths import above
 
 BRANCH_PREFIX = "proofbox/"
@@ -73,7 +73,7 @@ class Patchset(msgspec.Struct, frozen=True, kw_only=True):
 
 def patchset(source: SourceTree, manifest: RepoManifest, baseline: Baseline) -> Patchset:
     """The changes from `manifest` to `source`, in the order of their paths' bytes."""
-    ours = {file.path: State(file.sha256, file.mode) for file in source.files}
+    ours = {file.path: FileState(file.sha256, file.mode) for file in source.files}
     sizes = {file.path: file.size for file in source.files}
     repo = states(manifest)
     left_out = {left.path for left in source.left_out}
@@ -126,7 +126,7 @@ def patch_id(changes: Iterable[PatchChange]) -> str:
     )
 
 
-def _change(path: str, before: State | None, after: State | None, size: int) -> PatchChange:
+def _change(path: str, before: FileState | None, after: FileState | None, size: int) -> PatchChange:
     operation: Operation = "delete" if after is None else "add" if before is None else "modify"
     return PatchChange(
         path=path,
@@ -139,11 +139,11 @@ def _change(path: str, before: State | None, after: State | None, size: int) -> 
     )
 
 
-def _sha(state: State | None) -> str | None:
+def _sha(state: FileState | None) -> str | None:
     return state.sha256 if state else None
 
 
-def _clashes(changes: list[PatchChange], repo: Mapping[str, State], baseline: Baseline) -> list[Conflict]:
+def _clashes(changes: list[PatchChange], repo: Mapping[str, FileState], baseline: Baseline) -> list[Conflict]:
     """A path can't be a file and a directory. Where an added one would be both with what stays, that is a conflict."""
     gone = {each.path for each in changes if each.operation == "delete"}
     stays = {path for path in repo if path not in gone}

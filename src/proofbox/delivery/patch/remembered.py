@@ -9,7 +9,7 @@ from typing import Self
 
 from proofbox.delivery.source.tree import SourceFile
 from proofbox.workspace.store import pack
-from proofbox.workspace.store.objects import Store
+from proofbox.workspace.store.objects import ObjectStore
 
 LARGEST = 256 << 10
 
@@ -19,7 +19,7 @@ class Remembered:
 
     def __init__(self, directory: Path) -> None:
         place = directory / "content"
-        self._store = Store(place) if place.is_dir() else Store.create(place)
+        self._store = ObjectStore(place) if place.is_dir() else ObjectStore.create(place)
 
     def __enter__(self) -> Self:
         return self

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from proofbox.core.files.modes import git_mode
 from proofbox.delivery.source import names
-from proofbox.delivery.source.tree import Found, Limits, Pieces, refused
+from proofbox.delivery.source.tree import FoundFile, Pieces, SourceLimits, refused
 
 _CHUNK = 3 << 16
 _UNIX = 3
@@ -28,7 +28,7 @@ _HINT = "don't use this archive, or make it anew"
 
 
 @contextlib.contextmanager
-def archive_files(place: str, limits: Limits) -> Iterator[Iterator[Found]]:
+def archive_files(place: str, limits: SourceLimits) -> Iterator[Iterator[FoundFile]]:
     try:
         if _directory_size(place) > limits.files * _DIRECTORY_ENTRY:
             raise refused(f"its list of members is too long for {limits.files} of them", place, _HINT)
@@ -54,7 +54,7 @@ def _directory_size(place: str) -> int:
     return max(found)
 
 
-def _members(archive: zipfile.ZipFile, limits: Limits) -> Iterator[Found]:
+def _members(archive: zipfile.ZipFile, limits: SourceLimits) -> Iterator[FoundFile]:
     members = archive.infolist()
     if len(members) > limits.files:
         raise refused(f"the archive has more than {limits.files} members", "", _HINT)
@@ -73,10 +73,10 @@ def _members(archive: zipfile.ZipFile, limits: Limits) -> Iterator[Found]:
             target = b"".join(_read(archive, member)())
             if names.leads_out(path, target.decode("utf-8", "surrogateescape")):
                 raise refused("a link that leads out of the archive", path, _HINT)
-            yield Found(path, "120000", lambda target=target: iter((target,)), member.file_size)  # type: ignore[misc]
+            yield FoundFile(path, "120000", lambda target=target: iter((target,)), member.file_size)  # type: ignore[misc]
         elif kind in (0, stat.S_IFREG):
             bits = member.external_attr >> 16 if member.create_system == _UNIX else 0
-            yield Found(path, git_mode(bits), _read(archive, member), member.file_size)
+            yield FoundFile(path, git_mode(bits), _read(archive, member), member.file_size)
         else:
             raise refused("a device, a pipe or a socket", path, _HINT)
 
@@ -86,7 +86,7 @@ def _check_name(path: str) -> None:
         raise refused(f"the archive is not safe: {wrong}", path, _HINT)
 
 
-def _check_member(member: zipfile.ZipInfo, limits: Limits) -> None:
+def _check_member(member: zipfile.ZipInfo, limits: SourceLimits) -> None:
     if member.flag_bits & _ENCRYPTED:
         raise refused("it is encrypted, and can't be read", member.orig_filename, "make the archive without a password")
     if member.file_size > limits.file_bytes:

@@ -7,12 +7,12 @@ import stat
 from collections.abc import Iterator
 
 from proofbox.core.files.modes import git_mode
-from proofbox.delivery.source.tree import Found, Pieces, refused
+from proofbox.delivery.source.tree import FoundFile, Pieces, refused
 
 CHUNK = 3 << 16
 
 
-def directory_files(root: str) -> Iterator[Found]:
+def directory_files(root: str) -> Iterator[FoundFile]:
     """Every file below `root`. Git's own directories are named once, and not looked into."""
     pending = [""]
     while pending:
@@ -23,12 +23,12 @@ def directory_files(root: str) -> Iterator[Found]:
                 info = entry.stat(follow_symlinks=False)
                 if stat.S_ISDIR(info.st_mode):
                     if entry.name == ".git":
-                        yield Found(path, "100644", lambda: iter(()))
+                        yield FoundFile(path, "100644", lambda: iter(()))
                     else:
                         pending.append(path)
                 elif stat.S_ISLNK(info.st_mode) or stat.S_ISREG(info.st_mode):
                     pieces = _link if stat.S_ISLNK(info.st_mode) else _file
-                    yield Found(path, git_mode(info.st_mode), pieces(os.path.join(root, path)))
+                    yield FoundFile(path, git_mode(info.st_mode), pieces(os.path.join(root, path)))
                 else:
                     raise refused("it is neither a file, a directory nor a link", path, "remove it")
 

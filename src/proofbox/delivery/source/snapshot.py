@@ -11,16 +11,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from proofbox.core.canonical import CanonicalError
-from proofbox.core.ids import is_id
 from proofbox.core.files.modes import git_mode
-from proofbox.delivery.source.tree import Found, Pieces, refused
+from proofbox.core.ids import is_id
+from proofbox.delivery.source.tree import FoundFile, Pieces, refused
 from proofbox.errors import SourceRefused
-from proofbox.evidence.documents import tree as evidence_tree
 from proofbox.evidence.bundle.reader import load_bundle
+from proofbox.evidence.documents import tree as evidence_tree
 from proofbox.evidence.documents.shape import SHA256, ShapeError
 from proofbox.workspace import registry
+from proofbox.workspace.store.objects import ObjectStore
 from proofbox.workspace.timeline.diff import differences
-from proofbox.workspace.store.objects import Store
 from proofbox.workspace.tree import EMPTY_TREE
 from proofbox.workspace.workspace import Workspace
 
@@ -29,7 +29,7 @@ FINAL_SNAPSHOT_SCHEMA = "proofbox.final_snapshot/1"
 
 
 @contextlib.contextmanager
-def workspace_files(place: str, name: str) -> Iterator[Iterator[Found]]:
+def workspace_files(place: str, name: str) -> Iterator[Iterator[FoundFile]]:
     """The files of a snapshot, by its id, the beginning of one, its name, or HEAD."""
     real = registry.real_directory(place)
     with Workspace.open(real, track=False) as workspace:
@@ -39,7 +39,7 @@ def workspace_files(place: str, name: str) -> Iterator[Iterator[Found]]:
 
 
 @contextlib.contextmanager
-def attempt_files(place: str) -> Iterator[Iterator[Found]]:
+def attempt_files(place: str) -> Iterator[Iterator[FoundFile]]:
     """The files of an attempt's final snapshot. Of its bundle, verified in full, two documents are read:
 
     final_snapshot.json  {"schema_version": "proofbox.final_snapshot/1", "store": …, "snapshot": …}: the id of the
@@ -60,19 +60,19 @@ def attempt_files(place: str) -> Iterator[Iterator[Found]]:
         yield _held_against(files, expected)
 
 
-def _held_against(files: Iterator[Found], expected: dict[str, evidence_tree.TreeEntry]) -> Iterator[Found]:
+def _held_against(files: Iterator[FoundFile], expected: dict[str, evidence_tree.TreeEntry]) -> Iterator[FoundFile]:
     left = dict(expected)
     for file in files:
         entry = left.pop(file.path, None)
         if entry is None or entry.mode != file.mode:
             raise refused(f"it is not in {evidence_tree.PATH} as it is in the snapshot", file.path, "verify the bundle")
-        yield Found(file.path, file.mode, file.pieces, entry.size, entry.sha256)
+        yield FoundFile(file.path, file.mode, file.pieces, entry.size, entry.sha256)
     if left:
         raise refused(f"it is in {evidence_tree.PATH}, and not in the snapshot", next(iter(left)), "verify the bundle")
 
 
 @contextlib.contextmanager
-def _stored(store_id: str, tree: str) -> Iterator[Iterator[Found]]:
+def _stored(store_id: str, tree: str) -> Iterator[Iterator[FoundFile]]:
     directory = registry.store_path(store_id)
     if not directory.is_dir():
         raise SourceRefused(
@@ -80,7 +80,7 @@ def _stored(store_id: str, tree: str) -> Iterator[Iterator[Found]]:
             op="deliver source",
             fix_hints=["deliver from the machine where the attempt ran", "or from a directory with the same files"],
         )
-    store = Store(directory)
+    store = ObjectStore(directory)
     try:
         # Until the block ends no collection may take what is still to be read.
         with store.use():
@@ -89,13 +89,13 @@ def _stored(store_id: str, tree: str) -> Iterator[Iterator[Found]]:
         store.close()
 
 
-def _files(store: Store, tree: bytes) -> Iterator[Found]:
+def _files(store: ObjectStore, tree: bytes) -> Iterator[FoundFile]:
     for each in differences(store, EMPTY_TREE, tree):
         entry = each.new
         if entry is None or entry.kind == "directory":
             continue
-        yield Found(each.path, git_mode(entry.mode), _object(store, entry.digest), sha256=entry.digest.hex())
+        yield FoundFile(each.path, git_mode(entry.mode), _object(store, entry.digest), sha256=entry.digest.hex())
 
 
-def _object(store: Store, digest: bytes) -> Pieces:
+def _object(store: ObjectStore, digest: bytes) -> Pieces:
     return lambda: store.chunks(digest)

@@ -22,17 +22,17 @@ import msgspec
 
 from proofbox.core.redaction.redactor import Redactor
 from proofbox.core.text import path_fields, printable
-from proofbox.delivery.source import names
 from proofbox.delivery.client.wire import Mode
+from proofbox.delivery.source import names
 from proofbox.errors import DeliverySecretFound, SourceRefused
 from proofbox.evidence.bundle.paths import INDEX, STATUS
-from proofbox.evidence.secrets import SecretScan
 from proofbox.evidence.documents.tree import TreeEntry, tree_manifest
+from proofbox.evidence.secrets import SecretScan
 
 Pieces = Callable[[], Iterator[bytes]]
 
 
-class Limits(msgspec.Struct, frozen=True):
+class SourceLimits(msgspec.Struct, frozen=True):
     files: int = 100_000
     file_bytes: int = 100 << 20
     total_bytes: int = 1 << 30
@@ -56,7 +56,7 @@ class SourceFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundFile:
     """A file as a kind of source finds it. What is not known yet is found by reading it."""
 
     path: str
@@ -96,7 +96,7 @@ def open_source(
     snapshot: str | None = None,
     root: str | None = None,
     redactor: Redactor | None = None,
-    limits: Limits = Limits(),  # noqa: B008 (frozen)
+    limits: SourceLimits = SourceLimits(),  # noqa: B008 (frozen)
 ) -> Iterator[SourceTree]:
     """The tree at `path`. `snapshot` names one of a workspace; `root` is a directory inside, to be the tree's top.
 
@@ -126,7 +126,9 @@ def open_source(
         yield _screened(kind, found, root, redactor or Redactor(), limits)
 
 
-def _screened(kind: str, found: Iterable[Found], root: str | None, redactor: Redactor, limits: Limits) -> SourceTree:
+def _screened(
+    kind: str, found: Iterable[FoundFile], root: str | None, redactor: Redactor, limits: SourceLimits
+) -> SourceTree:
     files: list[SourceFile] = []
     left_out: list[LeftOut] = []
     withheld: list[TreeEntry] = []
@@ -177,7 +179,7 @@ def reason_by_name(path: str) -> str:
     return ""
 
 
-def _read(path: str, found: Found, redactor: Redactor, limit: int) -> tuple[SourceFile, str, bool]:
+def _read(path: str, found: FoundFile, redactor: Redactor, limit: int) -> tuple[SourceFile, str, bool]:
     """The file with its digest, why its content keeps it out of a delivery, and whether it holds a known secret."""
     digest, size = hashlib.sha256(), 0
     scan = SecretScan(redactor)

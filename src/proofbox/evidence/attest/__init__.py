@@ -1,1 +1,1 @@
-"""TODO docstring"""
+"""Keys and signed statements."""

@@ -1,1 +1,1 @@
-"""TODO docstring"""
+"""Bundles: how they are written, committed, read, listed and repaired."""

@@ -22,7 +22,7 @@ _SYNCING = 16
 _Path = str | os.PathLike[str]
 
 
-class Meter:
+class ContentMeter:
     """Size and digest of what passes, and whether it holds a secret that the redactor knows."""
 
     def __init__(self, redactor: Redactor | None) -> None:
@@ -45,9 +45,9 @@ class Meter:
         return self._scan is not None and self._scan.found
 
 
-def write_new(target: str, pieces: Iterable[bytes], redactor: Redactor | None) -> Meter:
+def write_new(target: str, pieces: Iterable[bytes], redactor: Redactor | None) -> ContentMeter:
     """Put the pieces into a file that is not there yet. Where that fails, it is not there afterwards either."""
-    meter = Meter(redactor)
+    meter = ContentMeter(redactor)
     fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
         with open(fd, "wb", buffering=0) as stream:
@@ -63,9 +63,9 @@ def write_new(target: str, pieces: Iterable[bytes], redactor: Redactor | None) -
     return meter
 
 
-def read_again(path: Path, redactor: Redactor | None, keep: int = 0) -> tuple[Meter, bytes]:
+def read_again(path: Path, redactor: Redactor | None, keep: int = 0) -> tuple[ContentMeter, bytes]:
     """Measure a file that is there. Its bytes too, where there are at most `keep`."""
-    meter = Meter(redactor)
+    meter = ContentMeter(redactor)
     kept = b""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(fd, "rb", buffering=0) as stream:

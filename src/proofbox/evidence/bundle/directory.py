@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import weakref
 
-from proofbox.evidence.bundle.paths import Found, read_bounded, walk
+from proofbox.evidence.bundle.paths import DirectoryContents, read_bounded, walk
 
 
 class BundleDirectory:
@@ -38,7 +38,7 @@ class BundleDirectory:
         """The whole regular file at `path`, if it has at most `limit` bytes (TooLarge); OSError otherwise."""
         return read_bounded(self._below + path, limit, dir_fd=self._top.fd)
 
-    def walk(self) -> Found:
+    def walk(self) -> DirectoryContents:
         """Everything below, following nothing."""
         return walk(self._below or ".", dir_fd=self._top.fd)
 

@@ -17,8 +17,8 @@ from proofbox.core.canonical import CanonicalError, canonical_bytes, check_value
 from proofbox.core.digest import sha256_hex
 from proofbox.core.documents import declare
 from proofbox.errors import BundleTooLarge
-from proofbox.evidence.documents import shape
 from proofbox.evidence.bundle.paths import INDEX, MAX_INDEX_BYTES, RUN_ID, is_artifact_path
+from proofbox.evidence.documents import shape
 from proofbox.evidence.documents.shape import SHA256, ShapeError
 
 SCHEMA = "proofbox.artifact_index/1"

@@ -20,8 +20,8 @@ from proofbox.evidence.bundle.paths import (
     read_latest,
     shown,
 )
-from proofbox.evidence.documents.shape import ShapeError
 from proofbox.evidence.bundle.status import RunStatus, parse_status
+from proofbox.evidence.documents.shape import ShapeError
 
 
 @dataclass(frozen=True, slots=True)

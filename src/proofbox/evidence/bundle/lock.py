@@ -21,9 +21,9 @@ from proofbox.core.canonical import CanonicalError, canonical_bytes, parse_stric
 from proofbox.core.clock import Clock, SystemClock, isoformat
 from proofbox.core.documents import declare
 from proofbox.errors import BundleLocked
-from proofbox.evidence.documents import shape
 from proofbox.evidence.bundle.identity import PROCESS, is_alive, process_identity
 from proofbox.evidence.bundle.paths import LOCK, shown
+from proofbox.evidence.documents import shape
 from proofbox.evidence.documents.shape import ShapeError
 
 Mode = Literal["fail", "wait"]

@@ -71,7 +71,7 @@ IRREGULAR = {
 
 
 @dataclass(slots=True)
-class Found:
+class DirectoryContents:
     """What is below a directory: regular files, directories, and what a bundle can't hold, by its kind in IRREGULAR."""
 
     files: set[str] = field(default_factory=set)
@@ -96,13 +96,13 @@ class Found:
         return own, interrupted
 
 
-def walk(root: _Path, *, dir_fd: int | None = None) -> Found:
+def walk(root: _Path, *, dir_fd: int | None = None) -> DirectoryContents:
     """Everything below `root`, by relative path, following nothing. Names that are not UTF-8 have surrogate escapes.
 
     A directory whose path is longer than an artifact's can be is not gone into: nothing in it can be one.
     With `dir_fd`, `root` is relative to that directory.
     """
-    found = Found()
+    found = DirectoryContents()
     top = os.open(root, _DIRECTORY, dir_fd=dir_fd)
     try:
         pending = [""]
@@ -134,7 +134,7 @@ def _open_below(top: int, below: str) -> int:
     return os.open(below or ".", _DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
 
 
-def _look(directory: int, below: str, found: Found) -> list[str]:
+def _look(directory: int, below: str, found: DirectoryContents) -> list[str]:
     """Add what is in a directory to `found`, and return the directories in it."""
     inside = []
     with os.scandir(directory) as entries:
@@ -163,7 +163,7 @@ def above(path: str) -> list[str]:
     return ["/".join(parts[:end]) for end in range(1, len(parts))]
 
 
-def tidy(root: _Path) -> Found:
+def tidy(root: _Path) -> DirectoryContents:
     """What is below `root`, once dead writers' temporary files and empty directories are gone."""
     found = walk(root)
     left = {path for path in found.files if is_temporary(path)}

@@ -27,7 +27,6 @@ from proofbox.errors import (
     BundleTooLarge,
     NotFoundError,
 )
-from proofbox.evidence.verify.check import BundleCheck, Finding, check_bundle
 from proofbox.evidence.bundle.directory import BundleDirectory
 from proofbox.evidence.bundle.index import Artifact, Index
 from proofbox.evidence.bundle.paths import (
@@ -40,6 +39,7 @@ from proofbox.evidence.bundle.paths import (
     shown,
 )
 from proofbox.evidence.bundle.status import RunStatus
+from proofbox.evidence.verify.check import BundleCheck, BundleFinding, check_bundle
 
 _Path = str | os.PathLike[str]
 
@@ -188,7 +188,7 @@ class UnverifiedBundle:
     digest_mismatches: tuple[str, ...]
     """There, and not what the index says, in size or content."""
     unlisted: tuple[str, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[BundleFinding, ...]
 
     @property
     def state(self) -> str:

@@ -9,15 +9,13 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from proofbox.core.files.atomic import write_document
 from proofbox.core.canonical import CanonicalError, canonical_bytes, parse_strict
 from proofbox.core.clock import Clock, SystemClock, isoformat
 from proofbox.core.digest import sha256_file, sha256_hex
 from proofbox.core.documents import declare
+from proofbox.core.files.atomic import write_document
 from proofbox.core.text import preview, printable
 from proofbox.errors import BundleInProgress, BundleRepairRefused
-from proofbox.evidence.documents import shape
-from proofbox.evidence.verify.check import BundleCheck, check_bundle
 from proofbox.evidence.bundle.identity import PROCESS, process_identity, world_id
 from proofbox.evidence.bundle.index import Artifact, Index, bounded_bytes, schema_of
 from proofbox.evidence.bundle.lock import Mode, RunLock
@@ -33,7 +31,9 @@ from proofbox.evidence.bundle.paths import (
     shown,
     tidy,
 )
+from proofbox.evidence.documents import shape
 from proofbox.evidence.pool import in_threads
+from proofbox.evidence.verify.check import BundleCheck, check_bundle
 
 SCHEMA = "proofbox.repair_log/1"
 _ENTRY = shape.or_null(shape.table(shape.anything))

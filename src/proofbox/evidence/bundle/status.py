@@ -11,10 +11,10 @@ from typing import Any
 
 from proofbox.core.canonical import CanonicalError, canonical_bytes, parse_strict
 from proofbox.core.documents import declare
-from proofbox.evidence.documents import shape
 from proofbox.evidence.bundle.identity import PROCESS, WORLD
 from proofbox.evidence.bundle.index import refuse_other_schema
 from proofbox.evidence.bundle.paths import RUN_ID, is_artifact_path
+from proofbox.evidence.documents import shape
 from proofbox.evidence.documents.shape import ShapeError
 
 SCHEMA = "proofbox.run_status/1"

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from proofbox.errors import BundleCorrupt, BundleExists, BundleInProgress
 from proofbox.evidence.bundle.paths import INDEX, MAX_STATUS_BYTES, STATUS, above, read_bounded, tidy
-from proofbox.evidence.documents.shape import ShapeError
 from proofbox.evidence.bundle.status import RunStatus, parse_status
+from proofbox.evidence.documents.shape import ShapeError
 
 UNFINISHED = "unfinished"
 """Where a bundle that was taken over has what its first writer did not live to stand by."""

@@ -23,11 +23,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
-from proofbox.core.files.atomic import write_document
 from proofbox.core.canonical import CanonicalError, canonical_bytes
 from proofbox.core.chain import ChainWriter
 from proofbox.core.clock import Clock, SystemClock, isoformat
 from proofbox.core.digest import sha256_hex
+from proofbox.core.files.atomic import write_document
 from proofbox.core.ids import IdSource
 from proofbox.core.redaction.redactor import Redactor
 from proofbox.core.text import preview

@@ -1,1 +1,1 @@
-"""TODO docstring"""
+"""The documents that verification understands: outcome, schedule, tree manifest, path witnesses."""

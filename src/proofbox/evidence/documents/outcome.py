@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from proofbox.core.documents import declare
-from proofbox.evidence.documents import shape
 from proofbox.evidence.bundle.index import refuse_other_schema
+from proofbox.evidence.documents import shape
 
 PATH = "outcome.json"
 SCHEMA = "proofbox.outcome/1"

@@ -21,9 +21,9 @@ from typing import Any
 from proofbox.core.clock import Clock, SystemClock, isoformat
 from proofbox.core.documents import declare
 from proofbox.errors import UsageError
-from proofbox.evidence.documents import shape
 from proofbox.evidence.bundle.log import BundleLog
 from proofbox.evidence.bundle.paths import is_artifact_path
+from proofbox.evidence.documents import shape
 from proofbox.evidence.documents.shape import ShapeError
 
 PATH = "schedule.jsonl"
@@ -76,7 +76,7 @@ declare(
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class ScheduledAttempt:
     """One attempt as the schedule has it. `index_sha256` is None unless it finished with a committed bundle."""
 
     attempt: str
@@ -125,7 +125,7 @@ class ScheduleLog:
         self._log.append(entry)
 
 
-def read_schedule(entries: Iterable[Mapping[str, Any]], *, cut_short: bool = False) -> dict[str, Planned]:
+def read_schedule(entries: Iterable[Mapping[str, Any]], *, cut_short: bool = False) -> dict[str, ScheduledAttempt]:
     """The attempts of a schedule, or ShapeError if it contradicts itself or was never closed.
 
     With `cut_short` it need not be closed: a run that failed may have ended anywhere.
@@ -139,7 +139,7 @@ def read_schedule(entries: Iterable[Mapping[str, Any]], *, cut_short: bool = Fal
 
 
 def coverage_gaps(
-    planned: Mapping[str, Planned], committed: Mapping[str, str], *, failed: bool
+    planned: Mapping[str, ScheduledAttempt], committed: Mapping[str, str], *, failed: bool
 ) -> Iterator[tuple[str, str, str]]:
     """Where the bundles in a run are not those of its schedule: the finding's code, the attempt's path, and a detail.
 
@@ -164,7 +164,7 @@ class _Told:
     """What a schedule has said so far."""
 
     def __init__(self) -> None:
-        self.attempts: dict[str, Planned] = {}
+        self.attempts: dict[str, ScheduledAttempt] = {}
         self.closed = False
         self._paths: set[str] = set()
 
@@ -196,5 +196,5 @@ class _Told:
             raise ShapeError(f"{where}: an attempt or a path is planned twice")
         if not is_artifact_path(path) or not (parent is None or parent in self.attempts):
             raise ShapeError(f"{where} has a path that leads out of the bundle, or a parent nobody planned")
-        self.attempts[name] = Planned(name, path, parent)
+        self.attempts[name] = ScheduledAttempt(name, path, parent)
         self._paths.add(path)

@@ -19,7 +19,7 @@ class ShapeError(ValueError):
     """A document lacks a member, has one too many, or one of another type."""
 
 
-class Check:
+class ValueCheck:
     """Raises ShapeError unless a value is what `json_schema` says."""
 
     __slots__ = ("_run", "json_schema")
@@ -31,17 +31,17 @@ class Check:
     def __call__(self, value: Any, where: str) -> None:
         self._run(value, where)
 
-    def meaning(self, words: str) -> Check:
+    def meaning(self, words: str) -> ValueCheck:
         """The same check, of something that has a meaning."""
-        return Check(self._run, {**self.json_schema, "description": words})
+        return ValueCheck(self._run, {**self.json_schema, "description": words})
 
 
-def checks(json_schema: Mapping[str, Any]) -> Callable[[Callable[[Any, str], None]], Check]:
+def checks(json_schema: Mapping[str, Any]) -> Callable[[Callable[[Any, str], None]], ValueCheck]:
     """Makes a check of a function."""
-    return lambda run: Check(run, json_schema)
+    return lambda run: ValueCheck(run, json_schema)
 
 
-def text(limit: int = 4096) -> Check:
+def text(limit: int = 4096) -> ValueCheck:
     @checks({"type": "string", "maxLength": limit})
     def check(value: Any, where: str) -> None:
         if type(value) is not str or len(value) > limit:
@@ -81,12 +81,12 @@ def anything(value: Any, where: str) -> None:
     """Its meaning is someone else's."""
 
 
-def elsewhere(inner: Check) -> Check:
+def elsewhere(inner: ValueCheck) -> ValueCheck:
     """Described as `inner`, and checked by code of its own."""
-    return Check(anything, inner.json_schema)
+    return ValueCheck(anything, inner.json_schema)
 
 
-def one_of(*values: str) -> Check:
+def one_of(*values: str) -> ValueCheck:
     @checks({"enum": list(values)})
     def check(value: Any, where: str) -> None:
         if value not in values or type(value) is not str:
@@ -95,7 +95,7 @@ def one_of(*values: str) -> Check:
     return check
 
 
-def or_null(inner: Check) -> Check:
+def or_null(inner: ValueCheck) -> ValueCheck:
     @checks({"anyOf": [inner.json_schema, {"type": "null"}]})
     def check(value: Any, where: str) -> None:
         if value is not None:
@@ -104,7 +104,7 @@ def or_null(inner: Check) -> Check:
     return check
 
 
-def array(inner: Check) -> Check:
+def array(inner: ValueCheck) -> ValueCheck:
     @checks({"type": "array", "items": inner.json_schema})
     def check(value: Any, where: str) -> None:
         if type(value) is not list:
@@ -115,7 +115,7 @@ def array(inner: Check) -> Check:
     return check
 
 
-def table(inner: Check) -> Check:
+def table(inner: ValueCheck) -> ValueCheck:
     """An object whose member names are data."""
 
     @checks({"type": "object", "additionalProperties": inner.json_schema})
@@ -128,7 +128,7 @@ def table(inner: Check) -> Check:
     return check
 
 
-def record(required: Mapping[str, Check], optional: Mapping[str, Check] | None = None) -> Check:
+def record(required: Mapping[str, ValueCheck], optional: Mapping[str, ValueCheck] | None = None) -> ValueCheck:
     """An object with exactly these members. One that is not known is refused: its meaning would be lost."""
     known = {**required, **(optional or {})}
 

@@ -21,11 +21,11 @@ from proofbox.core.documents import declare
 from proofbox.core.files.modes import GitMode, git_mode
 from proofbox.core.text import path_fields
 from proofbox.errors import BundlePathRefused
-from proofbox.evidence.documents import shape
 from proofbox.evidence.bundle.index import refuse_other_schema
 from proofbox.evidence.bundle.paths import shown
-from proofbox.evidence.pool import in_threads
+from proofbox.evidence.documents import shape
 from proofbox.evidence.documents.shape import ShapeError
+from proofbox.evidence.pool import in_threads
 
 PATH = "tree_manifest.json"
 SCHEMA = "proofbox.tree_manifest/1"

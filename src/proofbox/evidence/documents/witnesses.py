@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from proofbox.core.documents import declare
-from proofbox.evidence.documents import shape
 from proofbox.evidence.bundle.index import refuse_other_schema
 from proofbox.evidence.bundle.paths import shown
+from proofbox.evidence.documents import shape
 
 PATH = "path_witnesses.json"
 SCHEMA = "proofbox.path_witnesses/1"

@@ -7,19 +7,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from proofbox.core.files.atomic import create_only
 from proofbox.core.canonical import canonical_bytes
 from proofbox.core.clock import Clock, SystemClock, isoformat
+from proofbox.core.files.atomic import create_only
 from proofbox.errors import BundlePathRefused, PromotionRefused, UsageError
 from proofbox.evidence.attest import dsse
-from proofbox.evidence.verify.check import BundleCheck, check_bundle
-from proofbox.evidence.bundle.index import Index
 from proofbox.evidence.attest.keys import load_private_key, refuse_inside_bundle
-from proofbox.evidence.promotion.packet import PREDICATE_TYPE, SCHEMA, SUFFIX, parse_packet
+from proofbox.evidence.bundle.index import Index
 from proofbox.evidence.bundle.paths import INDEX, enclosing, is_artifact_path, resolve, shown
-from proofbox.evidence.promotion.policy import fitting_policy, load_policy
 from proofbox.evidence.bundle.reader import Bundle, refusal
+from proofbox.evidence.promotion.packet import PREDICATE_TYPE, SCHEMA, SUFFIX, parse_packet
+from proofbox.evidence.promotion.policy import fitting_policy, load_policy
 from proofbox.evidence.promotion.verdict import conclusions
+from proofbox.evidence.verify.check import BundleCheck, check_bundle
 
 _Path = str | os.PathLike[str]
 

@@ -14,12 +14,12 @@ from proofbox.core.canonical import CanonicalError, parse_strict
 from proofbox.core.digest import sha256_hex
 from proofbox.core.documents import declare
 from proofbox.errors import PacketInvalid
-from proofbox.evidence.documents import shape
 from proofbox.evidence.bundle.index import STATES
 from proofbox.evidence.bundle.paths import INDEX, is_artifact_path, read_bounded, shown
+from proofbox.evidence.documents import shape
+from proofbox.evidence.documents.shape import ShapeError
 from proofbox.evidence.promotion.policies import FIELDS, OPTIONAL_FIELDS, SEED_FIELDS
 from proofbox.evidence.promotion.policy import POLICY, check_policy
-from proofbox.evidence.documents.shape import ShapeError
 
 SCHEMA = "proofbox.promotion_packet/1"
 SEED_SCHEMA = "runtime-tools.promotion_packet.v0.2"

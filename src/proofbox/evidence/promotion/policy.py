@@ -10,16 +10,13 @@ from proofbox.core.canonical import CanonicalError, canonical_bytes, parse_stric
 from proofbox.core.documents import declare
 from proofbox.core.text import preview
 from proofbox.errors import BundleError, PolicyInvalid, ProofboxError
-from proofbox.evidence.documents import outcome
-from proofbox.evidence.documents import schedule
-from proofbox.evidence.documents import shape
-from proofbox.evidence.documents import tree
-from proofbox.evidence.verify.check import BundleCheck
 from proofbox.evidence.bundle.index import refuse_other_schema
 from proofbox.evidence.bundle.paths import read_bounded, shown
-from proofbox.evidence.promotion.policies import FIELDS, POLICIES, SCHEMA
 from proofbox.evidence.bundle.reader import Bundle, as_bundle
+from proofbox.evidence.documents import outcome, schedule, shape, tree
 from proofbox.evidence.documents.shape import ShapeError
+from proofbox.evidence.promotion.policies import FIELDS, POLICIES, SCHEMA
+from proofbox.evidence.verify.check import BundleCheck
 
 MAXPOLICY_BYTES = 1 << 20
 MAX_RULES = 100
@@ -28,7 +25,7 @@ MAX_MEMBER_BYTES = 1 << 23
 
 _NAME = shape.text(200)
 _MEMBER = shape.array(_NAME)
-_RULES: dict[str, dict[str, shape.Check]] = {
+_RULES: dict[str, dict[str, shape.ValueCheck]] = {
     "integrity": {},
     "not_repaired": {},
     "not_dry": {},
@@ -170,7 +167,7 @@ class _Evidence:
             value = value[name]
         return value
 
-    def scheduled(self, rule: Mapping[str, Any]) -> dict[str, schedule.Planned]:
+    def scheduled(self, rule: Mapping[str, Any]) -> dict[str, schedule.ScheduledAttempt]:
         return schedule.read_schedule(self.bundle.read_log(rule["schedule"]))
 
 

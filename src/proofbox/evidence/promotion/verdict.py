@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from proofbox.core.canonical import canonical_bytes
-from proofbox.evidence.verify.check import BundleCheck, Finding
 from proofbox.evidence.bundle.index import Index
-from proofbox.evidence.promotion.packet import Packet
 from proofbox.evidence.bundle.paths import INDEX
+from proofbox.evidence.promotion.packet import Packet
 from proofbox.evidence.promotion.policies import FIELDS, POLICIES, SEED_FIELDS
 from proofbox.evidence.promotion.policy import evaluate, is_built_in
+from proofbox.evidence.verify.check import BundleCheck, BundleFinding
 
 _STATED = {"run_id": "run", "world_id": "world", "not_applicable": "list of fields that do not apply"}
 
@@ -54,42 +54,44 @@ def conclusions(checked: BundleCheck, index: Index, policy: Mapping[str, Any], a
     return said
 
 
-def differences(packet: Packet, checked: BundleCheck) -> Iterator[Finding]:
+def differences(packet: Packet, checked: BundleCheck) -> Iterator[BundleFinding]:
     """Where a packet says something else than follows from its bundle."""
     if checked.index is None:
-        yield Finding("packet_mismatch", INDEX, "the bundle has no index that can be read")
+        yield BundleFinding("packet_mismatch", INDEX, "the bundle has no index that can be read")
         return
     stated, verdict = packet.document, packet.document["promotability"]
     policy = verdict["policy"]
     due = conclusions(checked, checked.index, policy, verdict["accepted"])
     if not _same(stated["bundle"]["index"], due["bundle"]["index"]):
-        yield Finding("packet_mismatch", INDEX, "the bundle's index is not the one that the packet pins")
+        yield BundleFinding("packet_mismatch", INDEX, "the bundle's index is not the one that the packet pins")
     for name in ("status", "repairs"):
         if not _same(stated["bundle"][name], due["bundle"][name]):
-            yield Finding("packet_mismatch", "", f"the packet states {name} other than the bundle has")
+            yield BundleFinding("packet_mismatch", "", f"the packet states {name} other than the bundle has")
     for name, what in _STATED.items():
         if not _same(stated[name], due[name]):
-            yield Finding("packet_mismatch", "", f"the packet states another {what}")
+            yield BundleFinding("packet_mismatch", "", f"the packet states another {what}")
     for name in FIELDS:
         if not _same(stated.get(name), due.get(name)):
             pointer = stated.get(name) or due[name]
-            yield Finding("packet_mismatch", pointer["path"], f"{name} is not what the policy has the packet pin")
+            yield BundleFinding("packet_mismatch", pointer["path"], f"{name} is not what the policy has the packet pin")
     yield from _verdict_differences(verdict, due["promotability"])
 
 
-def _verdict_differences(verdict: Mapping[str, Any], due: Mapping[str, Any]) -> Iterator[Finding]:
+def _verdict_differences(verdict: Mapping[str, Any], due: Mapping[str, Any]) -> Iterator[BundleFinding]:
     policy = verdict["policy"]
     if policy["name"] in POLICIES and not is_built_in(policy):
-        yield Finding("policy_misnamed", "", f"the packet's policy is not the one that is called {policy['name']}")
+        yield BundleFinding(
+            "policy_misnamed", "", f"the packet's policy is not the one that is called {policy['name']}"
+        )
     if not set(verdict["accepted"]) <= set(policy["acceptable"]):
-        yield Finding("verdict_wrong", "", "the packet accepts what its policy does not allow to be accepted")
+        yield BundleFinding("verdict_wrong", "", "the packet accepts what its policy does not allow to be accepted")
     found = ", ".join(due["reasons"]) or "nothing"
     if any(not _same(verdict[name], due[name]) for name in ("promotable_decision_stage", "reasons", "accepted")):
-        yield Finding("verdict_wrong", "", f"the policy finds {found} against the bundle")
+        yield BundleFinding("verdict_wrong", "", f"the policy finds {found} against the bundle")
     stated, expected = verdict["gating_inputs"], due["gating_inputs"]
     wrong = [reason for reason in {**expected, **stated} if not _same(stated.get(reason), expected.get(reason))]
     if wrong:
-        yield Finding("verdict_wrong", "", f"gating_inputs are not what the bundle gives: {', '.join(wrong[:5])}")
+        yield BundleFinding("verdict_wrong", "", f"gating_inputs are not what the bundle gives: {', '.join(wrong[:5])}")
 
 
 def _same(one: Any, other: Any) -> bool:

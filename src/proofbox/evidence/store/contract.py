@@ -19,7 +19,7 @@ class Stored(NamedTuple):
     """Opaque; what `swap` compares."""
 
 
-class Store(Protocol):
+class BundleStore(Protocol):
     """Objects by key. Keys have the form of artifact paths. Every operation is atomic: no reader sees half an object.
 
     Failures of the store itself raise StoreError, which may be tried again.
@@ -68,7 +68,7 @@ def too_large(key: str, limit: int) -> StoreTooLarge:
     return StoreTooLarge(f"{key} has more than {limit} bytes", op="store get")
 
 
-def open_store(url: str) -> Store:
+def open_store(url: str) -> BundleStore:
     """`s3://bucket/prefix`, or the path of a directory. What S3 needs besides comes from the AWS_… environment."""
     if match := re.fullmatch(r"s3://([a-z0-9][a-z0-9.-]{1,62})(?:/(.*?))?/*", url):
         try:

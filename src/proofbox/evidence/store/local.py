@@ -8,8 +8,8 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from proofbox.core.files.atomic import TEMPORARY_PREFIX, create_only, write_document
 from proofbox.core.digest import sha256_hex
+from proofbox.core.files.atomic import TEMPORARY_PREFIX, create_only, write_document
 from proofbox.errors import StoreConflict, StoreError
 from proofbox.evidence.bundle.paths import TooLarge, read_bounded
 from proofbox.evidence.store.contract import MAX_WHOLE_BYTES, Stored, bounded, check_key, too_large

@@ -13,20 +13,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from proofbox.core.files.atomic import sync_directory, write_document
 from proofbox.core.digest import sha256_hex
+from proofbox.core.files.atomic import sync_directory, write_document
 from proofbox.core.files.removal import remove_tree
 from proofbox.errors import BundleCorrupt, BundleExists, BundleLocked, BundleNotFound, StoreConflict, StoreTooLarge
-from proofbox.evidence.verify.check import MAX_NESTING, check_bundle
 from proofbox.evidence.bundle.content import sync_all, write_new
 from proofbox.evidence.bundle.index import Index, parse_index
 from proofbox.evidence.bundle.lock import RunLock
 from proofbox.evidence.bundle.paths import INDEX, LATEST, MAX_INDEX_BYTES, RUN_ID, enclosing, resolve, shown
-from proofbox.evidence.pool import in_threads
 from proofbox.evidence.bundle.reader import Bundle, as_bundle, refusal
 from proofbox.evidence.documents.shape import ShapeError
-from proofbox.evidence.store.contract import Store, Stored
+from proofbox.evidence.pool import in_threads
+from proofbox.evidence.store.contract import BundleStore, Stored
 from proofbox.evidence.store.trial import check_store
+from proofbox.evidence.verify.check import MAX_NESTING, check_bundle
 
 _CLAIMS = ".proofbox/claims"
 _UNFINISHED = ".proofbox-pull-"
@@ -34,7 +34,7 @@ MAX_LATEST_BYTES = 4096
 _Path = str | os.PathLike[str]
 
 
-def push_bundle(path: _Path, store: Store) -> str:
+def push_bundle(path: _Path, store: BundleStore) -> str:
     """Copy a committed bundle, checked in full first, into a store, and return its run id.
 
     Raises StoreConflict if another bundle of that name is there, and StoreUntrusted if the store fails its trial.
@@ -63,7 +63,7 @@ def push_bundle(path: _Path, store: Store) -> str:
     return bundle.run_id
 
 
-def pull_bundle(store: Store, out: _Path, run_id: str | None = None) -> Bundle:
+def pull_bundle(store: BundleStore, out: _Path, run_id: str | None = None) -> Bundle:
     """Copy a run (default: the one that the store's LATEST names) into `out/<run_id>`, checked byte by byte.
 
     It appears there complete or not at all. LATEST in `out` is not moved: it names runs that were made there.
@@ -105,7 +105,9 @@ def _contents(bundle: Bundle, prefix: str) -> Iterator[tuple[str, Callable[[], b
         yield prefix + path, lambda path=path: bundle.read_bytes(path)  # type: ignore[misc]
 
 
-def _download(store: Store, run_id: str, place: str, prefix: str, index_bytes: bytes, depth: int = MAX_NESTING) -> None:
+def _download(
+    store: BundleStore, run_id: str, place: str, prefix: str, index_bytes: bytes, depth: int = MAX_NESTING
+) -> None:
     """The files that one index lists, then what nested indexes list, then the index itself."""
     if depth < 0:
         raise BundleCorrupt(f"bundles in the store are nested deeper than {MAX_NESTING}", op="bundle pull")
@@ -156,7 +158,7 @@ def _differs(path: str) -> BundleCorrupt:
     return BundleCorrupt(f"{path} in the store is not what the index says", op="bundle pull")
 
 
-def _put(store: Store, key: str, data: bytes) -> None:
+def _put(store: BundleStore, key: str, data: bytes) -> None:
     """Create, or find that the very same is there already: an interrupted push goes on where it stopped."""
     try:
         store.create(key, data)
@@ -171,7 +173,7 @@ def _put(store: Store, key: str, data: bytes) -> None:
             ) from None
 
 
-def _get_small(store: Store, key: str, limit: int) -> Stored | None:
+def _get_small(store: BundleStore, key: str, limit: int) -> Stored | None:
     """What is there, if it has at most `limit` bytes."""
     try:
         return store.get(key, limit=limit)
@@ -179,7 +181,7 @@ def _get_small(store: Store, key: str, limit: int) -> Stored | None:
         return None
 
 
-def _move_latest(store: Store, run_id: str) -> None:
+def _move_latest(store: BundleStore, run_id: str) -> None:
     data = f"{run_id}\n".encode()
     for _ in range(100):
         found = store.get(LATEST, limit=MAX_LATEST_BYTES)
@@ -194,7 +196,7 @@ def _move_latest(store: Store, run_id: str) -> None:
     raise StoreConflict("LATEST kept changing", op="bundle push", fix_hints=["push once more"])
 
 
-def _latest(store: Store) -> str:
+def _latest(store: BundleStore) -> str:
     found = store.get(LATEST, limit=MAX_LATEST_BYTES)
     if found is None:
         raise BundleNotFound("the store has no LATEST", op="bundle pull", fix_hints=["name the run"])

@@ -9,13 +9,13 @@ from __future__ import annotations
 import secrets
 
 from proofbox.errors import StoreConflict, StoreUntrusted
-from proofbox.evidence.store.contract import Store, Stored
+from proofbox.evidence.store.contract import BundleStore, Stored
 
 KEY = ".proofbox/store-trial"
 _ATTEMPTS = 20
 
 
-def check_store(store: Store) -> None:
+def check_store(store: BundleStore) -> None:
     """Raise StoreUntrusted unless the store honours create-only and compare-and-swap, and lists what it holds."""
     for _ in range(_ATTEMPTS):
         found = _ensure(store)
@@ -40,7 +40,7 @@ def check_store(store: Store) -> None:
     raise _untrusted("it never let a swap through")
 
 
-def _ensure(store: Store) -> Stored:
+def _ensure(store: BundleStore) -> Stored:
     found = store.get(KEY)
     if found is None:
         try:
@@ -53,7 +53,7 @@ def _ensure(store: Store) -> Stored:
     return found
 
 
-def _must_refuse_create(store: Store) -> None:
+def _must_refuse_create(store: BundleStore) -> None:
     try:
         store.create(KEY, b"a second creation")
     except StoreConflict:

@@ -1,1 +1,1 @@
-"""TODO docstring"""
+"""Verification of bundles and packets, with the standard library alone."""

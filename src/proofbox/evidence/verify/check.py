@@ -39,22 +39,22 @@ from proofbox.evidence.bundle.paths import (
     MAX_LOG_BYTES,
     MAX_STATUS_BYTES,
     STATUS,
-    Found,
+    DirectoryContents,
     TooLarge,
     above,
 )
-from proofbox.evidence.pool import in_threads
+from proofbox.evidence.bundle.status import RunStatus, parse_status
 from proofbox.evidence.documents.schedule import PATH as SCHEDULE
 from proofbox.evidence.documents.schedule import coverage_gaps, read_schedule
 from proofbox.evidence.documents.shape import ShapeError
-from proofbox.evidence.bundle.status import RunStatus, parse_status
+from proofbox.evidence.pool import in_threads
 
 MAX_FINDINGS = 1000
 MAX_NESTING = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class BundleFinding:
     """One thing that does not hold. `path` is relative to the bundle (empty: the bundle as a whole)."""
 
     code: str
@@ -68,7 +68,7 @@ class Finding:
 
 
 @dataclass(slots=True)
-class Checked:
+class CheckCounts:
     """How much was looked at."""
 
     files: int = 0
@@ -76,7 +76,7 @@ class Checked:
     bundles: int = 0
     chains: int = 0
 
-    def add(self, other: Checked) -> None:
+    def add(self, other: CheckCounts) -> None:
         self.files += other.files
         self.bytes += other.bytes
         self.bundles += other.bundles
@@ -98,8 +98,8 @@ class BundleCheck:
     """Of the index's bytes: what a packet pins and a signature covers."""
     index_size: int = 0
     nested: dict[str, BundleCheck] = field(default_factory=dict)
-    findings: list[Finding] = field(default_factory=list)
-    checked: Checked = field(default_factory=Checked)
+    findings: list[BundleFinding] = field(default_factory=list)
+    checked: CheckCounts = field(default_factory=CheckCounts)
 
     @property
     def ok(self) -> bool:
@@ -118,9 +118,9 @@ class BundleCheck:
     def found(self, code: str, path: str, detail: str) -> None:
         if len(self.findings) < MAX_FINDINGS:
             names = path_fields(path)
-            self.findings.append(Finding(code, names["path"], detail, names.get("path_b64")))
+            self.findings.append(BundleFinding(code, names["path"], detail, names.get("path_b64")))
         elif self.findings[-1].code != "more":
-            self.findings.append(Finding("more", "", f"more than {MAX_FINDINGS} findings"))
+            self.findings.append(BundleFinding("more", "", f"more than {MAX_FINDINGS} findings"))
 
 
 def check_bundle(directory: str | BundleDirectory, *, chains: bool = False) -> BundleCheck:
@@ -129,7 +129,7 @@ def check_bundle(directory: str | BundleDirectory, *, chains: bool = False) -> B
     return _check(opened, opened.walk, chains, MAX_NESTING)
 
 
-def _check(directory: BundleDirectory, look: Callable[[], Found], chains: bool, depth: int) -> BundleCheck:
+def _check(directory: BundleDirectory, look: Callable[[], DirectoryContents], chains: bool, depth: int) -> BundleCheck:
     bundle = BundleCheck(directory.path, directory)
     bundle.checked.bundles = 1
     # Status, index, directory, in this order: where there is an index, its writer is done with all the rest, so that a
@@ -219,7 +219,7 @@ def _check_consistency(bundle: BundleCheck, index: Index) -> None:
 _LIMITS = {STATUS: MAX_STATUS_BYTES, INDEX: MAX_INDEX_BYTES}
 
 
-def _check_files(bundle: BundleCheck, listed: Mapping[str, Artifact], present: Found) -> set[str]:
+def _check_files(bundle: BundleCheck, listed: Mapping[str, Artifact], present: DirectoryContents) -> set[str]:
     """Hold every file against the index. Returns the paths of those that are not what it says."""
 
     def compare(artifact: Artifact) -> tuple[str, str] | None:
@@ -264,7 +264,7 @@ def _check_parsed(bundle: BundleCheck, path: str, sha256: str, listed: Mapping[s
 
 
 def _check_coverage(
-    bundle: BundleCheck, listed: Mapping[str, Artifact], nested: Mapping[str, str], present: Found
+    bundle: BundleCheck, listed: Mapping[str, Artifact], nested: Mapping[str, str], present: DirectoryContents
 ) -> None:
     for path in listed:
         if path not in present.files:
@@ -305,9 +305,9 @@ def _check_schedule(bundle: BundleCheck, index: Index, listed: Artifact) -> None
             bundle.found(code, path, detail)
 
 
-def _partition(present: Found, nested: Mapping[str, str]) -> dict[str, Found]:
+def _partition(present: DirectoryContents, nested: Mapping[str, str]) -> dict[str, DirectoryContents]:
     """What is in each nested bundle, in one pass: a run may have thousands of attempts."""
-    inside = {place: Found() for place in nested}
+    inside = {place: DirectoryContents() for place in nested}
     if not nested:
         return inside
     for path in present.files:
@@ -323,7 +323,7 @@ def _partition(present: Found, nested: Mapping[str, str]) -> dict[str, Found]:
     return inside
 
 
-def _given(found: Found) -> Callable[[], Found]:
+def _given(found: DirectoryContents) -> Callable[[], DirectoryContents]:
     return lambda: found
 
 

@@ -8,8 +8,8 @@ from typing import Any
 from proofbox.core.text import printable
 from proofbox.core.words import counted
 from proofbox.errors import BundleCorrupt, BundleInProgress, BundleSchemaUnknown, PacketInvalid, ProofboxError
-from proofbox.evidence.verify.check import Checked, Finding
 from proofbox.evidence.bundle.paths import shown
+from proofbox.evidence.verify.check import BundleFinding, CheckCounts
 
 
 @dataclass(slots=True)
@@ -30,8 +30,8 @@ class Verification:
     """The id of the key that was given and did sign. None: not signed, or no key was given."""
     enveloped: bool = False
     """Whether the packet has a signature at all, checked or not."""
-    checked: Checked = field(default_factory=Checked)
-    findings: list[Finding] = field(default_factory=list)
+    checked: CheckCounts = field(default_factory=CheckCounts)
+    findings: list[BundleFinding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -39,7 +39,7 @@ class Verification:
         return not self.findings
 
     def found(self, code: str, path: str, detail: str) -> None:
-        self.findings.append(Finding(code, path, detail))
+        self.findings.append(BundleFinding(code, path, detail))
 
     def error(self) -> ProofboxError | None:
         """What the answer "no" is called, where it is no."""

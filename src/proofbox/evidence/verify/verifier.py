@@ -1,6 +1,6 @@
 """The one command an auditor runs, on any Python with nothing but `cryptography` installed beside it:
 
-    python3 -I .../proofbox/evidence/verify.py PATH [--key PUB] [--bundle DIR] [--json]
+    python3 -I .../proofbox/evidence/verify PATH [--key PUB] [--bundle DIR] [--json]
 
 With `-I`, Python imports nothing from the current directory, which may well be the directory of the bundle. `python -m`
 would: a `json.py` beside the bundle would run before any line of this file.
@@ -27,21 +27,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-if not __package__:  # started as a file: the package is imported from where this file is, and nothing from beside it
-    sys.path[: 0 if sys.flags.safe_path else 1] = [os.path.abspath(os.path.join(__file__, "../../.."))]
-
 from proofbox.core.text import printable
 from proofbox.errors import (
     ProofboxError,
     UsageError,
 )
-from proofbox.evidence.verify.check import BundleCheck, check_bundle
 from proofbox.evidence.bundle.listing import notes_on_latest
-from proofbox.evidence.promotion.packet import PREDICATE_TYPE, SUFFIX, Packet, parse_packet, read_document
 from proofbox.evidence.bundle.paths import INDEX, enclosing, resolve, shown
-from proofbox.evidence.promotion.policy import is_built_in
 from proofbox.evidence.documents.shape import ShapeError
+from proofbox.evidence.promotion.packet import PREDICATE_TYPE, SUFFIX, Packet, parse_packet, read_document
+from proofbox.evidence.promotion.policy import is_built_in
 from proofbox.evidence.promotion.verdict import differences
+from proofbox.evidence.verify.check import BundleCheck, check_bundle
 from proofbox.evidence.verify.verification import Verification
 
 
@@ -210,7 +207,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         for finding in result.findings[1:]:
             print(printable(f"finding: {finding.code} {finding.path}: {finding.detail}").replace("\n", "\\n"))
     return 0 if result.ok else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

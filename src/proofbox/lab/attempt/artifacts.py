@@ -10,15 +10,14 @@ import msgspec
 
 from proofbox.agents.contract import TurnResult
 from proofbox.agents.environment import EnvironmentRecord
-from proofbox.agents.strategies import Considered
+from proofbox.agents.strategies import CandidateResult
 from proofbox.core.digest import sha256_file
 from proofbox.core.files.modes import git_mode
 from proofbox.core.redaction.redactor import Redactor
 from proofbox.errors import ProofboxError
-from proofbox.evidence.documents import outcome
-from proofbox.evidence.documents import tree
 from proofbox.evidence.bundle.paths import INDEX
 from proofbox.evidence.bundle.writer import BundleWriter
+from proofbox.evidence.documents import outcome, tree
 from proofbox.lab.attempt.claims import Feedback
 from proofbox.lab.attempt.documents import (
     AttemptEnvironment,
@@ -35,17 +34,17 @@ from proofbox.lab.attempt.documents import (
     TornAttempt,
     Verified,
 )
-from proofbox.lab.attempt.expectations import Unmet
-from proofbox.lab.run.ledger import Attempt
-from proofbox.lab.suite.spec import Isolation, Mission, comparability
+from proofbox.lab.attempt.expectations import UnmetCondition
 from proofbox.lab.attempt.states import StateEntered
 from proofbox.lab.attempt.trace import CALLS, EVENTS, STEPS
-from proofbox.lab.attempt.verifier import Checked
-from proofbox.workspace.timeline.diff import differences
+from proofbox.lab.attempt.verifier import VerifierResult
+from proofbox.lab.run.ledger import Attempt
+from proofbox.lab.suite.spec import Isolation, Mission, comparability
 from proofbox.workspace.model import Snapshot
-from proofbox.workspace.store.objects import Store
-from proofbox.workspace.tree import EMPTY_TREE
+from proofbox.workspace.store.objects import ObjectStore
+from proofbox.workspace.timeline.diff import differences
 from proofbox.workspace.timeline.unified_diff import unified
+from proofbox.workspace.tree import EMPTY_TREE
 from proofbox.workspace.workspace import Workspace
 
 ATTEMPT, PROMPT, RUNNER, METRICS = "attempt.json", "prompt.txt", "runner.ref.json", "runner.metrics.json"
@@ -62,7 +61,7 @@ EXPECTED = (
 DETAIL = 4000
 
 
-class Story(msgspec.Struct, frozen=True, kw_only=True):
+class AttemptFacts(msgspec.Struct, frozen=True, kw_only=True):
     """All that is known of an attempt at its end."""
 
     attempt: Attempt
@@ -71,7 +70,7 @@ class Story(msgspec.Struct, frozen=True, kw_only=True):
     suite_sha256: str
     mission: Mission
     chain: str
-    considered: tuple[Considered, ...]
+    considered: tuple[CandidateResult, ...]
     isolation: Isolation
     reason: str
     detail: str
@@ -82,8 +81,8 @@ class Story(msgspec.Struct, frozen=True, kw_only=True):
     result: TurnResult | None
     feedback: Feedback
     verified: Verified
-    checked: Checked
-    unmet: tuple[Unmet, ...]
+    checked: VerifierResult
+    unmet: tuple[UnmetCondition, ...]
     report: Mapping[str, Any]
     tokens: Mapping[str, Any]
     retry_after: float | None
@@ -94,7 +93,7 @@ def index_sha256(bundle: Path) -> str:
     return sha256_file(bundle / INDEX)[0]
 
 
-def write_all(bundle: BundleWriter, story: Story, redactor: Redactor) -> None:
+def write_all(bundle: BundleWriter, story: AttemptFacts, redactor: Redactor) -> None:
     """Every document but those that were written on the way."""
     documents: dict[str, Any] = {
         ATTEMPT: _attempt(story),
@@ -161,7 +160,7 @@ def write_torn(bundle: BundleWriter, attempt: Attempt, run_id: str, lost: Proofb
     bundle.mark_partial(f"infra: {lost.code}")
 
 
-def _attempt(story: Story) -> AttemptRecord:
+def _attempt(story: AttemptFacts) -> AttemptRecord:
     mission = story.mission
     return AttemptRecord(
         attempt_id=story.attempt.id,
@@ -192,7 +191,7 @@ def _attempt(story: Story) -> AttemptRecord:
     )
 
 
-def _metrics(story: Story) -> RunnerMetrics:
+def _metrics(story: AttemptFacts) -> RunnerMetrics:
     result = story.result
     return RunnerMetrics(
         status=None if result is None else result.status,
@@ -202,7 +201,7 @@ def _metrics(story: Story) -> RunnerMetrics:
     )
 
 
-def _outcome(story: Story, redactor: Redactor) -> outcome.Outcome:
+def _outcome(story: AttemptFacts, redactor: Redactor) -> outcome.Outcome:
     claimed = {"success": "passed", "failure": "failed"}.get(story.feedback.claimed)
     verified = story.verified if story.verified != "none" else None
     runtime = str(story.runner.get("runtime", "") or "none")
@@ -218,7 +217,7 @@ def _outcome(story: Story, redactor: Redactor) -> outcome.Outcome:
     )
 
 
-def _report(story: Story) -> AttemptReport:
+def _report(story: AttemptFacts) -> AttemptReport:
     facts = story.runner.get("facts", {})
     return AttemptReport(
         attempt_id=story.attempt.id,
@@ -241,7 +240,7 @@ def _report(story: Story) -> AttemptReport:
 def write_final(bundle: BundleWriter, workspace: Workspace, given: str, final: Snapshot, redactor: Redactor) -> None:
     """What the agent left, and how it differs from what it was given."""
 
-    def write(store: Store, old: bytes, new: bytes) -> None:
+    def write(store: ObjectStore, old: bytes, new: bytes) -> None:
         entries = {
             each.path: each.new
             for each in differences(store, EMPTY_TREE, new)

@@ -12,20 +12,20 @@ import msgspec
 from proofbox.agents.contract import AgentRuntime
 from proofbox.agents.registry import Registry
 from proofbox.agents.strategies import Chain
+from proofbox.config.settings import Settings
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
 from proofbox.core.redaction.redactor import Redactor
-from proofbox.lab.suite.reading import Suite
 from proofbox.lab.attempt.sharing import SharedSession
-from proofbox.lab.suite.spec import Isolation
 from proofbox.lab.attempt.states import Reason, State
 from proofbox.lab.run.template import Templates
-from proofbox.config.settings import Settings
+from proofbox.lab.suite.reading import Suite
+from proofbox.lab.suite.spec import Isolation
 
 ON_REQUEST = "on request"
 
 
-class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
+class RunContext(msgspec.Struct, frozen=True, kw_only=True):
     """What all attempts of a run have in common."""
 
     run_id: str
@@ -47,7 +47,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     """With isolation `shared`: the one session of all attempts."""
 
 
-class Watch:
+class AttemptControl:
     """How whoever runs an attempt hears of it, and stops it."""
 
     def __init__(

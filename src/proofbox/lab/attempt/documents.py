@@ -13,15 +13,15 @@ from msgspec import UNSET, UnsetType
 from proofbox.agents.environment import EnvironmentRecord
 from proofbox.agents.events import TokenUsage
 from proofbox.agents.steps import Step
-from proofbox.agents.strategies import Considered
+from proofbox.agents.strategies import CandidateResult
 from proofbox.core.documents import stored
 from proofbox.lab.attempt.claims import Claim
-from proofbox.lab.attempt.expectations import Unmet
-from proofbox.lab.suite.spec import Isolation, Limits, Origin
+from proofbox.lab.attempt.expectations import UnmetCondition
 from proofbox.lab.attempt.states import StateEntered
+from proofbox.lab.attempt.verifier import VerifierResult
 from proofbox.lab.reports.totals import Totals
-from proofbox.lab.attempt.verifier import Checked
-from proofbox.workspace.model import Left, Method
+from proofbox.lab.suite.spec import BoxLimits, Isolation, Origin
+from proofbox.workspace.model import Method, SkippedPath
 
 Verified = Literal["passed", "failed", "none"]
 SUMMARY_SCHEMA = "proofbox.run_summary/1"
@@ -44,7 +44,7 @@ class RequestedLimits(msgspec.Struct, frozen=True):
     """Of the workspace. It is measured several times a second and is not a quota."""
 
     @classmethod
-    def of(cls, limits: Limits) -> RequestedLimits:
+    def of(cls, limits: BoxLimits) -> RequestedLimits:
         return cls(limits.memory_mb, limits.cpus, limits.pids, limits.disk_mb)
 
 
@@ -78,7 +78,7 @@ class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
     origin: Origin | None
     """Where the mission comes from, if it was written for another system; else null."""
     chain: str
-    considered: tuple[Considered, ...]
+    considered: tuple[CandidateResult, ...]
     reason: str
     detail: str
     error: dict[str, Any] | None
@@ -150,13 +150,13 @@ class AttemptEnvironment(EnvironmentRecord, frozen=True, kw_only=True):
 
 
 @stored("proofbox.attempt_verification/1", at="BUNDLE/verification.json of an attempt")
-class AttemptVerification(Checked, frozen=True, kw_only=True):
+class AttemptVerification(VerifierResult, frozen=True, kw_only=True):
     """Each command of the verifier and what came of it, what was put back, and which conditions were not met."""
 
     schema_version: str = "proofbox.attempt_verification/1"
     result: Verified
     """Of commands and conditions together. `none`: there are neither, or nothing could be found out."""
-    unmet: tuple[Unmet, ...]
+    unmet: tuple[UnmetCondition, ...]
     """Conditions of `expect` that do not hold."""
 
 
@@ -249,7 +249,7 @@ class FinalSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The snapshot that the agent began with."""
     method: Method
     """How the files were looked at; `sealed`: all of them, anew."""
-    not_in_it: tuple[Left, ...]
+    not_in_it: tuple[SkippedPath, ...]
     """What it lacks, or has from some moment while it was changing, and why."""
 
 

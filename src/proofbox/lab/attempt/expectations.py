@@ -20,7 +20,7 @@ MATCHED_TEXT = 16 * 1024
 """Characters of a text that a pattern sees. A pattern that backtracks does so over no more than this."""
 
 
-class Unmet(msgspec.Struct, frozen=True):
+class UnmetCondition(msgspec.Struct, frozen=True):
     """A condition that does not hold: `what` was expected, `found` instead."""
 
     condition: str
@@ -31,7 +31,7 @@ class Unmet(msgspec.Struct, frozen=True):
     """What was there instead, in at most 500 characters."""
 
 
-class Did(msgspec.Struct, frozen=True):
+class ObservedCall(msgspec.Struct, frozen=True):
     """One tool call, as far as conditions ask."""
 
     subject: str
@@ -46,16 +46,18 @@ class Did(msgspec.Struct, frozen=True):
     exit_code: int | None = None
 
 
-def unmet(expect: Expect, feedback: Feedback, calls: Sequence[Did], find: Find, *, doubt: str = "") -> list[Unmet]:
+def unmet(
+    expect: Expect, feedback: Feedback, calls: Sequence[ObservedCall], find: Find, *, doubt: str = ""
+) -> list[UnmetCondition]:
     """Every condition that does not hold, in the order of the spec.
 
     `doubt` says why calls may be missing from the record. Then no condition on calls holds.
     """
-    found: list[Unmet] = []
+    found: list[UnmetCondition] = []
 
     def check(holds: bool, condition: str, what: object, instead: object) -> None:
         if not holds:
-            found.append(Unmet(condition, str(what)[:500], str(instead)[:500]))
+            found.append(UnmetCondition(condition, str(what)[:500], str(instead)[:500]))
 
     def check_calls(holds: bool, condition: str, what: object, instead: object) -> None:
         undecided = f"undecided, because calls may be missing from the record: {doubt}"
@@ -90,7 +92,7 @@ def unmet(expect: Expect, feedback: Feedback, calls: Sequence[Did], find: Find, 
 
 
 def _check_command(
-    condition: CommandCondition, calls: Sequence[Did], check: Callable[[bool, str, object, object], None]
+    condition: CommandCondition, calls: Sequence[ObservedCall], check: Callable[[bool, str, object, object], None]
 ) -> None:
     found = [call for call in calls if re.search(condition.match, call.subject[:MATCHED_TEXT])]
     if condition.exit_code is None or not found:

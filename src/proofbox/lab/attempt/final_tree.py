@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from proofbox.workspace.model import Snapshot, exact
-from proofbox.workspace.store.objects import Store
+from proofbox.workspace.store.objects import ObjectStore
 from proofbox.workspace.store.trees import entries_of
-from proofbox.workspace.tree import Entry
+from proofbox.workspace.tree import StoredEntry
 from proofbox.workspace.workspace import Workspace
 
 
-class Found(msgspec.Struct, frozen=True):
+class FinalEntry(msgspec.Struct, frozen=True):
     """What is there."""
 
     what: str
@@ -33,18 +33,18 @@ class Found(msgspec.Struct, frozen=True):
     """Whether the text that was asked for is in the regular file."""
 
 
-Find = Callable[[Sequence[str], str | None], Found]
+Find = Callable[[Sequence[str], str | None], FinalEntry]
 """What is at a path, given name by name from the root; and, of a file, whether it contains a text."""
 
-NOTHING = Found("nothing", there=False)
+NOTHING = FinalEntry("nothing", there=False)
 
 
 def finder(workspace: Workspace, final: Snapshot) -> Find:
     """A way to look into that snapshot."""
     skipped = {exact(each.path, each.path_b64): each.reason for each in final.skipped}
 
-    def find(names: Sequence[str], text: str | None) -> Found:
-        def look(store: Store, _: bytes, tree: bytes) -> Found:
+    def find(names: Sequence[str], text: str | None) -> FinalEntry:
+        def look(store: ObjectStore, _: bytes, tree: bytes) -> FinalEntry:
             return _look(store, tree, names, text, skipped)
 
         return workspace.compare(final.id, final.id, look)
@@ -52,31 +52,33 @@ def finder(workspace: Workspace, final: Snapshot) -> Find:
     return find
 
 
-def _look(store: Store, tree: bytes, names: Sequence[str], text: str | None, skipped: dict[str, str]) -> Found:
+def _look(
+    store: ObjectStore, tree: bytes, names: Sequence[str], text: str | None, skipped: dict[str, str]
+) -> FinalEntry:
     for depth, name in enumerate(names, 1):
         path = "/".join(names[:depth])
         last = depth == len(names)
         if path in skipped:
             reason = f"{path} is in no snapshot: {skipped[path]}"
-            return Found(reason, there=True if last else None)
+            return FinalEntry(reason, there=True if last else None)
         entry = entries_of(store, tree).get(name)
         if entry is None:
             return NOTHING
         if last:
             return _describe(store, entry, text)
         if entry.kind == "symlink":
-            return Found(f"{path} is a link, and links are not followed", there=None)
+            return FinalEntry(f"{path} is a link, and links are not followed", there=None)
         if entry.kind != "directory":
             return NOTHING
         tree = entry.digest
     return NOTHING
 
 
-def _describe(store: Store, entry: Entry, text: str | None) -> Found:
+def _describe(store: ObjectStore, entry: StoredEntry, text: str | None) -> FinalEntry:
     if entry.kind != "file":
-        return Found("a directory" if entry.kind == "directory" else "a link")
+        return FinalEntry("a directory" if entry.kind == "directory" else "a link")
     has_text = text is not None and _contains(store.chunks(entry.digest), text.encode())
-    return Found("a file", sha256=entry.digest.hex(), size=store.size(entry.digest), has_text=has_text)
+    return FinalEntry("a file", sha256=entry.digest.hex(), size=store.size(entry.digest), has_text=has_text)
 
 
 def _contains(chunks: Iterable[bytes], text: bytes) -> bool:

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from proofbox.errors import SetupFailed
-from proofbox.lab.suite.spec import Mission
-from proofbox.lab.attempt.context import Surroundings
+from proofbox.lab.attempt.context import RunContext
 from proofbox.lab.attempt.verifier import argv_of
-from proofbox.sandbox.contract import Mount
+from proofbox.lab.suite.spec import Mission
 from proofbox.sandbox.box_handle import PolicyOptions
+from proofbox.sandbox.contract import Mount
 from proofbox.sandbox.service import Sandboxes
 from proofbox.workspace.capabilities.capabilities import Capabilities
 from proofbox.workspace.capabilities.compiling import compile_rules
@@ -34,7 +34,7 @@ def asked_of_a_box(mission: Mission) -> PolicyOptions:
 
 
 class MissionBoxes:
-    def __init__(self, mission: Mission, around: Surroundings, workspace: Path) -> None:
+    def __init__(self, mission: Mission, around: RunContext, workspace: Path) -> None:
         self._mission = mission
         self._around = around
         self._workspace = workspace

@@ -22,7 +22,7 @@ from anyio.to_thread import run_sync
 from proofbox.agents.contract import AgentRuntime, AgentSession, ApprovalRule, SessionOptions, TurnResult
 from proofbox.agents.environment import EnvironmentRecord, decide_environment
 from proofbox.agents.recording import Recording
-from proofbox.agents.strategies import Considered, first_usable
+from proofbox.agents.strategies import CandidateResult, first_usable
 from proofbox.core.clock import isoformat
 from proofbox.core.files.removal import remove_tree
 from proofbox.errors import (
@@ -47,20 +47,20 @@ from proofbox.errors import (
 from proofbox.evidence.bundle.paths import INDEX
 from proofbox.evidence.bundle.writer import BundleWriter
 from proofbox.lab.attempt import artifacts
-from proofbox.lab.run import pressure
 from proofbox.lab.attempt.claims import Feedback, read_feedback
+from proofbox.lab.attempt.context import ON_REQUEST, AttemptControl, RunContext
 from proofbox.lab.attempt.documents import Verified
-from proofbox.lab.attempt.expectations import Unmet, unmet
-from proofbox.lab.run.failures import retry_after, typed
+from proofbox.lab.attempt.expectations import UnmetCondition, unmet
 from proofbox.lab.attempt.final_tree import finder
-from proofbox.lab.run.ledger import Attempt, Ended
 from proofbox.lab.attempt.mission_box import MissionBoxes
 from proofbox.lab.attempt.sharing import Started, refuse_to_share
-from proofbox.lab.suite.spec import Mission
 from proofbox.lab.attempt.states import Reason, State, States
-from proofbox.lab.attempt.context import ON_REQUEST, Surroundings, Watch
 from proofbox.lab.attempt.trace import Trace
-from proofbox.lab.attempt.verifier import Checked, check, lay_beside, lay_out
+from proofbox.lab.attempt.verifier import VerifierResult, check, lay_beside, lay_out
+from proofbox.lab.run import pressure
+from proofbox.lab.run.failures import retry_after, typed
+from proofbox.lab.run.ledger import Attempt, Ended
+from proofbox.lab.suite.spec import Mission
 from proofbox.workspace.workspace import Workspace
 
 # Failures of a turn that always count against the agent.
@@ -75,7 +75,7 @@ class _Interrupted(Exception):
     """Somebody asked for its end; when that was."""
 
 
-async def run_attempt(attempt: Attempt, around: Surroundings, watch: Watch) -> Ended:
+async def run_attempt(attempt: Attempt, around: RunContext, watch: AttemptControl) -> Ended:
     """Run it whole. Whatever goes wrong is in its bundle; what is raised is that there is no bundle."""
     trying = _Supervisor(attempt, around, watch)
     writer = BundleWriter.nested_in(
@@ -123,14 +123,14 @@ async def _record(trying: _Supervisor, writer: BundleWriter) -> None:
 
 
 class _Supervisor:
-    def __init__(self, attempt: Attempt, around: Surroundings, watch: Watch) -> None:
+    def __init__(self, attempt: Attempt, around: RunContext, watch: AttemptControl) -> None:
         self._attempt = attempt
         self._around = around
         self._watch = watch
         self._mission: Mission = around.suite.mission(attempt.mission)
         self._states = States(around.clock)
         self._environment: EnvironmentRecord | None = None
-        self._considered: tuple[Considered, ...] = ()
+        self._considered: tuple[CandidateResult, ...] = ()
         self._runner: dict[str, Any] = {}
         self._result: TurnResult | None = None
         self._reason: Reason = "completed"
@@ -138,9 +138,9 @@ class _Supervisor:
         self._cut_short = False
         self._infra: ProofboxError | None = None
         self._trace: Trace | None = None
-        self._checked = Checked(passed=None)
+        self._checked = VerifierResult(passed=None)
         self._feedback: Feedback = read_feedback("")
-        self._unmet: list[Unmet] = []
+        self._unmet: list[UnmetCondition] = []
         self._doubt = ""
         self.place = around.work / "attempts" / f"{attempt.id}.e{attempt.epoch}"
         self._boxes = MissionBoxes(self._mission, around, self.place / "workspace")
@@ -413,7 +413,7 @@ class _Supervisor:
     def _write_documents(self, bundle: BundleWriter) -> None:
         artifacts.write_all(
             bundle,
-            artifacts.Story(
+            artifacts.AttemptFacts(
                 attempt=self._attempt,
                 run_id=self._around.run_id,
                 suite_id=self._around.suite.id,

@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from proofbox.lab.suite.spec import Command, Verify
+from proofbox.lab.suite.spec import Verify, VerifyCommand
 from proofbox.workspace.search.globs import Glob
 
 ALWAYS = (
@@ -141,8 +141,8 @@ def unprotected(verify: Verify, given: Sequence[str]) -> Iterator[str]:
         yield "verify.env.PATH has a relative directory: a program of the agent's there is run in place of another"
 
 
-def _line(command: str | tuple[str, ...] | Command) -> str:
-    run = command.run if isinstance(command, Command) else command
+def _line(command: str | tuple[str, ...] | VerifyCommand) -> str:
+    run = command.run if isinstance(command, VerifyCommand) else command
     return run if isinstance(run, str) else shlex.join(run)
 
 
@@ -153,7 +153,7 @@ def _words(line: str) -> list[str]:
         return line.split()
 
 
-def _own_program(command: str | tuple[str, ...] | Command) -> str | None:
+def _own_program(command: str | tuple[str, ...] | VerifyCommand) -> str | None:
     """The path in the workspace of the program or script that a command starts with, if it is there."""
     words = [word for word in _words(_line(command)) if not re.fullmatch(r"\w+=.*", word)]
     if not words:

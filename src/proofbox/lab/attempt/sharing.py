@@ -17,7 +17,7 @@ import msgspec
 
 from proofbox.agents.contract import AgentRuntime, AgentSession
 from proofbox.agents.environment import EnvironmentRecord
-from proofbox.agents.strategies import Chain, Considered
+from proofbox.agents.strategies import CandidateResult, Chain
 from proofbox.errors import CapabilityUnsupported, SuiteInvalid
 from proofbox.lab.suite.spec import Mission
 
@@ -26,7 +26,7 @@ class Started(msgspec.Struct, frozen=True):
     """A session and how it was started: the same for each attempt that uses it."""
 
     session: AgentSession
-    considered: tuple[Considered, ...]
+    considered: tuple[CandidateResult, ...]
     environment: EnvironmentRecord | None
 
 

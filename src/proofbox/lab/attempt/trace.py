@@ -34,7 +34,7 @@ from proofbox.core.text import preview, printable
 from proofbox.evidence.bundle.log import BundleLog
 from proofbox.evidence.bundle.writer import BundleWriter
 from proofbox.lab.attempt.documents import Durations, IntegrityFinding, NoProgress, StepEntry, ToolCallEntry
-from proofbox.lab.attempt.expectations import Did
+from proofbox.lab.attempt.expectations import ObservedCall
 from proofbox.lab.suite.spec import Budget
 from proofbox.workspace.workspace import Workspace
 
@@ -119,10 +119,10 @@ class Trace:
     def steps(self) -> int:
         return len(self._recorder.steps)
 
-    def did(self) -> list[Did]:
+    def did(self) -> list[ObservedCall]:
         """The tool calls as far as a mission's conditions ask."""
         return [
-            Did(
+            ObservedCall(
                 subject_of(call.tool, call.command),
                 failed=_failed(call),
                 observed=_observed(call),

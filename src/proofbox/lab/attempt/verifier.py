@@ -23,22 +23,22 @@ import msgspec
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.core.digest import sha256_hex
 from proofbox.core.files.nofollow import opened
-from proofbox.core.files.overlaying import Overlaid
+from proofbox.core.files.overlaying import OverlayWriter
 from proofbox.core.redaction.redactor import Redactor
 from proofbox.core.text import gap, preview, preview_end
 from proofbox.errors import SuiteInvalid
 from proofbox.evidence.bundle.paths import shown
 from proofbox.lab.attempt.reward import Reward, read_reward
 from proofbox.lab.attempt.runner_files import COMPILED, Protection, imported_as
-from proofbox.lab.suite.spec import Command, Verify
 from proofbox.lab.suite.harbor.task_tree import tree_sha256
-from proofbox.sandbox.contract import ExecResult, Mount
+from proofbox.lab.suite.spec import Verify, VerifyCommand
 from proofbox.sandbox.box_handle import PolicyOptions
+from proofbox.sandbox.contract import ExecResult, Mount
 from proofbox.sandbox.service import Sandboxes, Session
-from proofbox.workspace.timeline.diff import differences
 from proofbox.workspace.search.globs import Glob
+from proofbox.workspace.store.objects import ObjectStore
+from proofbox.workspace.timeline.diff import differences
 from proofbox.workspace.timeline.restore import write_file
-from proofbox.workspace.store.objects import Store
 from proofbox.workspace.workspace import Workspace
 
 KEPT = 16 << 10
@@ -64,7 +64,7 @@ class CommandRun(msgspec.Struct, frozen=True, kw_only=True):
     stderr_sha256: str
 
 
-class Checked(msgspec.Struct, frozen=True, kw_only=True):
+class VerifierResult(msgspec.Struct, frozen=True, kw_only=True):
     """What the verifier found. `passed` is None where the mission has no commands: then nothing is known."""
 
     passed: bool | None
@@ -94,7 +94,7 @@ def lay_out(
     put_back: list[str] = []
     left_out: list[str] = []
 
-    def undo(store: Store, old: bytes, new: bytes) -> None:
+    def undo(store: ObjectStore, old: bytes, new: bytes) -> None:
         undone = []
         for each in differences(store, old, new):
             is_link = each.new is not None and each.new.kind == "symlink"
@@ -119,7 +119,7 @@ def lay_out(
                     write_file(store, folder, name, each.old)
 
     workspace.export(final, dest)
-    overlaid = Overlaid(dest)
+    overlaid = OverlayWriter(dest)
     workspace.compare(given, final, undo)
     if files is not None:
         overlaid.lay(files)
@@ -144,7 +144,7 @@ def lay_beside(verify: Verify, at: Callable[[str], Path], dest: Path) -> dict[st
         dest.mkdir()
     for place, path in verify.mounts.items():
         with opened(at(path)) as copy:
-            Overlaid(dest).put(beside[place].name, copy)
+            OverlayWriter(dest).put(beside[place].name, copy)
         if place in verify.sha256 and tree_sha256(beside[place]) != verify.sha256[place]:
             raise SuiteInvalid(
                 f"{path} is not what it was when the run was planned",
@@ -166,7 +166,7 @@ def check(
     policy: PolicyOptions,
     beside: Mapping[str, Path] = {},
     clock: Clock | None = None,
-) -> Checked:
+) -> VerifierResult:
     """Run the commands over the project of `boxes`, in one fresh box, up to the first that does not pass.
 
     `beside` are the copies that `lay_beside` made. What is kept of the commands' output is redacted.
@@ -175,7 +175,7 @@ def check(
     """
     clock = clock or SystemClock()
     if not verify.commands:
-        return Checked(passed=None)
+        return VerifierResult(passed=None)
     began = clock.monotonic()
     runs: list[CommandRun] = []
     asked = policy.copy()
@@ -186,7 +186,7 @@ def check(
     ]
     with boxes.start_session(provider=provider, **asked) as session:
         for each in verify.commands:
-            command = each if isinstance(each, Command) else Command(run=each)
+            command = each if isinstance(each, VerifyCommand) else VerifyCommand(run=each)
             left = verify.timeout - (clock.monotonic() - began)
             runs.append(_run(session, command, verify, redactor, max(left, 0.001)))
             if not runs[-1].passed:
@@ -194,7 +194,7 @@ def check(
         info = session.info
     reward = None if verify.reward is None else read_reward(beside[verify.reward])
     late = any(run.timed_out for run in runs)
-    return Checked(
+    return VerifierResult(
         passed=all(run.passed for run in runs) if reward is None or late else reward.passed,
         reward=reward,
         commands=tuple(runs),
@@ -204,7 +204,7 @@ def check(
     )
 
 
-def _run(session: Session, command: Command, verify: Verify, redactor: Redactor, timeout: float) -> CommandRun:
+def _run(session: Session, command: VerifyCommand, verify: Verify, redactor: Redactor, timeout: float) -> CommandRun:
     argv = argv_of(command.run)
     result = session.exec(argv, timeout=timeout, env=verify.env)
     why = _why_not(command, result, by_reward=verify.reward is not None)
@@ -231,7 +231,7 @@ def _kept(output: bytes, redactor: Redactor) -> str:
     return preview(clean, KEPT)[0] + left_out + preview_end(clean, KEPT)[0]
 
 
-def _why_not(command: Command, result: ExecResult, *, by_reward: bool) -> str:
+def _why_not(command: VerifyCommand, result: ExecResult, *, by_reward: bool) -> str:
     if result.timed_out:
         return "it timed out"
     if by_reward:

@@ -1,1 +1,1 @@
-"""TODO docstring"""
+"""Reading evidence: validation, explanations, totals, parity."""

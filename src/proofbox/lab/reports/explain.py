@@ -20,9 +20,9 @@ from proofbox.errors import ProofboxError
 from proofbox.evidence.bundle.paths import read_bounded
 from proofbox.evidence.bundle.reader import load_bundle
 from proofbox.lab.attempt import artifacts
+from proofbox.lab.attempt.trace import CALLS
 from proofbox.lab.run.closing import DAMAGED, stated
 from proofbox.lab.run.ledger import Attempt, Ended
-from proofbox.lab.attempt.trace import CALLS
 
 LARGEST = 16 << 20
 MOST_CALLS = 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 
-class Finding(msgspec.Struct, frozen=True):
+class EvidenceFinding(msgspec.Struct, frozen=True):
     code: str
     path: str
     detail: str

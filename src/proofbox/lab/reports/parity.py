@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from proofbox.evidence.documents import tree
 from proofbox.evidence.bundle.reader import Bundle
+from proofbox.evidence.documents import tree
 from proofbox.lab.attempt import artifacts
 from proofbox.lab.attempt.trace import CALLS
 from proofbox.lab.reports.validation import attempts_in
@@ -30,25 +30,25 @@ class Scored(msgspec.Struct, frozen=True):
     tree_sha256: str | None
 
 
-class Difference(msgspec.Struct, frozen=True):
+class ParityDifference(msgspec.Struct, frozen=True):
     attempt: str
     what: str
     one: str
     other: str
 
 
-def compare(one: Bundle, other: Bundle) -> list[Difference]:
+def compare(one: Bundle, other: Bundle) -> list[ParityDifference]:
     """Every difference between two runs, attempt by attempt."""
     ones, others = scored(one), scored(other)
     found = [
-        Difference(id, "attempt", "there" if id in ones else "absent", "there" if id in others else "absent")
+        ParityDifference(id, "attempt", "there" if id in ones else "absent", "there" if id in others else "absent")
         for id in sorted(ones.keys() ^ others.keys())
     ]
     for id in sorted(ones.keys() & others.keys()):
         for name in Scored.__struct_fields__:
             a, b = getattr(ones[id], name), getattr(others[id], name)
             if a != b:
-                found.append(Difference(id, name, str(a), str(b)))
+                found.append(ParityDifference(id, name, str(a), str(b)))
     return found
 
 

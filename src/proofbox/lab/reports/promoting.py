@@ -10,8 +10,8 @@ import msgspec
 
 from proofbox.core.words import counted
 from proofbox.errors import BundleCorrupt, EvidenceIncomplete
-from proofbox.evidence.promotion.emit import Promotion, emit_promotion
 from proofbox.evidence.bundle.reader import load_bundle
+from proofbox.evidence.promotion.emit import Promotion, emit_promotion
 from proofbox.lab.reports.validation import validate
 
 

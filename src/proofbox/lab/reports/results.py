@@ -16,15 +16,15 @@ from typing import Any
 import msgspec
 
 from proofbox.errors import BundleError, EvidenceIncomplete
-from proofbox.evidence.verify.check import BundleCheck, check_bundle
 from proofbox.evidence.bundle.paths import INDEX, MAX_JSON_BYTES
 from proofbox.evidence.bundle.reader import Bundle, as_bundle
 from proofbox.evidence.documents.schedule import PATH as SCHEDULE
-from proofbox.evidence.documents.schedule import Planned, read_schedule
+from proofbox.evidence.documents.schedule import ScheduledAttempt, read_schedule
 from proofbox.evidence.documents.shape import ShapeError
+from proofbox.evidence.verify.check import BundleCheck, check_bundle
 from proofbox.lab.attempt import artifacts
+from proofbox.lab.reports.finding import EvidenceFinding
 from proofbox.lab.run.closing import DAMAGED, as_committed, lost, stated
-from proofbox.lab.reports.finding import Finding
 from proofbox.lab.run.ledger import Attempt, Ended, Ledger
 from proofbox.lab.run.plan import Plan, read_plan
 
@@ -40,7 +40,7 @@ class RunResults:
     committed: bool
     plan: Plan
     """With the suite and the isolation that the evidence names."""
-    findings: tuple[Finding, ...]
+    findings: tuple[EvidenceFinding, ...]
     """Of a committed run: what does not hold of its evidence, and where the ledger says something else."""
 
 
@@ -54,11 +54,11 @@ def read_run(run_dir: Path, ledger: Ledger) -> RunResults:
 
 def _committed(run_dir: Path, told: Sequence[Attempt], plan: Plan) -> RunResults:
     checked = check_bundle(str(run_dir))
-    findings = [Finding(each.code, each.path, each.detail) for each in checked.findings]
+    findings = [EvidenceFinding(each.code, each.path, each.detail) for each in checked.findings]
     rows = {each.id: each for each in told}
     planned = _planned(checked)
     if planned is None:  # a finding already
-        planned = {each.id: Planned(each.id, each.path, each.parent) for each in told}
+        planned = {each.id: ScheduledAttempt(each.id, each.path, each.parent) for each in told}
     attempts = []
     for number, each in enumerate(planned.values(), 1):
         row = rows.pop(each.attempt, None)
@@ -69,12 +69,12 @@ def _committed(run_dir: Path, told: Sequence[Attempt], plan: Plan) -> RunResults
         findings += _disagreements(attempt, row, complete=complete)
     for row in rows.values():
         findings.append(
-            Finding(DISAGREES, row.path, f"the run's ledger has an attempt {row.id} that was never planned")
+            EvidenceFinding(DISAGREES, row.path, f"the run's ledger has an attempt {row.id} that was never planned")
         )
     stated_plan = _stated_plan(checked, plan)
     for name, path in (("suite_source", plan.source_name), ("isolation", "environment.json")):
         if getattr(stated_plan, name) != getattr(plan, name):
-            findings.append(Finding(DISAGREES, path, "the run's ledger has something else"))
+            findings.append(EvidenceFinding(DISAGREES, path, "the run's ledger has something else"))
     return RunResults(tuple(attempts), True, stated_plan, tuple(findings))
 
 
@@ -88,7 +88,7 @@ def attempts_by_evidence(run: Bundle) -> tuple[list[Attempt], bool]:
     return [attempt for attempt, _ in found], all(complete for _, complete in found)
 
 
-def _planned(checked: BundleCheck) -> Mapping[str, Planned] | None:
+def _planned(checked: BundleCheck) -> Mapping[str, ScheduledAttempt] | None:
     try:
         return read_schedule(as_bundle(checked).read_log(SCHEDULE))
     except (BundleError, ShapeError):
@@ -96,7 +96,7 @@ def _planned(checked: BundleCheck) -> Mapping[str, Planned] | None:
 
 
 def _attempt(
-    number: int, planned: Planned, bundle: Bundle | None, row: Attempt | None, run_id: str
+    number: int, planned: ScheduledAttempt, bundle: Bundle | None, row: Attempt | None, run_id: str
 ) -> tuple[Attempt, bool]:
     """An attempt by its bundle, and whether that bundle states a result."""
     result: Ended | None = None
@@ -148,15 +148,15 @@ def _named(bundle: Bundle) -> Mapping[str, Any]:
     return {}
 
 
-def _disagreements(attempt: Attempt, row: Attempt | None, *, complete: bool) -> Iterator[Finding]:
+def _disagreements(attempt: Attempt, row: Attempt | None, *, complete: bool) -> Iterator[EvidenceFinding]:
     if row is None:
-        yield Finding(DISAGREES, attempt.path, f"the run's ledger has no attempt {attempt.id}")
+        yield EvidenceFinding(DISAGREES, attempt.path, f"the run's ledger has no attempt {attempt.id}")
         return
     ours, theirs = _facts(attempt, complete=complete), _facts(row, complete=complete)
     for name in ours:
         if ours[name] != theirs[name]:
             detail = f"{name}: {str(theirs[name])[:100]} in the run's ledger, {str(ours[name])[:100]} in the evidence"
-            yield Finding(DISAGREES, attempt.path, detail)
+            yield EvidenceFinding(DISAGREES, attempt.path, detail)
 
 
 def _facts(attempt: Attempt, *, complete: bool) -> dict[str, Any]:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Literal
 
 from proofbox.lab.attempt.documents import MissionSummary, RunSummary, SuiteNamed
+from proofbox.lab.reports.totals import final_attempts, totals
 from proofbox.lab.run.ledger import Attempt
 from proofbox.lab.suite.reading import Suite
 from proofbox.lab.suite.spec import Mission, comparability
-from proofbox.lab.reports.totals import final_attempts, totals
 
 SUMMARY = "summary.json"
 

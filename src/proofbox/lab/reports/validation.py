@@ -19,19 +19,19 @@ import msgspec
 from proofbox.agents.events import Usage
 from proofbox.agents.usage import TokenCount
 from proofbox.errors import BundleError, ProofboxError
-from proofbox.evidence.documents import outcome
 from proofbox.evidence.bundle.paths import INDEX, MAX_JSON_BYTES
 from proofbox.evidence.bundle.reader import Bundle
+from proofbox.evidence.documents import outcome
 from proofbox.evidence.documents.schedule import PATH as SCHEDULE
 from proofbox.evidence.documents.schedule import read_schedule
 from proofbox.evidence.documents.shape import ShapeError
 from proofbox.lab.attempt import artifacts
 from proofbox.lab.attempt.documents import SUMMARY_SCHEMA
-from proofbox.lab.reports.finding import Finding
-from proofbox.lab.suite.reading import parse_suite
+from proofbox.lab.attempt.trace import CALLS, EVENTS, STEPS
+from proofbox.lab.reports.finding import EvidenceFinding
 from proofbox.lab.reports.results import attempts_by_evidence
 from proofbox.lab.reports.summary import SUMMARY, summarize
-from proofbox.lab.attempt.trace import CALLS, EVENTS, STEPS
+from proofbox.lab.suite.reading import parse_suite
 
 _Found = tuple[str, str, str]
 SOURCES = ("suite.toml", "suite.json")
@@ -45,23 +45,23 @@ def attempts_in(bundle: Bundle) -> dict[str, Bundle]:
     return {path: inner for path, inner in bundle.nested.items() if path.startswith("attempts/")}
 
 
-def validate(bundle: Bundle, *, strict: bool) -> list[Finding]:
+def validate(bundle: Bundle, *, strict: bool) -> list[EvidenceFinding]:
     """Every way in which the attempts of a verified bundle are not whole, or contradict themselves."""
-    found: list[Finding] = []
+    found: list[EvidenceFinding] = []
     replaced = replaced_in(bundle)
     for path, attempt in attempts_in(bundle).items():
         for code, name, detail in _attempt(attempt, strict and path not in replaced):
-            found.append(Finding(code, f"{path}/{name}" if path else name, detail))
+            found.append(EvidenceFinding(code, f"{path}/{name}" if path else name, detail))
     if SCHEDULE in bundle.artifacts:
-        found += [Finding(*each) for each in _told(_placed(bundle), SCHEDULE)]
+        found += [EvidenceFinding(*each) for each in _told(_placed(bundle), SCHEDULE)]
     elif bundle.nested and not attempts_in(bundle).keys() <= {""}:
-        found.append(Finding("artifact_missing", SCHEDULE, "a run has one, so that a dropped attempt shows"))
+        found.append(EvidenceFinding("artifact_missing", SCHEDULE, "a run has one, so that a dropped attempt shows"))
     summary = bundle.artifacts.get(SUMMARY)
     if summary is not None and summary.schema_version == SUMMARY_SCHEMA:
-        found += [Finding(*each) for each in _told(_counted(bundle), SUMMARY)]
+        found += [EvidenceFinding(*each) for each in _told(_counted(bundle), SUMMARY)]
         source = next((name for name in SOURCES if name in bundle.artifacts), None)
         if source is not None:
-            found += [Finding(*each) for each in _told(_derived(bundle, source), SUMMARY)]
+            found += [EvidenceFinding(*each) for each in _told(_derived(bundle, source), SUMMARY)]
     return found
 
 

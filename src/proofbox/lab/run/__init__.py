@@ -1,1 +1,1 @@
-"""TODO docstring"""
+"""A run: plan, ledger, workers, scheduling, limits, retention."""

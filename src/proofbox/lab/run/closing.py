@@ -19,14 +19,14 @@ from proofbox.core.clock import Clock
 from proofbox.core.digest import sha256_hex
 from proofbox.core.redaction.redactor import Redactor
 from proofbox.errors import BundleError, BundleInProgress, EvidenceIncomplete, ProofboxError, WorkerLost
-from proofbox.evidence.documents import outcome
 from proofbox.evidence.bundle.identity import is_alive
 from proofbox.evidence.bundle.index import parse_index
 from proofbox.evidence.bundle.paths import INDEX, MAX_INDEX_BYTES, MAX_STATUS_BYTES, STATUS, read_bounded
 from proofbox.evidence.bundle.reader import Bundle, load_bundle
-from proofbox.evidence.documents.shape import ShapeError
 from proofbox.evidence.bundle.status import parse_status
 from proofbox.evidence.bundle.writer import BundleWriter
+from proofbox.evidence.documents import outcome
+from proofbox.evidence.documents.shape import ShapeError
 from proofbox.lab.attempt import artifacts
 from proofbox.lab.attempt.claims import Claim
 from proofbox.lab.attempt.documents import Verified

@@ -16,25 +16,27 @@ from shlex import quote
 
 import msgspec
 
+from proofbox.config import consent
 from proofbox.core.clock import Clock, SystemClock
-from proofbox.core.ids import IdSource
 from proofbox.core.files.locks import locked
 from proofbox.core.files.removal import remove_tree
+from proofbox.core.ids import IdSource
 from proofbox.core.text import require_utf8
 from proofbox.errors import PlanUntrusted, RunBusy, RunUnknown, WorkerLost
 from proofbox.evidence.bundle.identity import world
 from proofbox.evidence.bundle.paths import INDEX
+from proofbox.evidence.bundle.writer import BundleWriter
 from proofbox.evidence.documents.schedule import PATH as SCHEDULE
 from proofbox.evidence.documents.schedule import ScheduleLog
-from proofbox.evidence.bundle.writer import BundleWriter
-from proofbox.lab.run.closing import as_committed, close_torn
-from proofbox.lab.run.crew import Crew, OnEvent, Telling
 from proofbox.lab.attempt.documents import ChainDecided, RunEnvironment, SuiteNamed
-from proofbox.lab.run.failures import counted_tries, pause
+from proofbox.lab.attempt.sharing import refuse_unshareable
+from proofbox.lab.reports.summary import SUMMARY, summarize
+from proofbox.lab.run.closing import as_committed, close_torn
 from proofbox.lab.run.concurrency import bounds_of, lanes_of
-from proofbox.lab.run.ledger import Attempt, Ledger, Planned
+from proofbox.lab.run.crew import Crew, EventForwarder, OnEvent
+from proofbox.lab.run.failures import counted_tries, pause
+from proofbox.lab.run.ledger import Attempt, Ledger, PlannedAttempt
 from proofbox.lab.run.limiter import Limiter
-from proofbox.lab.suite.pinning import PINNED, check_pinned, pin, source_of
 from proofbox.lab.run.plan import (
     PLAN,
     TEMPLATES,
@@ -51,16 +53,14 @@ from proofbox.lab.run.plan import (
     redactor_of,
     refuse_secrets,
 )
-from proofbox.lab.suite.reading import Suite
-from proofbox.lab.suite.runnable import refuse_idle
-from proofbox.lab.attempt.sharing import refuse_unshareable
-from proofbox.lab.suite.spec import SCHEMA as SUITE_SCHEMA
-from proofbox.lab.suite.files import SuiteFiles
-from proofbox.lab.reports.summary import SUMMARY, summarize
 from proofbox.lab.run.template import GIVEN, fill, forget_workspaces
 from proofbox.lab.run.waiting import Waiting
+from proofbox.lab.suite.files import SuiteFiles
+from proofbox.lab.suite.pinning import PINNED, check_pinned, pin, source_of
+from proofbox.lab.suite.reading import Suite
+from proofbox.lab.suite.runnable import refuse_idle
+from proofbox.lab.suite.spec import SCHEMA as SUITE_SCHEMA
 from proofbox.lab.suite.widening import require_consent
-from proofbox.config import consent
 
 CONDUCTOR = "conductor"
 MOST_LOST = 3
@@ -143,7 +143,7 @@ class Conductor:
     def __init__(self, out: Path, run_id: str, *, on_event: OnEvent | None = None, clock: Clock | None = None) -> None:
         self._out = out
         self._run_id = run_id
-        self._tell = Telling(on_event)
+        self._tell = EventForwarder(on_event)
         self._clock: Clock = clock or SystemClock()
         self._ids = IdSource(self._clock)
         self._ledger = Ledger(ledger_path(out, run_id), clock=self._clock)
@@ -274,7 +274,7 @@ class Conductor:
             due = self._clock.now().timestamp() + pause([each.result for each in line])
             again = f"{root}.r{len(line)}"
             of = (attempt.mission, attempt.replicate, attempt.id)
-            self._ledger.plan(Planned(again, *of, due, attempt.lane, attempt.interrupt))
+            self._ledger.plan(PlannedAttempt(again, *of, due, attempt.lane, attempt.interrupt))
 
     def _lineage(self, attempt: Attempt) -> list[Attempt]:
         """The attempts at the same thing, the first one first, up to this."""

@@ -27,7 +27,7 @@ PARTING = 30.0
 OnEvent = Callable[[dict[str, Any]], None]
 
 
-class Telling:
+class EventForwarder:
     """Tells events on, until that fails: the first failure is kept for whoever decides what follows from it."""
 
     def __init__(self, on_event: OnEvent | None) -> None:
@@ -48,7 +48,7 @@ class Telling:
 
 
 class Crew:
-    def __init__(self, out: Path, run_id: str, ids: IdSource, tell: Telling) -> None:
+    def __init__(self, out: Path, run_id: str, ids: IdSource, tell: EventForwarder) -> None:
         self._out = out
         self._run_id = run_id
         self._ids = ids

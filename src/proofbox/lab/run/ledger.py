@@ -72,7 +72,7 @@ _OF_THE_MACHINE = (
 )
 
 
-class Planned(msgspec.Struct, frozen=True):
+class PlannedAttempt(msgspec.Struct, frozen=True):
     """An attempt to be made."""
 
     id: str
@@ -165,7 +165,7 @@ class Ledger:
 
     @classmethod
     def create(
-        cls, path: Path, about: dict[str, str], attempts: Iterable[Planned], *, clock: Clock | None = None
+        cls, path: Path, about: dict[str, str], attempts: Iterable[PlannedAttempt], *, clock: Clock | None = None
     ) -> Ledger:
         """Made whole under another name, then put in place: there is no ledger without its plan."""
         clock = clock or SystemClock()
@@ -247,7 +247,7 @@ class Ledger:
 
     # What happens to attempts
 
-    def plan(self, attempt: Planned) -> None:
+    def plan(self, attempt: PlannedAttempt) -> None:
         """One more. Planning the same again is no error: who was killed in between does so."""
         with self._writing() as db:
             db.execute(_PLAN, _row(attempt, self._now()))
@@ -413,7 +413,7 @@ def _held(changed: sqlite3.Cursor, attempt: Attempt) -> None:
         )
 
 
-def _row(attempt: Planned, now: float) -> tuple[object, ...]:
+def _row(attempt: PlannedAttempt, now: float) -> tuple[object, ...]:
     return (*msgspec.structs.astuple(attempt), now)
 
 

@@ -21,10 +21,10 @@ from typing import Any
 
 import msgspec
 
-from proofbox.core.files.atomic import write_document
 from proofbox.core.clock import Clock, SystemClock, isoformat
 from proofbox.core.dirs import state_dir
 from proofbox.core.documents import stored
+from proofbox.core.files.atomic import write_document
 from proofbox.core.files.locks import locked
 from proofbox.evidence.bundle.identity import is_alive
 
@@ -47,7 +47,7 @@ def growing(before: int) -> float:
     return min(LONGEST_PAST, SOON * 2.0 ** min(before, 32))
 
 
-class Inside(msgspec.Struct, frozen=True):
+class TakenSlot(msgspec.Struct, frozen=True):
     """One place that is taken, and by which process."""
 
     name: str
@@ -57,7 +57,7 @@ class Inside(msgspec.Struct, frozen=True):
 
 
 @stored(SCHEMA, at="STATE/limits/CREDENTIAL.json")
-class State(msgspec.Struct, frozen=True, kw_only=True):
+class LimiterState(msgspec.Struct, frozen=True, kw_only=True):
     """How many attempts may use one credential at once, shared by every process of the user."""
 
     schema_version: str = SCHEMA
@@ -73,7 +73,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds since the epoch; 0: never."""
     past: int = 0
     """How many usage limits in a row named no reset to come. Each makes the next pause longer."""
-    inside: tuple[Inside, ...] = ()
+    inside: tuple[TakenSlot, ...] = ()
     """Who is in."""
 
 
@@ -111,11 +111,11 @@ def _closed(path: Path, now: float) -> ClosedGate | None:
     return ClosedGate(state.credential, isoformat(until), state.why, str(path))
 
 
-def _read(path: Path) -> State:
+def _read(path: Path) -> LimiterState:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=State)
+        return msgspec.json.decode(path.read_bytes(), type=LimiterState)
     except (OSError, msgspec.DecodeError):  # a limit that is lost is found out again by the next refusal
-        return State()
+        return LimiterState()
 
 
 class Limiter:
@@ -154,7 +154,7 @@ class Limiter:
             own = sum(each.name.startswith(f"{self._caller}/") for each in state.inside)
             if own >= self._most or len(state.inside) >= math.floor(state.window):
                 return ASK_AGAIN
-            change.to(inside=(*state.inside, Inside(self._named(name), process)))
+            change.to(inside=(*state.inside, TakenSlot(self._named(name), process)))
             return None
 
     def leave(self, name: str) -> None:
@@ -196,7 +196,7 @@ class Limiter:
         """Until when and why, if it is. Takes no lock: for who only tells of it."""
         return _closed(self._path, self._now())
 
-    def state(self) -> State:
+    def state(self) -> LimiterState:
         with self._changing() as change:
             return change.state
 
@@ -228,7 +228,7 @@ class Limiter:
 
 
 class _Change:
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: LimiterState) -> None:
         self.state = state
 
     def to(self, **fields: object) -> None:

@@ -13,22 +13,22 @@ import msgspec
 from proofbox.agents.registry import installed
 from proofbox.agents.settings import RuntimeSettings
 from proofbox.agents.strategies import Chain, parse_chain
+from proofbox.config.settings import Settings, load_users
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.core.digest import sha256_hex
-from proofbox.core.ids import IdSource
 from proofbox.core.files.locks import locked
+from proofbox.core.ids import IdSource
 from proofbox.core.redaction.redactor import Redactor
 from proofbox.errors import SuiteInvalid
-from proofbox.lab.run.ledger import Ledger, Planned
+from proofbox.lab.attempt.context import RunContext
+from proofbox.lab.attempt.sharing import SharedSession
+from proofbox.lab.run.ledger import Ledger, PlannedAttempt
+from proofbox.lab.run.template import Templates
+from proofbox.lab.suite.files import SuiteFiles
 from proofbox.lab.suite.meaning import LARGEST_PROMPT
 from proofbox.lab.suite.reading import Suite, parse_suite
-from proofbox.lab.attempt.sharing import SharedSession
 from proofbox.lab.suite.spec import Isolation
-from proofbox.lab.suite.files import SuiteFiles
-from proofbox.lab.attempt.context import Surroundings
-from proofbox.lab.run.template import Templates
 from proofbox.lab.suite.text_files import Unreadable
-from proofbox.config.settings import Settings, load_users
 
 PLAN = "plan"
 WORK = ".work"
@@ -88,11 +88,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return RuntimeSettings(self.runtimes, self.flags)
 
 
-def attempts_of(plan: Plan, suite: Suite, lanes: Mapping[str, Sequence[str]]) -> list[Planned]:
+def attempts_of(plan: Plan, suite: Suite, lanes: Mapping[str, Sequence[str]]) -> list[PlannedAttempt]:
     """The first try at every replicate of every mission: all missions once, then all again."""
     counts = {mission.id: plan.replicates or mission.replicates for mission in suite.missions}
     return [
-        Planned(f"{mission.id}.{replicate}", mission.id, replicate, lane=" ".join(lanes.get(mission.id, ())))
+        PlannedAttempt(f"{mission.id}.{replicate}", mission.id, replicate, lane=" ".join(lanes.get(mission.id, ())))
         for replicate in range(1, max(counts.values()) + 1)
         for mission in suite.missions
         if replicate <= counts[mission.id]
@@ -154,10 +154,10 @@ def surroundings(
     clock: Clock | None = None,
     ids: IdSource | None = None,
     env: Mapping[str, str] | None = None,
-) -> Surroundings:
+) -> RunContext:
     clock = clock or SystemClock()
     out = out.absolute()
-    return Surroundings(
+    return RunContext(
         run_id=plan.run_id,
         run_dir=out / plan.run_id,
         work=out / WORK / plan.run_id,

@@ -16,12 +16,13 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from proofbox.config import consent
 from proofbox.core.canonical import CanonicalError, parse_strict
 from proofbox.core.clock import parse_isoformat
 from proofbox.core.dirs import cache_dir, state_dir
-from proofbox.core.ids import is_id
 from proofbox.core.files.locks import locked
 from proofbox.core.files.removal import remove_tree
+from proofbox.core.ids import is_id
 from proofbox.core.text import path_fields
 from proofbox.errors import CorruptError, ProofboxError, RunUnknown
 from proofbox.evidence.bundle.listing import ListedRun, describe
@@ -32,7 +33,6 @@ from proofbox.lab.run.plan import WORK, conductor_lock, ledger_path, note_stores
 from proofbox.lab.run.pressure import size_of
 from proofbox.lab.run.template import forget_workspaces
 from proofbox.sandbox.host import cgroups
-from proofbox.config import consent
 from proofbox.sandbox.host.scratch import abandoned_scratch
 from proofbox.sandbox.sessions import SessionStore
 from proofbox.workspace import registry
@@ -45,7 +45,7 @@ Kind = Literal["run", "work", "session", "schema_cache"]
 _RESUMABLE = "its run can be resumed"
 
 
-class Item(msgspec.Struct, frozen=True, kw_only=True):
+class RetentionItem(msgspec.Struct, frozen=True, kw_only=True):
     """One thing on the disk, and why it goes or stays."""
 
     kind: Kind
@@ -67,7 +67,7 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
         return Path(exact(self.path, self.path_b64))
 
 
-class Rules(msgspec.Struct, frozen=True, kw_only=True):
+class RetentionRules(msgspec.Struct, frozen=True, kw_only=True):
     older_than: float | None = None
     """Seconds."""
     max_bytes: int | None = None
@@ -82,16 +82,16 @@ class _Run(NamedTuple):
     size: int
 
 
-def survey(out: Path, rules: Rules, now: datetime) -> list[Item]:
+def survey(out: Path, rules: RetentionRules, now: datetime) -> list[RetentionItem]:
     """What is there, oldest first, and what would be freed."""
-    found: list[Item] = []
+    found: list[RetentionItem] = []
     if out.is_dir():
         found = list(_runs(out, rules, now))
         found += _work(out, {item.place.name for item in found if item.free})
     return [*found, *_sessions(now), *_caches()]
 
 
-def collect(items: Sequence[Item]) -> tuple[int, tuple[Item, ...]]:
+def collect(items: Sequence[RetentionItem]) -> tuple[int, tuple[RetentionItem, ...]]:
     """Take away what is to go. The bytes that were freed, and the items as they are now."""
     freed = 0
     done = []
@@ -103,12 +103,12 @@ def collect(items: Sequence[Item]) -> tuple[int, tuple[Item, ...]]:
     return freed, tuple(done)
 
 
-def _still_there(item: Item) -> int:
+def _still_there(item: RetentionItem) -> int:
     """How much of it, once some of it could not be removed."""
     return min(item.bytes, size_of(item.place, item.bytes)) if item.place.is_dir() else item.bytes
 
 
-def _collect(item: Item) -> Item:
+def _collect(item: RetentionItem) -> RetentionItem:
     path = item.place
     if item.kind == "session":
         return _collect_session(item)
@@ -133,7 +133,7 @@ def _collect(item: Item) -> Item:
     return msgspec.structs.replace(item, left=left)
 
 
-def _collect_session(item: Item) -> Item:
+def _collect_session(item: RetentionItem) -> RetentionItem:
     path = item.place
     left = ""
     if path.parent != _session_place():
@@ -195,7 +195,7 @@ def _remove(path: Path) -> str:
     return ""
 
 
-def _runs(out: Path, rules: Rules, now: datetime) -> Iterator[Item]:
+def _runs(out: Path, rules: RetentionRules, now: datetime) -> Iterator[RetentionItem]:
     places = [out / name for name in list_runs(out)]
     runs = [_Run(path, describe(os.fspath(path)), size_of(path, 1 << 62)) for path in places]
     runs.sort(key=lambda run: (run.about.started_at or "", run.path.name))
@@ -213,7 +213,7 @@ def _runs(out: Path, rules: Rules, now: datetime) -> Iterator[Item]:
         yield _item("run", run.path, run.size, free, stays or why or "within the rules")
 
 
-def _protected(run: _Run, rules: Rules) -> str:
+def _protected(run: _Run, rules: RetentionRules) -> str:
     out, name = run.path.parent, run.path.name
     if (out / f"{name}{PIN_SUFFIX}").exists():
         return "pinned"
@@ -243,7 +243,7 @@ def _age(run: ListedRun, now: datetime) -> float:
     return (now - parse_isoformat(run.started_at)).total_seconds() if run.started_at else 0.0
 
 
-def _work(out: Path, going: set[str]) -> Iterator[Item]:
+def _work(out: Path, going: set[str]) -> Iterator[RetentionItem]:
     """Workspaces, scratch and agents' homes of runs that are committed or gone: their conductor was killed. Someone may
     have removed them, and not what the state directory has of their workspaces."""
     work = out / WORK
@@ -264,7 +264,7 @@ def _session_place() -> Path:
     return state_dir() / "sessions"
 
 
-def _sessions(now: datetime) -> Iterator[Item]:
+def _sessions(now: datetime) -> Iterator[RetentionItem]:
     """What `session prune` would forget, but for what may be about to begin."""
     place = _session_place()
     store = SessionStore(place)
@@ -281,7 +281,7 @@ def _sessions(now: datetime) -> Iterator[Item]:
         yield _item("session", path, size_of(path, 1 << 62), True, "a killed process left it")
 
 
-def _caches() -> Iterator[Item]:
+def _caches() -> Iterator[RetentionItem]:
     """Schemas of agents' protocols, one for each version ever met; the newest of each runtime is kept."""
     found = sorted(cache_dir().glob("*-schema-*.json"), key=lambda path: path.stat().st_mtime)
     newest = {path.name.split("-schema-")[0]: path for path in found}
@@ -291,5 +291,5 @@ def _caches() -> Iterator[Item]:
         yield _item("schema_cache", path, size, not stays, "the newest" if stays else "made again when needed")
 
 
-def _item(kind: Kind, path: Path, size: int, free: bool, reason: str) -> Item:
-    return Item(kind=kind, **path_fields(os.fspath(path)), bytes=size, free=free, reason=reason)
+def _item(kind: Kind, path: Path, size: int, free: bool, reason: str) -> RetentionItem:
+    return RetentionItem(kind=kind, **path_fields(os.fspath(path)), bytes=size, free=free, reason=reason)

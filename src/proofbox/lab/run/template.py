@@ -15,7 +15,7 @@ import msgspec
 from proofbox.core.archives.unpack import ArchiveRefused, unpack
 from proofbox.core.clock import Clock
 from proofbox.core.files.nofollow import opened
-from proofbox.core.files.overlaying import Identity, Overlaid
+from proofbox.core.files.overlaying import Identity, OverlayWriter
 from proofbox.core.files.removal import remove_tree
 from proofbox.errors import SuiteInvalid, WorkspaceError
 from proofbox.sandbox.containers.image_files import copy_from_image
@@ -29,7 +29,7 @@ MOST_IDLE = 8
 """Templates that a worker keeps open though nobody forks them: each holds two descriptors."""
 
 
-class Source(msgspec.Struct, frozen=True, kw_only=True):
+class TemplateSource(msgspec.Struct, frozen=True, kw_only=True):
     """What a template is made of, each over the one before it."""
 
     image: tuple[str, str] | None = None
@@ -100,7 +100,7 @@ class Templates:
 def make_template(source: Path, dest: Path) -> str:
     """A workspace at `dest`, which is not there, with the files of `source`; the snapshot that forks start from."""
     with opened(source) as given:
-        fill(Source(workspace=given), dest)
+        fill(TemplateSource(workspace=given), dest)
     with Workspace.init(dest, track=False) as workspace:
         return workspace.snapshot("as given").id
 
@@ -116,7 +116,7 @@ def forget_workspaces(work: Path, note: Callable[[set[str]], None]) -> None:
     registry.sweep()
 
 
-def fill(source: Source, dest: Path) -> None:
+def fill(source: TemplateSource, dest: Path) -> None:
     """The files of a source, or none, in a directory that appears whole or not at all."""
     making = dest.with_name(f".{dest.name}.new")
     remove_tree(making)
@@ -124,7 +124,7 @@ def fill(source: Source, dest: Path) -> None:
     if source.image is not None:
         copy_from_image(*source.image, making)
     _fill(source, making)
-    over = Overlaid(making)
+    over = OverlayWriter(making)
     for place, content in source.files:
         if isinstance(content, str):
             over.link(place, content)
@@ -133,12 +133,12 @@ def fill(source: Source, dest: Path) -> None:
     os.rename(making, dest)
 
 
-def _fill(source: Source, dest: Path) -> None:
+def _fill(source: TemplateSource, dest: Path) -> None:
     dest.mkdir(exist_ok=True)
     if source.workspace is None:
         return
     if stat.S_ISDIR(os.fstat(source.workspace).st_mode):
-        Overlaid(dest).lay(source.workspace, skip=source.skip, name=source.name)
+        OverlayWriter(dest).lay(source.workspace, skip=source.skip, name=source.name)
         return
     try:
         unpack(Path(f"/dev/fd/{source.workspace}"), dest)

@@ -12,7 +12,7 @@ import msgspec
 
 from proofbox.core.clock import Clock, isoformat
 from proofbox.lab.run import pressure
-from proofbox.lab.run.crew import Telling
+from proofbox.lab.run.crew import EventForwarder
 from proofbox.lab.run.ledger import Attempt, Ledger
 from proofbox.lab.run.limiter import SOON, Limiter
 
@@ -27,7 +27,7 @@ class Wait(msgspec.Struct, frozen=True):
 
 
 class Waiting:
-    def __init__(self, ledger: Ledger, gate: Limiter | None, run_dir: Path, tell: Telling, clock: Clock) -> None:
+    def __init__(self, ledger: Ledger, gate: Limiter | None, run_dir: Path, tell: EventForwarder, clock: Clock) -> None:
         self._ledger = ledger
         self._gate = gate
         self._run_dir = run_dir

@@ -21,14 +21,14 @@ from anyio.to_thread import current_default_thread_limiter, run_sync
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.errors import IoFailed, LeaseLost, RateLimited, UsageLimited
 from proofbox.evidence.bundle.identity import process_identity
-from proofbox.lab.run import pressure
+from proofbox.lab.attempt.context import AttemptControl, RunContext
 from proofbox.lab.attempt.runner import run_attempt
+from proofbox.lab.attempt.states import State
+from proofbox.lab.run import pressure
 from proofbox.lab.run.failures import typed
 from proofbox.lab.run.ledger import Attempt, Ended, Ledger
 from proofbox.lab.run.limiter import Limiter
 from proofbox.lab.run.plan import credential_of, ledger_path, read_plan, surroundings
-from proofbox.lab.attempt.states import State
-from proofbox.lab.attempt.context import Surroundings, Watch
 
 LEASE = 60.0
 BEAT = 1.0
@@ -45,7 +45,7 @@ class Worker:
         epoch: int,
         slots: int,
         ledger: Ledger,
-        around: Surroundings,
+        around: RunContext,
         limiter: Limiter | None,
         clock: Clock,
     ) -> None:
@@ -57,7 +57,7 @@ class Worker:
         self._limiter = limiter
         self._clock = clock
         self._process = process_identity()
-        self._running: dict[str, Watch] = {}
+        self._running: dict[str, AttemptControl] = {}
         self._given_up: list[Attempt] = []
         self._entered = 0
         self._asking = anyio.CapacityLimiter(4)
@@ -125,7 +125,7 @@ class Worker:
             with contextlib.suppress(OSError):  # then the place is free when this process ends
                 self._limiter.leave(place)
 
-    async def _run(self, attempt: Attempt, watch: Watch, place: str) -> None:
+    async def _run(self, attempt: Attempt, watch: AttemptControl, place: str) -> None:
         began = self._clock.now().timestamp()
         try:
             ended = await run_attempt(attempt, self._around, watch)
@@ -155,14 +155,14 @@ class Worker:
         elif ended.infra is None and ended.strategy:  # else no agent was begun
             self._limiter.went_well()
 
-    def _watch(self, attempt: Attempt) -> Watch:
+    def _watch(self, attempt: Attempt) -> AttemptControl:
         def on_state(state: State) -> None:
             if state != "ended":  # that is said when the ledger has it
                 with contextlib.suppress(IoFailed):  # it is for whoever watches
                     self._ledger.enter_phase(attempt, state)
                 self._say(attempt, state)
 
-        return Watch(
+        return AttemptControl(
             on_state,
             lambda what: self._say(attempt, "activity", activity=what),
             lambda spent: self._say(attempt, "tokens", tokens=spent),

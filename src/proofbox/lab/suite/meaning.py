@@ -11,10 +11,10 @@ from typing import Any
 
 from proofbox.core.canonical import MAX_DEPTH, MAX_INTEGER
 from proofbox.errors import CapabilitiesRefused, ProofboxError
+from proofbox.lab.suite.files import SuiteFiles, paths_of
 from proofbox.lab.suite.positions import Path
 from proofbox.lab.suite.problems import Problems
-from proofbox.lab.suite.spec import Command, CommandCondition, Mission, SuiteFields
-from proofbox.lab.suite.files import SuiteFiles, paths_of
+from proofbox.lab.suite.spec import CommandCondition, Mission, SuiteFields, VerifyCommand
 from proofbox.lab.suite.text_files import Unreadable
 from proofbox.workspace.capabilities.capabilities import Capabilities
 from proofbox.workspace.capabilities.compiling import refuse_execute
@@ -180,7 +180,7 @@ def _commands(mission: Mission, at: Path) -> Iterator[tuple[Path, str | tuple[st
         yield (*at, "setup", number), words
     for number, command in enumerate(mission.verify.commands):
         place = (*at, "verify", "commands", number)
-        yield ((*place, "run"), command.run) if isinstance(command, Command) else (place, command)
+        yield ((*place, "run"), command.run) if isinstance(command, VerifyCommand) else (place, command)
 
 
 def _patterns(mission: Mission, at: Path) -> Iterator[tuple[Path, str]]:
@@ -192,7 +192,7 @@ def _patterns(mission: Mission, at: Path) -> Iterator[tuple[Path, str]]:
     for number, each in enumerate(mission.expect.no_commands):
         yield (*at, "expect", "no_commands", number), each
     for number, command in enumerate(mission.verify.commands):
-        if isinstance(command, Command) and command.stdout is not None:
+        if isinstance(command, VerifyCommand) and command.stdout is not None:
             yield (*at, "verify", "commands", number, "stdout"), command.stdout
 
 

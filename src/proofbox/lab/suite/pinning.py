@@ -14,15 +14,15 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from proofbox.core.digest import sha256_file, sha256_hex
-from proofbox.core.files.overlaying import Identity, Overlaid
+from proofbox.core.files.overlaying import Identity, OverlayWriter
 from proofbox.errors import CapabilitiesInvalid, CapabilitiesRefused
+from proofbox.lab.run.template import TemplateSource
+from proofbox.lab.suite.files import NamedFile, SuiteFiles, paths_of
+from proofbox.lab.suite.harbor.task_tree import tree_sha256
 from proofbox.lab.suite.meaning import LARGEST_PROMPT
 from proofbox.lab.suite.problems import Problem, invalid
 from proofbox.lab.suite.reading import Suite, pinned_name
 from proofbox.lab.suite.spec import Mission
-from proofbox.lab.suite.files import NamedFile, SuiteFiles, paths_of
-from proofbox.lab.suite.harbor.task_tree import tree_sha256
-from proofbox.lab.run.template import Source
 from proofbox.lab.suite.text_files import Unreadable, read_text
 from proofbox.workspace.capabilities.capabilities import Capabilities
 from proofbox.workspace.capabilities.compiling import refuse_execute
@@ -33,7 +33,7 @@ _GIVEN = ("workspace", "files")
 
 
 @contextlib.contextmanager
-def source_of(mission: Mission, files: SuiteFiles, skip: tuple[Identity, ...]) -> Iterator[Source]:
+def source_of(mission: Mission, files: SuiteFiles, skip: tuple[Identity, ...]) -> Iterator[TemplateSource]:
     """What a mission's template is made of, opened."""
     in_docker = mission.provider == "docker"
     image = (mission.image, mission.workdir) if in_docker and mission.image and mission.workdir else None
@@ -43,7 +43,7 @@ def source_of(mission: Mission, files: SuiteFiles, skip: tuple[Identity, ...]) -
             return stack.enter_context(_opened(files, found)) if found.link is None else found.link
 
         workspace = None if mission.workspace is None else files.find(mission.workspace)
-        yield Source(
+        yield TemplateSource(
             image=image,
             workspace=None if workspace is None else stack.enter_context(_opened(files, workspace)),
             name=mission.workspace or "",
@@ -65,7 +65,7 @@ def pin(suite: Suite, files: SuiteFiles, place: Path, skip: Collection[Identity]
     for path in sorted(named):
         copy = place / pinned_name(path)
         with _opened(files, named[path]) as fd:
-            Overlaid(place).put(copy.name, fd, skip, name=path)
+            OverlayWriter(place).put(copy.name, fd, skip, name=path)
         digests[path] = tree_sha256(copy) if copy.is_dir() else sha256_file(copy)[0]
     return digests
 

@@ -11,13 +11,13 @@ import msgspec
 from proofbox.core.canonical import CanonicalError, parse_strict
 from proofbox.core.digest import digest_of
 from proofbox.errors import NotFoundError
+from proofbox.lab.suite.files import SuiteFiles
 from proofbox.lab.suite.meaning import check_meaning, check_values
 from proofbox.lab.suite.positions import read_toml
 from proofbox.lab.suite.problems import Problem, Problems, invalid, json_problem, toml_problem
 from proofbox.lab.suite.runnable import check_archive, check_mission, check_suite
 from proofbox.lab.suite.shape import Shape
-from proofbox.lab.suite.spec import Document, Mission, MissionFields, SuiteFields
-from proofbox.lab.suite.files import SuiteFiles
+from proofbox.lab.suite.spec import Mission, MissionFields, SuiteDocument, SuiteFields
 from proofbox.lab.suite.text_files import Absent, Unreadable, read_text
 
 SIZE_LIMIT = 4 << 20
@@ -99,11 +99,11 @@ def parse_suite(
     problems = Problems(positions, table)
     check_values(values, problems)
     if not problems.found:
-        Shape(problems).visit(Document, values, ())
+        Shape(problems).visit(SuiteDocument, values, ())
         _check_parts(table, base if pinned is None else None, problems, unpacking=unpacking)
     if problems.found:
         raise invalid(name, problems.found)
-    document = msgspec.convert(_with_defaults(values), Document)
+    document = msgspec.convert(_with_defaults(values), SuiteDocument)
     return Suite(
         fields=document.suite,
         missions=document.mission,

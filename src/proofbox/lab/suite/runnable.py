@@ -14,8 +14,9 @@ import msgspec
 
 from proofbox.agents.environment import check_name, is_blocked
 from proofbox.agents.registry import installed
-from proofbox.agents.runtimes.scripted.script import Step, wrong_with
+from proofbox.agents.runtimes.scripted.script import ScriptStep, wrong_with
 from proofbox.agents.strategies import Chain, parse_chain
+from proofbox.core.allowlist import parse_network
 from proofbox.core.archives.unpack import ArchiveRefused, unpack
 from proofbox.core.nearest import nearest
 from proofbox.errors import (
@@ -26,14 +27,13 @@ from proofbox.errors import (
     StrategyUnavailable,
     StrategyUnsupported,
 )
+from proofbox.lab.suite.files import SuiteFiles
 from proofbox.lab.suite.positions import Path
 from proofbox.lab.suite.problems import Problems
 from proofbox.lab.suite.shape import Shape
 from proofbox.lab.suite.spec import Mission, SuiteFields
-from proofbox.lab.suite.files import SuiteFiles
-from proofbox.core.allowlist import parse_network
-from proofbox.sandbox.providers import ALIASES, AUTO, PROVIDERS, provider_named
 from proofbox.sandbox.client.requests import encode_env
+from proofbox.sandbox.providers import ALIASES, AUTO, PROVIDERS, provider_named
 from proofbox.workspace.tools.registry import TOOLS
 
 
@@ -167,10 +167,10 @@ def _check_variable(said: str, problems: Problems, at: Path) -> None:
 
 def _check_step(said: dict[str, Any], problems: Problems, at: Path) -> None:
     before = len(problems.found)
-    Shape(problems).visit(Step, said, at)
+    Shape(problems).visit(ScriptStep, said, at)
     if len(problems.found) > before:
         return
-    step = msgspec.convert(said, Step)
+    step = msgspec.convert(said, ScriptStep)
     if wrong := wrong_with(step):
         problems.say((*at, wrong.field), f"{problems.shown(at)}: {wrong.message}", wrong.hint)
     elif step.tool is not None and step.tool not in TOOLS:

@@ -12,7 +12,7 @@ from msgspec.structs import FieldInfo
 from proofbox.core.nearest import nearest
 from proofbox.lab.suite.positions import Path
 from proofbox.lab.suite.problems import Problems
-from proofbox.lab.suite.spec import Document, MissionFields, SuiteFields
+from proofbox.lab.suite.spec import MissionFields, SuiteDocument, SuiteFields
 
 
 @cache
@@ -49,9 +49,9 @@ class Shape:
     @staticmethod
     def _elsewhere(struct: type[msgspec.Struct], name: str) -> str:
         """Where a field belongs that `[suite]` or a document does not have, and missions do."""
-        if struct in (SuiteFields, Document) and name in _fields(MissionFields):
+        if struct in (SuiteFields, SuiteDocument) and name in _fields(MissionFields):
             return f"write it in [defaults] for every mission, or in a [[mission]]: {name} = ..."
-        if struct in (Document, MissionFields) and name in _fields(SuiteFields):
+        if struct in (SuiteDocument, MissionFields) and name in _fields(SuiteFields):
             return f"write it in [suite]: {name} = ..."
         return ""
 

@@ -34,7 +34,7 @@ Seconds = Annotated[float, msgspec.Meta(gt=0, le=7 * 86400)]
 Isolation = Literal["process", "shared"]
 
 
-class Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class VerifyCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One command of a verifier. It passes when it exits as expected and, if `stdout` is given, says so.
 
     An exit code alone can be had by ending the process early, from inside code that it imports; a line that is printed
@@ -57,7 +57,7 @@ class Verify(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     themselves: what the agent planted or changed there is put back before anything runs, and reported.
     """
 
-    commands: tuple[str | tuple[str, ...] | Command, ...] = ()
+    commands: tuple[str | tuple[str, ...] | VerifyCommand, ...] = ()
     """Run in this order, up to the first that does not pass; a plain one passes with exit code 0."""
     files: str | None = None
     """A directory that is laid over the agent's files, and that it never saw."""
@@ -150,7 +150,7 @@ class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tokens: Count | None = None
 
 
-class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class BoxLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the box of an attempt may use; the verifier's has the same."""
 
     memory: Amount | None = None
@@ -180,7 +180,7 @@ class ToolPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Patterns of what is not, whatever `accept` says."""
 
 
-class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class MissionScript(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the scripted agent plays; other strategies ignore it. The agent's own module checks the steps."""
 
     step: tuple[dict[str, Any], ...] = ()
@@ -225,7 +225,7 @@ class MissionFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     provider: str | None = None
     network: str | None = None
     image: str | None = None
-    limits: Limits = Limits()
+    limits: BoxLimits = BoxLimits()
     env: tuple[str, ...] = ()
     """Names of variables the agent gets, as far as the environment policy lets them in."""
     verify: Verify = Verify()
@@ -242,7 +242,7 @@ class Mission(MissionFields, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """What the agent is asked; this or `prompt_file`."""
     prompt_file: Text | None = None
     """A file of UTF-8 with what the agent is asked."""
-    script: Script = Script()
+    script: MissionScript = MissionScript()
     solution: str | None = None
     """What the control `oracle` runs: a script, or a directory with `solve.sh` in it. No other strategy sees it."""
     solution_env: dict[str, str] = {}
@@ -271,7 +271,7 @@ class SuiteFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 @stored(SCHEMA, at="a suite's TOML or JSON file, and RUN/suite.toml or RUN/suite.json")
-class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class SuiteDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A suite: missions, and what they have in common. The file itself states no schema; the run's index does."""
 
     suite: SuiteFields

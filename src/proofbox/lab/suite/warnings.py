@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from proofbox.lab.attempt.runner_files import unprotected
-from proofbox.lab.suite.spec import Mission
 from proofbox.lab.suite.files import NamedFile, SuiteFiles
+from proofbox.lab.suite.spec import Mission
 
 MOST_FILES = 10_000
 """Of `verify.files`, looked at for scripts that the verifier runs."""

@@ -14,14 +14,14 @@ from shlex import quote
 import msgspec
 
 from proofbox.agents.environment import is_allowed
-from proofbox.lab.suite.meaning import capabilities_of
+from proofbox.config import consent
+from proofbox.config.consent import Widening
+from proofbox.config.settings import Settings
 from proofbox.lab.run.plan import Plan
+from proofbox.lab.suite.files import SuiteFiles
+from proofbox.lab.suite.meaning import capabilities_of
 from proofbox.lab.suite.reading import Suite
 from proofbox.lab.suite.spec import Mission
-from proofbox.lab.suite.files import SuiteFiles
-from proofbox.config import consent
-from proofbox.config.settings import Settings
-from proofbox.config.consent import Widening
 from proofbox.sandbox.providers import ALIASES
 from proofbox.workspace.capabilities.compiling import network_of
 

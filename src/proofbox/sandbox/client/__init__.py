@@ -1,1 +1,1 @@
-"""TODO docstring"""
+"""Talking to the box agent: wire format, connections, requests, calls."""

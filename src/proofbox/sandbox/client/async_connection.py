@@ -14,11 +14,11 @@ import anyio.to_thread
 
 from proofbox.errors import ProofboxError, ProtocolError, SandboxLost
 from proofbox.sandbox.client import wire
-from proofbox.sandbox.client.calls import Call, CallsUnderWay
+from proofbox.sandbox.client.calls import ActiveCall, ActiveCalls
 from proofbox.sandbox.client.connection import PATIENCE, RECEIVE, read_stdin, unanswered
-from proofbox.sandbox.contract import OnOutput, OnStart
-from proofbox.sandbox.client.requests import Request
+from proofbox.sandbox.client.requests import CommandRequest
 from proofbox.sandbox.client.wire import Send
+from proofbox.sandbox.contract import OnOutput, OnStart
 
 
 class AsyncConnection:
@@ -26,8 +26,8 @@ class AsyncConnection:
         sock.setblocking(False)
         self._sock = sock
         self._kill = kill
-        self._decoder = wire.Decoder()
-        self._calls = CallsUnderWay()
+        self._decoder = wire.FrameDecoder()
+        self._calls = ActiveCalls()
         self._changed = anyio.Event()
         self._sending = anyio.Lock()
         self._reading = False
@@ -50,7 +50,9 @@ class AsyncConnection:
         """Whether the box was seen to be gone."""
         return self._lost is not None
 
-    async def run(self, request: Request, on_output: OnOutput | None = None, on_start: OnStart | None = None) -> Call:
+    async def run(
+        self, request: CommandRequest, on_output: OnOutput | None = None, on_start: OnStart | None = None
+    ) -> ActiveCall:
         """Start it, feed it, wait for its end. If the caller is cancelled, the command is killed first."""
         call, data = self._calls.begin(request)
         try:
@@ -108,7 +110,7 @@ class AsyncConnection:
         if self._closing and not self._reading and not self._sending.statistics().locked:
             self._sock.close()
 
-    async def _wait(self, call: Call, on_output: OnOutput | None) -> None:
+    async def _wait(self, call: ActiveCall, on_output: OnOutput | None) -> None:
         timeout = call.request.timeout
         async with self._answered_within(None if timeout is None else timeout + call.request.grace + PATIENCE):
             while True:
@@ -203,7 +205,7 @@ class AsyncConnection:
         if view:
             raise await self._give_up()
 
-    async def _pour(self, call: Call, stdin: bytes | BinaryIO) -> None:
+    async def _pour(self, call: ActiveCall, stdin: bytes | BinaryIO) -> None:
         offset = 0
         while not call.finished and self._lost is None:
             room = min(call.stdin_window, 64 << 10)
@@ -221,7 +223,7 @@ class AsyncConnection:
             call.stdin_window -= len(data)
             await self._send(wire.frame(Send.STDIN, call.id, data))
 
-    async def _abandon(self, call: Call) -> None:
+    async def _abandon(self, call: ActiveCall) -> None:
         """Kill the command. It is over when this returns, or else its box is."""
         with contextlib.suppress(SandboxLost, ProtocolError), anyio.CancelScope(shield=True):
             if call.finished or self._lost is not None:
@@ -236,7 +238,7 @@ class AsyncConnection:
 class AsyncRunningCall:
     """A command under way, reached from the event loop it runs in: what is said is sent by a task of its own."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: ActiveCall) -> None:
         self._call = call
         self._letters: deque[bytes] = deque()
         self._written = anyio.Event()

@@ -17,14 +17,14 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 import anyio
 
 from proofbox.errors import ProofboxError
+from proofbox.sandbox.async_service import AsyncSession
+from proofbox.sandbox.box_handle import ExecOptions
 from proofbox.sandbox.client import wire
 from proofbox.sandbox.client.async_connection import AsyncConnection
-from proofbox.sandbox.async_service import AsyncSession
-from proofbox.sandbox.client.calls import Call
-from proofbox.sandbox.contract import Event, ExecResult, Output
-from proofbox.sandbox.box_handle import ExecOptions
+from proofbox.sandbox.client.calls import ActiveCall
 from proofbox.sandbox.client.requests import STREAM_WINDOW
 from proofbox.sandbox.client.wire import Send
+from proofbox.sandbox.contract import Event, ExecResult, Output
 
 PIECE = 64 << 10
 CREDIT = STREAM_WINDOW // 4  # told at once: a talk of small pieces needn't wake the box agent for each
@@ -34,7 +34,7 @@ KEPT_OUTPUT = 64 << 10  # what a result holds of each stream, head and tail: the
 class AsyncProcess:
     """One task may send and one may receive, at once. Where the box is gone, every method raises `SandboxLost`."""
 
-    def __init__(self, session: AsyncSession, connection: AsyncConnection, call: Call) -> None:
+    def __init__(self, session: AsyncSession, connection: AsyncConnection, call: ActiveCall) -> None:
         self._session = session
         self._connection = connection
         self._call = call

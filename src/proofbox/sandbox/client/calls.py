@@ -20,22 +20,22 @@ from proofbox.errors import (
     SandboxError,
 )
 from proofbox.sandbox.client import wire
+from proofbox.sandbox.client.requests import CommandRequest
+from proofbox.sandbox.client.wire import Recv, StartStage
 from proofbox.sandbox.contract import (
     Diagnostic,
     ExecResult,
     Isolation,
     Output,
     Policy,
+    ResourceUsage,
     Truncated,
-    Usage,
 )
-from proofbox.sandbox.client.requests import Request
-from proofbox.sandbox.client.wire import Recv, Stage
 
 TIMED_OUT = 124
 
 
-class Gathered:
+class CollectedOutput:
     """What was kept of one stream: its head, its tail, and how much went missing between.
 
     The box agent applies the cap to what nobody watches. A watched stream comes whole, so the cap is applied here.
@@ -79,13 +79,13 @@ class Gathered:
         return b"".join([*self._head, *middle, *self._tail])
 
 
-class Call:
+class ActiveCall:
     """Where one command stands. `feed` is the only way in; `finished` says when there is an outcome."""
 
-    def __init__(self, id: int, request: Request) -> None:
+    def __init__(self, id: int, request: CommandRequest) -> None:
         self.id = id
         self.request = request
-        self.streams = {Recv.STDOUT: Gathered(request.cap), Recv.STDERR: Gathered(request.cap)}
+        self.streams = {Recv.STDOUT: CollectedOutput(request.cap), Recv.STDERR: CollectedOutput(request.cap)}
         self.waiting: deque[Output] = deque()
         self.stdin_window = wire.STDIN_WINDOW
         self.stdin_error: SandboxError | None = None
@@ -142,24 +142,26 @@ class Call:
             signal=end.signal or None,
             truncated=Truncated(stdout=out.omitted > 0, stderr=err.omitted > 0),
             duration_ms=end.wall_us / 1000,
-            usage=Usage(cpu_ms=(end.user_us + end.sys_us) / 1000, max_rss_kb=end.max_rss_kb, oom_killed=oom_killed),
+            usage=ResourceUsage(
+                cpu_ms=(end.user_us + end.sys_us) / 1000, max_rss_kb=end.max_rss_kb, oom_killed=oom_killed
+            ),
             diagnostics=diagnostics,
             survivors=end.survivors,
             background=end.pipes_held,
         )
 
 
-class CallsUnderWay:
+class ActiveCalls:
     """The commands of one connection, by id: where every frame that comes in goes."""
 
     def __init__(self) -> None:
-        self._calls: dict[int, Call] = {}
+        self._calls: dict[int, ActiveCall] = {}
         self._ids = itertools.count(1)
         self.hello: wire.Hello | None = None
 
-    def begin(self, request: Request) -> tuple[Call, bytes]:
+    def begin(self, request: CommandRequest) -> tuple[ActiveCall, bytes]:
         """A new command, and the frame that starts it."""
-        call = Call(next(self._ids), request)
+        call = ActiveCall(next(self._ids), request)
         data = request.encode(call.id)
         self._calls[call.id] = call
         return call, data
@@ -167,7 +169,7 @@ class CallsUnderWay:
     def __len__(self) -> int:
         return len(self._calls)
 
-    def end(self, call: Call) -> None:
+    def end(self, call: ActiveCall) -> None:
         self._calls.pop(call.id, None)
 
     def dispatch(self, kind: Recv, id: int, payload: bytes) -> None:
@@ -181,36 +183,38 @@ class CallsUnderWay:
                 call.feed(kind, payload)
 
 
-class Failure(msgspec.Struct, frozen=True):
+class CommandFailure(msgspec.Struct, frozen=True):
     kind: type[SandboxError]
     hint: str
 
 
 _AT_EXEC = {
-    errnos.ENOENT: Failure(
+    errnos.ENOENT: CommandFailure(
         CommandNotFound, "check the name; a script's interpreter (its #! line) must exist inside too"
     ),
-    errnos.ENOTDIR: Failure(CommandNotFound, "a part of the path is not a directory inside the box"),
-    errnos.EACCES: Failure(
+    errnos.ENOTDIR: CommandFailure(CommandNotFound, "a part of the path is not a directory inside the box"),
+    errnos.EACCES: CommandFailure(
         CommandNotExecutable, "make it executable: chmod +x, and check that its directory may be entered"
     ),
-    errnos.EPERM: Failure(CommandNotExecutable, "the file system or the box forbids running it"),
-    errnos.ENOEXEC: Failure(CommandNotExecutable, "it is no program for this machine; a script needs a #! line"),
-    errnos.EISDIR: Failure(CommandNotExecutable, "it is a directory"),
-    errnos.ETXTBSY: Failure(CommandNotExecutable, "somebody has it open for writing"),
-    errnos.E2BIG: Failure(
+    errnos.EPERM: CommandFailure(CommandNotExecutable, "the file system or the box forbids running it"),
+    errnos.ENOEXEC: CommandFailure(CommandNotExecutable, "it is no program for this machine; a script needs a #! line"),
+    errnos.EISDIR: CommandFailure(CommandNotExecutable, "it is a directory"),
+    errnos.ETXTBSY: CommandFailure(CommandNotExecutable, "somebody has it open for writing"),
+    errnos.E2BIG: CommandFailure(
         RequestInvalid, "argv and environment are larger than the kernel takes; pass data by --stdin"
     ),
 }
 
 
-def _never_ran(request: Request, stage: int, number: int) -> SandboxError:
+def _never_ran(request: CommandRequest, stage: int, number: int) -> SandboxError:
     command, why = os.fsdecode(request.argv[0]), os.strerror(number)
     details = {"command": command, "errno": errnos.errorcode.get(number, str(number))}
-    if stage == Stage.EXEC:
-        known = _AT_EXEC.get(number, Failure(SandboxError, "run `proofbox probe` to see whether the box is sound"))
+    if stage == StartStage.EXEC:
+        known = _AT_EXEC.get(
+            number, CommandFailure(SandboxError, "run `proofbox probe` to see whether the box is sound")
+        )
         return known.kind(f"{command!r} did not start: {why}", op="exec", fix_hints=[known.hint], details=details)
-    if stage == Stage.CWD:
+    if stage == StartStage.CWD:
         cwd = os.fsdecode(request.cwd)
         return PathRefused(
             f"cwd {cwd!r} can't be entered inside the box: {why}",

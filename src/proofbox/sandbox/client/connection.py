@@ -16,11 +16,11 @@ from typing import BinaryIO
 
 from proofbox.errors import ProofboxError, ProtocolError, RequestInvalid, SandboxLost
 from proofbox.sandbox.client import wire
-from proofbox.sandbox.client.calls import Call, CallsUnderWay
+from proofbox.sandbox.client.calls import ActiveCall, ActiveCalls
+from proofbox.sandbox.client.requests import CommandRequest
+from proofbox.sandbox.client.wire import Send
 from proofbox.sandbox.contract import OnOutput
 from proofbox.sandbox.host.readiness import readable
-from proofbox.sandbox.client.requests import Request
-from proofbox.sandbox.client.wire import Send
 
 RECEIVE = 256 << 10
 # What the agent may take, past a command's own timeout, to kill its tree and say so (it gives up after 5 s itself).
@@ -32,8 +32,8 @@ class Connection:
         """`kill` ends the box without its agent: for one that does not answer, and may hold to nothing any more."""
         self._sock = sock
         self._kill = kill
-        self._decoder = wire.Decoder()
-        self._calls = CallsUnderWay()
+        self._decoder = wire.FrameDecoder()
+        self._calls = ActiveCalls()
         self._changed = threading.Condition()
         self._sending = threading.Lock()
         self._reading = False
@@ -57,10 +57,10 @@ class Connection:
 
     def run(
         self,
-        request: Request,
+        request: CommandRequest,
         on_output: OnOutput | None = None,
         on_start: Callable[[RunningCall], None] | None = None,
-    ) -> Call:
+    ) -> ActiveCall:
         """Start it, feed it, wait for its end. Left by an exception (Ctrl-C too), the command is killed first."""
         with self._changed:
             call, data = self._calls.begin(request)
@@ -84,7 +84,7 @@ class Connection:
         """How many commands this client waits for."""
         return len(self._calls)
 
-    def say(self, call: Call, data: bytes) -> None:
+    def say(self, call: ActiveCall, data: bytes) -> None:
         """Send a frame about a command; whether that is still under way, or the box still there, is not asked."""
         with contextlib.suppress(ProofboxError):
             if not call.finished:
@@ -118,7 +118,7 @@ class Connection:
 
     # Reading
 
-    def _wait(self, call: Call, on_output: OnOutput | None) -> None:
+    def _wait(self, call: ActiveCall, on_output: OnOutput | None) -> None:
         timeout = call.request.timeout
         deadline = None if timeout is None else time.monotonic() + timeout + call.request.grace + PATIENCE
         while True:
@@ -194,7 +194,7 @@ class Connection:
             except OSError as error:
                 raise self._lose(SandboxLost(f"the box's stream broke: {error}", op="exec")) from None
 
-    def _feed_stdin(self, call: Call, stdin: bytes | BinaryIO) -> None:
+    def _feed_stdin(self, call: ActiveCall, stdin: bytes | BinaryIO) -> None:
         if isinstance(stdin, bytes) and len(stdin) <= call.stdin_window:
             data = wire.frame(Send.STDIN, call.id, stdin) if stdin else b""
             self._send(data + wire.frame(Send.STDIN_EOF, call.id))
@@ -202,7 +202,7 @@ class Connection:
         # A source that may block, or more than the window: a thread of its own, so that output flows meanwhile.
         threading.Thread(target=self._pour, args=(call, stdin), name="proofbox-stdin", daemon=True).start()
 
-    def _pour(self, call: Call, stdin: bytes | BinaryIO) -> None:
+    def _pour(self, call: ActiveCall, stdin: bytes | BinaryIO) -> None:
         offset = 0
         with contextlib.suppress(SandboxLost):
             while True:
@@ -231,7 +231,7 @@ class Connection:
                     call.stdin_window -= len(data)
                 self._send(wire.frame(Send.STDIN, call.id, data))
 
-    def _abandon(self, call: Call) -> None:
+    def _abandon(self, call: ActiveCall) -> None:
         """Kill the command. It is over when this returns, or else its box is."""
         with contextlib.suppress(SandboxLost, ProtocolError):
             if not call.finished and self._lost is None:
@@ -245,7 +245,7 @@ class Connection:
 class RunningCall:
     """A command under way, reached from any thread."""
 
-    def __init__(self, connection: Connection, call: Call) -> None:
+    def __init__(self, connection: Connection, call: ActiveCall) -> None:
         self._connection = connection
         self._call = call
 

@@ -29,7 +29,7 @@ RLIMITS = {
 STREAM_WINDOW = 1 << 20
 
 
-class Request(msgspec.Struct, frozen=True):
+class CommandRequest(msgspec.Struct, frozen=True):
     """What goes to the box agent for one command, but for the id."""
 
     argv: tuple[bytes, ...]
@@ -44,11 +44,11 @@ class Request(msgspec.Struct, frozen=True):
     limits: Mapping[int, int]
 
     def encode(self, id: int) -> bytes:
-        want = wire.Want(0)
+        want = wire.ExecFlag(0)
         if self.pty is not None:
-            want |= wire.Want.PTY
+            want |= wire.ExecFlag.PTY
         if self.stdin is not None:
-            want |= wire.Want.STDIN
+            want |= wire.ExecFlag.STDIN
         data = wire.execute(
             id,
             self.argv,
@@ -83,7 +83,7 @@ def make_request(
     pty: tuple[int, int] | None = None,
     streamed: bool = False,
     limits: Mapping[str, int] | None = None,
-) -> Request:
+) -> CommandRequest:
     if isinstance(argv, str | bytes):
         raise RequestInvalid(
             "the command is one string where a list of arguments was due",
@@ -98,7 +98,7 @@ def make_request(
         raise RequestInvalid(f"a grace of {grace} s makes no sense", op="exec", fix_hints=["give 0 or more seconds"])
     if not 1 <= max_output < 2**62:
         raise RequestInvalid(f"max_output is {max_output}", op="exec", fix_hints=["give a number of bytes above 0"])
-    return Request(
+    return CommandRequest(
         argv=tuple(_bytes(argument, "an argument") for argument in argv),
         cwd=_bytes(cwd, "cwd"),
         env=env,

@@ -11,8 +11,8 @@ import tty
 from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
-from proofbox.sandbox.contract import Output
 from proofbox.sandbox.client.signals import ending_on, hearing
+from proofbox.sandbox.contract import Output
 
 Resize = Callable[[int, int], None]
 

@@ -50,7 +50,7 @@ class Recv(IntEnum):
     FATAL = 73
 
 
-class Want(IntFlag):
+class ExecFlag(IntFlag):
     PTY = 1
     STDIN = 2
     STARTED = 4
@@ -67,7 +67,7 @@ class Feature(IntFlag):
     LISTENING = 32
 
 
-class Stage(IntEnum):
+class StartStage(IntEnum):
     """How far a command came that never ran."""
 
     REQUEST = 1
@@ -121,7 +121,7 @@ def execute(
     *,
     cwd: bytes,
     env: Mapping[bytes, bytes],
-    want: Want,
+    want: ExecFlag,
     timeout_ms: int,
     grace_ms: int,
     caps: tuple[int, int],
@@ -157,7 +157,7 @@ def signal(id: int, number: int) -> bytes:
     return frame(Send.SIGNAL, id, bytes([number]))
 
 
-class Decoder:
+class FrameDecoder:
     """Bytes in, frames out. Whatever the bytes, it raises nothing but `ProtocolError`, and keeps at most a frame."""
 
     def __init__(self) -> None:

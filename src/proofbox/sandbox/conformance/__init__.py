@@ -20,40 +20,42 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TypeVar
 
-from proofbox.errors import IdmapUnsupported, UsageError
 from proofbox.config.settings import Settings
-from proofbox.sandbox.conformance.checks import agent_attacks
-from proofbox.sandbox.conformance.checks import commands
-from proofbox.sandbox.conformance.checks import confinement
-from proofbox.sandbox.conformance.checks import detached
-from proofbox.sandbox.conformance.checks import filesystem
-from proofbox.sandbox.conformance.checks import kernel
-from proofbox.sandbox.conformance.checks import killing
-from proofbox.sandbox.conformance.checks import limits
-from proofbox.sandbox.conformance.checks import loss
-from proofbox.sandbox.conformance.checks import network
-from proofbox.sandbox.conformance.checks import policy
-from proofbox.sandbox.conformance.checks import reach
-from proofbox.sandbox.conformance.checks import streams
+from proofbox.errors import IdmapUnsupported, UsageError
 from proofbox.sandbox.conformance.check import (
     LIMIT,
-    Check,
+    CheckResult,
     Failed,
     NotApplicable,
     NotChecked,
     Outcome,
+    ProviderCheck,
     Report,
-    Result,
 )
-from proofbox.sandbox.conformance.context import Context, own_directories
+from proofbox.sandbox.conformance.checks import (
+    agent_attacks,
+    commands,
+    confinement,
+    detached,
+    filesystem,
+    kernel,
+    killing,
+    limits,
+    loss,
+    network,
+    policy,
+    reach,
+    streams,
+)
+from proofbox.sandbox.conformance.context import CheckContext, own_directories
 from proofbox.sandbox.contract import Enforcement, Policy, Provider
 from proofbox.sandbox.providers import provider_named
 
 T = TypeVar("T")
 
-__all__ = ["CHECKS", "Check", "Outcome", "Report", "Result", "run_conformance"]
+__all__ = ["CHECKS", "CheckResult", "Outcome", "ProviderCheck", "Report", "run_conformance"]
 
-CHECKS: tuple[Check, ...] = tuple(
+CHECKS: tuple[ProviderCheck, ...] = tuple(
     check
     for module in (
         commands,
@@ -77,7 +79,7 @@ CHECKS: tuple[Check, ...] = tuple(
 def run_conformance(
     provider: str,
     only: Collection[str] | None = None,
-    on_result: Callable[[Result], None] | None = None,
+    on_result: Callable[[CheckResult], None] | None = None,
     settings: Settings | None = None,
 ) -> Report:
     """Check a provider by name; `only` names checks or whole subjects, `settings` an image or a runtime to check with.
@@ -104,15 +106,15 @@ def run_conformance(
     return Report(chosen.name, enforcement.isolation, os.geteuid(), enforcement, tuple(results))
 
 
-def _run(check: Check, provider: Provider, enforcement: Enforcement) -> Result:
+def _run(check: ProviderCheck, provider: Provider, enforcement: Enforcement) -> CheckResult:
     unmet = check.needs.unmet(provider.name, enforcement)
     if unmet is not None:
-        return Result(check.name, check.subject, "not_applicable", unmet)
+        return CheckResult(check.name, check.subject, "not_applicable", unmet)
     began = time.monotonic()
     try:
-        context = Context(provider, enforcement)
+        context = CheckContext(provider, enforcement)
     except OSError as error:
-        return Result(check.name, check.subject, "not_checked", f"no place to work in: {error}")
+        return CheckResult(check.name, check.subject, "not_checked", f"no place to work in: {error}")
     # In a thread, so that a box that hangs its client hangs neither us nor the checks after it.
     outcome: Outcome = "failed"
     detail = f"still under way after {check.seconds:g} s"
@@ -124,10 +126,10 @@ def _run(check: Check, provider: Provider, enforcement: Enforcement) -> Result:
         problems = [f"the boxes could not be ended in {LIMIT:g} s"]
     if problems:
         outcome, detail = "failed", "; ".join([*([detail] if detail else []), *problems])
-    return Result(check.name, check.subject, outcome, detail, round((time.monotonic() - began) * 1000, 1))
+    return CheckResult(check.name, check.subject, outcome, detail, round((time.monotonic() - began) * 1000, 1))
 
 
-def _attempt(check: Check, context: Context) -> tuple[Outcome, str]:
+def _attempt(check: ProviderCheck, context: CheckContext) -> tuple[Outcome, str]:
     try:
         check.run(context)
     except Failed as error:

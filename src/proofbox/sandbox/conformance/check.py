@@ -1,6 +1,6 @@
 """What a check is, what it needs, and what may come of it.
 
-A check is a plain function over a `Context`. It returns when the provider kept its word, and raises otherwise:
+A check is a plain function over a `CheckContext`. It returns when the provider kept its word, and raises otherwise:
 `Failed` by way of `expect`, `NotApplicable` when the provider never gave that word, `NotChecked` when this machine or
 this box lacks what is needed to find out. Any other exception is a failure too: an error that was not expected is a
 finding.
@@ -17,7 +17,7 @@ from proofbox.core.documents import stored
 from proofbox.sandbox.contract import Enforcement, Isolation
 
 if TYPE_CHECKING:
-    from proofbox.sandbox.conformance.context import Context
+    from proofbox.sandbox.conformance.context import CheckContext
 
 Outcome = Literal["passed", "failed", "not_applicable", "not_checked"]
 LIMIT = 60.0
@@ -71,18 +71,18 @@ OWN_STREAMS = Need("own streams", lambda e: e.own_streams)
 AGENT_HIDDEN = Need("agent hidden", lambda e: e.agent_hidden)
 
 
-class Check(msgspec.Struct, frozen=True):
+class ProviderCheck(msgspec.Struct, frozen=True):
     """One thing that is checked of every provider."""
 
     name: str
     subject: str
     needs: Need
-    run: Callable[[Context], None]
+    run: Callable[[CheckContext], None]
     seconds: float = LIMIT
     """The check is given up after this long, as failed: it never hangs its caller."""
 
 
-class Result(msgspec.Struct, frozen=True):
+class CheckResult(msgspec.Struct, frozen=True):
     check: str
     """SUBJECT.NAME, such as `network.tcp`."""
     subject: str
@@ -98,13 +98,13 @@ class Measured:
     """A report of results, whatever was checked."""
 
     __slots__ = ()
-    results: tuple[Result, ...]
+    results: tuple[CheckResult, ...]
 
     @property
     def ok(self) -> bool:
         return not self.of("failed")
 
-    def of(self, outcome: Outcome) -> list[Result]:
+    def of(self, outcome: Outcome) -> list[CheckResult]:
         return [result for result in self.results if result.outcome == outcome]
 
 
@@ -116,30 +116,30 @@ class Report(Measured, msgspec.Struct, frozen=True):
     isolation: Isolation
     uid: int
     enforcement: Enforcement
-    results: tuple[Result, ...]
+    results: tuple[CheckResult, ...]
     schema_version: str = SCHEMA
 
 
-class Subject:
+class ProviderChecks:
     """The checks of one module, gathered as they are defined."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.checks: list[Check] = []
+        self.checks: list[ProviderCheck] = []
 
     def check(
         self, needs: Need = NOTHING, *, seconds: float = LIMIT
-    ) -> Callable[[Callable[[Context], None]], Callable[[Context], None]]:
+    ) -> Callable[[Callable[[CheckContext], None]], Callable[[CheckContext], None]]:
         """The function's name is the check's name, its docstring is for the reader."""
 
-        def add(run: Callable[[Context], None]) -> Callable[[Context], None]:
+        def add(run: Callable[[CheckContext], None]) -> Callable[[CheckContext], None]:
             self.add(run.__name__.replace("_", "-"), needs, run, seconds=seconds)
             return run
 
         return add
 
-    def add(self, name: str, needs: Need, run: Callable[[Context], None], *, seconds: float = LIMIT) -> None:
-        self.checks.append(Check(f"{self.name}.{name}", self.name, needs, run, seconds))
+    def add(self, name: str, needs: Need, run: Callable[[CheckContext], None], *, seconds: float = LIMIT) -> None:
+        self.checks.append(ProviderCheck(f"{self.name}.{name}", self.name, needs, run, seconds))
 
 
 def expect(condition: object, detail: str) -> None:

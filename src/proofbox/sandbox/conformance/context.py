@@ -17,14 +17,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
+from proofbox.config.settings import Settings, load, render
 from proofbox.core.dirs import config_dir
 from proofbox.core.files.removal import remove_tree
 from proofbox.errors import ProofboxError
-from proofbox.sandbox.host import cgroups
-from proofbox.config.settings import Settings, load, render
+from proofbox.sandbox.box_handle import ExecOptions, PolicyOptions
 from proofbox.sandbox.conformance.check import Failed, expect
 from proofbox.sandbox.contract import Enforcement, ExecResult, Provider
-from proofbox.sandbox.box_handle import ExecOptions, PolicyOptions
+from proofbox.sandbox.host import cgroups
 from proofbox.sandbox.service import Sandboxes, Session
 
 E = TypeVar("E", bound=ProofboxError)
@@ -32,7 +32,7 @@ PATIENCE = 30.0  # a busy machine is no finding
 _DIRECTORIES = ("XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")
 
 
-class Context:
+class CheckContext:
     """One check's own world.
 
     Everything it makes lies beneath `scratch` and bears `marker` in its name or its arguments.

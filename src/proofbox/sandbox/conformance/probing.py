@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from proofbox.sandbox.conformance.check import Failed, NotChecked
-from proofbox.sandbox.conformance.context import PATIENCE, Context
+from proofbox.sandbox.conformance.context import PATIENCE, CheckContext
 from proofbox.sandbox.service import Session
 
 # Each argument is one call: a label, the number, then integers, `s:text` for a string, `$` for the last call's answer.
@@ -136,7 +136,7 @@ _NUMBERS = {
 class SystemCalls:
     """The system calls of the box's machine, made by a process inside it."""
 
-    def __init__(self, context: Context, session: Session) -> None:
+    def __init__(self, context: CheckContext, session: Session) -> None:
         self._session = session
         self._program = _interpreter(context, session, _SYSCALL)
         machine = context.sh(session, "uname -m").stdout.strip()
@@ -162,7 +162,7 @@ class SystemCalls:
         return [label for label, given in answers.items() if any(value >= 0 for value, _ in given)]
 
 
-def connect(context: Context, session: Session, way: str) -> str:
+def connect(context: CheckContext, session: Session, way: str) -> str:
     """What came of a way out, as the process inside saw it."""
     kind, _, to = way.partition("=")
     try:
@@ -212,7 +212,7 @@ class Listener:
 
 
 @contextlib.contextmanager
-def listeners(context: Context) -> Iterator[dict[str, tuple[str, Listener]]]:
+def listeners(context: CheckContext) -> Iterator[dict[str, tuple[str, Listener]]]:
     """One of each kind: kind → the way as `connect` writes it, and the listener."""
     path = context.outside / "socket"
     tcp = Listener(socket.AF_INET, socket.SOCK_STREAM, ("127.0.0.1", 0))
@@ -229,7 +229,7 @@ def listeners(context: Context) -> Iterator[dict[str, tuple[str, Listener]]]:
         }
 
 
-def _interpreter(context: Context, session: Session, programs: dict[str, str]) -> list[str]:
+def _interpreter(context: CheckContext, session: Session, programs: dict[str, str]) -> list[str]:
     for name, text in programs.items():
         found = context.sh(session, 'command -v "$1"', name).stdout.strip()
         if found:

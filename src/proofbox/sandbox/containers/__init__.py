@@ -1,1 +1,1 @@
-"""TODO docstring"""
+"""Containers through the API of a Docker or Podman engine."""

@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 
 from proofbox.errors import PathRefused
-from proofbox.sandbox.host.binaries import program
+from proofbox.sandbox.containers.engine import ContainerEngine
 from proofbox.sandbox.containers.ownership import labels
 from proofbox.sandbox.contract import BoxSpec, Policy
-from proofbox.sandbox.containers.engine import Engine
 from proofbox.sandbox.environment import BOX_HOME
+from proofbox.sandbox.host.binaries import program
 from proofbox.sandbox.providers.bubblewrap import AGENT_ID
 from proofbox.sandbox.providers.covering import Placed
 
@@ -52,7 +52,7 @@ class Identity(msgspec.Struct, frozen=True):
     podman: bool = False
 
     @classmethod
-    def of(cls, engine: Engine, project: Path) -> Identity:
+    def of(cls, engine: ContainerEngine, project: Path) -> Identity:
         options = engine.call("GET", "/info", op="describe itself").get("SecurityOptions") or []
         parts = engine.call("GET", "/version", op="say its version").get("Components") or []
         podman = any("podman" in str(part.get("Name")).lower() for part in parts)

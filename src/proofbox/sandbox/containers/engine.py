@@ -23,7 +23,7 @@ ANSWER_LIMIT = 16 << 20
 _FIX = ("start one (Debian, Ubuntu: sudo apt-get install docker.io), or point DOCKER_HOST at its socket",)
 
 
-class Engine:
+class ContainerEngine:
     def __init__(self, address: str) -> None:
         self.address = address
         self._url = urllib.parse.urlsplit(address)
@@ -40,7 +40,7 @@ class Engine:
         return self._url.scheme == "unix"
 
     @classmethod
-    def find(cls, env: Mapping[str, str] | None = None) -> Engine:
+    def find(cls, env: Mapping[str, str] | None = None) -> ContainerEngine:
         """`DOCKER_HOST`, else the first socket there is."""
         env = os.environ if env is None else env
         if env.get("DOCKER_HOST"):

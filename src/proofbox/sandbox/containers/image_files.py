@@ -8,9 +8,9 @@ from pathlib import Path
 from proofbox.core.archives.unpack import MOST, ArchiveRefused, unpack_tar
 from proofbox.core.files.removal import remove_tree
 from proofbox.errors import EngineRefused, StartFailed
-from proofbox.sandbox.containers.ownership import remove_container
-from proofbox.sandbox.containers.engine import Engine
+from proofbox.sandbox.containers.engine import ContainerEngine
 from proofbox.sandbox.containers.images import inspect_image
+from proofbox.sandbox.containers.ownership import remove_container
 
 
 def copy_from_image(image: str, place: str, dest: Path) -> bool:
@@ -19,7 +19,7 @@ def copy_from_image(image: str, place: str, dest: Path) -> bool:
     A container is created for it, never started, and removed. Owners, devices and sockets are left out; links stay as
     they are, and nothing is written through one.
     """
-    engine = Engine.find()
+    engine = ContainerEngine.find()
     inspect_image(engine, image)
     config = {"Image": image, "Cmd": ["-"], "Labels": {"proofbox.files": place}, "NetworkDisabled": True}
     container = engine.call("POST", "/containers/create", op="create a container", body=config)["Id"]
@@ -49,4 +49,4 @@ def copy_from_image(image: str, place: str, dest: Path) -> bool:
 
 def working_directory(image: str) -> str:
     """Where the image's commands begin; empty where it does not say."""
-    return str((inspect_image(Engine.find(), image).get("Config") or {}).get("WorkingDir") or "")
+    return str((inspect_image(ContainerEngine.find(), image).get("Config") or {}).get("WorkingDir") or "")

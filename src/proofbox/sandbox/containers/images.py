@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from proofbox.errors import EngineRefused, StartFailed
+from proofbox.sandbox.containers.engine import ContainerEngine
 from proofbox.sandbox.images.catalogue import Image
-from proofbox.sandbox.containers.engine import Engine
 from proofbox.sandbox.images.pull import catalogued, verified
 
 REPOSITORY = "proofbox-image"
 IMPORT_SECONDS = 600.0
 
 
-def engine_image(engine: Engine, name: str, project: Path) -> str:
+def engine_image(engine: ContainerEngine, name: str, project: Path) -> str:
     """The engine's own name for it. Raises `ImageUnavailable` for one of the catalogue that was not pulled yet."""
     image = catalogued(name, project)
     if image is None:
@@ -28,7 +28,7 @@ def engine_image(engine: Engine, name: str, project: Path) -> str:
     return reference
 
 
-def inspect_image(engine: Engine, name: str) -> dict[str, Any]:
+def inspect_image(engine: ContainerEngine, name: str) -> dict[str, Any]:
     try:
         found: dict[str, Any] = engine.call("GET", f"/images/{name}/json", op="find the image")
     except EngineRefused as error:
@@ -41,7 +41,7 @@ def inspect_image(engine: Engine, name: str) -> dict[str, Any]:
     return found
 
 
-def _has(engine: Engine, reference: str) -> bool:
+def _has(engine: ContainerEngine, reference: str) -> bool:
     try:
         engine.call("GET", f"/images/{reference}/json", op="find the image")
     except EngineRefused as error:
@@ -51,7 +51,7 @@ def _has(engine: Engine, reference: str) -> bool:
     return True
 
 
-def _import(engine: Engine, image: Image) -> None:
+def _import(engine: ContainerEngine, image: Image) -> None:
     query = {"fromSrc": "-", "repo": f"{REPOSITORY}/{image.name}", "tag": image.sha256}
     with verified(image).open("rb") as archive:
         answer = engine.call(

@@ -17,7 +17,7 @@ import msgspec
 
 from proofbox.core.dirs import state_dir
 from proofbox.errors import EngineRefused, ProofboxError
-from proofbox.sandbox.containers.engine import Engine
+from proofbox.sandbox.containers.engine import ContainerEngine
 from proofbox.sandbox.host.processes import may_live, process_name
 
 LABEL = "proofbox.session"
@@ -39,7 +39,7 @@ def labels(session: str, project: str) -> dict[str, str]:
     return {LABEL: session, "proofbox.project": project, HOME: _home(), OWNER: process_name(os.getpid())}
 
 
-def our_containers(engine: Engine) -> dict[str, str]:
+def our_containers(engine: ContainerEngine) -> dict[str, str]:
     """Session id → container, of every container that bears our label, whoever's."""
     return {each.session: each.id for each in _containers(engine, LABEL)}
 
@@ -51,7 +51,7 @@ def reap_containers(running: Callable[[str], bool]) -> list[str]:
     """
     reaped = []
     try:
-        engine = Engine.find()
+        engine = ContainerEngine.find()
         for each in _containers(engine, f"{HOME}={_home()}"):
             if not running(each.session) and not may_live(each.owner):
                 remove_container(engine, each.id)
@@ -61,7 +61,7 @@ def reap_containers(running: Callable[[str], bool]) -> list[str]:
     return reaped
 
 
-def await_removal(engine: Engine, container: str) -> None:
+def await_removal(engine: ContainerEngine, container: str) -> None:
     """Give a container that ends by itself, and is removed then, a moment to do so.
 
     To be killed while it ends confuses some runtimes (gVisor's): the engine then waits for ever.
@@ -73,7 +73,7 @@ def await_removal(engine: Engine, container: str) -> None:
         pass
 
 
-def kill_container(engine: Engine, container: str) -> None:
+def kill_container(engine: ContainerEngine, container: str) -> None:
     """Nothing in it runs when this returns; one that has ended already is no error."""
     try:
         engine.call("POST", f"/containers/{container}/kill", op="kill the container")
@@ -82,7 +82,7 @@ def kill_container(engine: Engine, container: str) -> None:
             raise
 
 
-def remove_container(engine: Engine, container: str) -> None:
+def remove_container(engine: ContainerEngine, container: str) -> None:
     """Gone when this returns; one that is gone already is no error."""
     query = {"force": "1", "v": "1"}
     deadline = time.monotonic() + REMOVE_PATIENCE
@@ -99,7 +99,7 @@ def remove_container(engine: Engine, container: str) -> None:
             return
 
 
-def _containers(engine: Engine, label: str) -> Iterator[Container]:
+def _containers(engine: ContainerEngine, label: str) -> Iterator[Container]:
     query = {"all": "1", "filters": json.dumps({"label": [label]})}
     found = engine.call("GET", "/containers/json", op="list containers", query=query, timeout=ENGINE_PATIENCE) or []
     for each in found:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import msgspec
 
 from proofbox.errors import EngineRefused, PolicyRefused
-from proofbox.sandbox.contract import Box, BoxSpec
-from proofbox.sandbox.containers.engine import Engine
-from proofbox.sandbox.containers.images import engine_image, inspect_image
 from proofbox.sandbox.containers.config import is_sealed
+from proofbox.sandbox.containers.engine import ContainerEngine
+from proofbox.sandbox.containers.images import engine_image, inspect_image
+from proofbox.sandbox.contract import Box, BoxSpec
 from proofbox.sandbox.providers.docker import DockerBox
 
 REPOSITORY = "proofbox-provisioned"
 LABEL = "proofbox.provisioned"
 
 
-class ImageKeeper:
+class PreparedImages:
     def __init__(self) -> None:
-        self._engine = Engine.find()
+        self._engine = ContainerEngine.find()
 
     def basis(self, spec: BoxSpec) -> str:
         policy = spec.policy

@@ -1,1 +1,1 @@
-"""TODO docstring"""
+"""The way out of a box with a network allowlist: a proxy outside."""

@@ -42,7 +42,7 @@ class _Answer(msgspec.Struct, frozen=True):
     environment: dict[str, str]
 
 
-class LastingOutlet:
+class DetachedOutlet:
     """What `Outlet` is to a box that ends with its client. `close` ends the process; `release` lets it go on."""
 
     def __init__(self, rules: tuple[str, ...], *, name: str, session: Path, log: Path) -> None:

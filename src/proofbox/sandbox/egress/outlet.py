@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from proofbox.core.allowlist import HostRule, parse_rules
 from proofbox.errors import PolicyRefused
-from proofbox.core.allowlist import Rule, parse_rules
 from proofbox.sandbox.contract import Forward, OnEvent
 from proofbox.sandbox.egress.proxy import PROXY_SOCKET, AllowlistProxy
 from proofbox.sandbox.host.scratch import Scratch
@@ -12,7 +12,7 @@ PROXY_PORT = 3128
 LEAST_PORT = 1024
 
 
-def usable_rules(rules: tuple[str, ...]) -> tuple[Rule, ...]:
+def usable_rules(rules: tuple[str, ...]) -> tuple[HostRule, ...]:
     """The rules, parsed; refused where an endpoint could not appear inside."""
     parsed = parse_rules(rules)
     for rule in parsed:

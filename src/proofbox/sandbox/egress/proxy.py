@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
+from proofbox.core.allowlist import HostRule, canonical_host, find_rule, is_address, is_public, split_port
 from proofbox.core.text import printable
-from proofbox.core.allowlist import Rule, canonical_host, find_rule, is_address, is_public, split_port
 from proofbox.sandbox.contract import Event, OnEvent
 from proofbox.sandbox.egress.http_body import Malformed, RequestBody, parse_fields
 
@@ -55,7 +55,7 @@ class AllowlistProxy:
     def __init__(
         self,
         directory: Path,
-        rules: Sequence[Rule],
+        rules: Sequence[HostRule],
         *,
         name: str = "",
         on_event: OnEvent | None = None,
@@ -146,7 +146,7 @@ class AllowlistProxy:
 
     # What is asked for
 
-    def _endpoint(self, rule: Rule) -> Callable[[socket.socket], None]:
+    def _endpoint(self, rule: HostRule) -> Callable[[socket.socket], None]:
         def serve(client: socket.socket) -> None:
             host, port = ("127.0.0.1" if rule.host == "localhost" else rule.host), rule.port or 0
             with contextlib.suppress(Refused):
@@ -180,7 +180,7 @@ class AllowlistProxy:
         client: socket.socket,
         host: str,
         port: int,
-        rule: Rule,
+        rule: HostRule,
         first: bytes,
         answer: bytes,
         body: RequestBody | None = None,
@@ -207,7 +207,7 @@ class AllowlistProxy:
             self._drop(upstream)
             self._tell("finished", host, port, rule, bytes_out=sent, bytes_in=received)
 
-    def _connect(self, host: str, port: int, rule: Rule) -> socket.socket:
+    def _connect(self, host: str, port: int, rule: HostRule) -> socket.socket:
         try:
             addresses = [host] if is_address(host) else list(self._resolve(host, port))
         except OSError as error:
@@ -226,7 +226,12 @@ class AllowlistProxy:
         raise Refused("502 Bad Gateway", f"{host}:{port} can't be reached: {problem}")
 
     def _tell(
-        self, phase: Literal["allowed", "denied", "finished"], host: str, port: int, rule: Rule | None, **more: object
+        self,
+        phase: Literal["allowed", "denied", "finished"],
+        host: str,
+        port: int,
+        rule: HostRule | None,
+        **more: object,
     ) -> None:
         if self._on_event is not None:
             detail = {"host": printable(host[:253]), "port": port, "rule": str(rule) if rule else None, **more}

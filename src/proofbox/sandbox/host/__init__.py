@@ -1,1 +1,1 @@
-"""TODO docstring"""
+"""The host side of a box: control groups, mounts, processes, launching."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from proofbox.errors import ProviderUnavailable
 
-_BIN = Path(__file__).parent / "agent" / "bin"
+_BIN = Path(__file__).parents[1] / "agent" / "bin"
 
 
 @functools.cache

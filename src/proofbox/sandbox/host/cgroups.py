@@ -29,7 +29,7 @@ _CONTROLLERS = ("memory", "cpu", "pids")
 _FIX = "run as root, or in a session with delegated controllers: systemd-run --user --scope -p Delegate=yes -- COMMAND"
 
 
-class Tree(msgspec.Struct, frozen=True):
+class CgroupTree(msgspec.Struct, frozen=True):
     """Where groups can be made here: a directory per v1 controller, one of the unified hierarchy, and why not."""
 
     v1: dict[str, Path]
@@ -48,7 +48,7 @@ class Tree(msgspec.Struct, frozen=True):
 class Group:
     """The groups of one box: made, joined by its launcher, and removed when it is gone."""
 
-    def __init__(self, tree: Tree, label: str, policy: Policy, owner: tuple[int, int] | None) -> None:
+    def __init__(self, tree: CgroupTree, label: str, policy: Policy, owner: tuple[int, int] | None) -> None:
         self._tree = tree
         self._name = f"{label}.{os.getpid()}"
         self._made: dict[Path, None] = {}
@@ -133,7 +133,7 @@ class Group:
 
 
 @functools.cache
-def tree() -> Tree:
+def tree() -> CgroupTree:
     """What this process can make groups in."""
     v1: dict[str, Path] = {}
     unified: Path | None = None
@@ -156,20 +156,20 @@ def tree() -> Tree:
                 controllers = _enable(mount, unified)
                 if not (unified / "cgroup.kill").exists():
                     unified, reason = None, "the kernel is older than 5.14: no cgroup.kill"
-    found = Tree(v1, unified, controllers - set(v1), reason)
+    found = CgroupTree(v1, unified, controllers - set(v1), reason)
     sweep(found)
     atexit.register(_leave, found)
     return found
 
 
-def _leave(found: Tree) -> None:
+def _leave(found: CgroupTree) -> None:
     """The last one takes the common directory away. It can't be removed while any group is in it."""
     for home in {*found.v1.values(), *([found.unified] if found.unified else [])}:
         with contextlib.suppress(OSError):
             home.rmdir()
 
 
-def sweep(found: Tree, label: str | None = None) -> None:
+def sweep(found: CgroupTree, label: str | None = None) -> None:
     """Remove the empty groups of dead makers, or those of one box that has ended, with what it left running."""
     # The unified one first: the kill is there, and the others are empty after it.
     for home in dict.fromkeys([*([found.unified] if found.unified else []), *found.v1.values()]):

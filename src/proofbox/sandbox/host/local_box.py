@@ -17,8 +17,8 @@ from typing import IO
 import msgspec
 
 from proofbox.errors import StartFailed
-from proofbox.sandbox.host.cgroups import Group
 from proofbox.sandbox.contract import BoxSpec, Isolation, Policy
+from proofbox.sandbox.host.cgroups import Group
 from proofbox.sandbox.host.processes import process_name
 from proofbox.sandbox.host.readiness import readable
 from proofbox.sandbox.host.released import let_go, note_ends

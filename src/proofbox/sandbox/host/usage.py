@@ -11,7 +11,7 @@ import msgspec
 from proofbox.sandbox.host import cgroups
 
 
-class Observed(msgspec.Struct, frozen=True, kw_only=True):
+class BoxUsage(msgspec.Struct, frozen=True, kw_only=True):
     """None: not counted here."""
 
     peak_memory_bytes: int | None = None
@@ -21,7 +21,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     peak_pids: int | None = None
 
 
-def observed(session_id: str) -> Observed:
+def observed(session_id: str) -> BoxUsage:
     """Of the box of this session, as long as it lives."""
     tree = cgroups.tree()
     groups = {
@@ -31,7 +31,7 @@ def observed(session_id: str) -> Observed:
     }
     memory = groups.get("memory")
     periods, throttled_ms = _throttling(groups.get("cpu"))
-    return Observed(
+    return BoxUsage(
         peak_memory_bytes=_number(memory, "memory.max_usage_in_bytes", "memory.peak"),
         oom_kills=None if memory is None or not _counts_memory(memory) else cgroups.oom_kills(memory),
         cpu_throttled_periods=periods,

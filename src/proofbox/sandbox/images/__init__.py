@@ -1,1 +1,1 @@
-"""TODO docstring"""
+"""Images: the catalogue, downloads, and pulled images locked to a project."""

@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from proofbox.core.files.atomic import write_document
 from proofbox.core.digest import sha256_file
+from proofbox.core.files.atomic import write_document
 from proofbox.errors import DownloadFailed, ImageCorrupt, ImageUnavailable
 
 OnProgress = Callable[[int, int | None], None]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from proofbox.config.project_files import write_project_file
 from proofbox.core.digest import sha256_file
 from proofbox.core.dirs import cache_dir
 from proofbox.core.documents import stored
@@ -20,7 +21,7 @@ from proofbox.core.files.plain import read_plain
 from proofbox.errors import ImageCorrupt, ImageLocked, ImageUnavailable, UsageError
 from proofbox.sandbox.images.catalogue import Image, all_images, architecture, find_image, resolve_default_image
 from proofbox.sandbox.images.download import OnProgress, download
-from proofbox.sandbox.paths import resolve_project, write_project_file
+from proofbox.sandbox.paths import resolve_project
 
 LOCK_FILE = Path(".proofbox/images.lock")
 LOCK_SCHEMA = "proofbox.images_lock/1"

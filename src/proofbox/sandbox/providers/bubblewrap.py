@@ -21,16 +21,16 @@ import msgspec
 
 from proofbox.core.dirs import state_dir
 from proofbox.errors import IdmapUnsupported, ProviderUnavailable
+from proofbox.sandbox.contract import Box, BoxSpec, Enforcement, Isolation, Policy
+from proofbox.sandbox.enforcement import refuse_unenforceable
+from proofbox.sandbox.environment import BOX_HOME, boxed
 from proofbox.sandbox.host import cgroups
 from proofbox.sandbox.host.binaries import program
-from proofbox.sandbox.contract import Box, BoxSpec, Enforcement, Isolation, Policy
-from proofbox.sandbox.environment import BOX_HOME, boxed
 from proofbox.sandbox.host.local_box import Plumbing, launch
 from proofbox.sandbox.host.mounts import file_systems, mount_of, mount_points_below
 from proofbox.sandbox.providers.covering import Placed, placed, refuse_missing_place
 from proofbox.sandbox.providers.host_root import ROOT, directory, host_parts
 from proofbox.sandbox.providers.userns import explain
-from proofbox.sandbox.enforcement import refuse_unenforceable
 
 # Ids of no account and no container range: what the box leaves outside (nothing, by design) would stand out.
 AGENT_ID = 2_000_000_061

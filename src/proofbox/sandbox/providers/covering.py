@@ -4,8 +4,8 @@ A part that is hidden is covered by something empty. A part that is frozen is mo
 can't be renamed or removed, but the directories above it could be, and the host would then find something else under
 the old name: these are mounted over themselves too, as they are.
 
-Both come from the policy (`hidden`, `frozen`) and from what is proofbox's own (`proofbox.sandbox.own_files`). They hold for
-every mount through which such a part can be reached, wherever in the box it is.
+Both come from the policy (`hidden`, `frozen`) and from what is proofbox's own (`proofbox.sandbox.own_files`). They
+hold for every mount through which such a part can be reached, wherever in the box it is.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from proofbox.core.dirs import state_dir
+from proofbox.core.files.path_walk import walk
 from proofbox.errors import PathRefused
 from proofbox.sandbox.contract import Mount, Policy
 from proofbox.sandbox.own_files import View
-from proofbox.core.files.path_walk import walk
 
 
 class Placed(NamedTuple):

@@ -20,13 +20,7 @@ from typing import Any
 import msgspec
 
 from proofbox.errors import EngineRefused, PolicyRefused, ProofboxError, StartFailed
-from proofbox.sandbox.containers.ownership import await_removal, kill_container, remove_container
-from proofbox.sandbox.contract import Box, BoxSpec, Enforcement, Isolation, Policy
 from proofbox.sandbox.containers.attached_stream import AttachedStream
-from proofbox.sandbox.containers.engine import Engine
-from proofbox.sandbox.containers.images import engine_image, inspect_image
-from proofbox.sandbox.environment import BOX_HOME, forwarded
-from proofbox.sandbox.providers.bubblewrap import AGENT_ID
 from proofbox.sandbox.containers.config import (
     DOORS,
     NET,
@@ -36,11 +30,17 @@ from proofbox.sandbox.containers.config import (
     container_config,
     is_sealed,
 )
-from proofbox.sandbox.providers.covering import check_sources, placed, sources
-from proofbox.sandbox.host.readiness import readable
+from proofbox.sandbox.containers.engine import ContainerEngine
+from proofbox.sandbox.containers.images import engine_image, inspect_image
+from proofbox.sandbox.containers.ownership import await_removal, kill_container, remove_container
+from proofbox.sandbox.contract import Box, BoxSpec, Enforcement, Isolation, Policy
 from proofbox.sandbox.enforcement import refuse_unenforceable
+from proofbox.sandbox.environment import BOX_HOME, forwarded
+from proofbox.sandbox.host.readiness import readable
 from proofbox.sandbox.host.scratch import Scratch
 from proofbox.sandbox.host.unix_sockets import SOCKET, listen_at
+from proofbox.sandbox.providers.bubblewrap import AGENT_ID
+from proofbox.sandbox.providers.covering import check_sources, placed, sources
 
 START_PATIENCE = 30.0
 _OWN_VARIABLES = {"PATH", "HOME", "USER", "SHELL", "TMPDIR"}  # the image's, or the box's
@@ -52,7 +52,7 @@ class Docker:
     systems = frozenset({"Linux", "Darwin"})
 
     def identity(self) -> str:
-        engine = Engine.find()
+        engine = ContainerEngine.find()
         version = engine.call("GET", "/version", op="say its version", timeout=10)
         return f"{engine.address} {version.get('Version')} {version.get('ApiVersion')} uid {os.geteuid()}"
 
@@ -100,7 +100,7 @@ class Docker:
                     "name one of the engine's, or of `proofbox images list`: --image NAME, or a mission's image"
                 ],
             )
-        engine = Engine.find()
+        engine = ContainerEngine.find()
         policy = msgspec.structs.replace(policy, image=engine_image(engine, policy.image, spec.project))
         image = inspect_image(engine, str(policy.image))
         own = {"HOME": "/root", "USER": "root"} if spec.preparing else {}
@@ -117,7 +117,7 @@ class Docker:
 
 
 class DockerBox:
-    def __init__(self, engine: Engine, spec: BoxSpec, policy: Policy, environment: dict[str, str]) -> None:
+    def __init__(self, engine: ContainerEngine, spec: BoxSpec, policy: Policy, environment: dict[str, str]) -> None:
         self._engine = engine
         self._spec = spec
         self._container: str | None = None

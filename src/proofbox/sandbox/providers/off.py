@@ -11,12 +11,12 @@ from pathlib import Path
 
 import msgspec
 
+from proofbox.sandbox.contract import Box, BoxSpec, Enforcement, Isolation, Policy
+from proofbox.sandbox.enforcement import refuse_unenforceable
+from proofbox.sandbox.environment import forwarded
 from proofbox.sandbox.host import cgroups
 from proofbox.sandbox.host.binaries import program
-from proofbox.sandbox.contract import Box, BoxSpec, Enforcement, Isolation, Policy
-from proofbox.sandbox.environment import forwarded
 from proofbox.sandbox.host.local_box import Plumbing, launch
-from proofbox.sandbox.enforcement import refuse_unenforceable
 
 _NOT_HERE = (
     "network none",

@@ -17,7 +17,7 @@ from proofbox.sandbox.contract import Box, BoxSpec
 from proofbox.sandbox.providers.bubblewrap import Bubblewrap
 
 
-class HomeKeeper:
+class PreparedHomes:
     def __init__(self) -> None:
         self._making: Path | None = None
 

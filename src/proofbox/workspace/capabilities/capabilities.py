@@ -9,8 +9,8 @@ from typing import Literal
 from proofbox.core.text import printable
 from proofbox.errors import CapabilityDenied
 from proofbox.workspace.capabilities.grants import FLAGS, Grants, load
-from proofbox.workspace.capabilities.network import Endpoint, endpoint_of
-from proofbox.workspace.capabilities.rules import CommandRules, Decision, HostRules, PathRules, WordRules
+from proofbox.workspace.capabilities.network import NetworkEndpoint, endpoint_of
+from proofbox.workspace.capabilities.rules import CommandRules, HostRules, PathRules, RuleDecision, WordRules
 from proofbox.workspace.tools.tree import Access
 
 Flag = Literal["snapshot", "rollback", "fork", "clock", "random"]
@@ -36,37 +36,37 @@ class Capabilities:
     def load(cls, source: str | Path) -> Capabilities:
         return cls(load(source))
 
-    def file(self, access: Access, path: str) -> Decision:
+    def file(self, access: Access, path: str) -> RuleDecision:
         """`path` is from the root, without `.`, `..` or symbolic links: what was really found."""
         if access == "list":
             shown = self.visible(path)
             rule = "fs.read or fs.write reaches it" if shown else "fs.read: nothing at or below it is allowed"
-            return Decision("fs.list", path, shown, rule)
+            return RuleDecision("fs.list", path, shown, rule)
         rules = {"read": self.read, "write": self.write, "delete": self.delete}
         return rules[access].of(path)
 
     def visible(self, path: str) -> bool:
         return not path or self.read.reaches(path) or self.write.reaches(path)
 
-    def command(self, argv: Sequence[str]) -> Decision:
+    def command(self, argv: Sequence[str]) -> RuleDecision:
         return self.commands.of(argv)
 
-    def url(self, url: str) -> Decision:
+    def url(self, url: str) -> RuleDecision:
         return self._endpoint(url, endpoint_of(url))
 
-    def host(self, host: str, port: int) -> Decision:
+    def host(self, host: str, port: int) -> RuleDecision:
         bare = host.removeprefix("[").removesuffix("]")
         spelled = f"[{bare}]" if ":" in bare else bare
         return self._endpoint(f"{host}:{port}", endpoint_of(f"tcp://{spelled}:{port}"))
 
-    def flag(self, name: Flag) -> Decision:
+    def flag(self, name: Flag) -> RuleDecision:
         assert name in FLAGS  # noqa: S101 (a name that a program misspelled)
         allowed = getattr(self.grants, name) is True
-        return Decision(name, "", allowed, f"{name}: {'yes' if allowed else 'no'}", advisory=name in _ADVISORY)
+        return RuleDecision(name, "", allowed, f"{name}: {'yes' if allowed else 'no'}", advisory=name in _ADVISORY)
 
-    def _endpoint(self, target: str, found: Endpoint | str) -> Decision:
+    def _endpoint(self, target: str, found: NetworkEndpoint | str) -> RuleDecision:
         if isinstance(found, str):
-            return Decision("network", target[:200], False, f"network: {found}")
+            return RuleDecision("network", target[:200], False, f"network: {found}")
         return self.network.of(found.host, found.port)
 
 
@@ -83,7 +83,7 @@ class CapabilityGuard:
         return self._capabilities.visible(path)
 
 
-def require(decision: Decision) -> Decision:
+def require(decision: RuleDecision) -> RuleDecision:
     """The decision itself when it is yes; CapabilityDenied when it is no."""
     if decision.allowed:
         return decision

@@ -14,11 +14,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from proofbox.core.allowlist import WEB_PORTS, HostRule
 from proofbox.core.text import printable
 from proofbox.errors import CapabilitiesRefused
-from proofbox.core.allowlist import WEB_PORTS, Rule
-from proofbox.sandbox.contract import Access, Mount
 from proofbox.sandbox.box_handle import PolicyOptions
+from proofbox.sandbox.contract import Access, Mount
 from proofbox.workspace.capabilities.capabilities import Capabilities
 from proofbox.workspace.capabilities.rules import HostRules, PathRules, matches_above
 
@@ -202,7 +202,7 @@ def network_of(rules: HostRules) -> str:
     return "allow:" + ",".join(kept) if kept else "none"
 
 
-def _overlap(allowed: Rule, denied: Rule) -> bool:
+def _overlap(allowed: HostRule, denied: HostRule) -> bool:
     """Whether something could be meant by both."""
     if denied.port is not None and denied.port not in ((allowed.port,) if allowed.port else WEB_PORTS):
         return False
@@ -212,7 +212,7 @@ def _overlap(allowed: Rule, denied: Rule) -> bool:
     return below or (denied.subdomains and allowed.host.endswith(f".{denied.host}"))
 
 
-def _contains(denied: Rule, allowed: Rule) -> bool:
+def _contains(denied: HostRule, allowed: HostRule) -> bool:
     """Whether everything that is allowed is denied: where they overlap."""
     if denied.port is not None and denied.port != allowed.port:
         return False

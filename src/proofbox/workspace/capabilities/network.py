@@ -13,12 +13,12 @@ _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443, "ftp": 21, "ssh": 22, 
 _MAX_LENGTH = 8192
 
 
-class Endpoint(NamedTuple):
+class NetworkEndpoint(NamedTuple):
     host: str
     port: int
 
 
-def endpoint_of(url: str) -> Endpoint | str:
+def endpoint_of(url: str) -> NetworkEndpoint | str:
     """Where it leads, or why that can't be told. The user information before an `@` is nobody's host."""
     if len(url) > _MAX_LENGTH or any(sign <= " " or sign in "\\\x7f" or sign.isspace() for sign in url):
         return "it is too long, or holds spaces, control characters or a backslash"
@@ -41,7 +41,7 @@ def endpoint_of(url: str) -> Endpoint | str:
     port = port if port is not None else _PORTS.get(scheme)
     if port is None:
         return f"no port is known for {scheme}"
-    return Endpoint(_plain_address(host), port)
+    return NetworkEndpoint(_plain_address(host), port)
 
 
 def _plain_address(host: str) -> str:

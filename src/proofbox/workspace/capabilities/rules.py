@@ -8,16 +8,16 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from proofbox.core.allowlist import HostRule, parse_rules
 from proofbox.core.text import printable
 from proofbox.errors import CapabilitiesInvalid, RequestInvalid
-from proofbox.core.allowlist import Rule, parse_rules
 from proofbox.workspace.search.globs import Glob, Word, expanded
 
 P = TypeVar("P")
 EVERYTHING = "*"
 
 
-class Decision(msgspec.Struct, frozen=True):
+class RuleDecision(msgspec.Struct, frozen=True):
     """Whether something may be done, and the rule that says so."""
 
     kind: str
@@ -29,7 +29,7 @@ class Decision(msgspec.Struct, frozen=True):
     """It is checked here alone: a program that runs can do it all the same."""
 
 
-class Rules(Generic[P]):
+class PatternRules(Generic[P]):
     """The patterns of one list, each with the words it was written in."""
 
     def __init__(self, kind: str, patterns: Iterable[str], parse: Callable[[str], Sequence[P]]) -> None:
@@ -49,23 +49,23 @@ class Rules(Generic[P]):
                 ) from None
             (self.deny if denies else self.allow).extend((text, each) for each in parsed)
 
-    def decide(self, target: str, allows: Callable[[P], bool], denies: Callable[[P], bool]) -> Decision:
+    def decide(self, target: str, allows: Callable[[P], bool], denies: Callable[[P], bool]) -> RuleDecision:
         for text, pattern in self.deny:
             if denies(pattern):
-                return Decision(self.kind, target, False, f"{self.kind}: {text}")
+                return RuleDecision(self.kind, target, False, f"{self.kind}: {text}")
         for text, pattern in self.allow:
             if allows(pattern):
-                return Decision(self.kind, target, True, f"{self.kind}: {text}")
-        return Decision(self.kind, target, False, f"{self.kind}: nothing allows it")
+                return RuleDecision(self.kind, target, True, f"{self.kind}: {text}")
+        return RuleDecision(self.kind, target, False, f"{self.kind}: nothing allows it")
 
 
-class PathRules(Rules[Glob]):
+class PathRules(PatternRules[Glob]):
     """Paths from the workspace's root. What is denied is denied with everything below it."""
 
     def __init__(self, kind: str, patterns: Iterable[str]) -> None:
         super().__init__(kind, patterns, lambda text: [Glob(each) for each in expanded(text)])
 
-    def of(self, path: str) -> Decision:
+    def of(self, path: str) -> RuleDecision:
         return self.decide(path, lambda glob: glob.matches(path), lambda glob: matches_above(glob, path))
 
     def denies(self, path: str) -> bool:
@@ -83,17 +83,17 @@ class PathRules(Rules[Glob]):
         return any(glob.may_match_below(path) for _, glob in self.deny)
 
 
-class WordRules(Rules[Word]):
+class WordRules(PatternRules[Word]):
     """Names of variables."""
 
     def __init__(self, kind: str, patterns: Iterable[str]) -> None:
         super().__init__(kind, patterns, lambda text: [Word(text)])
 
-    def of(self, word: str) -> Decision:
+    def of(self, word: str) -> RuleDecision:
         return self.decide(word, lambda each: each.matches(word), lambda each: each.matches(word))
 
 
-class CommandRules(Rules["list[Word] | None"]):
+class CommandRules(PatternRules["list[Word] | None"]):
     """Commands, by their arguments: each word is a pattern of its own, and a last `**` stands for all the rest.
 
     Advisory: what a program that is allowed starts in turn is its own business.
@@ -102,7 +102,7 @@ class CommandRules(Rules["list[Word] | None"]):
     def __init__(self, patterns: Iterable[str]) -> None:
         super().__init__("command", patterns, _command)
 
-    def of(self, argv: Sequence[str]) -> Decision:
+    def of(self, argv: Sequence[str]) -> RuleDecision:
         def fits(pattern: list[Word] | None) -> bool:
             return _fits(pattern, argv)
 
@@ -110,16 +110,16 @@ class CommandRules(Rules["list[Word] | None"]):
         return msgspec.structs.replace(made, advisory=True)
 
 
-class HostRules(Rules["Rule | None"]):
+class HostRules(PatternRules["HostRule | None"]):
     """Hosts and ports. An allowed host without a port is allowed on 80 and 443, a denied one denied on all."""
 
     def __init__(self, patterns: Iterable[str]) -> None:
         super().__init__("network", patterns, lambda text: [None] if text == EVERYTHING else list(parse_rules([text])))
 
-    def of(self, host: str, port: int) -> Decision:
+    def of(self, host: str, port: int) -> RuleDecision:
         """`host` must be canonical already."""
 
-        def denies(rule: Rule | None) -> bool:
+        def denies(rule: HostRule | None) -> bool:
             if rule is None:
                 return True
             return rule.allows(host, port) or (rule.port is None and rule.allows(host, 443))

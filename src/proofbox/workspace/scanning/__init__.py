@@ -1,1 +1,1 @@
-"""TODO docstring"""
+"""Finding out what is in a directory, and what changed since the last scan."""

@@ -13,7 +13,7 @@ import re
 import struct
 from collections.abc import Iterator
 
-from proofbox.workspace.tree import Directory, Known, times_of
+from proofbox.workspace.tree import Directory, KnownFile, times_of
 
 _QUERY = struct.Struct("=9Q4I2Q")
 _PROCMAP_QUERY = 0xC0000000 | _QUERY.size << 16 | ord("f") << 8 | 17
@@ -73,7 +73,7 @@ def _known(directory: Directory, folder: str, name: str) -> tuple[int, int, int,
         if below is None:
             return None
         directory = below
-    known: Known | None = directory.files.get(name)
+    known: KnownFile | None = directory.files.get(name)
     return None if known is None else known[2:]
 
 

@@ -28,15 +28,15 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from proofbox.workspace.store import pack
-from proofbox.workspace.scanning.ignore import Ignore
-from proofbox.workspace.store.large_objects import LARGE, chunks_of
-from proofbox.workspace.scanning.mappings import MappedFiles
 from proofbox.workspace.scanning.directories import OPEN_DIRECTORY, opened
-from proofbox.workspace.store.objects import Store
+from proofbox.workspace.scanning.ignore import Ignore
+from proofbox.workspace.scanning.mappings import MappedFiles
 from proofbox.workspace.scanning.suspects import suspects
-from proofbox.workspace.tree import PAGED, UNSETTLED, Directory, Known, int64, kept_mode, times_of
 from proofbox.workspace.scanning.writeback import Writeback, protects_on_writeback
+from proofbox.workspace.store import pack
+from proofbox.workspace.store.large_objects import LARGE, chunks_of
+from proofbox.workspace.store.objects import ObjectStore
+from proofbox.workspace.tree import PAGED, UNSETTLED, Directory, KnownFile, int64, kept_mode, times_of
 
 DEEPEST = 200
 LONGEST = 3839
@@ -73,7 +73,7 @@ class Watcher(Protocol):
 
 
 class Scanner:
-    def __init__(self, root: str, store: Store, ignore: Ignore, watcher: Watcher | None = None) -> None:
+    def __init__(self, root: str, store: ObjectStore, ignore: Ignore, watcher: Watcher | None = None) -> None:
         self._root = root
         self._store = store
         self._ignore = ignore
@@ -317,11 +317,11 @@ class Scanner:
         else:
             self._skip(parent, folder, name, error.strerror or "unreadable")
 
-    def _link(self, fd: int, name: str, info: os.stat_result) -> Known:
+    def _link(self, fd: int, name: str, info: os.stat_result) -> KnownFile:
         digest = self._store.put(pack.BLOB, os.fsencode(os.readlink(name, dir_fd=fd)))
         return self._known(stat.S_IFLNK, digest, info)
 
-    def _file(self, folder: int, path: str, name: str, before: Known | None) -> Known:
+    def _file(self, folder: int, path: str, name: str, before: KnownFile | None) -> KnownFile:
         self._read += 1
         if self.on_progress is not None and self._read % _TELL_EVERY == 0:
             self.on_progress(self._read)
@@ -363,8 +363,8 @@ class Scanner:
             return self._store.put_stream(chunks_of(fd, LARGEST)), position
         return found.digest(), position
 
-    def _known(self, mode: int, digest: bytes, info: os.stat_result) -> Known:
-        known = Known(kept_mode(mode), digest, *times_of(info))
+    def _known(self, mode: int, digest: bytes, info: os.stat_result) -> KnownFile:
+        known = KnownFile(kept_mode(mode), digest, *times_of(info))
         return known._replace(ctime_ns=self._settled(info.st_ctime_ns))
 
     def _settled(self, ctime_ns: int) -> int:
@@ -402,7 +402,7 @@ class Scanner:
             )
 
 
-def distrust_missing(directory: Directory, store: Store) -> bool:
+def distrust_missing(directory: Directory, store: ObjectStore) -> bool:
     """Forget what the store no longer has, so that it is read again. Whether all of it is there."""
     missing = [name for name, record in directory.records() if record[1] not in store]
     for name in missing:
@@ -435,7 +435,7 @@ def settle(directory: Directory, root: str) -> None:
 def _settle(directory: Directory, latest: int | None) -> None:
     for name, record in list(directory.records()):
         if latest is None or record[4] >= latest:
-            directory.files[name] = Known._make(record)._replace(ctime_ns=UNSETTLED)
+            directory.files[name] = KnownFile._make(record)._replace(ctime_ns=UNSETTLED)
     directory.pack()
     for child in directory.dirs.values():
         _settle(child, latest)

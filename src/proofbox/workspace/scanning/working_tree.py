@@ -10,23 +10,23 @@ import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
+from proofbox.workspace.model import Method
 from proofbox.workspace.scanning import cache
 from proofbox.workspace.scanning.ignore import Ignore
-from proofbox.workspace.model import Method
 from proofbox.workspace.scanning.scanner import Scanner, distrust_missing
-from proofbox.workspace.store.objects import Store
 from proofbox.workspace.scanning.tracker import Tracker
+from proofbox.workspace.store.objects import ObjectStore
 from proofbox.workspace.tree import Directory
 
 Known = tuple[Directory, tuple[int, int, int]]
 """What is known of the files, and the store's position then."""
 
 
-class Look:
+class WorkingTree:
     def __init__(
         self,
         path: Path,
-        store: Store,
+        store: ObjectStore,
         ignore: Ignore,
         cached: Path,
         *,

@@ -4,7 +4,17 @@
 Python (`worker`). The content that is matched, and shown, was always read by the caller's own handles.
 """
 
-from proofbox.workspace.search.engines import Engine, PythonEngine, RipgrepEngine, best_engine
-from proofbox.workspace.search.finder import Found, Line, Search, Source, search
+from proofbox.workspace.search.engines import PythonEngine, RipgrepEngine, SearchEngine, best_engine
+from proofbox.workspace.search.finder import MatchedLine, Search, SearchHits, SearchSource, search
 
-__all__ = ["Engine", "Found", "Line", "PythonEngine", "RipgrepEngine", "Search", "Source", "best_engine", "search"]
+__all__ = [
+    "MatchedLine",
+    "PythonEngine",
+    "RipgrepEngine",
+    "Search",
+    "SearchEngine",
+    "SearchHits",
+    "SearchSource",
+    "best_engine",
+    "search",
+]

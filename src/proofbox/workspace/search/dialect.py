@@ -38,7 +38,7 @@ _SPECIAL = frozenset(".^$*+?{}[]|()\\")
 _CONTROLS = {"t": "\t", "r": "\r", "f": "\f", "v": "\v"}
 
 
-class Pattern(NamedTuple):
+class SearchPattern(NamedTuple):
     """The same pattern for each engine."""
 
     python: str
@@ -54,7 +54,7 @@ class _Piece(NamedTuple):
     anchor: bool = False
 
 
-def compile_pattern(text: str, *, ignore_case: bool = False, literal: bool = False) -> Pattern:
+def compile_pattern(text: str, *, ignore_case: bool = False, literal: bool = False) -> SearchPattern:
     """Raises PatternRefused, with the reason and the place."""
     parser = _Parser(text, ignore_case)
     if not text or len(text) > MAX_LENGTH:
@@ -62,7 +62,7 @@ def compile_pattern(text: str, *, ignore_case: bool = False, literal: bool = Fal
     piece = parser.literally() if literal else parser.pattern()
     plain = literal or not _SPECIAL.intersection(text)
     cased = ignore_case and any(sign.isascii() and sign.isalpha() for sign in text)
-    return Pattern(piece.python, piece.rust, text.encode() if plain and not cased else None)
+    return SearchPattern(piece.python, piece.rust, text.encode() if plain and not cased else None)
 
 
 class _Parser:

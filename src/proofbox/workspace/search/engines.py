@@ -15,7 +15,7 @@ from typing import Protocol
 
 from proofbox.core.interpreter import script_child
 from proofbox.errors import ToolError
-from proofbox.workspace.search.dialect import Pattern
+from proofbox.workspace.search.dialect import SearchPattern
 
 _WORKER = Path(__file__).with_name("worker.py")
 _RIPGREP = (
@@ -25,16 +25,16 @@ _RIPGREP = (
 _SEARCHED = 0, 1  # found, and not found
 
 
-class Engine(Protocol):
+class SearchEngine(Protocol):
     name: str
 
-    def candidates(self, pattern: Pattern, directory: str, top: str, seconds: float) -> list[str] | None:
+    def candidates(self, pattern: SearchPattern, directory: str, top: str, seconds: float) -> list[str] | None:
         """Files below `top` that may match, by their paths from `directory`, in any order, or None if it can't say.
 
         May name too many. Raises TimeoutError.
         """
 
-    def lines(self, pattern: Pattern, text: bytes, most: int, seconds: float) -> list[int]:
+    def lines(self, pattern: SearchPattern, text: bytes, most: int, seconds: float) -> list[int]:
         """The first `most` lines that match, counted from 1. Raises TimeoutError."""
 
 
@@ -47,7 +47,7 @@ class RipgrepEngine:
         self._program = program
         self._patience = patience
 
-    def candidates(self, pattern: Pattern, directory: str, top: str, seconds: float) -> list[str] | None:
+    def candidates(self, pattern: SearchPattern, directory: str, top: str, seconds: float) -> list[str] | None:
         # Only to save time, and only where it does: what is called .git is left out afterwards anyway.
         git = ["--glob=!.git"] if os.path.isdir(os.path.join(directory, top, ".git")) else []
         options = ["--files-with-matches", "--null", *git]
@@ -64,7 +64,7 @@ class RipgrepEngine:
             return None
         return [os.fsdecode(os.path.normpath(path)) for path in done.stdout.split(b"\0") if path]
 
-    def lines(self, pattern: Pattern, text: bytes, most: int, seconds: float) -> list[int]:
+    def lines(self, pattern: SearchPattern, text: bytes, most: int, seconds: float) -> list[int]:
         options = ["--line-number", f"--max-count={most}", "--max-columns=1", "-"]
         done = self._run(pattern, options, seconds, text=text)
         if done.returncode not in _SEARCHED:
@@ -72,7 +72,7 @@ class RipgrepEngine:
         return [int(line.partition(b":")[0]) for line in done.stdout.splitlines()]
 
     def _run(
-        self, pattern: Pattern, options: list[str], seconds: float, *, directory: str = "/", text: bytes = b""
+        self, pattern: SearchPattern, options: list[str], seconds: float, *, directory: str = "/", text: bytes = b""
     ) -> subprocess.CompletedProcess[bytes]:
         try:
             return subprocess.run(
@@ -93,10 +93,10 @@ class PythonEngine:
 
     name = "python"
 
-    def candidates(self, pattern: Pattern, directory: str, top: str, seconds: float) -> list[str] | None:  # noqa: ARG002
+    def candidates(self, pattern: SearchPattern, directory: str, top: str, seconds: float) -> list[str] | None:  # noqa: ARG002
         return None
 
-    def lines(self, pattern: Pattern, text: bytes, most: int, seconds: float) -> list[int]:
+    def lines(self, pattern: SearchPattern, text: bytes, most: int, seconds: float) -> list[int]:
         head = f"{most} {pattern.python}\n".encode("ascii")
         child = script_child(_WORKER)
         try:
@@ -116,7 +116,7 @@ class PythonEngine:
         return [int(number) for number in done.stdout.split()]
 
 
-def best_engine(root: str | None = None) -> Engine:
+def best_engine(root: str | None = None) -> SearchEngine:
     """Return ripgrep if it is on PATH and outside of `root`, else Python.
 
     The files below `root` may be an agent's: a program among them is not run on the host.

@@ -14,9 +14,9 @@ from typing import NamedTuple, Protocol
 
 from proofbox.core.clock import Clock, SystemClock
 from proofbox.errors import ArgumentsInvalid, SearchTimedOut
+from proofbox.workspace.search.dialect import SearchPattern, compile_pattern
+from proofbox.workspace.search.engines import SearchEngine, best_engine
 from proofbox.workspace.search.globs import Glob
-from proofbox.workspace.search.dialect import Pattern, compile_pattern
-from proofbox.workspace.search.engines import Engine, best_engine
 from proofbox.workspace.tools.rendering import one_line
 
 LARGEST = 16 * 1024 * 1024
@@ -36,7 +36,7 @@ class Search(NamedTuple):
     deadline: float = DEADLINE
 
 
-class Source(Protocol):
+class SearchSource(Protocol):
     """Where the files are. Paths are from the root."""
 
     top: str
@@ -54,7 +54,7 @@ class Source(Protocol):
         """At most `limit` bytes; None for what can't be read."""
 
 
-class Line(NamedTuple):
+class MatchedLine(NamedTuple):
     path: str
     line: int
     text: str
@@ -62,12 +62,14 @@ class Line(NamedTuple):
     after: tuple[str, ...]
 
 
-class Found(NamedTuple):
-    lines: tuple[Line, ...]
+class SearchHits(NamedTuple):
+    lines: tuple[MatchedLine, ...]
     truncated: bool
 
 
-def search(asked: Search, source: Source, engine: Engine | None = None, clock: Clock | None = None) -> Found:
+def search(
+    asked: Search, source: SearchSource, engine: SearchEngine | None = None, clock: Clock | None = None
+) -> SearchHits:
     """Raises PatternRefused, SearchTimedOut, and ArgumentsInvalid for a glob that is none."""
     pattern = compile_pattern(asked.pattern, ignore_case=asked.ignore_case, literal=asked.literal)
     chosen = _chooser(asked.glob, source.top)
@@ -83,15 +85,15 @@ def search(asked: Search, source: Source, engine: Engine | None = None, clock: C
 
     try:
         paths = _candidates(engine, pattern, source, left)
-        lines: list[Line] = []
+        lines: list[MatchedLine] = []
         for batch in _batches(source, (path for path in paths if chosen(path))):
             left()
             lines += _matching(engine, pattern, batch, asked, asked.most + 1 - len(lines), left)
             if len(lines) > asked.most:
-                return Found(tuple(lines[: asked.most]), True)
+                return SearchHits(tuple(lines[: asked.most]), True)
     except TimeoutError:
         raise timed_out(asked) from None
-    return Found(tuple(lines), False)
+    return SearchHits(tuple(lines), False)
 
 
 def timed_out(asked: Search) -> SearchTimedOut:
@@ -101,7 +103,9 @@ def timed_out(asked: Search) -> SearchTimedOut:
     )
 
 
-def _candidates(engine: Engine, pattern: Pattern, source: Source, left: Callable[[], float]) -> Iterator[str]:
+def _candidates(
+    engine: SearchEngine, pattern: SearchPattern, source: SearchSource, left: Callable[[], float]
+) -> Iterator[str]:
     if source.directory is not None:
         found = engine.candidates(pattern, source.directory, source.top, left())
         if found is not None:
@@ -123,7 +127,7 @@ def _chooser(glob: str | None, top: str) -> Callable[[str], bool]:
 _Batch = list[tuple[str, bytes]]
 
 
-def _batches(source: Source, paths: Iterator[str]) -> Iterator[_Batch]:
+def _batches(source: SearchSource, paths: Iterator[str]) -> Iterator[_Batch]:
     """Growing, so that what is found early is found soon."""
     room = _FIRST_BATCH
     batch: _Batch = []
@@ -153,8 +157,8 @@ def _holding(literal: bytes, text: bytes, most: int) -> Iterator[int]:
 
 
 def _matching(
-    engine: Engine, pattern: Pattern, batch: _Batch, asked: Search, most: int, left: Callable[[], float]
-) -> Iterator[Line]:
+    engine: SearchEngine, pattern: SearchPattern, batch: _Batch, asked: Search, most: int, left: Callable[[], float]
+) -> Iterator[MatchedLine]:
     """All files of the batch as one text: a line's number in it tells the file."""
     text = b"".join(data if data.endswith(b"\n") else data + b"\n" for _, data in batch)
     literal = pattern.literal
@@ -168,7 +172,7 @@ def _matching(
             if number <= end:
                 lines = data.removesuffix(b"\n").split(b"\n")
         at = number - begin - 1
-        yield Line(
+        yield MatchedLine(
             path,
             at + 1,
             one_line(lines[at]),

@@ -1,1 +1,1 @@
-"""TODO docstring"""
+"""Content by digest: packs, indexes, large objects, stored trees."""

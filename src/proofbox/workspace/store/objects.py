@@ -25,7 +25,7 @@ from proofbox.workspace.store.generation import Generation, Record
 from proofbox.workspace.store.large_objects import LARGE, LargeObjects
 
 
-class Store:
+class ObjectStore:
     """For one thread at a time; any number of processes may have the same store open."""
 
     def __init__(self, directory: Path) -> None:
@@ -45,7 +45,7 @@ class Store:
             raise
 
     @classmethod
-    def create(cls, directory: Path) -> Store:
+    def create(cls, directory: Path) -> ObjectStore:
         directory.mkdir(mode=0o700, parents=True)
         write_document(directory / "current", b"1\n", mode=0o600)
         return cls(directory)

@@ -5,25 +5,25 @@ from __future__ import annotations
 import os
 
 from proofbox.errors import WorkspaceCorrupt
-from proofbox.workspace.store.objects import Store
-from proofbox.workspace.tree import EMPTY_TREE, PAGE_MODE, Entry, Row, decode_rows
+from proofbox.workspace.store.objects import ObjectStore
+from proofbox.workspace.tree import EMPTY_TREE, PAGE_MODE, Row, StoredEntry, decode_rows
 
 
-def entries_of(store: Store, tree: bytes) -> dict[str, Entry]:
+def entries_of(store: ObjectStore, tree: bytes) -> dict[str, StoredEntry]:
     """What is in a directory, by name."""
     return entries_and_pages(store, tree)[0]
 
 
-def entries_and_pages(store: Store, tree: bytes) -> tuple[dict[str, Entry], list[bytes]]:
+def entries_and_pages(store: ObjectStore, tree: bytes) -> tuple[dict[str, StoredEntry], list[bytes]]:
     """The same, and the objects that it is written in besides its tree."""
     rows, pages = _read(store, tree), []
     if rows and rows[0][1] == PAGE_MODE:
         pages = [digest for _, _, digest in rows]
         rows = [row for page in pages for row in _page(store, page)]
-    return {os.fsdecode(row[0]): Entry.of_row(row) for row in rows}, pages
+    return {os.fsdecode(row[0]): StoredEntry.of_row(row) for row in rows}, pages
 
 
-def differing_rows(store: Store, old: bytes, new: bytes) -> tuple[dict[bytes, Row], dict[bytes, Row]]:
+def differing_rows(store: ObjectStore, old: bytes, new: bytes) -> tuple[dict[bytes, Row], dict[bytes, Row]]:
     """The entries that one has and the other has not, by name; pages that both have are not read."""
     before, after = set(_read(store, old)), set(_read(store, new))
     sides = []
@@ -33,14 +33,14 @@ def differing_rows(store: Store, old: bytes, new: bytes) -> tuple[dict[bytes, Ro
     return {row[0]: row for row in before - after}, {row[0]: row for row in after - before}
 
 
-def _page(store: Store, digest: bytes) -> list[Row]:
+def _page(store: ObjectStore, digest: bytes) -> list[Row]:
     rows = _read(store, digest)
     if any(mode == PAGE_MODE for _, mode, _ in rows):
         raise WorkspaceCorrupt(f"page {digest.hex()} is no page", op="store")
     return rows
 
 
-def _read(store: Store, tree: bytes) -> list[Row]:
+def _read(store: ObjectStore, tree: bytes) -> list[Row]:
     if tree == EMPTY_TREE:
         return []
     try:

@@ -1,1 +1,1 @@
-"""TODO docstring"""
+"""History: snapshots, diffs, rollback, forks, overlays, effects."""

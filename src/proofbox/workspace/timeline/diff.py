@@ -13,52 +13,52 @@ from typing import Literal, NamedTuple, cast
 
 from proofbox.core.text import path_fields
 from proofbox.workspace.model import Change, Kind
-from proofbox.workspace.store.objects import Store
+from proofbox.workspace.store.objects import ObjectStore
 from proofbox.workspace.store.trees import differing_rows
-from proofbox.workspace.tree import EMPTY_FILE, EMPTY_TREE, Entry
+from proofbox.workspace.tree import EMPTY_FILE, EMPTY_TREE, StoredEntry
 
 
-class Difference(NamedTuple):
+class TreeDifference(NamedTuple):
     path: str
-    old: Entry | None
-    new: Entry | None
+    old: StoredEntry | None
+    new: StoredEntry | None
 
 
-def differences(store: Store, old: bytes, new: bytes, folder: str = "") -> Iterator[Difference]:
+def differences(store: ObjectStore, old: bytes, new: bytes, folder: str = "") -> Iterator[TreeDifference]:
     """Every path that differs, parents first, without a guess at renames."""
     if old == new:
         return
     before, after = differing_rows(store, old, new)
     for raw in sorted(before.keys() | after.keys()):
         name = os.fsdecode(raw)
-        was, now = (Entry.of_row(side[raw]) if raw in side else None for side in (before, after))
+        was, now = (StoredEntry.of_row(side[raw]) if raw in side else None for side in (before, after))
         path = f"{folder}/{name}" if folder else name
         was_dir, now_dir = (entry is not None and stat.S_ISDIR(entry.mode) for entry in (was, now))
         if was_dir and now_dir:
-            was, now = cast(Entry, was), cast(Entry, now)
+            was, now = cast(StoredEntry, was), cast(StoredEntry, now)
             if was.mode != now.mode:
-                yield Difference(path, was, now)
+                yield TreeDifference(path, was, now)
             yield from differences(store, was.digest, now.digest, path)
         elif was_dir or now_dir:
             if was:
-                yield Difference(path, was, None)
+                yield TreeDifference(path, was, None)
                 if was_dir:
                     yield from differences(store, was.digest, EMPTY_TREE, path)
             if now:
-                yield Difference(path, None, now)
+                yield TreeDifference(path, None, now)
                 if now_dir:
                     yield from differences(store, EMPTY_TREE, now.digest, path)
         elif was != now:
-            yield Difference(path, was, now)
+            yield TreeDifference(path, was, now)
 
 
-def changes(store: Store, old: bytes, new: bytes) -> list[Change]:
+def changes(store: ObjectStore, old: bytes, new: bytes) -> list[Change]:
     """The differences as a person would tell them, sorted by path."""
     return tell(list(differences(store, old, new)))
 
 
-def tell(found: list[Difference]) -> list[Change]:
-    came: dict[bytes, list[Difference]] = {}
+def tell(found: list[TreeDifference]) -> list[Change]:
+    came: dict[bytes, list[TreeDifference]] = {}
     for each in found:
         if each.old is None and each.new is not None and _can_be_renamed(each.new):
             came.setdefault(each.new.digest, []).append(each)
@@ -68,9 +68,9 @@ def tell(found: list[Difference]) -> list[Change]:
         if each.new is None and each.old is not None and _can_be_renamed(each.old) and came.get(each.old.digest):
             arrival = came[each.old.digest].pop(0)
             renamed.add(arrival.path)
-            told.append(_change(arrival.path, "renamed", cast(Entry, arrival.new), each.path))
+            told.append(_change(arrival.path, "renamed", cast(StoredEntry, arrival.new), each.path))
         elif each.new is None:
-            told.append(_change(each.path, "deleted", cast(Entry, each.old)))
+            told.append(_change(each.path, "deleted", cast(StoredEntry, each.old)))
         elif each.old is not None:
             same = each.old.digest == each.new.digest and each.old.kind == each.new.kind
             told.append(_change(each.path, "mode" if same or each.new.kind == "directory" else "modified", each.new))
@@ -82,12 +82,12 @@ def tell(found: list[Difference]) -> list[Change]:
     return sorted(told, key=lambda change: (change.path, change.kind))
 
 
-def _can_be_renamed(entry: Entry) -> bool:
+def _can_be_renamed(entry: StoredEntry) -> bool:
     """Empty files are too much alike for one to be another."""
     return entry.kind == "file" and entry.digest != EMPTY_FILE
 
 
-def _change(path: str, kind: Kind, entry: Entry, old_path: str | None = None) -> Change:
+def _change(path: str, kind: Kind, entry: StoredEntry, old_path: str | None = None) -> Change:
     old = path_fields(old_path) if old_path is not None else {}
     return Change(
         **path_fields(path),

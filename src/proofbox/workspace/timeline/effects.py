@@ -22,8 +22,8 @@ from proofbox.core.chain import ChainWriter, origin, verify_chain
 from proofbox.core.clock import Clock, SystemClock, isoformat
 from proofbox.core.digest import sha256_hex
 from proofbox.core.documents import stored
-from proofbox.core.ids import IdSource
 from proofbox.core.files.locks import locked
+from proofbox.core.ids import IdSource
 from proofbox.core.redaction.redactor import Redactor
 from proofbox.core.text import printable
 from proofbox.errors import WorkspaceCorrupt

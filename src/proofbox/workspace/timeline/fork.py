@@ -7,23 +7,23 @@ import secrets
 
 import msgspec
 
-from proofbox.core.files.atomic import TEMPORARY_PREFIX
 from proofbox.core.clock import Clock, isoformat
-from proofbox.core.ids import IdSource
+from proofbox.core.files.atomic import TEMPORARY_PREFIX
 from proofbox.core.files.removal import remove_tree
+from proofbox.core.ids import IdSource
 from proofbox.errors import WorkspaceExists, WorkspacePathRefused
 from proofbox.workspace import registry
 from proofbox.workspace.identity import identity_of
-from proofbox.workspace.scanning.working_tree import Known
 from proofbox.workspace.model import Snapshot
 from proofbox.workspace.registry import Registration
-from proofbox.workspace.timeline.restore import write_new
 from proofbox.workspace.scanning.scanner import settle
-from proofbox.workspace.store.objects import Store
+from proofbox.workspace.scanning.working_tree import Known
+from proofbox.workspace.store.objects import ObjectStore
+from proofbox.workspace.timeline.restore import write_new
 
 
 def make_fork(
-    store: Store, origin: Registration, source: Snapshot, dest: str | os.PathLike[str], clock: Clock
+    store: ObjectStore, origin: Registration, source: Snapshot, dest: str | os.PathLike[str], clock: Clock
 ) -> tuple[Registration, Known]:
     """Write the files of `source`, begin a history with it, and register that. The store is in use."""
     path = os.path.realpath(os.fspath(dest))

@@ -8,7 +8,7 @@ import msgspec
 
 from proofbox.errors import SnapshotUnknown, WorkspaceCorrupt
 from proofbox.workspace.model import Snapshot
-from proofbox.workspace.store.objects import Store
+from proofbox.workspace.store.objects import ObjectStore
 from proofbox.workspace.store.trees import entries_and_pages
 
 _SHORTEST = 4
@@ -17,7 +17,7 @@ _SHORTEST = 4
 class History:
     """Oldest first. Reads from the store each time: another process may have added to it."""
 
-    def __init__(self, store: Store, workspace_id: str) -> None:
+    def __init__(self, store: ObjectStore, workspace_id: str) -> None:
         self._store = store
         self._workspace = workspace_id
         self._decode = msgspec.json.Decoder(Snapshot).decode
@@ -67,7 +67,7 @@ class History:
                 yield snapshot
 
 
-def reachable(store: Store, tree: bytes, seen: set[bytes]) -> None:
+def reachable(store: ObjectStore, tree: bytes, seen: set[bytes]) -> None:
     """Add everything a tree needs to `seen`. Raises WorkspaceCorrupt for what is missing or damaged."""
     waiting = [tree]
     while waiting:

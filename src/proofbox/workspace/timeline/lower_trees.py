@@ -18,9 +18,9 @@ from pathlib import Path
 from proofbox.core.files.atomic import TEMPORARY_PREFIX
 from proofbox.core.files.removal import remove_tree
 from proofbox.errors import WorkspaceCorrupt
-from proofbox.workspace.timeline.diff import Difference, differences
+from proofbox.workspace.store.objects import ObjectStore
+from proofbox.workspace.timeline.diff import TreeDifference, differences
 from proofbox.workspace.timeline.restore import write_new
-from proofbox.workspace.store.objects import Store
 
 KEPT = 4
 NEAR = 2000
@@ -30,7 +30,7 @@ NEAR = 2000
 class LowerTree:
     """One in use: `close` lets others remove it."""
 
-    def __init__(self, path: Path, lock: int, over: list[Difference]) -> None:
+    def __init__(self, path: Path, lock: int, over: list[TreeDifference]) -> None:
         self.path = path
         self.over = over
         """What the snapshot has differently."""
@@ -43,7 +43,7 @@ class LowerTree:
 
 
 class LowerTrees:
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ObjectStore) -> None:
         self._store = store
         self._directory = store.directory / "lower"
 
@@ -83,7 +83,7 @@ class LowerTrees:
             if (path := lock.with_suffix("")).is_dir():
                 yield path
 
-    def _distance(self, base: bytes, tree: bytes) -> list[Difference] | None:
+    def _distance(self, base: bytes, tree: bytes) -> list[TreeDifference] | None:
         try:
             found = list(itertools.islice(differences(self._store, base, tree), NEAR + 1))
         except WorkspaceCorrupt:

@@ -9,15 +9,15 @@ import msgspec
 from proofbox.core.files.locks import locked
 from proofbox.errors import WorkspaceCorrupt
 from proofbox.workspace import registry
+from proofbox.workspace.model import Collected, Forgotten, HistoryVerification, Snapshot
+from proofbox.workspace.registry import REFS, Registration
+from proofbox.workspace.store.objects import ObjectStore
 from proofbox.workspace.timeline import effects
 from proofbox.workspace.timeline.history import History, reachable
 from proofbox.workspace.timeline.lower_trees import LowerTrees
-from proofbox.workspace.model import Collected, Forgotten, Snapshot, Verification
-from proofbox.workspace.registry import REFS, Registration
-from proofbox.workspace.store.objects import Store
 
 
-def verify(registration: Registration, store: Store, history: History) -> Verification:
+def verify(registration: Registration, store: ObjectStore, history: History) -> HistoryVerification:
     """Every byte against its digest, every tree for what it needs, and the documents beside them."""
     problems = store.damage()
     home = registry.home_of(registration.id)
@@ -41,7 +41,7 @@ def verify(registration: Registration, store: Store, history: History) -> Verifi
         for name, meant in refs.items() if not problems else ():
             if meant not in known:
                 problems.append(f"{name} names {meant}, which is not in the history")
-    return Verification(
+    return HistoryVerification(
         sound=not problems, snapshots=len(snapshots), objects=len(live), problems=tuple(dict.fromkeys(problems))
     )
 
@@ -59,7 +59,7 @@ def forget(path: str | os.PathLike[str]) -> Forgotten:
     return Forgotten(workspace=registration.id, path=registration.path, shared=shared)
 
 
-def collect(store: Store, history: History, named: set[str], keep: int | None) -> Collected:
+def collect(store: ObjectStore, history: History, named: set[str], keep: int | None) -> Collected:
     """Drop what no snapshot needs, and with `keep` all but the latest of this history. The store is ours alone."""
     own = list(history)
     dropped = [each for each in (own[:-keep] if keep else []) if each.id not in named]

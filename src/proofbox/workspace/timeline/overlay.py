@@ -27,16 +27,16 @@ from typing import TYPE_CHECKING
 
 from proofbox.core.files.removal import remove_tree
 from proofbox.sandbox.contract import Layers
-from proofbox.workspace.timeline.diff import Difference, differences, tell
-from proofbox.workspace.store.large_objects import chunks_of
-from proofbox.workspace.timeline.lower_trees import LowerTree, LowerTrees
 from proofbox.workspace.model import Change
 from proofbox.workspace.scanning.directories import opened
-from proofbox.workspace.timeline.restore import unlink_if_there, write_file
 from proofbox.workspace.scanning.scanner import LARGEST, beyond
-from proofbox.workspace.store.objects import Store
+from proofbox.workspace.store.large_objects import chunks_of
+from proofbox.workspace.store.objects import ObjectStore
 from proofbox.workspace.store.trees import entries_of
-from proofbox.workspace.tree import EMPTY_TREE, Entry, kept_mode
+from proofbox.workspace.timeline.diff import TreeDifference, differences, tell
+from proofbox.workspace.timeline.lower_trees import LowerTree, LowerTrees
+from proofbox.workspace.timeline.restore import unlink_if_there, write_file
+from proofbox.workspace.tree import EMPTY_TREE, StoredEntry, kept_mode
 
 if TYPE_CHECKING:
     from proofbox.sandbox.box_handle import PolicyOptions
@@ -47,7 +47,7 @@ _OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 class Overlay:
     """Made by `Workspace.overlay`, while that is open; close it, or use it in a `with`. Closing throws it away."""
 
-    def __init__(self, store: Store, tree: bytes, root_mode: int) -> None:
+    def __init__(self, store: ObjectStore, tree: bytes, root_mode: int) -> None:
         self._store = store
         self._tree = tree
         self._works = 0
@@ -103,9 +103,9 @@ class Overlay:
         self.close()
 
 
-def _write_over(store: Store, top: int, tree: bytes, found: Iterable[Difference]) -> None:
+def _write_over(store: ObjectStore, top: int, tree: bytes, found: Iterable[TreeDifference]) -> None:
     """Make an empty directory the layer that makes another snapshot's files this one's."""
-    made = {"": Entry(stat.S_IFDIR, tree)}
+    made = {"": StoredEntry(stat.S_IFDIR, tree)}
     read = functools.lru_cache(maxsize=64)(functools.partial(entries_of, store))
 
     def make(folder: str) -> None:
@@ -139,7 +139,7 @@ def _write_over(store: Store, top: int, tree: bytes, found: Iterable[Difference]
         os.chmod(path, stat.S_IMODE(made[path].mode), dir_fd=top)
 
 
-def _differences(store: Store, upper: int, tree: bytes, folder: str) -> Iterator[Difference]:
+def _differences(store: ObjectStore, upper: int, tree: bytes, folder: str) -> Iterator[TreeDifference]:
     before = entries_of(store, tree)
     names = set(os.listdir(upper))
     for name in sorted(names | before.keys() if folder and _is_opaque(upper) else names):
@@ -148,22 +148,22 @@ def _differences(store: Store, upper: int, tree: bytes, folder: str) -> Iterator
         with _looked_at(upper, name, path) as (new, below):
             if old is not None and new is not None and old.kind == new.kind == "directory":
                 if old.mode != new.mode:
-                    yield Difference(path, old, new)
+                    yield TreeDifference(path, old, new)
                 yield from _differences(store, below, old.digest, path)
                 continue
             if old is not None and (new is None or "directory" in (old.kind, new.kind)):
-                yield Difference(path, old, None)
+                yield TreeDifference(path, old, None)
                 if old.kind == "directory":
                     yield from differences(store, old.digest, EMPTY_TREE, path)
                 old = None
             if new is not None and new != old:
-                yield Difference(path, old, new)
+                yield TreeDifference(path, old, new)
                 if new.kind == "directory":
                     yield from _differences(store, below, EMPTY_TREE, path)
 
 
 @contextlib.contextmanager
-def _looked_at(folder: int, name: str, path: str) -> Iterator[tuple[Entry | None, int]]:
+def _looked_at(folder: int, name: str, path: str) -> Iterator[tuple[StoredEntry | None, int]]:
     """What a snapshot would hold, and a handle on it if that is a directory; None for what was deleted, and for what no
     snapshot holds: the scanner's limits are those of the box, too."""
     with contextlib.ExitStack() as stack:
@@ -173,10 +173,10 @@ def _looked_at(folder: int, name: str, path: str) -> Iterator[tuple[Entry | None
             if stat.S_ISDIR(info.st_mode):
                 if not beyond(path):
                     below = stack.enter_context(opened(name, folder))
-                    entry = Entry(stat.S_IFDIR | stat.S_IMODE(os.fstat(below).st_mode), EMPTY_TREE)
+                    entry = StoredEntry(stat.S_IFDIR | stat.S_IMODE(os.fstat(below).st_mode), EMPTY_TREE)
             elif stat.S_ISLNK(info.st_mode):
                 target = os.fsencode(os.readlink(name, dir_fd=folder))
-                entry = Entry(stat.S_IFLNK, hashlib.sha256(target).digest())
+                entry = StoredEntry(stat.S_IFLNK, hashlib.sha256(target).digest())
             elif stat.S_ISREG(info.st_mode):
                 entry = _file(folder, name)
         except OSError:
@@ -184,7 +184,7 @@ def _looked_at(folder: int, name: str, path: str) -> Iterator[tuple[Entry | None
         yield entry, below
 
 
-def _file(folder: int, name: str) -> Entry | None:
+def _file(folder: int, name: str) -> StoredEntry | None:
     fd = os.open(name, _OPEN_FILE, dir_fd=folder)
     try:
         info = os.fstat(fd)
@@ -193,7 +193,7 @@ def _file(folder: int, name: str) -> Entry | None:
         found = hashlib.sha256()
         for chunk in chunks_of(fd, LARGEST):
             found.update(chunk)
-        return Entry(kept_mode(info.st_mode), found.digest())
+        return StoredEntry(kept_mode(info.st_mode), found.digest())
     finally:
         os.close(fd)
 

@@ -21,11 +21,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from proofbox.core.files.removal import remove_tree
-from proofbox.workspace.store.large_objects import write_sparse
 from proofbox.workspace.scanning.directories import opened
-from proofbox.workspace.store.objects import Store
+from proofbox.workspace.store.large_objects import write_sparse
+from proofbox.workspace.store.objects import ObjectStore
 from proofbox.workspace.store.trees import entries_of
-from proofbox.workspace.tree import UNSETTLED, Directory, Entry, Known, times_of
+from proofbox.workspace.tree import UNSETTLED, Directory, KnownFile, StoredEntry, times_of
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _THREADS = 2
@@ -41,7 +41,7 @@ SWAPPED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, *_FULL)
 class Restorer:
     """Makes the directory at `root` hold a tree. `keep` are paths that are not to be removed."""
 
-    def __init__(self, root: str, store: Store, temporary: str, keep: Collection[str] = ()) -> None:
+    def __init__(self, root: str, store: ObjectStore, temporary: str, keep: Collection[str] = ()) -> None:
         self._root = root
         self._store = store
         self._temporary = temporary
@@ -83,11 +83,11 @@ class Restorer:
             if known is None or known.digest != entry.digest or known.mode != entry.mode:
                 with self._noting(_join(path, name)):
                     self._file(fd, name, entry)
-                    current.files[name] = Known(entry.mode, entry.digest, 0, 0, UNSETTLED, 0)
+                    current.files[name] = KnownFile(entry.mode, entry.digest, 0, 0, UNSETTLED, 0)
         if self._written <= _FEW:
             os.fsync(fd)
 
-    def _subdirectory(self, fd: int, current: Directory, name: str, entry: Entry, path: str) -> None:
+    def _subdirectory(self, fd: int, current: Directory, name: str, entry: StoredEntry, path: str) -> None:
         child = current.dirs.get(name)
         if child is not None and child.tree_id == entry.digest and child.mode == entry.mode:
             return
@@ -107,7 +107,7 @@ class Restorer:
                 os.fchmod(below, stat.S_IMODE(entry.mode))
             child.mode = entry.mode
 
-    def _file(self, fd: int, name: str, entry: Entry) -> None:
+    def _file(self, fd: int, name: str, entry: StoredEntry) -> None:
         self._written += 1
         # In the root, where a dead process's leftover is found; across a mount point nothing can be moved.
         place = self._root_fd if self._same_device(fd) else fd
@@ -171,7 +171,7 @@ class _Left(Exception):
     """A path is not as the tree has it, for this reason."""
 
 
-def write_file(store: Store, fd: int, name: str, entry: Entry, *, sync: bool = False) -> os.stat_result:
+def write_file(store: ObjectStore, fd: int, name: str, entry: StoredEntry, *, sync: bool = False) -> os.stat_result:
     """A new file or link of that name; what the file system says of it."""
     if stat.S_ISLNK(entry.mode):
         os.symlink(store.get(entry.digest), os.fsencode(name), dir_fd=fd)
@@ -198,9 +198,9 @@ def write_file(store: Store, fd: int, name: str, entry: Entry, *, sync: bool = F
         os.close(out)
 
 
-def write_new(store: Store, root: str, tree: bytes) -> Directory:
+def write_new(store: ObjectStore, root: str, tree: bytes) -> Directory:
     """Write a tree into an empty directory that nobody else knows of. What it then holds."""
-    made: list[tuple[str, Directory, dict[str, Entry]]] = []
+    made: list[tuple[str, Directory, dict[str, StoredEntry]]] = []
 
     def directories(path: str, tree: bytes, mode: int) -> Directory:
         directory = Directory(mode=mode, tree_id=tree)
@@ -212,13 +212,13 @@ def write_new(store: Store, root: str, tree: bytes) -> Directory:
                 directory.dirs[name] = directories(_join(path, name), entry.digest, entry.mode)
         return directory
 
-    def files(job: tuple[str, Directory, dict[str, Entry]]) -> None:
+    def files(job: tuple[str, Directory, dict[str, StoredEntry]]) -> None:
         path, directory, entries = job
         with opened(path or ".", top) as fd:
             for name, entry in entries.items():
                 if not stat.S_ISDIR(entry.mode):
                     info = write_file(store, fd, name, entry)
-                    directory.files[name] = Known(entry.mode, entry.digest, *times_of(info))
+                    directory.files[name] = KnownFile(entry.mode, entry.digest, *times_of(info))
         directory.pack()
         entries.clear()
 

@@ -17,20 +17,20 @@ from typing import Literal, Protocol
 from proofbox.core.files.atomic import TEMPORARY_PREFIX
 from proofbox.errors import RollbackUnfinished, WorkspaceChanging
 from proofbox.workspace import registry
+from proofbox.workspace.model import Method, Snapshot, SnapshotContext, exact
+from proofbox.workspace.registry import Rollback
+from proofbox.workspace.scanning.working_tree import WorkingTree
+from proofbox.workspace.store.objects import ObjectStore
 from proofbox.workspace.timeline.diff import differences
 from proofbox.workspace.timeline.history import History
-from proofbox.workspace.scanning.working_tree import Look
-from proofbox.workspace.model import Context, Method, Snapshot, exact
-from proofbox.workspace.registry import Rollback
 from proofbox.workspace.timeline.restore import SWAPPED, Restorer
-from proofbox.workspace.store.objects import Store
 
 _TRIES = 3
 
 
-class Record(Protocol):
+class RollbackRecord(Protocol):
     def __call__(
-        self, kind: Literal["snapshot", "rollback"], message: str, method: Method, context: Context = ..., /
+        self, kind: Literal["snapshot", "rollback"], message: str, method: Method, context: SnapshotContext = ..., /
     ) -> Snapshot:
         """Add the files as they were last looked at to the history."""
 
@@ -38,7 +38,9 @@ class Record(Protocol):
 class Rollbacks:
     """Of one workspace, whose lock and store are held during every call but `interrupted`."""
 
-    def __init__(self, path: Path, home: Path, store: Store, history: History, look: Look, record: Record) -> None:
+    def __init__(
+        self, path: Path, home: Path, store: ObjectStore, history: History, look: WorkingTree, record: RollbackRecord
+    ) -> None:
         self._path = path
         self._journal = home / registry.ROLLBACK
         self._store = store
@@ -114,7 +116,7 @@ class Rollbacks:
             )
         head = self._history.head()
         if head is None or head.kind != "rollback" or head.id != self._look.tree_id.hex():
-            context = Context(cwd=target.cwd, env=target.env, effects_head=target.effects_head)
+            context = SnapshotContext(cwd=target.cwd, env=target.env, effects_head=target.effects_head)
             self._record("rollback", f"rollback to {target.id[:12]}", method, context)
         registry.remove(self._journal)
         return restorer.left

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from proofbox.core.text import printable
-from proofbox.workspace.timeline.diff import differences, tell
 from proofbox.workspace.model import Change
-from proofbox.workspace.store.objects import Store
-from proofbox.workspace.tree import Entry
+from proofbox.workspace.store.objects import ObjectStore
+from proofbox.workspace.timeline.diff import differences, tell
+from proofbox.workspace.tree import StoredEntry
 
 LINES = 10_000
 """So many lines are shown at most."""
@@ -24,16 +24,16 @@ _WIDEST = 2_000
 Kind = Literal["file", "hunk", "added", "removed", "same", "note"]
 
 
-class Line(NamedTuple):
+class DiffLine(NamedTuple):
     kind: Kind
     text: str
 
 
-def unified(store: Store, old: bytes, new: bytes) -> list[Line]:
+def unified(store: ObjectStore, old: bytes, new: bytes) -> list[DiffLine]:
     found = list(differences(store, old, new))
     before = {each.path: each.old for each in found if each.old is not None}
     after = {each.path: each.new for each in found if each.new is not None}
-    lines: list[Line] = []
+    lines: list[DiffLine] = []
     told = tell(found)
     for number, change in enumerate(told):
         lines += _of_change(store, change, before, after)
@@ -41,43 +41,45 @@ def unified(store: Store, old: bytes, new: bytes) -> list[Line]:
             rest = len(told) - number - 1
             return [
                 *lines[:LINES],
-                Line("note", f"more than {LINES} lines, and {rest} more paths: --json lists them all"),
+                DiffLine("note", f"more than {LINES} lines, and {rest} more paths: --json lists them all"),
             ]
     return lines
 
 
-def _of_change(store: Store, change: Change, before: dict[str, Entry], after: dict[str, Entry]) -> Iterator[Line]:
+def _of_change(
+    store: ObjectStore, change: Change, before: dict[str, StoredEntry], after: dict[str, StoredEntry]
+) -> Iterator[DiffLine]:
     path, old_path = change.path, change.old_path or change.path
     # A file that became a directory is two changes of one path.
     was = before.get(change.exact_old_path) if change.kind != "added" else None
     now = after.get(change.exact_path) if change.kind != "deleted" else None
-    yield Line("file", _shown(f"diff {old_path} {path}" if old_path != path else f"diff {path}"))
+    yield DiffLine("file", _shown(f"diff {old_path} {path}" if old_path != path else f"diff {path}"))
     if change.kind == "renamed":
-        yield Line("note", _shown(f"renamed from {old_path} to {path}"))
+        yield DiffLine("note", _shown(f"renamed from {old_path} to {path}"))
     if was is not None and now is not None and was.mode != now.mode:
-        yield Line("note", f"mode {was.mode:o} to {now.mode:o}")
+        yield DiffLine("note", f"mode {was.mode:o} to {now.mode:o}")
     if was is None and now is not None:
-        yield Line("note", f"new {now.kind}, mode {now.mode:o}")
+        yield DiffLine("note", f"new {now.kind}, mode {now.mode:o}")
     elif now is None and was is not None:
-        yield Line("note", f"deleted {was.kind}, mode {was.mode:o}")
+        yield DiffLine("note", f"deleted {was.kind}, mode {was.mode:o}")
     sides = [entry if entry is not None and entry.kind != "directory" else None for entry in (was, now)]
     if (sides[0] is None and sides[1] is None) or (was and now and was.digest == now.digest):
         return
     texts = [_text(store, entry) for entry in sides]
     if texts[0] is None or texts[1] is None:
         sizes = [store.size(entry.digest) if entry is not None else 0 for entry in sides]
-        yield Line("note", f"binary or too large to show: {sizes[0]} bytes, then {sizes[1]}")
+        yield DiffLine("note", f"binary or too large to show: {sizes[0]} bytes, then {sizes[1]}")
         return
-    yield Line("removed", _shown(f"--- {old_path if was else '(nothing)'}"))
-    yield Line("added", _shown(f"+++ {path if now else '(nothing)'}"))
+    yield DiffLine("removed", _shown(f"--- {old_path if was else '(nothing)'}"))
+    yield DiffLine("added", _shown(f"+++ {path if now else '(nothing)'}"))
     for line in list(difflib.unified_diff(texts[0], texts[1], lineterm=""))[2:]:
         kind: Kind = {"@": "hunk", "+": "added", "-": "removed"}.get(line[0], "same")  # type: ignore[assignment]
-        yield Line(kind, _shown(line[:1] + line[1:].rstrip("\n")))
+        yield DiffLine(kind, _shown(line[:1] + line[1:].rstrip("\n")))
         if kind != "hunk" and not line.endswith("\n"):
-            yield Line("note", "\\ no newline at the end of the file")
+            yield DiffLine("note", "\\ no newline at the end of the file")
 
 
-def _text(store: Store, entry: Entry | None) -> list[str] | None:
+def _text(store: ObjectStore, entry: StoredEntry | None) -> list[str] | None:
     """The lines of a file; None if it is not text, or too much of it."""
     if entry is None:
         return []

@@ -93,7 +93,7 @@ class FileRemoved(ToolResult, frozen=True, kw_only=True):
         return f"removed {self.path}"
 
 
-class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
+class ListingEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     """One name in a listing. `path` is from the root."""
 
     path: str
@@ -107,7 +107,7 @@ class Listing(ToolResult, frozen=True, kw_only=True):
     """Sorted by path, as bytes."""
 
     path: str
-    entries: tuple[Entry, ...]
+    entries: tuple[ListingEntry, ...]
     truncated: bool = False
     path_b64: str | None = None
 

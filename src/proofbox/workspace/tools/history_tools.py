@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from proofbox.workspace.capabilities.capabilities import Capabilities
 from proofbox.workspace.tools.contract import ToolResult
-from proofbox.workspace.tools.environments.middleware import Recording, SnapshotOnWrite
+from proofbox.workspace.tools.environments.middleware import EffectRecording, SnapshotOnWrite
 from proofbox.workspace.tools.registry import Arguments, Tool, make_tool
 
 
@@ -38,7 +38,7 @@ class RolledBack(ToolResult, frozen=True, kw_only=True):
         return "\n".join([*lines, *(f"not undone: {each}" for each in self.irreversible_effects)])
 
 
-def history_tools(history: SnapshotOnWrite, recording: Recording, capabilities: Capabilities) -> list[Tool]:
+def history_tools(history: SnapshotOnWrite, recording: EffectRecording, capabilities: Capabilities) -> list[Tool]:
     """Those of the two that the capabilities allow."""
 
     def snapshot(message: str) -> SnapshotTaken:

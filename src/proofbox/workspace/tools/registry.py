@@ -109,7 +109,7 @@ class Tool(msgspec.Struct, frozen=True):
     read_only: bool = False
 
 
-class Answer(msgspec.Struct, frozen=True):
+class ToolResponse(msgspec.Struct, frozen=True):
     """A call as a model and a program see it: exactly one of `result` and `error` is there."""
 
     text: str
@@ -148,15 +148,15 @@ class ToolRegistry:
 
     def answer(
         self, name: str, arguments: Mapping[str, Any] | str | bytes, limit: int = rendering.TEXT_LIMIT
-    ) -> Answer:
+    ) -> ToolResponse:
         try:
             result = self.call(name, arguments)
         except ProofboxError as error:
             hints = "".join(f"\nfix: {hint}" for hint in error.fix_hints)
-            return Answer(
+            return ToolResponse(
                 rendering.bounded(f"error {error.code}: {error.message}{hints}", limit), error=error.as_dict()
             )
-        return Answer(result.text(limit), result=result)
+        return ToolResponse(result.text(limit), result=result)
 
 
 TOOLS: dict[str, tuple[type[Arguments], str, bool]] = {

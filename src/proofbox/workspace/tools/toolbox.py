@@ -16,11 +16,11 @@ import msgspec
 from proofbox.workspace.capabilities.capabilities import Capabilities
 from proofbox.workspace.capabilities.grants import DEFAULT_CAPABILITIES
 from proofbox.workspace.scanning.ignore import Ignore
-from proofbox.workspace.tools.environments.boxed import BoxedEnvironment
 from proofbox.workspace.tools.contract import ToolEnvironment
-from proofbox.workspace.tools.history_tools import history_tools
+from proofbox.workspace.tools.environments.boxed import BoxedEnvironment
 from proofbox.workspace.tools.environments.layers import Layered
-from proofbox.workspace.tools.environments.middleware import Recording, SnapshotOnWrite, workspace_layers
+from proofbox.workspace.tools.environments.middleware import EffectRecording, SnapshotOnWrite, workspace_layers
+from proofbox.workspace.tools.history_tools import history_tools
 from proofbox.workspace.tools.registry import ToolRegistry, create_tool_registry
 from proofbox.workspace.workspace import Workspace
 
@@ -52,7 +52,7 @@ def open_toolbox(
         workspace.require_finished()
         ignore = Ignore(workspace.ignored)
         history = SnapshotOnWrite(workspace)
-        recording = Recording(workspace.effects, history.head)
+        recording = EffectRecording(workspace.effects, history.head)
         env = stack.enter_context(
             BoxedEnvironment(workspace.path, granted, provider=provider, ignore=ignore, on_event=recording.saw)
         )

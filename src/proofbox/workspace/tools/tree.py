@@ -39,7 +39,7 @@ class AllowAll:
         return True
 
 
-class Opened(NamedTuple):
+class OpenedFile(NamedTuple):
     stream: BinaryIO
     size: int
     executable: bool
@@ -47,13 +47,13 @@ class Opened(NamedTuple):
     """Where it really is."""
 
 
-class Item(NamedTuple):
+class DirectoryItem(NamedTuple):
     name: str
     type: EntryType
     size: int
 
 
-class Tree(Protocol):
+class FileTree(Protocol):
     guard: Guard
 
     @property
@@ -64,7 +64,7 @@ class Tree(Protocol):
     def host(self) -> str | None:
         """Its path on the host, where it has one."""
 
-    def open(self, path: str) -> AbstractContextManager[Opened]:
+    def open(self, path: str) -> AbstractContextManager[OpenedFile]:
         """A regular file, to be read."""
 
     def write(self, path: str, data: bytes, executable: bool | None) -> tuple[str, bool]:
@@ -76,14 +76,16 @@ class Tree(Protocol):
     def check(self, access: Access, path: str) -> str:
         """Whether `write` or `remove` would be let through: where it really is."""
 
-    def directory(self, path: str) -> tuple[str, list[Item]]:
+    def directory(self, path: str) -> tuple[str, list[DirectoryItem]]:
         """A directory's real path and what is in it, sorted by the bytes of names, without what the guard hides."""
 
     def is_file(self, path: str) -> bool:
         """Whether a regular file is there; FileAbsent if nothing is."""
 
 
-def below(tree: Tree, folder: str, items: list[Item], depth: int | None = None) -> Iterator[tuple[str, Item]]:
+def below(
+    tree: FileTree, folder: str, items: list[DirectoryItem], depth: int | None = None
+) -> Iterator[tuple[str, DirectoryItem]]:
     """Everything in and below a directory that is no directory, each with its own; sorted by the bytes of the path.
 
     A directory that is gone, or may not be read, when its turn comes is left out.
@@ -106,7 +108,7 @@ def below(tree: Tree, folder: str, items: list[Item], depth: int | None = None) 
                 levels.append((path, iter(_in_order(inside))))
 
 
-def _in_order(items: list[Item]) -> list[Item]:
+def _in_order(items: list[DirectoryItem]) -> list[DirectoryItem]:
     return sorted(items, key=lambda item: os.fsencode(item.name) + (b"/" if item.type == "directory" else b""))
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from proofbox.agents.approvals import NO_RULE, decide
 from proofbox.agents.contract import ApprovalRule
-from proofbox.agents.jsonrpc.peer import METHOD_NOT_FOUND, Refusal
+from proofbox.agents.jsonrpc.peer import METHOD_NOT_FOUND, RpcRefusal
 from proofbox.core.text import preview
 
 SHOWN = 4000
@@ -21,7 +21,7 @@ NO_PERSON = "there is no person"
 UNKNOWN = "unknown request"
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class ApprovalAnswer(msgspec.Struct, frozen=True, kw_only=True):
     subject: str
     answer: str
     rule: str
@@ -30,31 +30,33 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     def give(self) -> Any:
         if self.refusal is not None:
-            raise Refusal(*self.refusal)
+            raise RpcRefusal(*self.refusal)
         return self.reply
 
 
-def answer(method: str, params: Any, rules: Sequence[ApprovalRule], paths: Sequence[str] = ()) -> Answer:
+def answer(method: str, params: Any, rules: Sequence[ApprovalRule], paths: Sequence[str] = ()) -> ApprovalAnswer:
     """`paths` are those of the item that is asked about, where it is a change of files."""
     params = params if isinstance(params, dict) else {}
     if method in ("item/commandExecution/requestApproval", "execCommandApproval"):
         command = params.get("command")
         subject = " ".join(map(str, command)) if isinstance(command, list) else str(command or "")
         chosen, rule = _decide(subject, rules)
-        return Answer(subject=_shown(subject), answer=chosen, rule=rule, reply=_decision(method, chosen))
+        return ApprovalAnswer(subject=_shown(subject), answer=chosen, rule=rule, reply=_decision(method, chosen))
     if method in ("item/fileChange/requestApproval", "applyPatchApproval"):
         changes = params.get("fileChanges")
         asked = list(paths) or (list(changes) if isinstance(changes, dict) else [])
         # Every path must be let through: the first rule that would stop one of them decides.
         decisions = [_decide(path, rules) for path in asked] or [_decide("", rules)]
         chosen, rule = next((each for each in decisions if each[0] != "accept"), decisions[0])
-        return Answer(subject=_shown(", ".join(asked)), answer=chosen, rule=rule, reply=_decision(method, chosen))
+        return ApprovalAnswer(
+            subject=_shown(", ".join(asked)), answer=chosen, rule=rule, reply=_decision(method, chosen)
+        )
     if method == "item/permissions/requestApproval":
         permissions = params.get("permissions")
         subject = msgspec.json.encode(permissions).decode()
         chosen, rule = _decide(subject, rules)
         granted = permissions if chosen == "accept" else {}
-        return Answer(
+        return ApprovalAnswer(
             subject=_shown(subject), answer=chosen, rule=rule, reply={"permissions": granted, "scope": "turn"}
         )
     if method == "item/tool/requestUserInput":
@@ -64,7 +66,7 @@ def answer(method: str, params: Any, rules: Sequence[ApprovalRule], paths: Seque
     if method == "item/tool/call":
         said = [{"type": "inputText", "text": "there is no such tool here"}]
         return _declined(params.get("tool"), {"contentItems": said, "success": False})
-    return Answer(
+    return ApprovalAnswer(
         subject="", answer="refused", rule=UNKNOWN, refusal=(METHOD_NOT_FOUND, f"{method[:100]} is not supported")
     )
 
@@ -79,9 +81,9 @@ def _decision(method: str, chosen: str) -> dict[str, str]:
     return {"decision": chosen}
 
 
-def _declined(subject: Any, reply: Any) -> Answer:
+def _declined(subject: Any, reply: Any) -> ApprovalAnswer:
     text = subject if isinstance(subject, str) else msgspec.json.encode(subject).decode()
-    return Answer(subject=_shown(text), answer="decline", rule=NO_PERSON, reply=reply)
+    return ApprovalAnswer(subject=_shown(text), answer="decline", rule=NO_PERSON, reply=reply)
 
 
 def _shown(text: str) -> str:

@@ -20,8 +20,8 @@ from typing import Any
 
 import msgspec
 
-from proofbox.core.files.atomic import write_document
 from proofbox.core.dirs import cache_dir
+from proofbox.core.files.atomic import write_document
 from proofbox.errors import RuntimeIncompatible, RuntimeStartFailed, StrategyUnavailable
 
 MINIMUM = (0, 160, 0)

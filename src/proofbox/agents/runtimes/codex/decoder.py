@@ -11,12 +11,6 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from proofbox.agents.runtimes.codex import items
-from proofbox.agents.runtimes.codex import fields
-from proofbox.agents.runtimes.codex import open_items
-from proofbox.agents.runtimes.codex.failures import classify, essence
-from proofbox.agents.runtimes.codex.items import PAYLOAD, Open, of
-from proofbox.agents.runtimes.codex.fields import NOTE, Said
 from proofbox.agents.events import (
     Delta,
     Event,
@@ -34,6 +28,10 @@ from proofbox.agents.events import (
     Unrecognized,
     Usage,
 )
+from proofbox.agents.runtimes.codex import fields, items, open_items
+from proofbox.agents.runtimes.codex.failures import classify, essence
+from proofbox.agents.runtimes.codex.fields import NOTE, Said
+from proofbox.agents.runtimes.codex.items import PAYLOAD, Open, of
 from proofbox.core.text import preview
 
 PIECE = 256 << 10
@@ -81,7 +79,7 @@ class TurnOver(msgspec.Struct, frozen=True, kw_only=True):
     error: dict[str, Any] | None = None
 
 
-class Decoder:
+class CodexDecoder:
     def __init__(self) -> None:
         self._open = open_items.OpenItems()
         self._done: dict[tuple[str, str], None] = {}

@@ -10,9 +10,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from proofbox.agents.runtimes.codex import fields
 from proofbox.agents.gateway.failures import HINTS, kind_seen, limits_of
 from proofbox.agents.gateway.traffic import Exchange, read_duration
+from proofbox.agents.runtimes.codex import fields
 from proofbox.core.text import preview, printable
 from proofbox.errors import (
     AgentError,

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from proofbox.agents.events import Event, FileChange, Message, Reasoning, ToolCall, ToolStatus
 from proofbox.agents.runtimes.codex import fields
 from proofbox.agents.runtimes.codex.fields import Said
-from proofbox.agents.events import Event, FileChange, Message, Reasoning, ToolCall, ToolStatus
 from proofbox.core.text import preview
 
 TEXT = 4 << 20
@@ -34,8 +34,8 @@ class Open(msgspec.Struct, frozen=True):
     item: dict[str, Any]
 
 
-def of(event: Callable[..., E], place: Open, /, **members: Any) -> E:
-    return event(session="", thread=place.thread, turn=place.turn, **fields)
+def of(event: Callable[..., E], place: Open, /, **values: Any) -> E:
+    return event(session="", thread=place.thread, turn=place.turn, **values)
 
 
 def _message(place: Open, id: str, item: Said, late: bool) -> Event:

@@ -7,11 +7,11 @@ import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from proofbox.agents.contract import SessionOptions
+from proofbox.agents.gateway.server import PREFIX, ModelGateway
 from proofbox.agents.runtimes.codex.binary import Binary
 from proofbox.agents.runtimes.codex.program import Launch
 from proofbox.agents.runtimes.codex.settings import CodexSettings, config_toml
-from proofbox.agents.contract import SessionOptions
-from proofbox.agents.gateway.server import PREFIX, ModelGateway
 from proofbox.core.files.atomic import write_document
 from proofbox.core.files.removal import remove_tree
 from proofbox.errors import UsageError

@@ -7,15 +7,9 @@ from typing import Any
 
 import msgspec
 
-from proofbox.agents.runtimes.codex import fields
-from proofbox.agents.runtimes.codex.approvals import answer
-from proofbox.agents.runtimes.codex.decoder import Decoder, TurnOver, last_usage
-from proofbox.agents.runtimes.codex.failures import classify, retried
-from proofbox.agents.runtimes.codex.lineage import Lineage
-from proofbox.agents.runtimes.codex.requested import RequestedCalls
 from proofbox.agents.contract import ApprovalRule
 from proofbox.agents.events import (
-    Decision,
+    ApprovalDecision,
     FileChange,
     Integrity,
     ItemStarted,
@@ -27,9 +21,15 @@ from proofbox.agents.events import (
     Usage,
 )
 from proofbox.agents.feed import Feed, Turn
-from proofbox.agents.jsonrpc.messages import Garbage, Id
 from proofbox.agents.gateway.failures import note
 from proofbox.agents.gateway.traffic import Exchange, RequestedCall
+from proofbox.agents.jsonrpc.messages import Garbage, Id
+from proofbox.agents.runtimes.codex import fields
+from proofbox.agents.runtimes.codex.approvals import answer
+from proofbox.agents.runtimes.codex.decoder import CodexDecoder, TurnOver, last_usage
+from proofbox.agents.runtimes.codex.failures import classify, retried
+from proofbox.agents.runtimes.codex.lineage import Lineage
+from proofbox.agents.runtimes.codex.requested import RequestedCalls
 from proofbox.agents.usage import UsageLedger
 from proofbox.core.clock import Clock
 from proofbox.core.text import printable
@@ -40,14 +40,14 @@ MOST_UNASKED = 100
 """Turns that Codex may begin by itself: each is kept until the session ends."""
 
 
-class Hearing:
+class CodexListener:
     """`on_change` is called when something was heard that others may wait for."""
 
     def __init__(
         self, feed: Feed, approvals: Sequence[ApprovalRule], clock: Clock, on_change: Callable[[], None]
     ) -> None:
         self.feed = feed
-        self.decoder = Decoder()
+        self.decoder = CodexDecoder()
         self.ledger = UsageLedger()
         self.lineage = Lineage()
         self._requested = RequestedCalls()
@@ -109,7 +109,7 @@ class Hearing:
         self._sign(thread)
         given = answer(method, params, self._approvals, self.decoder.paths(thread, item))
         await self.feed.tell(
-            Decision(
+            ApprovalDecision(
                 session=self.feed.session,
                 thread=thread,
                 turn=turn,
@@ -249,8 +249,8 @@ class Hearing:
         message = "the tokens that codex reports are not those that passed through the gateway"
         await self._doubt("USAGE_DISAGREES", message, thread=thread, turn=turn, details=difference)
 
-    async def _doubt(self, code: str, message: str, **members: Any) -> None:
-        await self.feed.tell(Integrity(session=self.feed.session, code=code, message=message, **fields))
+    async def _doubt(self, code: str, message: str, **values: Any) -> None:
+        await self.feed.tell(Integrity(session=self.feed.session, code=code, message=message, **values))
 
     async def _begin_unasked(self, turn: str, thread: str) -> None:
         """One that we did not ask for, or no longer waited for."""

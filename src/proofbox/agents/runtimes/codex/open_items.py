@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from proofbox.agents.runtimes.codex import items
-from proofbox.agents.runtimes.codex import fields
-from proofbox.agents.runtimes.codex.items import PAYLOAD, Open
+from proofbox.agents.runtimes.codex import fields, items
 from proofbox.agents.runtimes.codex.fields import Said
+from proofbox.agents.runtimes.codex.items import PAYLOAD, Open
 
 MOST = 1000
 MOST_BYTES = 64 << 20

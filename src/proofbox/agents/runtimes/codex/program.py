@@ -10,15 +10,15 @@ from typing import Any
 import anyio
 import msgspec
 
-from proofbox.agents.runtimes.codex.binary import check_version
+from proofbox.agents.jsonrpc.peer import OnFailure, OnGarbage, OnNotification, OnRequest, RpcPeer
 from proofbox.agents.marked import kill_marked
-from proofbox.agents.jsonrpc.peer import OnFailure, OnGarbage, OnNotification, OnRequest, Peer
+from proofbox.agents.runtimes.codex.binary import check_version
 from proofbox.core.text import printable
 from proofbox.errors import AgentError, ProofboxError, RuntimeCrashed, RuntimeStartFailed, TransportBroken
-from proofbox.sandbox.client.async_process import AsyncProcess, open_process
 from proofbox.sandbox.async_service import AsyncSandboxes, AsyncSession
-from proofbox.sandbox.contract import Door, ExecResult, Mount
 from proofbox.sandbox.box_handle import PolicyOptions
+from proofbox.sandbox.client.async_process import AsyncProcess, open_process
+from proofbox.sandbox.contract import Door, ExecResult, Mount
 
 STDERR_KEPT = 8 << 10
 LAST_WORDS_SECONDS = 10.0
@@ -46,7 +46,7 @@ class Handlers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Program:
-    def __init__(self, box: AsyncSession, process: AsyncProcess, peer: Peer, stderr: deque[bytes]) -> None:
+    def __init__(self, box: AsyncSession, process: AsyncProcess, peer: RpcPeer, stderr: deque[bytes]) -> None:
         self.box = box
         self.peer = peer
         self.version = ""
@@ -161,7 +161,7 @@ async def running(boxes: AsyncSandboxes, launch: Launch, handlers: Handlers) -> 
         open_process(box, launch.argv, env=launch.env) as process,
     ):
         stderr: deque[bytes] = deque()
-        peer = Peer(
+        peer = RpcPeer(
             _Transport(process, stderr),
             on_notification=handlers.on_notification,
             on_request=handlers.on_request,

@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
-from proofbox.agents.runtimes.codex import fields
-from proofbox.agents.runtimes.codex.items import PAYLOAD
 from proofbox.agents.events import ToolCall
 from proofbox.agents.gateway.traffic import Exchange, RequestedCall
+from proofbox.agents.runtimes.codex import fields
+from proofbox.agents.runtimes.codex.items import PAYLOAD
 from proofbox.core.text import preview
 
 MOST_TURNS = 1000

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 from anyio.to_thread import run_sync
 
+from proofbox.agents.contract import RuntimeCapabilities, RuntimeProbe, SessionOptions
 from proofbox.agents.runtimes.codex.binary import Binary, ask_version, check_schema, find_binary
 from proofbox.agents.runtimes.codex.session import CodexSession
 from proofbox.agents.runtimes.codex.settings import CodexSettings
-from proofbox.agents.contract import Capabilities, RuntimeProbe, SessionOptions
 from proofbox.agents.settings import read_settings
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
@@ -24,7 +24,7 @@ class CodexAppServer:
     id = ID
     title = "Codex, over its app-server"
     settings: type[msgspec.Struct] = CodexSettings
-    capabilities = Capabilities(
+    capabilities = RuntimeCapabilities(
         supports_thread_start=True,
         supports_turn_steer=True,
         supports_interrupt=True,

@@ -16,20 +16,20 @@ from anyio.to_thread import run_sync
 
 from proofbox.agents.background import Background
 from proofbox.agents.box_facts import box_facts, variables_of
-from proofbox.agents.runtimes.codex import fields
-from proofbox.agents.runtimes.codex.binary import Binary
-from proofbox.agents.runtimes.codex.listener import Hearing
-from proofbox.agents.runtimes.codex.launch import prepare, way_to_model
-from proofbox.agents.runtimes.codex.program import Handlers, Launch, Program, running
-from proofbox.agents.runtimes.codex.settings import CodexSettings
 from proofbox.agents.contract import SessionOptions, TurnResult
 from proofbox.agents.events import Listener, Notice, ThreadStarted
 from proofbox.agents.feed import Feed, Turn
-from proofbox.agents.gateway.server import Endpoint, ModelGateway
+from proofbox.agents.gateway.server import ModelEndpoint, ModelGateway
 from proofbox.agents.gateway.traffic import Exchange
+from proofbox.agents.runtimes.codex import fields
+from proofbox.agents.runtimes.codex.binary import Binary
+from proofbox.agents.runtimes.codex.launch import prepare, way_to_model
+from proofbox.agents.runtimes.codex.listener import CodexListener
+from proofbox.agents.runtimes.codex.program import Handlers, Launch, Program, running
+from proofbox.agents.runtimes.codex.settings import CodexSettings
 from proofbox.core.clock import Clock, SystemClock
-from proofbox.core.ids import IdSource
 from proofbox.core.files.removal import remove_tree
+from proofbox.core.ids import IdSource
 from proofbox.errors import (
     AgentError,
     InternalError,
@@ -62,7 +62,7 @@ class CodexSession:
         options: SessionOptions,
         settings: CodexSettings,
         binary: Binary,
-        endpoint: Endpoint,
+        endpoint: ModelEndpoint,
         *,
         clock: Clock | None = None,
         ids: IdSource | None = None,
@@ -77,7 +77,7 @@ class CodexSession:
         self._endpoint = endpoint
         self._home = options.home or options.scratch / f"{self.id}-home"
         self.feed = Feed(self.id, self._clock)
-        self._hearing = Hearing(self.feed, options.approvals, self._clock, self._heard)
+        self._hearing = CodexListener(self.feed, options.approvals, self._clock, self._heard)
         self._gateway = ModelGateway(
             endpoint,
             on_exchange=self._hearing.saw,

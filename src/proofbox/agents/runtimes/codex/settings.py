@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from proofbox.agents.gateway.server import Endpoint
+from proofbox.agents.gateway.server import ModelEndpoint
 from proofbox.errors import AuthFailed, UsageError
 
 DEFAULT_ENDPOINT = "https://api.openai.com/v1"
@@ -48,11 +48,11 @@ class CodexSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError("stream_idle_seconds must be from 0.1 to 86400")
         _toml(self.extra_config)
 
-    def endpoint(self, env: Mapping[str, str] | None = None) -> Endpoint:
+    def endpoint(self, env: Mapping[str, str] | None = None) -> ModelEndpoint:
         """Where the model is, with its key. Raises `AuthFailed` where one is needed and missing."""
         key = self.api_key_env or (DEFAULT_KEY if self.base_url is None else None)
         try:
-            return Endpoint.of(self.base_url or DEFAULT_ENDPOINT, key, env)
+            return ModelEndpoint.of(self.base_url or DEFAULT_ENDPOINT, key, env)
         except AuthFailed as error:
             raise AuthFailed(
                 f"no key for the model: {error.message}",

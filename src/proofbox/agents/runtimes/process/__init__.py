@@ -1,1 +1,1 @@
-"""TODO docstring"""
+"""Any command line as an agent: each turn is one run of it."""

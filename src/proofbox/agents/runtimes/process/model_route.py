@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import msgspec
 
-from proofbox.agents.runtimes.codex.launch import way_to_model
 from proofbox.agents.events import Event, Integrity, RateWindows, TokenUsage
 from proofbox.agents.feed import Turn
-from proofbox.agents.gateway.server import Endpoint, ModelGateway
 from proofbox.agents.gateway.failures import note
+from proofbox.agents.gateway.server import ModelEndpoint, ModelGateway
 from proofbox.agents.gateway.traffic import Exchange
+from proofbox.agents.runtimes.codex.launch import way_to_model
 from proofbox.agents.usage import UsageLedger
 from proofbox.errors import RuntimeStartFailed
 from proofbox.sandbox.contract import Door
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from proofbox.agents.hosted_session import HostedSession
 
 
-class WayToModel:
+class ModelRoute:
     """Held open by a task of the session's background, since whoever opens it is not who closes it."""
 
     def __init__(self, base_url: str, api_key_env: str | None, session: HostedSession) -> None:
-        self._endpoint = Endpoint.of(base_url, api_key_env)
+        self._endpoint = ModelEndpoint.of(base_url, api_key_env)
         self._session = session
         self._gateway = ModelGateway(self._endpoint, on_exchange=self._saw, on_trouble=self._trouble)
         self._ready = anyio.Event()

@@ -21,14 +21,14 @@ import anyio
 import msgspec
 
 from proofbox.agents.box_facts import box_facts, variables_of
-from proofbox.agents.contract import Capabilities, RuntimeProbe, SessionOptions
-from proofbox.agents.runtimes.process.dialects import DialectName, dialect_named
+from proofbox.agents.contract import RuntimeCapabilities, RuntimeProbe, SessionOptions
 from proofbox.agents.events import Delta, Event, Integrity, Message, Notice, TokenUsage, Usage
 from proofbox.agents.feed import Turn
 from proofbox.agents.funnel.server import TURN_VARIABLE, Funnel
 from proofbox.agents.hosted_session import HostedSession
-from proofbox.agents.jsonrpc.lines import Lines
+from proofbox.agents.jsonrpc.lines import LineSplitter
 from proofbox.agents.marked import kill_marked
+from proofbox.agents.runtimes.process.dialects import DialectName, dialect_named
 from proofbox.agents.settings import read_settings
 from proofbox.agents.usage import NOTHING, added
 from proofbox.core.clock import Clock
@@ -42,14 +42,14 @@ from proofbox.errors import (
     SandboxError,
     StrategyUnavailable,
 )
-from proofbox.sandbox.client.async_process import AsyncProcess, open_process
 from proofbox.sandbox.async_service import AsyncSandboxes, AsyncSession
-from proofbox.sandbox.client.calls import Gathered
-from proofbox.sandbox.contract import ExecResult, Mount
 from proofbox.sandbox.box_handle import PolicyOptions
+from proofbox.sandbox.client.async_process import AsyncProcess, open_process
+from proofbox.sandbox.client.calls import CollectedOutput
+from proofbox.sandbox.contract import ExecResult, Mount
 
 if TYPE_CHECKING:
-    from proofbox.agents.runtimes.process.model_route import WayToModel
+    from proofbox.agents.runtimes.process.model_route import ModelRoute
 
 PLACE_OF_THE_PROMPT = "{prompt}"
 PLACE_OF_THE_MODEL = "{base_url}"
@@ -87,7 +87,9 @@ _NO_COMMAND = (
 class ProcessRuntime:
     id = "process"
     title = "Any command line, run once a turn"
-    capabilities = Capabilities(supports_interrupt=True, supports_event_stream=True, supports_parallel_sessions=True)
+    capabilities = RuntimeCapabilities(
+        supports_interrupt=True, supports_event_stream=True, supports_parallel_sessions=True
+    )
     settings: type[msgspec.Struct] = ProcessSettings
 
     async def probe(self, settings: Mapping[str, Any]) -> RuntimeProbe:
@@ -150,11 +152,13 @@ class ProcessSession(HostedSession):
         self._reported: dict[str, TokenUsage] = {}
         """By thread, the usage that its earlier turns have reported."""
         self._funnel: Funnel | None = None
-        self._way: WayToModel | None = None
+        self._way: ModelRoute | None = None
         if said.base_url is not None:
-            from proofbox.agents.runtimes.process.model_route import WayToModel  # costs an HTTP client, for who has a model
+            from proofbox.agents.runtimes.process.model_route import (
+                ModelRoute,  # costs an HTTP client, for who has a model
+            )
 
-            self._way = WayToModel(said.base_url, said.api_key_env, self)
+            self._way = ModelRoute(said.base_url, said.api_key_env, self)
 
     async def open(self) -> None:
         options = self.options
@@ -300,8 +304,8 @@ class _Speech:
 
     def __init__(self, output: DialectName) -> None:
         self._dialect = dialect_named(output)
-        self._lines = Lines(LINE_LIMIT)
-        self._answer = Gathered(ANSWER_LIMIT)
+        self._lines = LineSplitter(LINE_LIMIT)
+        self._answer = CollectedOutput(ANSWER_LIMIT)
         self._heard = 0
         decoder = codecs.getincrementaldecoder("utf-8")
         self._decoders = {stream: decoder("replace") for stream in ("stdout", "stderr")}

@@ -1,1 +1,1 @@
-"""TODO docstring"""
+"""The scripted agent: it follows a script and needs no model."""

@@ -17,9 +17,9 @@ from anyio.to_thread import run_sync
 
 from proofbox.agents.approvals import decide, subject_of
 from proofbox.agents.box_facts import box_facts, variables_of
-from proofbox.agents.contract import AgentRuntime, Capabilities, RuntimeProbe, SessionOptions
+from proofbox.agents.contract import AgentRuntime, RuntimeCapabilities, RuntimeProbe, SessionOptions
 from proofbox.agents.events import (
-    Decision,
+    ApprovalDecision,
     Event,
     ItemStarted,
     Message,
@@ -32,9 +32,9 @@ from proofbox.agents.events import (
 )
 from proofbox.agents.feed import Turn
 from proofbox.agents.hosted_session import HostedSession
-from proofbox.agents.runtimes.scripted.script import CRASH, FORMAT, STALL, Script, Step, filled, read_script
-from proofbox.agents.settings import read_settings
+from proofbox.agents.runtimes.scripted.script import CRASH, FORMAT, STALL, AgentScript, ScriptStep, filled, read_script
 from proofbox.agents.runtimes.scripted.threads import KeptTurn, Thread, ThreadStore
+from proofbox.agents.settings import read_settings
 from proofbox.core.clock import Clock
 from proofbox.core.ids import IdSource
 from proofbox.core.text import preview
@@ -55,8 +55,8 @@ from proofbox.errors import (
 )
 from proofbox.sandbox.service import Sandboxes
 from proofbox.workspace.capabilities.capabilities import CapabilityGuard, require
-from proofbox.workspace.tools.environments.commands import command_argv
 from proofbox.workspace.tools.contract import CommandResult, ToolResult
+from proofbox.workspace.tools.environments.commands import command_argv
 from proofbox.workspace.tools.environments.host import SandboxEnvironment
 from proofbox.workspace.tools.registry import create_tool_registry
 
@@ -116,7 +116,7 @@ class BoxedTools:
 class ScriptedRuntime:
     id = "scripted"
     title = "A deterministic agent that plays a script"
-    capabilities = Capabilities(
+    capabilities = RuntimeCapabilities(
         supports_turn_steer=True,
         supports_interrupt=True,
         supports_event_stream=True,
@@ -155,7 +155,7 @@ class ScriptedSession(HostedSession):
         self,
         runtime: AgentRuntime,
         options: SessionOptions,
-        script: Script,
+        script: AgentScript,
         open_tools: OpenTools,
         sleep: Callable[[float], Awaitable[None]],
         *,
@@ -230,7 +230,7 @@ class ScriptedSession(HostedSession):
             thread = self._kept[turn.thread]
             self._keep(thread.with_turn(msgspec.structs.replace(thread.turns[-1], status=status)))
 
-    async def _do(self, turn: Turn, step: Step, number: int, prompt: str) -> None:
+    async def _do(self, turn: Turn, step: ScriptStep, number: int, prompt: str) -> None:
         steered = self._steered.get(turn.id, [])
         places = {
             "prompt": prompt,
@@ -256,7 +256,7 @@ class ScriptedSession(HostedSession):
         else:
             await self.tell_of(turn, self._said(step, places))
 
-    def _said(self, step: Step, places: Mapping[str, str]) -> Event:
+    def _said(self, step: ScriptStep, places: Mapping[str, str]) -> Event:
         if step.think is not None:
             return Reasoning(session="", item=self._item(), text=filled(step.think, places))
         if step.usage is not None:
@@ -331,7 +331,7 @@ class ScriptedSession(HostedSession):
             return False
         answer, rule = decided
         await self.tell(
-            Decision(
+            ApprovalDecision(
                 session=call.session,
                 thread=call.thread,
                 turn=call.turn,

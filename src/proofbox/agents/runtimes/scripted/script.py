@@ -35,8 +35,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from proofbox.agents.events import TokenUsage
-from proofbox.core.nearest import nearest
 from proofbox.core.files.plain import read_plain
+from proofbox.core.nearest import nearest
 from proofbox.core.toml import parse_toml
 from proofbox.errors import (
     AgentError,
@@ -78,7 +78,7 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     output: str = ""
 
 
-class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ScriptStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     tool: str | None = None
     args: dict[str, Any] = {}
     say: str | None = None
@@ -99,29 +99,29 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 class ScriptTurn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    step: tuple[Step, ...] = ()
+    step: tuple[ScriptStep, ...] = ()
 
 
-class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    step: tuple[Step, ...] = ()
+class AgentScript(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    step: tuple[ScriptStep, ...] = ()
     turn: tuple[ScriptTurn, ...] = ()
 
     @property
     def uses_tools(self) -> bool:
         return any(step.tool is not None for steps in (self.step, *(each.step for each in self.turn)) for step in steps)
 
-    def steps_of(self, number: int) -> tuple[Step, ...]:
+    def steps_of(self, number: int) -> tuple[ScriptStep, ...]:
         """What is played in a thread's turn, counted from 1."""
         return self.turn[min(number, len(self.turn)) - 1].step if self.turn else self.step
 
 
 # Without a script nothing is pretended.
-SILENT = Script((Step(say="There is no script to play, so nothing was done."),))
+SILENT = AgentScript((ScriptStep(say="There is no script to play, so nothing was done."),))
 
 ACTIONS = ("tool", "say", "think", "delay", "hear", "claim", "usage", "garbage", "fault")
 
 
-def read_script(said: str | Mapping[str, Any]) -> Script:
+def read_script(said: str | Mapping[str, Any]) -> AgentScript:
     """A script from the path of a TOML file, or as a table. Raises `UsageError` that names the step."""
     if not said:
         return SILENT
@@ -129,7 +129,7 @@ def read_script(said: str | Mapping[str, Any]) -> Script:
     if isinstance(said, str):
         where, said = said, _load(Path(said))
     try:
-        script = msgspec.convert(said, Script)
+        script = msgspec.convert(said, AgentScript)
     except msgspec.ValidationError as error:
         raise _wrong(where, str(error)) from None
     if script.step and script.turn:
@@ -149,7 +149,7 @@ class WrongStep(NamedTuple):
     hint: str = ""
 
 
-def wrong_with(step: Step) -> WrongStep | None:
+def wrong_with(step: ScriptStep) -> WrongStep | None:
     """What the types can't say of it."""
     does = [name for name in ACTIONS if getattr(step, name) is not None]
     if len(does) != 1:

@@ -1,1 +1,1 @@
-"""TODO docstring"""
+"""Commands that run agents, suites and attempts."""

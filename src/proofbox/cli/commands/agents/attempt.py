@@ -150,8 +150,8 @@ def interrupt(id: Id, *, run: Run = Path("out"), json: flags.Json = False) -> in
 @contextmanager
 def _ledger(run: Path, *, read_only: bool = True) -> Iterator[tuple[Ledger, Path]]:
     """The ledger of the run that is meant, and the run's directory."""
-    from proofbox.lab.run.plan import ledger_path
     from proofbox.lab.run.conductor import find_run
+    from proofbox.lab.run.plan import ledger_path
 
     out, run_id = find_run(run)
     with Ledger(ledger_path(out, run_id), read_only=read_only) as ledger:

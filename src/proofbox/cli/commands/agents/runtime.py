@@ -10,18 +10,18 @@ import msgspec
 from cyclopts import Parameter
 
 from proofbox.agents.conformance import CHECKS, RuntimeReport, run_conformance
-from proofbox.agents.contract import Capabilities, RuntimeProbe
+from proofbox.agents.contract import RuntimeCapabilities, RuntimeProbe
 from proofbox.agents.registry import Registry, installed
 from proofbox.agents.settings import RuntimeSettings
 from proofbox.agents.strategies import decide_chain
 from proofbox.cli import flags
 from proofbox.cli.output import Document, ErrorBody, columns, show
 from proofbox.cli.progress import passing_line, watched
+from proofbox.config.settings import load
 from proofbox.core.text import printable
 from proofbox.core.words import counted
 from proofbox.errors import RuntimeChecksFailed, StrategyUnavailable, UsageError
-from proofbox.config.settings import load
-from proofbox.sandbox.conformance.check import Result
+from proofbox.sandbox.conformance.check import CheckResult
 
 
 class RuntimeFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +34,7 @@ class RuntimeFacts(msgspec.Struct, frozen=True, kw_only=True):
     code: str
     reason: str
     fix_hints: tuple[str, ...]
-    capabilities: Capabilities
+    capabilities: RuntimeCapabilities
 
 
 class RuntimesDocument(Document, frozen=True, kw_only=True):
@@ -50,10 +50,10 @@ class RuntimeCheckDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.runtime_check/1"
     strategy: str
     version: str
-    capabilities: Capabilities
+    capabilities: RuntimeCapabilities
     passed: int
     failed: int
-    results: tuple[Result, ...]
+    results: tuple[CheckResult, ...]
     error: ErrorBody | None = None
 
 
@@ -88,10 +88,10 @@ def check(
       proofbox runtime check scripted
       proofbox runtime check process --provider bubblewrap --only turns
     """
-    done: list[Result] = []
+    done: list[CheckResult] = []
     with passing_line(shown=watched(as_json=json)) as say:
 
-        def tell(result: Result) -> None:
+        def tell(result: CheckResult) -> None:
             done.append(result)
             say(f"{len(done)}/{len(CHECKS)} {result.check}")
 
@@ -125,7 +125,7 @@ def runtimes(project: Path, registry: Registry | None = None) -> tuple[RuntimeFa
 
 
 async def _look(strategy: str, registry: Registry, settings: RuntimeSettings) -> RuntimeFacts:
-    title, capabilities = "", Capabilities(supports_thread_start=False)
+    title, capabilities = "", RuntimeCapabilities(supports_thread_start=False)
     try:
         runtime = registry.runtime(strategy)
         title, capabilities = runtime.title, runtime.capabilities
@@ -148,7 +148,7 @@ async def _look(strategy: str, registry: Registry, settings: RuntimeSettings) ->
 
 
 def _matrix(document: RuntimesDocument) -> str:
-    names = Capabilities.__struct_fields__
+    names = RuntimeCapabilities.__struct_fields__
     rows = [("", *(each.strategy for each in document.runtimes))]
     rows += [
         (

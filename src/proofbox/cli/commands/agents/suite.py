@@ -13,12 +13,12 @@ import msgspec
 from cyclopts import Parameter
 from msgspec import UNSET, UnsetType
 
-from proofbox.cli import to_nowhere
-from proofbox.cli import flags
+from proofbox.cli import flags, to_nowhere
 from proofbox.cli.live import Progress
 from proofbox.cli.output import READER_LEFT, Document, ErrorBody, Streamed, columns, show, write_json
 from proofbox.cli.progress import watched
 from proofbox.cli.schemas import json_schema
+from proofbox.config.consent import Widening, agree, describe
 from proofbox.core.ids import IdSource
 from proofbox.core.text import printable
 from proofbox.core.words import counted
@@ -31,12 +31,11 @@ from proofbox.errors import (
     SuiteNotPassed,
     UsageError,
 )
-from proofbox.lab.reports.finding import Finding
+from proofbox.lab.reports.finding import EvidenceFinding
+from proofbox.lab.reports.totals import Totals, final_attempts, totals
 from proofbox.lab.run.ledger import Attempt, Ledger
 from proofbox.lab.suite.problems import Problem
-from proofbox.lab.suite.spec import Document as SuiteFile
-from proofbox.lab.reports.totals import Totals, final_attempts, totals
-from proofbox.config.consent import Widening, agree, describe
+from proofbox.lab.suite.spec import SuiteDocument as SuiteFile
 
 if TYPE_CHECKING:
     from proofbox.agents.contract import AgentRuntime
@@ -132,7 +131,7 @@ class RunDocument(Document, frozen=True, kw_only=True):
     """Of a committed run as its bundles have them: one whose evidence does not hold has no result. Before that, as the
     ledger has them."""
     totals: Totals
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[EvidenceFinding, ...] = ()
     """Of a committed run: what does not hold of its evidence, and where its ledger says something else."""
     not_comparable: Mapping[str, tuple[str, ...]] = {}
     """Missions whose results must not be set beside those of the system they were written for, and why."""
@@ -264,9 +263,9 @@ def run(
     from proofbox.agents.registry import installed
     from proofbox.agents.settings import with_absolute_mounts
     from proofbox.agents.strategies import decide_chain
-    from proofbox.lab.run.plan import Plan
-    from proofbox.lab.run.conductor import create_run
     from proofbox.config.settings import load
+    from proofbox.lab.run.conductor import create_run
+    from proofbox.lab.run.plan import Plan
 
     for name, value in (("-n", concurrency), ("--replicates", replicates)):
         if value is not None and value < 1:
@@ -345,8 +344,8 @@ def report(run: RunPath = Path("out"), *, json: flags.Json = False) -> int:
 
 def _read(spec: Path, *, host_root: bool, provider: str | None = None, to_run: bool = False) -> Suite:
     """A suite's file, or a directory of Harbor's tasks."""
-    from proofbox.lab.suite.harbor import tasks
     from proofbox.lab.suite import reading
+    from proofbox.lab.suite.harbor import tasks
 
     if not spec.is_dir():
         if host_root:
@@ -409,8 +408,8 @@ async def _preflight(plan: Plan) -> tuple[str, dict[str, str]]:
     known. Nothing is written or started before."""
     from proofbox.agents.registry import installed
     from proofbox.agents.strategies import first_usable
-    from proofbox.lab.suite.runnable import check_provider
     from proofbox.lab.attempt.sharing import refuse_to_share
+    from proofbox.lab.suite.runnable import check_provider
 
     if plan.provider is not None:
         check_provider(plan.provider)
@@ -425,8 +424,8 @@ async def _preflight(plan: Plan) -> tuple[str, dict[str, str]]:
 
 
 def _conduct(out: Path, run_id: str, *, json: bool, jsonl: bool, trust: bool = False) -> int:
-    from proofbox.lab.run.plan import ledger_path
     from proofbox.lab.run.conductor import Conductor
+    from proofbox.lab.run.plan import ledger_path
 
     with Ledger(ledger_path(out, run_id)) as ledger:
         planned = ledger.attempts()
@@ -459,8 +458,8 @@ def _conduct(out: Path, run_id: str, *, json: bool, jsonl: bool, trust: bool = F
 
 
 def _show(out: Path, run_id: str, *, json: bool) -> int:
-    from proofbox.lab.run.plan import is_conducted, ledger_path
     from proofbox.lab.reports.results import read_run
+    from proofbox.lab.run.plan import is_conducted, ledger_path
 
     with Ledger(ledger_path(out, run_id), read_only=True) as ledger:
         found = read_run(out / run_id, ledger)

@@ -17,11 +17,11 @@ from cyclopts import Parameter
 
 from proofbox.agents.contract import ApprovalRule
 from proofbox.agents.environment import EnvironmentRecord
-from proofbox.agents.events import Decision, Event, FileChange, Message, Notice, Retrying, TokenUsage, ToolCall
-from proofbox.agents.trials.fork import fork_trial
-from proofbox.agents.trials.result import CallMade, Failure, ForkedFrom, Status, Trial, TrialRequest
+from proofbox.agents.events import ApprovalDecision, Event, FileChange, Message, Notice, Retrying, TokenUsage, ToolCall
 from proofbox.agents.steps import Step
-from proofbox.agents.strategies import Considered
+from proofbox.agents.strategies import CandidateResult
+from proofbox.agents.trials.fork import fork_trial
+from proofbox.agents.trials.result import CallMade, ForkedFrom, Status, Trial, TrialFailure, TrialRequest
 from proofbox.agents.trials.trial import run_trial
 from proofbox.cli import flags
 from proofbox.cli.output import Document, show
@@ -139,10 +139,10 @@ class TrialDocument(Document, frozen=True, kw_only=True):
     trial: str
     strategy: str
     version: str
-    chain: tuple[Considered, ...]
+    chain: tuple[CandidateResult, ...]
     status: Status
     """`completed`: the agent gave the word back, and what it left is sealed. `interrupted`: somebody stopped it."""
-    error: Failure | None
+    error: TrialFailure | None
     final_message: str
     tool_calls: tuple[CallMade, ...]
     steps: tuple[Step, ...]
@@ -234,7 +234,7 @@ async def _progress(event: Event) -> None:
             line = f"changed {', '.join(event.paths)}"
         case Message():
             line = f"says {event.text}"
-        case Decision():
+        case ApprovalDecision():
             line = f"asked for {event.subject}: {event.answer} ({event.rule})"
         case Retrying() | Notice():
             line = event.message

@@ -1,1 +1,1 @@
-"""TODO docstring"""
+"""Commands that deliver code, and the reference backend."""

@@ -77,7 +77,7 @@ def spec(
       proofbox backend spec shop.json --enterprise-id e-1
     """
     from proofbox.delivery.backend.repositories import Repositories
-    from proofbox.delivery.backend.rules import Refusal
+    from proofbox.delivery.backend.rules import BackendRefusal
 
     given = read_plain(file, SPEC_LIMIT + 1)
     if len(given) > SPEC_LIMIT:
@@ -89,7 +89,7 @@ def spec(
     repositories = Repositories(_place(data), "http://localhost")
     try:
         repositories.specs.put(enterprise_id, found)
-    except Refusal as refusal:
+    except BackendRefusal as refusal:
         raise UsageError(refusal.message, op="backend spec", fix_hints=["remove it from the spec"]) from None
     finally:
         repositories.close()

@@ -17,11 +17,11 @@ from proofbox.cli.output import Document, ErrorBody, show
 from proofbox.core.files.atomic import create_only
 from proofbox.core.text import printable
 from proofbox.core.words import counted
+from proofbox.delivery.client.settings import BackendSettings, Timeouts, known_secrets
+from proofbox.delivery.client.wire import AppSpec
 from proofbox.delivery.patch.patchset import Conflict, PatchChange
 from proofbox.delivery.proof import Proof, examine, require
-from proofbox.delivery.client.settings import BackendSettings, Timeouts, known_secrets
 from proofbox.delivery.source.tree import LeftOut, SourceTree, open_source
-from proofbox.delivery.client.wire import AppSpec
 from proofbox.errors import DeliveryConflict, UsageError
 
 if TYPE_CHECKING:

@@ -1,1 +1,1 @@
-"""TODO docstring"""
+"""Commands that check, score and promote evidence."""

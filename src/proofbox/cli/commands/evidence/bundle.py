@@ -13,8 +13,7 @@ from proofbox.cli.commands.evidence.verify import FindingFacts, show_verificatio
 from proofbox.cli.output import Document, ErrorBody, columns, show
 from proofbox.core.text import printable
 from proofbox.errors import UsageError
-from proofbox.evidence.bundle import listing
-from proofbox.evidence.bundle import repair
+from proofbox.evidence.bundle import listing, repair
 from proofbox.evidence.bundle.reader import open_bundle_unverified, refusal
 from proofbox.evidence.store import transfer
 from proofbox.evidence.store.contract import open_store

@@ -17,10 +17,10 @@ from proofbox.errors import EvidenceIncomplete, NotFoundError, NotFreed, UsageEr
 from proofbox.evidence.bundle.listing import notes_on_latest
 from proofbox.evidence.bundle.reader import Bundle, load_bundle
 from proofbox.lab.attempt import artifacts
-from proofbox.lab.run import retention
-from proofbox.lab.reports.finding import Finding
+from proofbox.lab.reports.finding import EvidenceFinding
 from proofbox.lab.reports.validation import attempts_in, notes_on
 from proofbox.lab.reports.validation import validate as validate_bundle
+from proofbox.lab.run import retention
 
 BundlePath = Annotated[Path, Parameter(help="A run's directory, an attempt's, or an --out directory.")]
 Strict = Annotated[
@@ -38,7 +38,7 @@ class ValidateDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.validate/1"
     run_id: str
     attempts: int
-    findings: tuple[Finding, ...]
+    findings: tuple[EvidenceFinding, ...]
     notes: tuple[str, ...]
     """Worth knowing, and no findings: newer runs that are not whole, attempts that others took the place of."""
     error: ErrorBody | None = None
@@ -49,19 +49,19 @@ class ReportDocument(Document, frozen=True, kw_only=True):
     run_id: str
     reports: tuple[dict[str, Any], ...]
     """The `proofbox.attempt_report/1` of each attempt that has one, and whose bundle did not fail."""
-    findings: tuple[Finding, ...]
+    findings: tuple[EvidenceFinding, ...]
     notes: tuple[str, ...]
     """Worth knowing, and no findings: newer runs that are not whole, attempts that others took the place of."""
     error: ErrorBody | None = None
 
 
-class GcDocument(Document, frozen=True, kw_only=True):
+class RunGcDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.gc/1"
     dry_run: bool
     """Nothing was taken away."""
     freed: int
     """Bytes; of a dry run, those that would be."""
-    items: tuple[retention.Item, ...]
+    items: tuple[retention.RetentionItem, ...]
     """All that was looked at, also what stays; runs oldest first."""
     error: ErrorBody | None = None
 
@@ -168,7 +168,7 @@ def gc(
     for name, wanted in ((pin, True), (unpin, False)):
         if name is not None:
             _pin(out, name, wanted)
-    rules = retention.Rules(
+    rules = retention.RetentionRules(
         older_than=None if older_than is None else older_than * DAY,
         max_bytes=None if max_size is None else max_size << 20,
         include_promoted=include_promoted,
@@ -190,7 +190,7 @@ def gc(
         left = "".join(f"still there: {printable(item.left)}\n" for item in items if item.left)
         return f"{table}{left}{what} {freed / 1e6:.1f} MB"
 
-    show(GcDocument(dry_run=dry_run, freed=freed, items=items, error=error), text, as_json=json)
+    show(RunGcDocument(dry_run=dry_run, freed=freed, items=items, error=error), text, as_json=json)
     return 1 if error else 0
 
 
@@ -214,7 +214,7 @@ def _pin(out: Path, run_id: str, wanted: bool) -> None:
         place.unlink(missing_ok=True)
 
 
-def _not_freed(items: tuple[retention.Item, ...]) -> ErrorBody | None:
+def _not_freed(items: tuple[retention.RetentionItem, ...]) -> ErrorBody | None:
     left = [item.left for item in items if item.left]
     if not left:
         return None
@@ -222,7 +222,7 @@ def _not_freed(items: tuple[retention.Item, ...]) -> ErrorBody | None:
     return ErrorBody.of(error)
 
 
-def _incomplete(found: tuple[Finding, ...]) -> ErrorBody | None:
+def _incomplete(found: tuple[EvidenceFinding, ...]) -> ErrorBody | None:
     if not found:
         return None
     error = EvidenceIncomplete(
@@ -231,5 +231,5 @@ def _incomplete(found: tuple[Finding, ...]) -> ErrorBody | None:
     return ErrorBody.of(error)
 
 
-def _findings(found: tuple[Finding, ...]) -> str:
+def _findings(found: tuple[EvidenceFinding, ...]) -> str:
     return printable("\n".join(f"{each.code}: {each.path}: {each.detail}" for each in found))

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from proofbox.cli import flags
 from proofbox.cli.output import Document, ErrorBody, show
 from proofbox.core.text import printable
-from proofbox.evidence.verify.check import Finding
+from proofbox.evidence.verify.check import BundleFinding
 from proofbox.evidence.verify.verification import Verification
 from proofbox.evidence.verify.verifier import verify as verify_path
 
@@ -35,7 +35,7 @@ class FindingFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """The exact bytes, where the path is not UTF-8."""
 
     @classmethod
-    def of(cls, finding: Finding) -> FindingFacts:
+    def of(cls, finding: BundleFinding) -> FindingFacts:
         return cls(**finding.as_json())
 
 

@@ -1,1 +1,1 @@
-"""TODO docstring"""
+"""Commands that run programs in boxes."""

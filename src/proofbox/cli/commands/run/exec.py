@@ -17,6 +17,7 @@ from proofbox.cli import flags
 from proofbox.cli.output import Document, write_json
 from proofbox.core.text import printable
 from proofbox.errors import NotFoundError, UsageError
+from proofbox.sandbox.client.requests import parse_env
 from proofbox.sandbox.contract import (
     DEFAULT_OUTPUT_CAP,
     Diagnostic,
@@ -25,10 +26,9 @@ from proofbox.sandbox.contract import (
     OnOutput,
     Output,
     Policy,
+    ResourceUsage,
     Truncated,
-    Usage,
 )
-from proofbox.sandbox.client.requests import parse_env
 
 if TYPE_CHECKING:
     from proofbox.sandbox.box_handle import ExecOptions
@@ -48,7 +48,7 @@ class ExecDocument(Document, frozen=True, kw_only=True, omit_defaults=False):
     signal: int | None
     truncated: Truncated
     duration_ms: float
-    usage: Usage
+    usage: ResourceUsage
     policy: Policy
     background: bool
     survivors: bool

@@ -1,1 +1,1 @@
-"""TODO docstring"""
+"""Commands that set up and inspect an installation."""

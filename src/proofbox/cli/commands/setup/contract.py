@@ -7,11 +7,10 @@ from typing import Any
 import msgspec
 
 from proofbox import __version__
-from proofbox.agents.contract import Capabilities
+from proofbox.agents.contract import RuntimeCapabilities
 from proofbox.agents.registry import BUILT_IN, installed
 from proofbox.agents.strategies import DEFAULT_CHAIN
-from proofbox.cli import schemas
-from proofbox.cli import flags
+from proofbox.cli import flags, schemas
 from proofbox.cli.describe import CommandFacts, commands
 from proofbox.cli.output import EXIT_CODES, PASSING_EXIT_CODES, Document, columns, show
 from proofbox.cli.schemas import StoredFacts
@@ -41,7 +40,7 @@ class ProviderFacts(msgspec.Struct, frozen=True):
 class StrategyFacts(msgspec.Struct, frozen=True):
     title: str
     """What it is, in a line."""
-    capabilities: Capabilities
+    capabilities: RuntimeCapabilities
     settings: dict[str, Any]
     """The JSON schema of what `[runtimes.ID]` may say."""
 
@@ -100,7 +99,7 @@ def make_contract() -> ContractDocument:
         auto_order=AUTO_ORDER,
         strategies={id: _strategy(id) for id in sorted(BUILT_IN)},
         default_chain=DEFAULT_CHAIN,
-        capabilities=Capabilities.__struct_fields__,
+        capabilities=RuntimeCapabilities.__struct_fields__,
     )
 
 

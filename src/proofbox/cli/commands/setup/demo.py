@@ -83,7 +83,7 @@ def demo(
         else:
             keep.mkdir(parents=True)
             place = keep.resolve()
-        stage = Stage(place, quiet=json)
+        stage = DemoStage(place, quiet=json)
         error: ProofboxError | None = None
         try:
             play(stage, stack, codex=codex)
@@ -99,7 +99,7 @@ def demo(
     return 0 if error is None else 1
 
 
-class Stage:
+class DemoStage:
     """Runs each step as a person would type it, and shows it."""
 
     def __init__(self, place: Path, *, quiet: bool) -> None:
@@ -183,7 +183,7 @@ def _width() -> int:
     return max(40, shutil.get_terminal_size().columns)
 
 
-def play(stage: Stage, stack: contextlib.ExitStack, *, codex: bool) -> None:
+def play(stage: DemoStage, stack: contextlib.ExitStack, *, codex: bool) -> None:
     place = stage.place
     for name in ("suite.toml", "model.toml", "app", "hidden"):  # what each is for, they say themselves
         with as_file(files("proofbox.cli") / "demo_files" / name) as source:
@@ -244,7 +244,7 @@ def _serving(child: ChildInterpreter) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _backend(stage: Stage, port: int) -> Iterator[None]:
+def _backend(stage: DemoStage, port: int) -> Iterator[None]:
     child = stage.child("proofbox", "backend", "serve", "--port", str(port), "--data", "backend")
     log = (stage.place / "backend.log").open("wb")
     with log:

@@ -17,15 +17,15 @@ from proofbox.cli import flags
 from proofbox.cli.commands.agents.runtime import RuntimeFacts, runtimes
 from proofbox.cli.output import Document, ErrorBody, columns, show
 from proofbox.cli.progress import passing_line, watched
-from proofbox.core.files.atomic import write_document
+from proofbox.config.settings import Settings, load
 from proofbox.core.clock import SystemClock, isoformat
 from proofbox.core.dirs import state_dir
+from proofbox.core.files.atomic import write_document
 from proofbox.core.text import printable
 from proofbox.errors import ChecksFailed, ProviderUnavailable, SandboxError
 from proofbox.lab.run.limiter import ClosedGate, closed_gates
-from proofbox.lab.run.retention import Rules, survey
-from proofbox.config.settings import Settings, load
-from proofbox.sandbox.conformance import CHECKS, Report, Result, run_conformance
+from proofbox.lab.run.retention import RetentionRules, survey
+from proofbox.sandbox.conformance import CHECKS, CheckResult, Report, run_conformance
 from proofbox.sandbox.contract import Diagnostic, Policy
 from proofbox.sandbox.providers import PROVIDERS, provider_named
 from proofbox.sandbox.selection import diagnose, trial_project
@@ -110,7 +110,7 @@ def doctor(
         providers=reports,
         runtimes=runtimes(Path()),
         closed=closed_gates(SystemClock().now()),
-        could_free=sum(item.bytes for item in survey(Path("out"), Rules(), SystemClock().now()) if item.free),
+        could_free=sum(item.bytes for item in survey(Path("out"), RetentionRules(), SystemClock().now()) if item.free),
         error=ErrorBody.of(error) if error else None,
     )
     if not quick:
@@ -126,11 +126,11 @@ def _examine(name: str, settings: Settings, quick: bool, progress: bool) -> Prov
     if not works.available:
         return ProviderReport(works, None, None)
     total = len(QUICK) if quick else len(CHECKS)
-    done: list[Result] = []
+    done: list[CheckResult] = []
 
     with passing_line(shown=progress) as say:
 
-        def tell(result: Result) -> None:
+        def tell(result: CheckResult) -> None:
             done.append(result)
             say(f"{name}: {len(done)}/{total} {result.check}")
 

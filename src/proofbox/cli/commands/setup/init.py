@@ -11,8 +11,8 @@ from cyclopts import Parameter
 
 from proofbox.cli import flags
 from proofbox.cli.output import Document, show
-from proofbox.errors import UsageError
 from proofbox.config.settings import PROJECT_FILE, Settings
+from proofbox.errors import UsageError
 
 
 class InitDocument(Document, frozen=True, kw_only=True):

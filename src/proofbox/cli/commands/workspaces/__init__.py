@@ -1,1 +1,1 @@
-"""TODO docstring"""
+"""Commands for workspaces and their tools."""

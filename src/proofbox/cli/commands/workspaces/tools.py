@@ -20,7 +20,7 @@ from proofbox.workspace.timeline.effects import Effect
 
 if TYPE_CHECKING:
     from proofbox.workspace.capabilities.capabilities import Capabilities
-    from proofbox.workspace.capabilities.rules import Rules
+    from proofbox.workspace.capabilities.rules import PatternRules
 
 CapabilitiesFlag = Annotated[
     str,
@@ -174,7 +174,7 @@ def _missing(capabilities: Capabilities, root: str) -> dict[str, str]:
     from proofbox.workspace.capabilities.compiling import compile_rules
 
     found: dict[str, str] = {}
-    needs: dict[str, tuple[Rules[Any], tuple[str, ...]]] = {
+    needs: dict[str, tuple[PatternRules[Any], tuple[str, ...]]] = {
         "fs.read": (capabilities.read, ("read_file", "search_text")),
         "fs.write": (capabilities.write, ("write_file", "edit_file", "apply_patch")),
         "fs.delete": (capabilities.delete, ("remove_file",)),

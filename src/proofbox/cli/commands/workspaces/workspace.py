@@ -18,10 +18,10 @@ from proofbox.cli.progress import passing_line, watched
 from proofbox.core.text import printable
 from proofbox.core.words import counted
 from proofbox.errors import UsageError, WorkspaceCorrupt, WorkspacePathRefused
-from proofbox.workspace.model import Change, Collected, Forgotten, Left, Snapshot, Status, Verification
+from proofbox.workspace.model import Change, Collected, Forgotten, HistoryVerification, SkippedPath, Snapshot, Status
 
 if TYPE_CHECKING:
-    from proofbox.workspace.timeline.unified_diff import Line
+    from proofbox.workspace.timeline.unified_diff import DiffLine
     from proofbox.workspace.workspace import Workspace
 
 _COLOURS = {"file": "1", "hunk": "36", "added": "32", "removed": "31", "note": "33"}
@@ -70,18 +70,18 @@ class RollbackDocument(Document, frozen=True, kw_only=True):
     """Commands since that snapshot that could reach beyond the workspace: what they did there is not undone."""
     warning: str
     """Says so where something is `left`; else empty."""
-    left: tuple[Left, ...]
+    left: tuple[SkippedPath, ...]
     """What is in no snapshot and stood in the way: it is still there."""
 
 
 class VerifyDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.workspace_verification/1"
-    verification: Verification
+    verification: HistoryVerification
     """What reading all of the history again has shown."""
     error: ErrorBody | None = None
 
 
-class GcDocument(Document, frozen=True, kw_only=True):
+class WorkspaceGcDocument(Document, frozen=True, kw_only=True):
     schema: str = "proofbox.workspace_gc/1"
     collected: Collected
     """What was dropped."""
@@ -295,7 +295,7 @@ def gc(
         found = workspace.gc(keep=keep)
     dropped = f"{counted(found.snapshots_dropped, 'snapshot')} and {counted(found.objects_dropped, 'object')} dropped"
     text = f"{dropped}, {found.bytes_freed} bytes freed"
-    show(GcDocument(collected=found), lambda: text, as_json=json)
+    show(WorkspaceGcDocument(collected=found), lambda: text, as_json=json)
     return 0
 
 
@@ -346,12 +346,12 @@ def _in_colour() -> bool:
     return sys.stdout is not None and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
-def _coloured(line: Line) -> str:
+def _coloured(line: DiffLine) -> str:
     colour = _COLOURS.get(line.kind)
     return f"\x1b[{colour}m{line.text}\x1b[0m" if colour else line.text
 
 
-def _left(what: str, found: tuple[Left, ...]) -> list[str]:
+def _left(what: str, found: tuple[SkippedPath, ...]) -> list[str]:
     lines = [_line(f"{what}: {each.path} ({each.reason})") for each in found[:_SHOWN]]
     return lines + ([f"and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else [])
 

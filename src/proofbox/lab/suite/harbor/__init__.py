@@ -1,1 +1,1 @@
-"""TODO docstring"""
+"""Tasks in Harbor's format, read as missions."""

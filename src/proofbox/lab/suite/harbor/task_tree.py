@@ -19,8 +19,8 @@ from proofbox.core.files.overlaying import Identity
 from proofbox.core.text import printable
 from proofbox.errors import SuiteInvalid
 from proofbox.lab.suite import text_files
-from proofbox.lab.suite.problems import Problem, invalid
 from proofbox.lab.suite.files import SuiteFiles
+from proofbox.lab.suite.problems import Problem, invalid
 
 MOST_ENTRIES = 100_000
 MOST_BYTES = 8 << 30

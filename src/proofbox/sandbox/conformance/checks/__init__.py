@@ -1,1 +1,1 @@
-"""TODO docstring"""
+"""The checks of the conformance suite, one module per subject."""

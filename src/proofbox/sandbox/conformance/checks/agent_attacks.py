@@ -12,11 +12,11 @@ import os
 import time
 
 from proofbox.errors import SandboxLost
-from proofbox.sandbox.conformance.check import AGENT_HIDDEN, PROCESSES, Subject, expect
-from proofbox.sandbox.conformance.context import Context, with_environment
+from proofbox.sandbox.conformance.check import AGENT_HIDDEN, PROCESSES, ProviderChecks, expect
+from proofbox.sandbox.conformance.context import CheckContext, with_environment
 from proofbox.sandbox.conformance.probing import SystemCalls
 
-subject = Subject("agent")
+subject = ProviderChecks("agent")
 check = subject.check
 
 PTRACE_ATTACH = 16
@@ -80,21 +80,21 @@ _LONG_PATH = "/-:" * 30_000 + "/usr/local/bin:/usr/bin:/bin"
 
 
 @check(PROCESSES)
-def memory(context: Context) -> None:
+def memory(context: CheckContext) -> None:
     """The agent's memory, program and directories can't be had by way of /proc, nor anything of it be changed."""
     result = context.sh(context.session(), _ANCESTORS + _READING)
     expect(not result.stdout, f"a command {', '.join(result.stdout.splitlines()[:8])}")
 
 
 @check(AGENT_HIDDEN)
-def looks(context: Context) -> None:
+def looks(context: CheckContext) -> None:
     """Not even its environment, its memory's layout or the list of its descriptors can be seen."""
     result = context.sh(context.session(), _ANCESTORS + _LOOKING)
     expect(not result.stdout, f"a command {', '.join(result.stdout.splitlines()[:8])}")
 
 
 @check(PROCESSES)
-def environment(context: Context) -> None:
+def environment(context: CheckContext) -> None:
     """Whoever can see the agent's environment finds nothing of the caller's in it."""
     with with_environment(PROOFBOX_CONFORMANCE_SECRET=context.marker):
         session = context.session()
@@ -103,7 +103,7 @@ def environment(context: Context) -> None:
 
 
 @check(PROCESSES)
-def descriptors_of_the_agent(context: Context) -> None:
+def descriptors_of_the_agent(context: CheckContext) -> None:
     """The agent's end of a pipe can't be had: a command can't forge what another says, nor write to the client."""
     session = context.session()
     result = context.sh(session, _ANCESTORS + _FORGING)
@@ -112,7 +112,7 @@ def descriptors_of_the_agent(context: Context) -> None:
 
 
 @check(PROCESSES)
-def tracing(context: Context) -> None:
+def tracing(context: CheckContext) -> None:
     """Neither traced nor robbed of a descriptor: pid 1, and whatever started the command."""
     session = context.session()
     context.fence(session)
@@ -138,7 +138,7 @@ def tracing(context: Context) -> None:
 
 
 @check()
-def descriptors(context: Context) -> None:
+def descriptors(context: CheckContext) -> None:
     """A command has its three streams and nothing else, whatever its caller left open."""
     secret, text = context.secret()
     fd = os.open(secret, os.O_RDONLY)
@@ -156,7 +156,7 @@ def descriptors(context: Context) -> None:
 
 
 def _signal(name: str, script: str) -> None:
-    def run(context: Context) -> None:
+    def run(context: CheckContext) -> None:
         session = context.session()
         context.fence(session)
         began = time.monotonic()
@@ -198,7 +198,7 @@ for _name, _script in {
 
 
 @check(PROCESSES)
-def stopped_while_it_starts(context: Context) -> None:
+def stopped_while_it_starts(context: CheckContext) -> None:
     """A command that is stopped before it runs is ended by its timeout, and holds up nobody else."""
     session = context.session()
     context.fence(session)
@@ -219,7 +219,7 @@ def stopped_while_it_starts(context: Context) -> None:
 
 
 @check(PROCESSES)
-def kill_all_is_no_way_out(context: Context) -> None:
+def kill_all_is_no_way_out(context: CheckContext) -> None:
     """A daemon that first kills everything it can reach is still ended with the session."""
     session = context.session()
     context.fence(session)

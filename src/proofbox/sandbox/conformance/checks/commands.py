@@ -9,11 +9,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from proofbox.errors import CommandNotExecutable, CommandNotFound, PathRefused, ProofboxError, RequestInvalid
-from proofbox.sandbox.conformance.check import FILESYSTEM, Subject, expect
-from proofbox.sandbox.conformance.context import PATIENCE, Context, with_environment
+from proofbox.sandbox.conformance.check import FILESYSTEM, ProviderChecks, expect
+from proofbox.sandbox.conformance.context import PATIENCE, CheckContext, with_environment
 from proofbox.sandbox.service import Session
 
-subject = Subject("commands")
+subject = ProviderChecks("commands")
 check = subject.check
 
 # What a box may have in a command's environment without being asked: the allowlist, and nothing else.
@@ -22,7 +22,7 @@ AT_ONCE = 20
 
 
 @check()
-def exit_codes(context: Context) -> None:
+def exit_codes(context: CheckContext) -> None:
     session = context.session()
     for code in (0, 1, 2, 126, 127, 128, 254, 255):
         result = context.sh(session, f"exit {code}")
@@ -33,7 +33,7 @@ def exit_codes(context: Context) -> None:
 
 
 @check()
-def signal_deaths(context: Context) -> None:
+def signal_deaths(context: CheckContext) -> None:
     """128 + n, with the signal named; a shell that merely reports its child's death was not itself signalled."""
     session = context.session()
     for name, number in (("KILL", 9), ("TERM", 15), ("INT", 2), ("ABRT", 6), ("USR1", 10)):
@@ -47,7 +47,7 @@ def signal_deaths(context: Context) -> None:
 
 
 @check()
-def what_never_ran(context: Context) -> None:
+def what_never_ran(context: CheckContext) -> None:
     """A command that can't be started is another thing than one that failed."""
     session = context.session()
     plain, empty = context.project / "plain", context.project / "garbage"
@@ -68,7 +68,7 @@ def what_never_ran(context: Context) -> None:
 
 
 @check()
-def arguments_as_given(context: Context) -> None:
+def arguments_as_given(context: CheckContext) -> None:
     """No shell in between: every argument arrives as it was given, empty and unprintable ones too."""
     session = context.session()
     words = ["", "a b", "$HOME", "*", "'\"", "\\", "-n", "\n", "ü", "x" * 100_000]
@@ -83,7 +83,7 @@ def arguments_as_given(context: Context) -> None:
 
 
 @check()
-def environment(context: Context) -> None:
+def environment(context: CheckContext) -> None:
     """An allowlist and what the caller names: a key in the caller's own environment stays there."""
     value = f"kept-{secrets.token_hex(12)}"
     with with_environment(PROOFBOX_CHECK_API_KEY=value, LD_PRELOAD_CHECK=value, XPATH=value):
@@ -100,7 +100,7 @@ def environment(context: Context) -> None:
 
 
 @check(FILESYSTEM)
-def environment_by_proc(context: Context) -> None:
+def environment_by_proc(context: CheckContext) -> None:
     """No process that a command can see holds the caller's environment: not the agent, not what started it."""
     value = f"kept-{secrets.token_hex(12)}"
     with with_environment(PROOFBOX_CHECK_API_KEY=value), context.host_process({"PROOFBOX_CHECK_API_KEY": value}):
@@ -114,7 +114,7 @@ def environment_by_proc(context: Context) -> None:
 
 
 @check()
-def working_directory(context: Context) -> None:
+def working_directory(context: CheckContext) -> None:
     (context.project / "sub" / "deep").mkdir(parents=True)
     (context.project / "inner").symlink_to("sub/deep")
     session = context.session()
@@ -129,7 +129,7 @@ def working_directory(context: Context) -> None:
 
 
 @check()
-def working_directory_refused(context: Context) -> None:
+def working_directory_refused(context: CheckContext) -> None:
     """Outside the project is outside, by every way that leads there; and nothing runs."""
     (context.project / "file").write_text("")
     (context.project / "way-out").symlink_to(context.outside)
@@ -154,7 +154,7 @@ def working_directory_refused(context: Context) -> None:
 
 
 @check()
-def odd_project_names(context: Context) -> None:
+def odd_project_names(context: CheckContext) -> None:
     """A project may be called anything a file system takes: no name is an option, a separator or a pattern."""
     for name in ("a b", "-x", "com,ma:colon", "new\nline", "quo'te\"$(x)`", "ü", "%s\\n*?"):
         project = context.scratch / name
@@ -168,7 +168,7 @@ def odd_project_names(context: Context) -> None:
 
 
 @check()
-def many_at_once(context: Context) -> None:
+def many_at_once(context: CheckContext) -> None:
     """Commands of one session run side by side, each with its own streams and its own end."""
     session = context.session()
     up = threading.Semaphore(0)
@@ -190,7 +190,7 @@ def many_at_once(context: Context) -> None:
 
 
 @check()
-def one_death_among_many(context: Context) -> None:
+def one_death_among_many(context: CheckContext) -> None:
     """A command that dies, or is killed for its timeout, takes neither its session nor the others in it along."""
     session = context.session()
     up = threading.Event()
@@ -210,7 +210,7 @@ def one_death_among_many(context: Context) -> None:
 
 
 @check()
-def started_by_a_thread_that_ended(context: Context) -> None:
+def started_by_a_thread_that_ended(context: CheckContext) -> None:
     """A box must not be tied to the thread that started it: bubblewrap's --die-with-parent would be."""
     started: list[Session] = []
     thread = threading.Thread(target=lambda: started.append(context.session()))
@@ -222,7 +222,7 @@ def started_by_a_thread_that_ended(context: Context) -> None:
 
 
 @check()
-def private_project(context: Context) -> None:
+def private_project(context: CheckContext) -> None:
     """A project of mode 0700 within a directory of mode 0700 is the caller's to use, root's too; and stays the
     caller's."""
     home = context.scratch / "home"
@@ -241,7 +241,7 @@ def private_project(context: Context) -> None:
 
 
 @check()
-def result_of_an_unread_error(context: Context) -> None:
+def result_of_an_unread_error(context: CheckContext) -> None:
     """Every error from a box says which provider it was, whoever catches it."""
     session = context.session()
     try:

@@ -7,12 +7,12 @@ import os
 import shutil
 from pathlib import Path
 
-from proofbox.sandbox.conformance.check import FILESYSTEM, PROCESSES, NotApplicable, NotChecked, Subject, expect
-from proofbox.sandbox.conformance.context import Context
+from proofbox.sandbox.conformance.check import FILESYSTEM, PROCESSES, NotApplicable, NotChecked, ProviderChecks, expect
+from proofbox.sandbox.conformance.context import CheckContext
 from proofbox.sandbox.conformance.probing import SystemCalls
 from proofbox.sandbox.contract import Isolation
 
-subject = Subject("confinement")
+subject = ProviderChecks("confinement")
 check = subject.check
 
 MS_REMOUNT_BIND = 32 | 4096
@@ -69,7 +69,7 @@ _MOUNTING = (
 
 
 @check(FILESYSTEM)
-def devices(context: Context) -> None:
+def devices(context: CheckContext) -> None:
     """No disk, no memory, no kernel log; and none can be made."""
     session = context.session()
     context.fence(session)
@@ -90,7 +90,7 @@ def devices(context: Context) -> None:
 
 
 @check(FILESYSTEM)
-def remount(context: Context) -> None:
+def remount(context: CheckContext) -> None:
     """What is read-only stays so: no mount can be changed, added or taken away."""
     session = context.session()
     context.fence(session)
@@ -109,7 +109,7 @@ def remount(context: Context) -> None:
 
 
 @check(FILESYSTEM)
-def remount_by_system_call(context: Context) -> None:
+def remount_by_system_call(context: CheckContext) -> None:
     """The same without the tools, which refuse some things by themselves."""
     session = context.session()
     context.fence(session)
@@ -127,7 +127,7 @@ def remount_by_system_call(context: Context) -> None:
 
 
 @check(FILESYSTEM)
-def user_namespaces(context: Context) -> None:
+def user_namespaces(context: CheckContext) -> None:
     """No user namespace within the box: each is a new kernel surface, and a new root over the box's mounts."""
     if context.isolation is not Isolation.NAMESPACE:
         raise NotApplicable(f"{context.provider} does not rest on user namespaces, and says nothing of nested ones")
@@ -143,7 +143,7 @@ def user_namespaces(context: Context) -> None:
 
 
 @check(FILESYSTEM)
-def capabilities(context: Context) -> None:
+def capabilities(context: CheckContext) -> None:
     """None, in any set that could take effect; and no program gives any back."""
     lines = context.sh(context.session(), "cat /proc/self/status").stdout.splitlines()
     status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
@@ -156,7 +156,7 @@ def capabilities(context: Context) -> None:
 
 
 @check(FILESYSTEM)
-def system_call_filter(context: Context) -> None:
+def system_call_filter(context: CheckContext) -> None:
     """A second wall behind the first, where the kernel is shared: the system calls that no build or test needs."""
     if context.isolation is not Isolation.NAMESPACE:
         raise NotApplicable(f"{context.provider} rests on more than namespaces")
@@ -168,7 +168,7 @@ def system_call_filter(context: Context) -> None:
 
 
 @check(FILESYSTEM)
-def setuid_programs(context: Context) -> None:
+def setuid_programs(context: CheckContext) -> None:
     """A program that is setuid root runs as whoever started it."""
     if os.geteuid() != 0:
         raise NotChecked("planting a setuid program of root's takes root; confinement.capabilities has NoNewPrivs")
@@ -187,7 +187,7 @@ def setuid_programs(context: Context) -> None:
 
 
 @check(FILESYSTEM)
-def setuid_bits(context: Context) -> None:
+def setuid_bits(context: CheckContext) -> None:
     """No file of the project can be made setuid or setgid: on the host it would run as the project's owner."""
     if context.isolation is not Isolation.NAMESPACE:
         raise NotApplicable(f"{context.provider} promises nothing of these bits: an image's packages may need them")
@@ -221,7 +221,7 @@ def setuid_bits(context: Context) -> None:
 
 
 @check(PROCESSES)
-def host_processes(context: Context) -> None:
+def host_processes(context: CheckContext) -> None:
     """Neither to be seen nor to be signalled."""
     session = context.session()
     with context.host_process() as pid:
@@ -234,7 +234,7 @@ def host_processes(context: Context) -> None:
 
 
 @check(PROCESSES)
-def identity(context: Context) -> None:
+def identity(context: CheckContext) -> None:
     """The box has a name of its own, and of the host's ids no more than it needs."""
     session = context.session()
     name = context.sh(session, "cat /proc/sys/kernel/hostname").stdout.strip()

@@ -11,19 +11,19 @@ from typing import Any
 
 from proofbox.core.interpreter import module_child
 from proofbox.errors import SandboxLost, SessionUnknown
-from proofbox.sandbox.conformance.check import DETACHED, Failed, Subject, expect
-from proofbox.sandbox.conformance.context import PATIENCE, Context, commands_of, settled
+from proofbox.sandbox.conformance.check import DETACHED, Failed, ProviderChecks, expect
 from proofbox.sandbox.conformance.checks.killing import BEAT
 from proofbox.sandbox.conformance.checks.loss import SOON, find_agent
+from proofbox.sandbox.conformance.context import PATIENCE, CheckContext, commands_of, settled
 
-subject = Subject("detached")
+subject = ProviderChecks("detached")
 check = subject.check
 
 _DAEMON = '(setsid sh -c "$1" "$0" </dev/null >/dev/null 2>&1 &); until [ -s beat ]; do sleep 0.05; done'
 
 
 @check(DETACHED)
-def used_by_another_process(context: Context) -> None:
+def used_by_another_process(context: CheckContext) -> None:
     """Started by one process that ends, used by a second and by us, stopped by a third and by us again."""
     boxes = context.boxes
     id = _other(context, "start", "60")["id"]
@@ -47,7 +47,7 @@ def used_by_another_process(context: Context) -> None:
 
 
 @check(DETACHED)
-def ended_by_its_idle_time(context: Context) -> None:
+def ended_by_its_idle_time(context: CheckContext) -> None:
     """After its time without anyone it ends by itself, with everything its commands left running."""
     id = _other(context, "start", "1", _DAEMON, context.marker, BEAT)["id"]
     # Looking may be using: each look begins its idle time anew. So first look at what its daemon writes.
@@ -71,7 +71,7 @@ def ended_by_its_idle_time(context: Context) -> None:
 
 
 @check(DETACHED)
-def lost(context: Context) -> None:
+def lost(context: CheckContext) -> None:
     """The agent of a detached session is killed: its users hear of it at once, and it can be stopped."""
     boxes = context.boxes
     id = _other(context, "start", "30")["id"]
@@ -92,8 +92,10 @@ def lost(context: Context) -> None:
         raise Failed("a command of the lost session lives on after it was stopped")
 
 
-def _other(context: Context, what: str, *args: str) -> dict[str, Any]:
-    child = module_child("proofbox.sandbox.conformance.checks.client", str(context.project), context.provider, what, *args)
+def _other(context: CheckContext, what: str, *args: str) -> dict[str, Any]:
+    child = module_child(
+        "proofbox.sandbox.conformance.checks.client", str(context.project), context.provider, what, *args
+    )
     done = subprocess.run(
         child.argv,
         cwd=child.cwd,

@@ -6,11 +6,19 @@ import os
 from pathlib import Path
 
 from proofbox.errors import PathRefused, SandboxError
-from proofbox.sandbox.conformance.check import FILESYSTEM, HIDDEN, OVERLAY, READ_ONLY, NotApplicable, Subject, expect
-from proofbox.sandbox.conformance.context import Context
+from proofbox.sandbox.conformance.check import (
+    FILESYSTEM,
+    HIDDEN,
+    OVERLAY,
+    READ_ONLY,
+    NotApplicable,
+    ProviderChecks,
+    expect,
+)
+from proofbox.sandbox.conformance.context import CheckContext
 from proofbox.sandbox.contract import Access, Isolation, Mount
 
-subject = Subject("filesystem")
+subject = ProviderChecks("filesystem")
 check = subject.check
 
 STRANGER = 54321
@@ -43,7 +51,7 @@ _FILES = (
 
 
 @check()
-def access_rw(context: Context) -> None:
+def access_rw(context: CheckContext) -> None:
     """Every change arrives on the host, as the owner's own; and what the host changes arrives in the box."""
     project, session = context.project, context.session(access="rw")
     _furnish(project)
@@ -88,7 +96,7 @@ try move-frozen mv fixed other
 
 
 @check(HIDDEN)
-def hidden_and_frozen(context: Context) -> None:
+def hidden_and_frozen(context: CheckContext) -> None:
     """What is hidden can't be opened or moved, what is frozen not changed; all else is as it was."""
     project, (_, text) = context.project, context.secret()
     for path in ("sub/deep/secret", "sub/closed/secret", "sub/deep/open", "fixed/kept"):
@@ -117,7 +125,7 @@ def hidden_and_frozen(context: Context) -> None:
 
 
 @check(HIDDEN)
-def writable_parts(context: Context) -> None:
+def writable_parts(context: CheckContext) -> None:
     """A part of a read-only project can be writable, by a mount over itself."""
     project = context.project
     for name in ("src", "doc"):
@@ -132,7 +140,7 @@ def writable_parts(context: Context) -> None:
 
 
 @check(HIDDEN)
-def covers_at_another_place(context: Context) -> None:
+def covers_at_another_place(context: CheckContext) -> None:
     """Where the project is shown at another place, it is as read-only, hidden and frozen there as at its own."""
     project, (_, text) = context.project, context.secret()
     for path in ("src/f", "src/fixed", "doc/f", "doc/secret"):
@@ -152,7 +160,7 @@ def covers_at_another_place(context: Context) -> None:
 
 
 @check(READ_ONLY)
-def access_ro(context: Context) -> None:
+def access_ro(context: CheckContext) -> None:
     _furnish(context.project)
     before = _picture(context.project)
     session = context.session(access="ro")
@@ -166,7 +174,7 @@ def access_ro(context: Context) -> None:
 
 
 @check(FILESYSTEM)
-def shared_memory(context: Context) -> None:
+def shared_memory(context: CheckContext) -> None:
     """Commands have a /dev/shm of their own, which POSIX semaphores and `multiprocessing` need."""
     place = f"/dev/shm/proofbox-{os.getpid()}"  # noqa: S108
     own = context.sh(context.session(access="ro"), f"echo x > {place} && cat {place} && stat -c %a /dev/shm")
@@ -175,7 +183,7 @@ def shared_memory(context: Context) -> None:
 
 
 @check(OVERLAY)
-def access_overlay(context: Context) -> None:
+def access_overlay(context: CheckContext) -> None:
     """All changes work and last as long as the session; the project keeps every byte, mode and time."""
     _furnish(context.project)
     before = _picture(context.project)
@@ -192,7 +200,7 @@ def access_overlay(context: Context) -> None:
 
 
 @check(FILESYSTEM)
-def read_only_host(context: Context) -> None:
+def read_only_host(context: CheckContext) -> None:
     """What a command writes to the system's places is never on the host; where these are the host's own, it fails."""
     session = context.session()
     context.fence(session)
@@ -214,7 +222,7 @@ def read_only_host(context: Context) -> None:
 
 
 @check(FILESYSTEM)
-def project_of_another(context: Context) -> None:
+def project_of_another(context: CheckContext) -> None:
     """Started by root over a user's project, the box is that user: it may work there, and leaves nothing of root's."""
     if os.geteuid() != 0:
         raise NotApplicable("only root can work in another user's project")
@@ -231,7 +239,7 @@ def project_of_another(context: Context) -> None:
 
 
 @check()
-def vanished_project(context: Context) -> None:
+def vanished_project(context: CheckContext) -> None:
     """The project's directory is removed under a living session: it says so or goes on, and can be stopped."""
     doomed = context.scratch / "doomed"
     doomed.mkdir()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from proofbox.sandbox.conformance.check import FILESYSTEM, Subject, expect
-from proofbox.sandbox.conformance.context import Context
+from proofbox.sandbox.conformance.check import FILESYSTEM, ProviderChecks, expect
+from proofbox.sandbox.conformance.context import CheckContext
 
-subject = Subject("kernel")
+subject = ProviderChecks("kernel")
 check = subject.check
 
 # A file is opened for appending and nothing is written: permission is decided there, and nothing changes where it is
@@ -37,7 +37,7 @@ done
 
 
 @check(FILESYSTEM)
-def settings(context: Context) -> None:
+def settings(context: CheckContext) -> None:
     """No setting opens for writing: not the program that takes core dumps, nor any other key that acts on the host."""
     for network in ("none", "full"):
         session = context.session(network="none" if network == "none" else "full")
@@ -49,7 +49,7 @@ def settings(context: Context) -> None:
 
 
 @check(FILESYSTEM)
-def secrets(context: Context) -> None:
+def secrets(context: CheckContext) -> None:
     """The kernel's memory, timers and keys are masked, as container runtimes do."""
     seen = context.sh(context.session(), _READ_SECRETS).stdout.split()
     expect(not seen, f"can be read: {', '.join(seen[:6])}")

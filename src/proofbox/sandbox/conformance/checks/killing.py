@@ -12,12 +12,12 @@ import time
 from collections.abc import Iterator
 
 from proofbox.errors import SandboxLost
-from proofbox.sandbox.conformance.check import NOTHING, Failed, NotApplicable, Subject, expect
-from proofbox.sandbox.conformance.context import Context, commands_of, settled
+from proofbox.sandbox.conformance.check import NOTHING, Failed, NotApplicable, ProviderChecks, expect
+from proofbox.sandbox.conformance.context import CheckContext, commands_of, settled
 from proofbox.sandbox.contract import ExecResult
 from proofbox.sandbox.service import Session
 
-subject = Subject("killing")
+subject = ProviderChecks("killing")
 check = subject.check
 
 BEAT = 'n=0; while [ "$n" -lt 400 ] && [ ! -e stop ]; do echo x >> beat; n=$((n+1)); sleep 0.03; done'
@@ -38,7 +38,7 @@ OVERDUE = 10.0
 
 
 def _escapee(name: str, script: str) -> None:
-    def run(context: Context) -> None:
+    def run(context: CheckContext) -> None:
         work = HOP if name == "fork-hopping" else BEAT
         beat = context.project / "beat"
         for timeout in TIMEOUTS:
@@ -59,7 +59,7 @@ for _name, _script in ESCAPEES.items():
 
 
 @check()
-def timeout_is_said(context: Context) -> None:
+def timeout_is_said(context: CheckContext) -> None:
     session, result = _once_up(context, "echo up; sleep 60")
     if result is not None:
         expect(result.stdout == "up\n", f"what was written before is {result.stdout!r}")
@@ -70,7 +70,7 @@ def timeout_is_said(context: Context) -> None:
 
 
 @check()
-def grace_before_the_kill(context: Context) -> None:
+def grace_before_the_kill(context: CheckContext) -> None:
     """SIGTERM first where a grace is given; who obeys is still called timed out, who ignores it is killed."""
     _, result = _once_up(context, "trap 'echo bye; exit 7' TERM; echo up; sleep 60 & wait", grace=30)
     if result is not None:
@@ -81,7 +81,7 @@ def grace_before_the_kill(context: Context) -> None:
 
 
 @check()
-def only_its_own_tree(context: Context) -> None:
+def only_its_own_tree(context: CheckContext) -> None:
     """What an earlier command left running on purpose outlives a later command's timeout."""
     session = context.session()
     context.sh(session, 'sh -c "$1" "$0" </dev/null >/dev/null 2>&1 &', BEAT)
@@ -96,7 +96,7 @@ def only_its_own_tree(context: Context) -> None:
 
 
 @check()
-def the_end_of_a_box(context: Context) -> None:
+def the_end_of_a_box(context: CheckContext) -> None:
     """Stopping a session ends what its commands left, and does not wait for it."""
     session = context.session()
     context.sh(session, ESCAPEES["daemon"].replace("sleep 60", "until [ -s beat ]; do sleep 0.05; done"), BEAT)
@@ -110,7 +110,7 @@ def the_end_of_a_box(context: Context) -> None:
 
 
 @check()
-def abandoned_by_its_caller(context: Context) -> None:
+def abandoned_by_its_caller(context: CheckContext) -> None:
     """A caller that is interrupted while it waits (as by Ctrl-C) leaves no command behind, and keeps its session."""
 
     class Interrupted(Exception):
@@ -133,7 +133,7 @@ def abandoned_by_its_caller(context: Context) -> None:
 
 
 def _timed_out(
-    context: Context, timeout: float, script: str, *args: str, grace: float = 0.0
+    context: CheckContext, timeout: float, script: str, *args: str, grace: float = 0.0
 ) -> tuple[Session, ExecResult | None]:
     """Run what does not end by itself, in a session of its own, and see that its time was held to.
 
@@ -153,7 +153,7 @@ def _timed_out(
     return session, None
 
 
-def _once_up(context: Context, script: str, grace: float = 0.0) -> tuple[Session, ExecResult | None]:
+def _once_up(context: CheckContext, script: str, grace: float = 0.0) -> tuple[Session, ExecResult | None]:
     """The same with a script that says when it is up, and was by then."""
     for timeout in TIMEOUTS:
         session, result = _timed_out(context, timeout, script, grace=grace)
@@ -165,7 +165,7 @@ def _once_up(context: Context, script: str, grace: float = 0.0) -> tuple[Session
 
 
 @contextlib.contextmanager
-def _may_end_the_session(context: Context) -> Iterator[None]:
+def _may_end_the_session(context: CheckContext) -> Iterator[None]:
     """Where a provider fails closed, the loss of the session is a right answer to a tree that can't be ended surely."""
     try:
         yield
@@ -174,7 +174,7 @@ def _may_end_the_session(context: Context) -> Iterator[None]:
             raise
 
 
-def _is_dead(context: Context, result: ExecResult | None) -> None:
+def _is_dead(context: CheckContext, result: ExecResult | None) -> None:
     beat = context.project / "beat"
     found = settled(lambda: commands_of(context.marker), 3.0)
     # A box whose processes can't be seen from here is judged by the file alone.

@@ -15,14 +15,14 @@ from proofbox.sandbox.conformance.check import (
     Failed,
     NotApplicable,
     NotChecked,
-    Subject,
+    ProviderChecks,
     expect,
 )
-from proofbox.sandbox.conformance.context import Context, commands_of, settled
+from proofbox.sandbox.conformance.context import CheckContext, commands_of, settled
 from proofbox.sandbox.contract import Isolation
 from proofbox.sandbox.service import Session
 
-subject = Subject("limits")
+subject = ProviderChecks("limits")
 check = subject.check
 
 MEMORY_MB = 64
@@ -31,7 +31,7 @@ PROCESSES = 32
 
 
 @check(MEMORY)
-def memory(context: Context) -> None:
+def memory(context: CheckContext) -> None:
     """Who takes more is killed, the result says why, and the session goes on; or the box ends, where that is said."""
     if context.enforcement.memory_kill == "box":
         _ends_the_box(context, 'dd if=/dev/zero of=/dev/null bs="$1" count=1 && echo had')
@@ -48,7 +48,7 @@ def memory(context: Context) -> None:
 
 
 @check(MEMORY)
-def memory_by_files(context: Context) -> None:
+def memory_by_files(context: CheckContext) -> None:
     """The box's own /tmp is memory too, and counts."""
     if context.isolation is Isolation.NONE:
         raise NotApplicable(f"{context.provider} has no /tmp of its own: it is the host's")
@@ -62,7 +62,7 @@ def memory_by_files(context: Context) -> None:
     expect(str(TOO_MUCH) not in result.stdout, f"{TOO_MUCH >> 20} MB in /tmp under a memory limit of {MEMORY_MB} MB")
 
 
-def _ends_the_box(context: Context, script: str) -> None:
+def _ends_the_box(context: CheckContext, script: str) -> None:
     session = context.session(memory=MEMORY_MB)
     context.alive(session)
     try:
@@ -73,7 +73,7 @@ def _ends_the_box(context: Context, script: str) -> None:
 
 
 @check(PIDS)
-def processes(context: Context) -> None:
+def processes(context: CheckContext) -> None:
     """A fork bomb stays within its box's number, and the box can be used afterwards."""
     session = context.session(pids=PROCESSES)
     # Bounded by itself as well: two to the power of eight, each for three seconds.
@@ -97,7 +97,7 @@ def processes(context: Context) -> None:
     context.alive(session)
 
 
-def _refused(context: Context, session: Session) -> list[str]:
+def _refused(context: CheckContext, session: Session) -> list[str]:
     try:
         context.alive(session)
     except SandboxError as error:
@@ -106,7 +106,7 @@ def _refused(context: Context, session: Session) -> list[str]:
 
 
 @check(CPUS)
-def cpu_time(context: Context) -> None:
+def cpu_time(context: CheckContext) -> None:
     """A fifth of a processor, for two commands together. Loose, since a busy machine gives less, never more."""
     if context.isolation is Isolation.SANDBOXED_KERNEL:
         # Its clock goes on while the host lets it wait: what counts is the work that was done.
@@ -135,7 +135,7 @@ def _share() -> float:
     return (time.thread_time() - used) / (time.monotonic() - began)
 
 
-def _work(context: Context, session: Session, commands: int) -> int:
+def _work(context: CheckContext, session: Session, commands: int) -> int:
     """How often busy loops go round in a second, together."""
     script = "while :; do i=0; while [ $i -lt 500 ]; do i=$((i+1)); done; echo x; done"
     with ThreadPoolExecutor(commands) as pool:
@@ -144,7 +144,7 @@ def _work(context: Context, session: Session, commands: int) -> int:
 
 
 @check(DISK)
-def disk(context: Context) -> None:
+def disk(context: CheckContext) -> None:
     """The overlay is full when it is full, and the project untouched."""
     session = context.session(access="overlay", disk=8)
     result = context.sh(
@@ -160,7 +160,7 @@ def disk(context: Context) -> None:
 
 
 @check()
-def of_one_process(context: Context) -> None:
+def of_one_process(context: CheckContext) -> None:
     session = context.session()
     result = context.sh(session, "ulimit -n", limits={"open_files": 50})
     expect(result.stdout.strip() == "50", f"a limit of 50 open files came as {result.stdout.strip()}")
@@ -170,7 +170,7 @@ def of_one_process(context: Context) -> None:
 
 
 @check(FILESYSTEM)
-def out_of_reach(context: Context) -> None:
+def out_of_reach(context: CheckContext) -> None:
     """The control groups that hold a box are not to be seen, let alone written, from within it."""
     session = context.session(pids=PROCESSES) if context.enforcement.pids else context.session()
     script = """

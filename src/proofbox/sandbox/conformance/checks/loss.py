@@ -9,12 +9,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from proofbox.errors import SandboxLost
-from proofbox.sandbox.conformance.check import Failed, NotApplicable, NotChecked, Subject, expect
-from proofbox.sandbox.conformance.context import PATIENCE, Context, command_line, commands_of, parent, settled
+from proofbox.sandbox.conformance.check import Failed, NotApplicable, NotChecked, ProviderChecks, expect
+from proofbox.sandbox.conformance.context import PATIENCE, CheckContext, command_line, commands_of, parent, settled
 from proofbox.sandbox.contract import ExecResult, Isolation
 from proofbox.sandbox.service import Session
 
-subject = Subject("loss")
+subject = ProviderChecks("loss")
 check = subject.check
 
 SOON = 5.0
@@ -22,7 +22,7 @@ SOON = 5.0
 
 
 @check()
-def under_commands(context: Context) -> None:
+def under_commands(context: CheckContext) -> None:
     """The agent is killed from outside while three commands run: all three callers hear of it at once."""
     _needs_host_processes(context)
     session = context.session()
@@ -52,7 +52,7 @@ def under_commands(context: Context) -> None:
 
 
 @check()
-def between_commands(context: Context) -> None:
+def between_commands(context: CheckContext) -> None:
     _needs_host_processes(context)
     session = context.session()
     agent = _agent_of_idle(context, session)
@@ -65,7 +65,7 @@ def between_commands(context: Context) -> None:
 
 
 @check()
-def stopped_under_a_command(context: Context) -> None:
+def stopped_under_a_command(context: CheckContext) -> None:
     """Another thread stops the session: the one that waits in it hears of it, and does not wait for ever."""
     session = context.session()
     up = threading.Event()
@@ -87,7 +87,7 @@ def stopped_under_a_command(context: Context) -> None:
 
 
 @check()
-def stopped_twice(context: Context) -> None:
+def stopped_twice(context: CheckContext) -> None:
     session = context.session()
     context.alive(session)
     session.stop()
@@ -96,12 +96,12 @@ def stopped_twice(context: Context) -> None:
     context.refused(SandboxLost, "a command in a stopped session", session.exec, ["true"], timeout=3)
 
 
-def _needs_host_processes(context: Context) -> None:
+def _needs_host_processes(context: CheckContext) -> None:
     if context.isolation is Isolation.SANDBOXED_KERNEL:
         raise NotApplicable("the processes of a sandboxed kernel are not the host's: none can be killed from here")
 
 
-def find_agent(context: Context, commands: int) -> int:
+def find_agent(context: CheckContext, commands: int) -> int:
     """The pid, on this host, of the box agent above running commands that bear our marker.
 
     Their scripts go on after what they wait for: some shells let the last command take their own place.
@@ -127,12 +127,12 @@ def find_agent(context: Context, commands: int) -> int:
     return agent
 
 
-def _of_commands(context: Context) -> list[int]:
+def _of_commands(context: CheckContext) -> list[int]:
     """The shells we started in the box; their children (sleep) don't bear the marker."""
     return commands_of(context.marker)
 
 
-def _agent_of_idle(context: Context, session: Session) -> int:
+def _agent_of_idle(context: CheckContext, session: Session) -> int:
     seen = context.project / "seen"
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(context.sh, session, "until [ -e seen ]; do sleep 0.05; done; exit 0")
@@ -144,7 +144,7 @@ def _agent_of_idle(context: Context, session: Session) -> int:
     return agent
 
 
-def _and_then(context: Context, session: Session) -> None:
+def _and_then(context: CheckContext, session: Session) -> None:
     """After a loss: the next command says it again, stopping works, and nothing is left."""
     again = time.monotonic()
     context.refused(SandboxLost, "the next command after a loss", session.exec, ["true"], timeout=3)

@@ -9,14 +9,14 @@ from __future__ import annotations
 import socket
 import time
 
-from proofbox.errors import ProofboxError
 from proofbox.config.settings import Settings
-from proofbox.sandbox.conformance.check import NETWORK, NotChecked, Subject, expect
-from proofbox.sandbox.conformance.context import PATIENCE, Context
+from proofbox.errors import ProofboxError
+from proofbox.sandbox.conformance.check import NETWORK, NotChecked, ProviderChecks, expect
+from proofbox.sandbox.conformance.context import PATIENCE, CheckContext
 from proofbox.sandbox.conformance.probing import SystemCalls, connect, listeners
 from proofbox.sandbox.service import Sandboxes
 
-subject = Subject("network")
+subject = ProviderChecks("network")
 check = subject.check
 
 LAST_FAMILY = 63  # well beyond the highest one that Linux has
@@ -30,7 +30,7 @@ _PROTOCOLS = (socket.IPPROTO_SCTP, socket.IPPROTO_UDPLITE, IPPROTO_SMC, IPPROTO_
 
 
 @check(NETWORK)
-def no_interface(context: Context) -> None:
+def no_interface(context: CheckContext) -> None:
     """Nothing but its own loopback, and no way to anywhere."""
     session = context.session(network="none")
     interfaces, routes = _look(context, "none")
@@ -40,7 +40,7 @@ def no_interface(context: Context) -> None:
 
 
 def _reaches_nobody(name: str, kind: str) -> None:
-    def run(context: Context) -> None:
+    def run(context: CheckContext) -> None:
         with listeners(context) as there:
             way, listener = there[kind]
             _control(context, way)
@@ -57,7 +57,7 @@ for _name, _kind in (("tcp", "tcp"), ("udp", "udp"), ("abstract-socket", "abstra
 
 
 @check(NETWORK)
-def sockets_unseen(context: Context) -> None:
+def sockets_unseen(context: CheckContext) -> None:
     """The names of the host's sockets are not even listed."""
     with listeners(context):
         listed = context.once('cat /proc/net/unix | grep -c "$1"', context.marker, network="none")
@@ -65,7 +65,7 @@ def sockets_unseen(context: Context) -> None:
 
 
 @check(NETWORK)
-def no_names(context: Context) -> None:
+def no_names(context: CheckContext) -> None:
     """No name is resolved, and the attempt ends soon: by no resolver on the network, and by no socket of one on the
     host."""
     interfaces, routes = _look(context, "none")
@@ -85,7 +85,7 @@ def no_names(context: Context) -> None:
 
 
 @check(NETWORK)
-def own_loopback(context: Context) -> None:
+def own_loopback(context: CheckContext) -> None:
     """A server under test and its client, both in the box, find each other, and do not meet the host's."""
     with listeners(context) as there:
         way, _ = there["tcp"]
@@ -104,7 +104,7 @@ print(socket.create_connection(("127.0.0.1", {port}), 10).recv(16).decode())
 
 
 @check(NETWORK)
-def socket_families(context: Context) -> None:
+def socket_families(context: CheckContext) -> None:
     """Only the families that programs need open, in every mode: others, such as AF_VSOCK, pass by the network namespace
     or are rarely used parts of the kernel."""
     allowed = {f"family {family:d}" for family in _FAMILIES} | {"netlink 0", "pair 1"}
@@ -131,7 +131,7 @@ def socket_families(context: Context) -> None:
 
 
 @check(NETWORK)
-def full_is_open(context: Context) -> None:
+def full_is_open(context: CheckContext) -> None:
     """Network full is another thing than none: it has more to go by, and the result states it."""
     session = context.session(network="full")
     expect(context.sh(session, "true").policy.network == "full", "the result does not state it")
@@ -139,7 +139,7 @@ def full_is_open(context: Context) -> None:
         raise NotChecked("this machine has no network to give")
 
 
-def _look(context: Context, network: str) -> tuple[set[str], list[str]]:
+def _look(context: CheckContext, network: str) -> tuple[set[str], list[str]]:
     script = "cat /proc/net/dev; echo ---; cat /proc/net/route /proc/net/ipv6_route 2>/dev/null"
     session = context.session(network="none" if network == "none" else "full")
     devices, _, routes = context.sh(session, script).stdout.partition("---")
@@ -151,7 +151,7 @@ def _look(context: Context, network: str) -> tuple[set[str], list[str]]:
     ]
 
 
-def _control(context: Context, way: str) -> None:
+def _control(context: CheckContext, way: str) -> None:
     try:
         with Sandboxes(context.project, settings=Settings()) as boxes, boxes.start_session(provider="off") as session:
             seen = connect(context, session, way)

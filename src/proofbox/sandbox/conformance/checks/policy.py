@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from proofbox.errors import PathRefused, PolicyRefused, RequestInvalid
+from proofbox.sandbox.box_handle import PolicyOptions
 from proofbox.sandbox.conformance.check import (
     CPUS,
     DETACHED,
@@ -18,19 +19,18 @@ from proofbox.sandbox.conformance.check import (
     READ_ONLY,
     Need,
     NotApplicable,
-    Subject,
+    ProviderChecks,
     expect,
 )
-from proofbox.sandbox.conformance.context import Context
+from proofbox.sandbox.conformance.context import CheckContext
 from proofbox.sandbox.contract import Mount
-from proofbox.sandbox.box_handle import PolicyOptions
 
-subject = Subject("policy")
+subject = ProviderChecks("policy")
 check = subject.check
 
 
 @check()
-def refusals(context: Context) -> None:
+def refusals(context: CheckContext) -> None:
     """Whatever the provider does not enforce it refuses, with its reason: nothing is silently ignored."""
     asked: list[tuple[Need, PolicyOptions]] = [
         (NETWORK, {"network": "none"}),
@@ -59,7 +59,7 @@ def refusals(context: Context) -> None:
 
 
 @check()
-def values_without_sense(context: Context) -> None:
+def values_without_sense(context: CheckContext) -> None:
     asked: list[PolicyOptions] = [
         {"memory": 0},
         {"memory": -5},
@@ -74,7 +74,7 @@ def values_without_sense(context: Context) -> None:
 
 
 @check()
-def stated(context: Context) -> None:
+def stated(context: CheckContext) -> None:
     """The result says what was in force, defaults too: nothing is left to be guessed."""
     policy = context.once("true").policy
     expect(policy.network in ("none", "full"), f"the network in force is {policy.network!r}")
@@ -84,7 +84,7 @@ def stated(context: Context) -> None:
 
 
 @check(MOUNTS)
-def mounts(context: Context) -> None:
+def mounts(context: CheckContext) -> None:
     """A host directory appears where it was asked for; read-only unless it says rw."""
     shown, _ = context.secret("shown")
     open_dir = context.scratch / "open"
@@ -102,7 +102,7 @@ def mounts(context: Context) -> None:
 
 
 @check(MOUNTS)
-def the_project_mounted_is_where_commands_begin(context: Context) -> None:
+def the_project_mounted_is_where_commands_begin(context: CheckContext) -> None:
     """At the place that the mount says; directories of the project are below it."""
     (context.project / "below").mkdir()
     session = context.session(mounts=[Mount(context.project, "/place/of/it", writable=True)])
@@ -114,7 +114,7 @@ def the_project_mounted_is_where_commands_begin(context: Context) -> None:
 
 
 @check(MOUNTS)
-def mounts_refused(context: Context) -> None:
+def mounts_refused(context: CheckContext) -> None:
     for mount in ("nothing", f"{context.scratch}/missing:/mnt/x", "/:/mnt/host", "/proc:/mnt/p",
     f"{context.outside}:/proc/x",
                   f"{context.outside}:relative", f"{context.outside}:/mnt/../etc", f"{context.outside}:/"):  # fmt: skip
@@ -122,7 +122,7 @@ def mounts_refused(context: Context) -> None:
 
 
 @check(MOUNTS)
-def swapped_mounts_refused(context: Context) -> None:
+def swapped_mounts_refused(context: CheckContext) -> None:
     """What a box puts in the place of a mount's source, or on the way to its place, the next box does not follow."""
     (context.project / "data").mkdir()
     context.once(f"mv data moved && ln -s {context.outside} data")
@@ -136,7 +136,7 @@ def swapped_mounts_refused(context: Context) -> None:
 
 
 @check()
-def projects_refused(context: Context) -> None:
+def projects_refused(context: CheckContext) -> None:
     (context.project / "file").write_text("")
     for project in (context.scratch / "missing", context.project / "file", Path("/"), Path("/etc"), Path("/proc")):
         context.refused(PathRefused, f"project {project}", context.session, context.over(project))

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from proofbox.core.dirs import cache_dir, config_dir, state_dir
 from proofbox.errors import PathRefused
-from proofbox.sandbox.conformance.check import FILESYSTEM, MOUNTS, NotApplicable, Subject, expect
-from proofbox.sandbox.conformance.context import Context, with_environment
+from proofbox.sandbox.conformance.check import FILESYSTEM, MOUNTS, NotApplicable, ProviderChecks, expect
 from proofbox.sandbox.conformance.checks.filesystem import STRANGER
+from proofbox.sandbox.conformance.context import CheckContext, with_environment
 from proofbox.sandbox.contract import Isolation, Mount
 
-subject = Subject("reach")
+subject = ProviderChecks("reach")
 check = subject.check
 
 # What a box may have from the host, or has of its own by the same name.
@@ -42,7 +42,7 @@ done
 
 
 @check(FILESYSTEM)
-def outside_by_path(context: Context) -> None:
+def outside_by_path(context: CheckContext) -> None:
     """The neighbours of the project are not there, however they are named; nor is anything of the caller's home."""
     secret, text = context.secret()
     session = context.session()
@@ -63,7 +63,7 @@ def outside_by_path(context: Context) -> None:
 
 
 @check(FILESYSTEM)
-def only_what_was_allowed(context: Context) -> None:
+def only_what_was_allowed(context: CheckContext) -> None:
     """Of the host's top directories a box shows programs and libraries, and nothing else of what there is."""
     if context.isolation is not Isolation.NAMESPACE:
         raise NotApplicable(f"the system's files in a box of {context.provider} are its image's own")
@@ -88,7 +88,7 @@ def only_what_was_allowed(context: Context) -> None:
 
 
 @check(FILESYSTEM)
-def outside_by_symlink(context: Context) -> None:
+def outside_by_symlink(context: CheckContext) -> None:
     """A link in the project that points out of it points nowhere, for reading and for writing."""
     secret, text = context.secret()
     (context.project / "link").symlink_to(secret)
@@ -103,7 +103,7 @@ def outside_by_symlink(context: Context) -> None:
 
 
 @check(FILESYSTEM)
-def outside_by_hardlink(context: Context) -> None:
+def outside_by_hardlink(context: CheckContext) -> None:
     """No second name for what is not the project's: it would carry the right to write over to another path."""
     secret, _ = context.secret()
     targets = [str(secret), "/etc/passwd", "/usr/bin/env", "/bin/sh", "/proc/1/exe", "/proc/self/exe", "/run/boxagent"]
@@ -115,7 +115,7 @@ def outside_by_hardlink(context: Context) -> None:
 
 
 @check(FILESYSTEM)
-def outside_by_proc(context: Context) -> None:
+def outside_by_proc(context: CheckContext) -> None:
     """/proc/PID/root, cwd and fd of whatever is visible lead no further than the box does."""
     secret, text = context.secret()
     with context.host_process():
@@ -124,7 +124,7 @@ def outside_by_proc(context: Context) -> None:
 
 
 @check(FILESYSTEM)
-def private_system_files(context: Context) -> None:
+def private_system_files(context: CheckContext) -> None:
     """The shadow of passwords and root's own keys are not there, or can't be read."""
     if context.isolation is not Isolation.NAMESPACE:
         raise NotApplicable(f"the system's files in a box of {context.provider} are its image's own")
@@ -133,7 +133,7 @@ def private_system_files(context: Context) -> None:
 
 
 @check(FILESYSTEM)
-def private_files_of_others(context: Context) -> None:
+def private_files_of_others(context: CheckContext) -> None:
     """Started by root, the box has none of root's power over other users' files."""
     if os.geteuid() != 0:
         raise NotApplicable("the caller is not root: it has no such power to lend")
@@ -149,7 +149,7 @@ def private_files_of_others(context: Context) -> None:
 
 
 @check(FILESYSTEM)
-def hidden_state(context: Context) -> None:
+def hidden_state(context: CheckContext) -> None:
     """proofbox's own directories are not in the box, not even when the project, or a way into it, holds them."""
     _hidden(context, "in their usual place")
     for access in ("rw", "ro", "overlay") if context.enforcement.access_overlay else ("rw",):
@@ -161,7 +161,7 @@ def hidden_state(context: Context) -> None:
         _hidden(context, "behind a link into the project")
 
 
-def _hidden(context: Context, where: str, access: str = "rw") -> None:
+def _hidden(context: CheckContext, where: str, access: str = "rw") -> None:
     text = f"kept-{context.marker}"
     own = [state_dir(), cache_dir(), config_dir()]
     for directory in own:
@@ -191,7 +191,7 @@ done
 
 
 @check(MOUNTS)
-def replaced_state(context: Context) -> None:
+def replaced_state(context: CheckContext) -> None:
     """No directory above proofbox's own can be renamed or replaced, through the project or a writable mount."""
     folders = ["home", "home/deep", *(f"home/deep/{name}" for name in ("STATE", "CACHE", "CONFIG"))]
     for root, guest, access in (
@@ -217,7 +217,7 @@ def replaced_state(context: Context) -> None:
 
 
 @check(MOUNTS)
-def replaced_link_to_state(context: Context) -> None:
+def replaced_link_to_state(context: CheckContext) -> None:
     """A project with a link to proofbox's own files that could be replaced is refused, or the link can't be."""
     (context.outside / "real").mkdir()
     (context.project / "link").symlink_to(context.outside / "real")

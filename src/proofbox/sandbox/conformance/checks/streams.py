@@ -8,11 +8,11 @@ import time
 import zlib
 from pathlib import Path
 
-from proofbox.sandbox.conformance.check import OWN_STREAMS, NotChecked, Subject, expect
-from proofbox.sandbox.conformance.context import PATIENCE, Context
+from proofbox.sandbox.conformance.check import OWN_STREAMS, NotChecked, ProviderChecks, expect
+from proofbox.sandbox.conformance.context import PATIENCE, CheckContext
 from proofbox.sandbox.contract import Output
 
-subject = Subject("streams")
+subject = ProviderChecks("streams")
 check = subject.check
 
 LARGE = 100_000_000
@@ -22,7 +22,7 @@ FLAT = 48 << 20
 
 
 @check()
-def streams_apart(context: Context) -> None:
+def streams_apart(context: CheckContext) -> None:
     session = context.session()
     result = context.sh(session, "echo out; echo err >&2; printf tail; printf 'more\n' >&2")
     expect(result.stdout_bytes == b"out\ntail", f"stdout is {result.stdout_bytes!r}")
@@ -33,7 +33,7 @@ def streams_apart(context: Context) -> None:
 
 
 @check(OWN_STREAMS)
-def by_name(context: Context) -> None:
+def by_name(context: CheckContext) -> None:
     """/dev/stdout and /dev/stderr can be opened, as scripts do, with and without a stdin."""
     session = context.session()
     for stdin in (None, b"in\n"):
@@ -43,7 +43,7 @@ def by_name(context: Context) -> None:
 
 
 @check()
-def binary_output(context: Context) -> None:
+def binary_output(context: CheckContext) -> None:
     session = context.session()
     every = "".join(f"\\{value:03o}" for value in range(256))
     result = context.sh(session, f"printf '{every}'; printf '\\377\\000\\n' >&2")
@@ -52,7 +52,7 @@ def binary_output(context: Context) -> None:
 
 
 @check(seconds=100)
-def large_output_capped(context: Context) -> None:
+def large_output_capped(context: CheckContext) -> None:
     """100 MB into a cap of 1 MB: head and tail are kept, the loss is said, and memory stays flat."""
     session = context.session()
     before = _resident()
@@ -79,7 +79,7 @@ def large_output_capped(context: Context) -> None:
 
 
 @check(seconds=100)
-def large_output_streamed(context: Context) -> None:
+def large_output_streamed(context: CheckContext) -> None:
     """100 MB to a reader: every byte arrives, in order, and none of it is kept beyond the cap."""
     session = context.session()
     seen = {"bytes": 0, "crc": 0, "peak": 0, "pieces": 0}
@@ -106,7 +106,7 @@ def large_output_streamed(context: Context) -> None:
 
 
 @check()
-def both_streams_full(context: Context) -> None:
+def both_streams_full(context: CheckContext) -> None:
     """Two full pipes at once: neither waits for the other's reader."""
     session = context.session()
     result = context.sh(session, "head -c 3000000 /dev/zero & head -c 3000000 /dev/zero >&2; wait")
@@ -115,7 +115,7 @@ def both_streams_full(context: Context) -> None:
 
 
 @check()
-def output_as_it_comes(context: Context) -> None:
+def output_as_it_comes(context: CheckContext) -> None:
     """A reader sees output while the command still runs, with the stream it came from."""
     session = context.session()
     pieces: list[Output] = []
@@ -133,7 +133,7 @@ def output_as_it_comes(context: Context) -> None:
 
 
 @check()
-def stdin_to_its_end(context: Context) -> None:
+def stdin_to_its_end(context: CheckContext) -> None:
     session = context.session()
     for given in (b"hello\n", b"\x00\xff\x04", "text"):
         result = session.exec(["cat"], stdin=given, timeout=PATIENCE)
@@ -146,7 +146,7 @@ def stdin_to_its_end(context: Context) -> None:
 
 
 @check()
-def stdin_absent_or_empty(context: Context) -> None:
+def stdin_absent_or_empty(context: CheckContext) -> None:
     """A command that reads gets the end of its input at once: it never waits for a terminal."""
     session = context.session()
     for given in (None, b"", io.BytesIO()):
@@ -156,7 +156,7 @@ def stdin_absent_or_empty(context: Context) -> None:
 
 
 @check()
-def stdin_large(context: Context) -> None:
+def stdin_large(context: CheckContext) -> None:
     """Far more than any buffer, in and out at once: no deadlock, nothing lost."""
     session = context.session()
     data = bytes(range(251)) * 40_000  # 10 MB; a prime, so that no block repeats
@@ -167,7 +167,7 @@ def stdin_large(context: Context) -> None:
 
 
 @check()
-def stdin_unread(context: Context) -> None:
+def stdin_unread(context: CheckContext) -> None:
     """A command that does not read its input, or stops reading it, ends all the same."""
     session = context.session()
     data = b"x" * 2_000_000
@@ -179,7 +179,7 @@ def stdin_unread(context: Context) -> None:
 
 
 @check()
-def background_holds_the_pipes(context: Context) -> None:
+def background_holds_the_pipes(context: CheckContext) -> None:
     """A child that is left in the background with the pipes does not hold back its parent's result, and is said."""
     session = context.session()
     began = time.monotonic()

@@ -1,8 +1,8 @@
 """The conformance suite of tool environments: the same checks for every one, plain functions that raise `Failed`.
 
-    results = run_conformance(make)     # make(guard) is a context manager that gives a `World`
+    results = run_conformance(make)     # make(guard) is a context manager that gives a `ToolWorld`
 
-An environment that has no directory of the host, or no commands, says so by `World.host` and by raising
+An environment that has no directory of the host, or no commands, says so by `ToolWorld.host` and by raising
 CommandsUnavailable; the checks that need them are then `not_applicable`.
 """
 
@@ -12,33 +12,33 @@ import traceback
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 
-from proofbox.sandbox.conformance.check import Failed, NotApplicable, Result
+from proofbox.sandbox.conformance.check import CheckResult, Failed, NotApplicable
 from proofbox.workspace.tools.conformance import changes, commands, files, guards, links, search
-from proofbox.workspace.tools.conformance.world import CHECKS, GUARDED, Check, Fence, World
+from proofbox.workspace.tools.conformance.world import CHECKS, GUARDED, Check, Fence, ToolWorld
 from proofbox.workspace.tools.tree import AllowAll, Guard
 
-__all__ = ["CHECKS", "GUARDED", "MODULES", "Fence", "Make", "World", "run_conformance"]
+__all__ = ["CHECKS", "GUARDED", "MODULES", "Fence", "Make", "ToolWorld", "run_conformance"]
 
 MODULES = (files, changes, search, commands, links, guards)  # their checks are listed as they are loaded
-Make = Callable[[Guard], AbstractContextManager[World]]
+Make = Callable[[Guard], AbstractContextManager[ToolWorld]]
 
 
-def run_conformance(make: Make, only: Collection[str] | None = None) -> list[Result]:
+def run_conformance(make: Make, only: Collection[str] | None = None) -> list[CheckResult]:
     """Every check, or those named, each in a world of its own. Whatever goes wrong in one is in its result."""
     checks: list[tuple[str, Check, Guard]] = [(name, check, AllowAll()) for name, check in CHECKS.items()]
     checks += [(name, check, Fence()) for name, check in GUARDED.items()]
     return [_run(name, check, make, guard) for name, check, guard in checks if only is None or name in only]
 
 
-def _run(name: str, check: Check, make: Make, guard: Guard) -> Result:
+def _run(name: str, check: Check, make: Make, guard: Guard) -> CheckResult:
     try:
         with make(guard) as world:
             check(world)
     except Failed as error:
-        return Result(name, "tools", "failed", str(error))
+        return CheckResult(name, "tools", "failed", str(error))
     except NotApplicable as error:
-        return Result(name, "tools", "not_applicable", str(error))
+        return CheckResult(name, "tools", "not_applicable", str(error))
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
-        return Result(name, "tools", "failed", f"{type(error).__name__} at {where.name}:{where.lineno}: {error}")
-    return Result(name, "tools", "passed")
+        return CheckResult(name, "tools", "failed", f"{type(error).__name__} at {where.name}:{where.lineno}: {error}")
+    return CheckResult(name, "tools", "passed")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from proofbox.errors import CommandsUnavailable, ProofboxError
 from proofbox.sandbox.conformance.check import NotApplicable, expect
-from proofbox.workspace.tools.conformance.world import World, check, refused, same
+from proofbox.workspace.tools.conformance.world import ToolWorld, check, refused, same
 from proofbox.workspace.tools.contract import ToolEnvironment
 
 
-def _shell(world: World) -> ToolEnvironment:
+def _shell(world: ToolWorld) -> ToolEnvironment:
     try:
         world.env.run_command("true")
     except CommandsUnavailable as error:
@@ -17,7 +17,7 @@ def _shell(world: World) -> ToolEnvironment:
 
 
 @check
-def a_command_is_a_result_however_it_ends(world: World) -> None:
+def a_command_is_a_result_however_it_ends(world: ToolWorld) -> None:
     env = _shell(world)
     done = env.run_command("echo out; echo err >&2; exit 7")
     same((done.exit_code, done.stdout, done.stderr, done.timed_out), (7, "out\n", "err\n", False))
@@ -33,7 +33,7 @@ def a_command_is_a_result_however_it_ends(world: World) -> None:
 
 
 @check
-def commands_and_tools_see_the_same_files(world: World) -> None:
+def commands_and_tools_see_the_same_files(world: ToolWorld) -> None:
     env = _shell(world)
     env.write_file("sub/f", "from the tool")
     same(env.run_command("cat f && echo more > made", cwd="sub").stdout, "from the tool")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from proofbox.errors import ArgumentsInvalid, FileAbsent, FileKindRefused, FileTooLarge, ToolPathRefused
-from proofbox.workspace.tools.conformance.world import World, check, paths_of, refused, same
+from proofbox.workspace.tools.conformance.world import ToolWorld, check, paths_of, refused, same
 from proofbox.workspace.tools.contract import LARGEST_FILE
 
 OUTSIDE = ("..", "../x", "a/../../x", "/etc/passwd", "/", "../" * 50 + "etc/passwd", "a/../..")
@@ -11,7 +11,7 @@ NO_PATHS = ("", "\0", "a\0b", "x" * 5000, "a/" + "y" * 300, "\ud800")
 
 
 @check
-def what_is_written_is_read(world: World) -> None:
+def what_is_written_is_read(world: ToolWorld) -> None:
     env = world.env
     written = env.write_file("deep/er/file", "one\ntwo\n")
     same((written.created, written.size, written.path), (True, 8, "deep/er/file"))
@@ -25,7 +25,7 @@ def what_is_written_is_read(world: World) -> None:
 
 
 @check
-def lines_are_read_from_and_to(world: World) -> None:
+def lines_are_read_from_and_to(world: ToolWorld) -> None:
     env = world.env
     env.write_file("f", "1\n22\n333\n4444")
     same((env.read_file("f", first_line=2, max_lines=2).content), "22\n333\n")
@@ -41,7 +41,7 @@ def lines_are_read_from_and_to(world: World) -> None:
 
 
 @check
-def nothing_is_outside(world: World) -> None:
+def nothing_is_outside(world: ToolWorld) -> None:
     env = world.env
     env.write_file("a/b", "x")
     for path in OUTSIDE:
@@ -56,7 +56,7 @@ def nothing_is_outside(world: World) -> None:
 
 
 @check
-def what_is_not_there_or_no_file_is_said(world: World) -> None:
+def what_is_not_there_or_no_file_is_said(world: ToolWorld) -> None:
     env = world.env
     env.write_file("d/f", "x")
     for tool in (env.read_file, env.remove_file, env.list_directory, env.list_files_recursive):
@@ -76,14 +76,14 @@ def what_is_not_there_or_no_file_is_said(world: World) -> None:
 
 
 @check
-def what_is_too_large_is_refused(world: World) -> None:
+def what_is_too_large_is_refused(world: ToolWorld) -> None:
     refused(FileTooLarge, world.env.write_file, "f", b"x" * (LARGEST_FILE + 1))
     refused(FileAbsent, world.env.read_file, "f")
     refused(ArgumentsInvalid, world.env.write_file, "f", "\ud800")
 
 
 @check
-def what_is_removed_is_gone(world: World) -> None:
+def what_is_removed_is_gone(world: ToolWorld) -> None:
     env = world.env
     env.write_file("d/f", "x")
     same(env.remove_file("d/f").path, "d/f")
@@ -92,7 +92,7 @@ def what_is_removed_is_gone(world: World) -> None:
 
 
 @check
-def listings_are_sorted_and_bounded(world: World) -> None:
+def listings_are_sorted_and_bounded(world: ToolWorld) -> None:
     env = world.env
     for path in ("b/x", "b-c", "b.d", "a", "b/c/d/e", "Z", "ä"):
         env.write_file(path, "12")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 
 from proofbox.errors import CapabilityDenied, FileAbsent
-from proofbox.workspace.tools.conformance.world import World, found_in, guarded, host_of, paths_of, refused, same
+from proofbox.workspace.tools.conformance.world import ToolWorld, found_in, guarded, host_of, paths_of, refused, same
 
 
 @guarded
-def what_a_guard_denies_is_not_opened(world: World) -> None:
+def what_a_guard_denies_is_not_opened(world: ToolWorld) -> None:
     env = world.env
     for attempt in (env.read_file, env.remove_file):
         refused(CapabilityDenied, attempt, "a/secret")
@@ -23,7 +23,7 @@ def what_a_guard_denies_is_not_opened(world: World) -> None:
 
 
 @guarded
-def what_a_guard_hides_is_neither_listed_nor_found(world: World) -> None:
+def what_a_guard_hides_is_neither_listed_nor_found(world: ToolWorld) -> None:
     host = host_of(world)
     for name in ("a/secret", "a/plain", "secret/deep"):
         os.makedirs(os.path.dirname(f"{host}/{name}"), exist_ok=True)

@@ -6,11 +6,11 @@ import os
 
 from proofbox.errors import FileKindRefused, ToolPathRefused
 from proofbox.sandbox.conformance.check import expect
-from proofbox.workspace.tools.conformance.world import World, check, found_in, host_of, paths_of, refused, same
+from proofbox.workspace.tools.conformance.world import ToolWorld, check, found_in, host_of, paths_of, refused, same
 
 
 @check
-def links_lead_no_further_than_the_root(world: World) -> None:
+def links_lead_no_further_than_the_root(world: ToolWorld) -> None:
     host, env = host_of(world), world.env
     env.write_file("d/f", "inside")
     for name, target in {
@@ -42,7 +42,7 @@ def links_lead_no_further_than_the_root(world: World) -> None:
 
 
 @check
-def what_is_no_file_never_hangs(world: World) -> None:
+def what_is_no_file_never_hangs(world: ToolWorld) -> None:
     host, env = host_of(world), world.env
     os.mkfifo(f"{host}/pipe")
     refused(FileKindRefused, env.read_file, "pipe")
@@ -53,7 +53,7 @@ def what_is_no_file_never_hangs(world: World) -> None:
 
 
 @check
-def names_that_are_not_text_are_kept(world: World) -> None:
+def names_that_are_not_text_are_kept(world: ToolWorld) -> None:
     host, env = host_of(world), world.env
     name = os.fsdecode(b"n\xff")
     with open(os.fsencode(host) + b"/n\xff", "w") as file:

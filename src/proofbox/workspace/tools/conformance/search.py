@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from proofbox.errors import ArgumentsInvalid, PatternRefused
-from proofbox.workspace.tools.conformance.world import World, check, found_in, refused, same
+from proofbox.workspace.tools.conformance.world import ToolWorld, check, found_in, refused, same
 
 
 @check
-def text_is_found(world: World) -> None:
+def text_is_found(world: ToolWorld) -> None:
     env = world.env
     env.write_file("a.py", "import os\n\ndef main():\n    pass\n")
     env.write_file("lib/b.py", "def other(): pass\r\n")
@@ -30,7 +30,7 @@ def text_is_found(world: World) -> None:
 
 
 @check
-def patterns_outside_the_dialect_are_refused(world: World) -> None:
+def patterns_outside_the_dialect_are_refused(world: ToolWorld) -> None:
     env = world.env
     for pattern in ("(?=x)", r"(a)\1", "(?i)x", "a\nb", "[[:alpha:]]", "a**", "(", ")", "[", "{", "*", r"\n", ""):
         refused(PatternRefused, env.search_text, pattern)

@@ -13,14 +13,14 @@ from proofbox.workspace.tools.tree import Access
 E = TypeVar("E", bound=ProofboxError)
 
 
-class World(NamedTuple):
+class ToolWorld(NamedTuple):
     """An environment whose root is empty, and its root on the host if it has one there."""
 
     env: ToolEnvironment
     host: str | None = None
 
 
-Check = Callable[[World], None]
+Check = Callable[[ToolWorld], None]
 CHECKS: dict[str, Check] = {}
 GUARDED: dict[str, Check] = {}
 
@@ -71,7 +71,7 @@ def found_in(result: SearchResult) -> list[tuple[str, int]]:
     return [(match.path, match.line) for match in result.matches]
 
 
-def host_of(world: World) -> str:
+def host_of(world: ToolWorld) -> str:
     if world.host is None:
         raise NotApplicable("it has no directory of the host")
     return world.host

@@ -1,1 +1,1 @@
-"""TODO docstring"""
+"""Implementations of the tool contract: on disk, in a box, in memory, with layers."""

@@ -17,24 +17,24 @@ from typing import Self
 
 import msgspec
 
-from proofbox.core.clock import Clock, SystemClock
 from proofbox.config.settings import Settings, load
-from proofbox.sandbox.contract import ExecResult, OnEvent
+from proofbox.core.clock import Clock, SystemClock
 from proofbox.sandbox.box_handle import ExecOptions
+from proofbox.sandbox.contract import ExecResult, OnEvent
 from proofbox.sandbox.paths import resolve_project
 from proofbox.sandbox.service import Sandboxes, Session
 from proofbox.workspace.capabilities.capabilities import Capabilities, CapabilityGuard, require
 from proofbox.workspace.capabilities.compiling import BoxRules, compile_rules, needs_walk, uncovered
 from proofbox.workspace.scanning.ignore import Ignore
-from proofbox.workspace.search import Engine
-from proofbox.workspace.tools.environments.commands import AllTools
+from proofbox.workspace.search import SearchEngine
+from proofbox.workspace.tools.environments.commands import CommandTools
 from proofbox.workspace.tools.environments.handles import DirectoryTree
 
 _CHEAP = 0.05  # seconds that a walk over all files may take before each command
 _SHARE = 10  # one that takes longer may take this part of the time
 
 
-class BoxedEnvironment(AllTools):
+class BoxedEnvironment(CommandTools):
     """Close it: it holds the box. `settings` are as for `Sandboxes`; what they forward of variables is filtered."""
 
     def __init__(
@@ -44,7 +44,7 @@ class BoxedEnvironment(AllTools):
         *,
         provider: str | None = None,
         ignore: Ignore | None = None,
-        engine: Engine | None = None,
+        engine: SearchEngine | None = None,
         settings: Settings | None = None,
         on_event: OnEvent | None = None,
         clock: Clock | None = None,

@@ -6,13 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
 from proofbox.core.digest import sha256_hex
-from proofbox.sandbox.contract import ExecResult, Isolation
 from proofbox.sandbox.box_handle import ExecOptions
+from proofbox.sandbox.contract import ExecResult, Isolation
 from proofbox.workspace.tools.contract import COMMAND_TIMEOUT, OUTPUT_LIMIT, CommandResult
 from proofbox.workspace.tools.environments.files import FileTools
 
 
-class AllTools(FileTools, ABC):
+class CommandTools(FileTools, ABC):
     """The tools that work on files, and the one that runs a command."""
 
     def run_command(

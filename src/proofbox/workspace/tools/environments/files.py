@@ -11,27 +11,27 @@ from typing import BinaryIO, NamedTuple
 from proofbox.core.text import path_fields, printable
 from proofbox.errors import ArgumentsInvalid, FileAbsent, FileTooLarge, ProofboxError
 from proofbox.workspace.scanning.ignore import Ignore
-from proofbox.workspace.search import Engine, Search, search
-from proofbox.workspace.tools.environments import edit
+from proofbox.workspace.search import Search, SearchEngine, search
 from proofbox.workspace.tools.contract import (
     LARGEST_FILE,
     LISTING_LIMIT,
     MATCH_LIMIT,
     READ_LIMIT,
-    Entry,
     FileContent,
     FileEdited,
     FileRemoved,
     FileWritten,
     Listing,
+    ListingEntry,
     Match,
     PatchApplied,
     PatchedFile,
     SearchResult,
 )
+from proofbox.workspace.tools.environments import edit
 from proofbox.workspace.tools.environments.patch import FilePatch, apply_hunks, parse, refusal
 from proofbox.workspace.tools.environments.search_source import TreeSource
-from proofbox.workspace.tools.tree import Item, Tree, below
+from proofbox.workspace.tools.tree import DirectoryItem, FileTree, below
 
 FARTHEST = 1 << 30
 """So many bytes are passed over at most for a line to begin with: a file may be a hole without end."""
@@ -41,7 +41,7 @@ _PIECE = 1 << 16
 class FileTools:
     """What reads and then writes holds a lock, so that two edits of one file never lose each other's."""
 
-    def __init__(self, tree: Tree, *, ignore: Ignore | None = None, engine: Engine | None = None) -> None:
+    def __init__(self, tree: FileTree, *, ignore: Ignore | None = None, engine: SearchEngine | None = None) -> None:
         self._tree = tree
         self._ignore = ignore or Ignore(())
         self._engine = engine
@@ -87,7 +87,7 @@ class FileTools:
     def list_files_recursive(self, path: str = ".", *, depth: int = 32, max_entries: int = LISTING_LIMIT) -> Listing:
         _require(depth >= 1 and 1 <= max_entries <= 10 * LISTING_LIMIT, "depth and max_entries are 1 or more")
         real, items = self._tree.directory(path)
-        entries: list[Entry] = []
+        entries: list[ListingEntry] = []
         truncated = False
         for folder, item in below(self._tree, real, items, depth):
             if len(entries) == max_entries:
@@ -248,9 +248,9 @@ def _lines(stream: BinaryIO, first: int, most: int | None, room: int) -> tuple[b
     return b"".join(found), bool(stream.read(1))
 
 
-def _entry(folder: str, item: Item) -> Entry:
+def _entry(folder: str, item: DirectoryItem) -> ListingEntry:
     path = f"{folder}/{item.name}" if folder else item.name
-    return Entry(type=item.type, size=item.size, **path_fields(path))
+    return ListingEntry(type=item.type, size=item.size, **path_fields(path))
 
 
 def _encoded(content: str | bytes) -> bytes:

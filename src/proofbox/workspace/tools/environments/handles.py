@@ -22,10 +22,10 @@ from typing import NamedTuple
 from proofbox.core.files.atomic import TEMPORARY_PREFIX
 from proofbox.core.text import printable
 from proofbox.errors import IoFailed, ProofboxError
-from proofbox.workspace.tools.environments.beneath import HANDLE, open_beneath
 from proofbox.workspace.tools.contract import EntryType
+from proofbox.workspace.tools.environments.beneath import HANDLE, open_beneath
 from proofbox.workspace.tools.paths import refusal, split
-from proofbox.workspace.tools.tree import Access, AllowAll, Guard, Item, Opened, absent, wrong_kind
+from proofbox.workspace.tools.tree import Access, AllowAll, DirectoryItem, Guard, OpenedFile, absent, wrong_kind
 
 _DIRECTORY = HANDLE | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -34,7 +34,7 @@ _MAX_LINKS = 40
 _MAX_HELD = 256
 
 
-class Place(NamedTuple):
+class ResolvedPath(NamedTuple):
     """Where a path leads: a handle on the last directory that exists, and the names after it."""
 
     folder: int
@@ -60,7 +60,7 @@ class DirectoryTree:
             self._fd = -1
 
     @contextmanager
-    def open(self, path: str) -> Iterator[Opened]:
+    def open(self, path: str) -> Iterator[OpenedFile]:
         with self._translated(path), self._place(path) as place:
             self.guard.check("read", place.path)
             if place.info is None:
@@ -70,7 +70,7 @@ class DirectoryTree:
                 info = os.fstat(fd)
                 if not stat.S_ISREG(info.st_mode):
                     raise wrong_kind(path, f"is a {_type(info.st_mode)}, not a file")
-                yield Opened(stream, info.st_size, bool(info.st_mode & 0o100), place.path)
+                yield OpenedFile(stream, info.st_size, bool(info.st_mode & 0o100), place.path)
 
     def write(self, path: str, data: bytes, executable: bool | None) -> tuple[str, bool]:
         with self._translated(path), self._place(path) as place:
@@ -97,7 +97,7 @@ class DirectoryTree:
                 self._refuse_other_than_file(path, place)
         return place.path
 
-    def directory(self, path: str) -> tuple[str, list[Item]]:
+    def directory(self, path: str) -> tuple[str, list[DirectoryItem]]:
         with self._translated(path), self._place(path) as place:
             if place.path:
                 self.guard.check("list", place.path)
@@ -120,7 +120,7 @@ class DirectoryTree:
                 raise absent(path)
             return stat.S_ISREG(place.info.st_mode)
 
-    def _items(self, fd: int, path: str) -> list[Item]:
+    def _items(self, fd: int, path: str) -> list[DirectoryItem]:
         items = []
         prefix = f"{path}/" if path else ""
         with os.scandir(fd) as found:
@@ -132,15 +132,15 @@ class DirectoryTree:
                 except FileNotFoundError:
                     continue
                 kind = _type(info.st_mode)
-                items.append(Item(each.name, kind, info.st_size if kind == "file" else 0))
+                items.append(DirectoryItem(each.name, kind, info.st_size if kind == "file" else 0))
         return sorted(items, key=lambda item: os.fsencode(item.name))
 
-    def _refuse_other_than_file(self, path: str, place: Place) -> None:
+    def _refuse_other_than_file(self, path: str, place: ResolvedPath) -> None:
         if not place.names or (place.info is not None and not stat.S_ISREG(place.info.st_mode)):
             raise wrong_kind(path, "is there, and is no file")
 
     @contextmanager
-    def _place(self, path: str, *, follow: bool = True) -> Iterator[Place]:
+    def _place(self, path: str, *, follow: bool = True) -> Iterator[ResolvedPath]:
         names = split(path, self.root)
         held: list[int] = []
         try:
@@ -152,7 +152,7 @@ class DirectoryTree:
         finally:
             _close(held)
 
-    def _quickly(self, names: list[str], held: list[int]) -> Place | None:
+    def _quickly(self, names: list[str], held: list[int]) -> ResolvedPath | None:
         """One call for all directories of a path; None when that is not to be had, or there is a link on the way."""
         if len(names) < 2 or ".." in names:
             return None
@@ -160,9 +160,9 @@ class DirectoryTree:
         if fd is None:
             return None
         held.append(fd)
-        return Place(fd, (names[-1],), "/".join(names), _lstat(names[-1], fd))
+        return ResolvedPath(fd, (names[-1],), "/".join(names), _lstat(names[-1], fd))
 
-    def _walk(self, path: str, names: list[str], held: list[int], follow: bool) -> Place:
+    def _walk(self, path: str, names: list[str], held: list[int], follow: bool) -> ResolvedPath:
         walked: list[str] = []
         pending = deque(names)
         links = 0
@@ -182,7 +182,7 @@ class DirectoryTree:
                 missing = (name, *(each for each in pending if each not in ("", ".")))
                 if ".." in missing:
                     raise absent(path)
-                return Place(here, missing, "/".join([*walked, *missing]), None)
+                return ResolvedPath(here, missing, "/".join([*walked, *missing]), None)
             if stat.S_ISLNK(info.st_mode) and (pending or follow):
                 links += 1
                 if links > _MAX_LINKS:
@@ -196,14 +196,14 @@ class DirectoryTree:
                     pending.extendleft(reversed(target.split("/")))
                 continue
             if not any(each not in ("", ".") for each in pending):
-                return Place(here, (name,), "/".join([*walked, name]), info)
+                return ResolvedPath(here, (name,), "/".join([*walked, name]), info)
             if len(held) == _MAX_HELD:
                 raise refusal(path, f"is deeper than {_MAX_HELD} directories")
             held.append(os.open(name, _DIRECTORY, dir_fd=here))
             walked.append(name)
         if held:  # the last step was back to it
-            return Place(held[-1], (".",), "/".join(walked), os.fstat(held[-1]))
-        return Place(self._fd, (), "", os.fstat(self._fd))
+            return ResolvedPath(held[-1], (".",), "/".join(walked), os.fstat(held[-1]))
+        return ResolvedPath(self._fd, (), "", os.fstat(self._fd))
 
     def _from_the_top(self, path: str, target: str) -> list[str]:
         for root in (self.host, self.root):
@@ -219,7 +219,7 @@ class DirectoryTree:
             raise _typed(error, path) from None
 
 
-def _name(place: Place) -> str:
+def _name(place: ResolvedPath) -> str:
     return place.names[-1] if place.names else "."
 
 
@@ -254,7 +254,7 @@ def _close(held: list[int]) -> None:
 
 
 @contextmanager
-def _made(place: Place) -> Iterator[int]:
+def _made(place: ResolvedPath) -> Iterator[int]:
     """A handle on the directory that the last name goes into, made with its parents if need be."""
     folder = place.folder
     try:

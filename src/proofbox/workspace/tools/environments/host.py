@@ -8,17 +8,17 @@ from types import TracebackType
 from typing import Self
 
 from proofbox.errors import CapabilityDenied, PolicyRefused
-from proofbox.sandbox.contract import ExecResult
 from proofbox.sandbox.box_handle import ExecOptions
+from proofbox.sandbox.contract import ExecResult
 from proofbox.sandbox.service import Sandboxes, Session
 from proofbox.workspace.scanning.ignore import Ignore
-from proofbox.workspace.search import Engine
-from proofbox.workspace.tools.environments.commands import AllTools
+from proofbox.workspace.search import SearchEngine
+from proofbox.workspace.tools.environments.commands import CommandTools
 from proofbox.workspace.tools.environments.handles import DirectoryTree
 from proofbox.workspace.tools.tree import Access, AllowAll, Guard
 
 
-class SandboxEnvironment(AllTools):
+class SandboxEnvironment(CommandTools):
     """Commands in a session of any provider; files on the host's side of its mount, through directory handles.
 
     The session is the caller's to stop. One with a throw-away overlay is refused: its files are not those of the
@@ -31,7 +31,7 @@ class SandboxEnvironment(AllTools):
         *,
         guard: Guard | None = None,
         ignore: Ignore | None = None,
-        engine: Engine | None = None,
+        engine: SearchEngine | None = None,
     ) -> None:
         info = session.info
         if info.policy.access == "overlay":
@@ -69,7 +69,7 @@ class HostEnvironment(SandboxEnvironment):
         *,
         guard: Guard | None = None,
         ignore: Ignore | None = None,
-        engine: Engine | None = None,
+        engine: SearchEngine | None = None,
     ) -> None:
         self._boxes = Sandboxes(root)
         session = self._boxes.start_session(provider="off")

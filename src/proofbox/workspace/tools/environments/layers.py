@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, cast
 
-from proofbox.workspace.capabilities.rules import Decision
+from proofbox.workspace.capabilities.rules import RuleDecision
 from proofbox.workspace.tools.contract import (
     COMMAND_TIMEOUT,
     LISTING_LIMIT,
@@ -42,12 +42,12 @@ READING = frozenset({"read_file", "list_directory", "list_files_recursive", "sea
 
 
 @dataclass
-class Call:
+class ToolInvocation:
     """One call of a tool on its way through the layers."""
 
     tool: str
     arguments: Mapping[str, Any]
-    decision: Decision | None = None
+    decision: RuleDecision | None = None
     snapshot_before: str = ""
     snapshot_after: str = ""
 
@@ -79,11 +79,11 @@ def patched_paths(patch: str) -> list[tuple[str, str]]:
     return found
 
 
-Below = Callable[[Call], ToolResult]
+Below = Callable[[ToolInvocation], ToolResult]
 
 
 class Layer(Protocol):
-    def __call__(self, call: Call, below: Below, /) -> ToolResult:
+    def __call__(self, call: ToolInvocation, below: Below, /) -> ToolResult:
         """Do as you will, and give what `below(call)` gave, or raise."""
 
 
@@ -93,7 +93,7 @@ class Layered:
     def __init__(self, env: ToolEnvironment, layers: Sequence[Layer]) -> None:
         self._env = env
 
-        def innermost(call: Call) -> ToolResult:
+        def innermost(call: ToolInvocation) -> ToolResult:
             return cast("ToolResult", getattr(env, call.tool)(**call.arguments))
 
         self._top: Below = innermost
@@ -174,7 +174,7 @@ class Layered:
         return self._call(PatchApplied, "apply_patch", patch=patch)
 
     def _call(self, kind: type[R], tool: str, **arguments: Any) -> R:
-        given = self._top(Call(tool, arguments))
+        given = self._top(ToolInvocation(tool, arguments))
         assert isinstance(given, kind)  # noqa: S101 (a layer that changes the kind of a result is wrong)
         return given
 

@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from proofbox.errors import CommandsUnavailable
-from proofbox.sandbox.contract import ExecResult
 from proofbox.sandbox.box_handle import ExecOptions
-from proofbox.workspace.tools.environments.commands import AllTools
+from proofbox.sandbox.contract import ExecResult
+from proofbox.workspace.tools.environments.commands import CommandTools
 from proofbox.workspace.tools.paths import refusal, split
-from proofbox.workspace.tools.tree import Access, AllowAll, Guard, Item, Opened, absent, wrong_kind
+from proofbox.workspace.tools.tree import Access, AllowAll, DirectoryItem, Guard, OpenedFile, absent, wrong_kind
 
 ROOT = "/workspace"
 _NAME_MAX = 255
@@ -35,13 +35,13 @@ class MemoryTree:
             self.write(path, data, None)
 
     @contextmanager
-    def open(self, path: str) -> Iterator[Opened]:
+    def open(self, path: str) -> Iterator[OpenedFile]:
         real = self._real(path)
         self.guard.check("read", real)
         found = self._files.get(real)
         if found is None:
             raise wrong_kind(path, "is a directory, not a file") if real in self._folders else absent(path)
-        yield Opened(io.BytesIO(found[0]), len(found[0]), found[1], real)
+        yield OpenedFile(io.BytesIO(found[0]), len(found[0]), found[1], real)
 
     def write(self, path: str, data: bytes, executable: bool | None) -> tuple[str, bool]:
         with self._lock:
@@ -69,7 +69,7 @@ class MemoryTree:
             raise wrong_kind(path, "is there, and is no file")
         return real
 
-    def directory(self, path: str) -> tuple[str, list[Item]]:
+    def directory(self, path: str) -> tuple[str, list[DirectoryItem]]:
         real = self._real(path)
         if real:
             self.guard.check("list", real)
@@ -78,8 +78,12 @@ class MemoryTree:
                 raise wrong_kind(path, "is not a directory")
             if real not in self._folders:
                 raise absent(path)
-            items = [Item(_last(each), "directory", 0) for each in self._folders if each and _parent(each) == real]
-            items += [Item(_last(p), "file", len(data)) for p, (data, _) in self._files.items() if _parent(p) == real]
+            items = [
+                DirectoryItem(_last(each), "directory", 0) for each in self._folders if each and _parent(each) == real
+            ]
+            items += [
+                DirectoryItem(_last(p), "file", len(data)) for p, (data, _) in self._files.items() if _parent(p) == real
+            ]
         prefix = f"{real}/" if real else ""
         shown = [item for item in items if self.guard.visible(prefix + item.name)]
         return real, sorted(shown, key=lambda item: os.fsencode(item.name))
@@ -115,7 +119,7 @@ class MemoryTree:
         return "/".join(walked)
 
 
-class MemoryEnvironment(AllTools):
+class MemoryEnvironment(CommandTools):
     """No host access at all."""
 
     def __init__(self, files: Mapping[str, str | bytes] | None = None, guard: Guard | None = None) -> None:

@@ -19,12 +19,12 @@ from proofbox.core.text import printable
 from proofbox.errors import CapabilityDenied, CheckFailed, ProofboxError, ToolNudged
 from proofbox.sandbox.contract import Event
 from proofbox.workspace.capabilities.capabilities import Capabilities, require
-from proofbox.workspace.capabilities.rules import Decision
-from proofbox.workspace.timeline.effects import EffectLog
+from proofbox.workspace.capabilities.rules import RuleDecision
 from proofbox.workspace.model import RollbackResult
-from proofbox.workspace.tools.environments.commands import command_argv
+from proofbox.workspace.timeline.effects import EffectLog
 from proofbox.workspace.tools.contract import CommandResult, ToolEnvironment, ToolResult
-from proofbox.workspace.tools.environments.layers import READING, Below, Call, Layer, Layered, patched_paths
+from proofbox.workspace.tools.environments.commands import command_argv
+from proofbox.workspace.tools.environments.layers import READING, Below, Layer, Layered, ToolInvocation, patched_paths
 from proofbox.workspace.tools.paths import refusal, split
 from proofbox.workspace.tools.tree import Access
 from proofbox.workspace.workspace import Workspace
@@ -52,13 +52,13 @@ class CapabilityCheck:
         self,
         capabilities: Capabilities,
         root: str,
-        on_denied: Callable[[Call, ProofboxError], None] | None = None,
+        on_denied: Callable[[ToolInvocation, ProofboxError], None] | None = None,
     ) -> None:
         self._capabilities = capabilities
         self._root = root
         self._on_denied = on_denied
 
-    def __call__(self, call: Call, below: Below, /) -> ToolResult:
+    def __call__(self, call: ToolInvocation, below: Below, /) -> ToolResult:
         try:
             for decision in self._decisions(call):
                 call.decision = decision
@@ -69,7 +69,7 @@ class CapabilityCheck:
             raise
         return below(call)
 
-    def _decisions(self, call: Call) -> list[Decision]:
+    def _decisions(self, call: ToolInvocation) -> list[RuleDecision]:
         if call.tool == "run_command":
             variables = [self._capabilities.env_write.of(name) for name in call.arguments.get("env") or {}]
             return [*variables, self._capabilities.command(command_argv(call.arguments["command"]))]
@@ -80,7 +80,7 @@ class CapabilityCheck:
         decisions = [self._file(access, call.arguments["path"])]
         return [self._file("read", call.arguments["path"]), *decisions] if call.tool == "edit_file" else decisions
 
-    def _file(self, access: Access, path: str) -> Decision:
+    def _file(self, access: Access, path: str) -> RuleDecision:
         names = split(path, self._root)
         plain = normpath("/".join(names)) if names else "."
         if plain.split("/")[0] == "..":
@@ -88,7 +88,7 @@ class CapabilityCheck:
         return self._capabilities.file(access, "" if plain == "." else plain)
 
 
-class Recording:
+class EffectRecording:
     """Intent before, outcome after, into the effect log. A call whose intent can't be recorded is not made."""
 
     def __init__(self, log: EffectLog, head: Callable[[], str] = lambda: "", clock: Clock | None = None) -> None:
@@ -96,7 +96,7 @@ class Recording:
         self._head = head
         self._clock: Clock = clock or SystemClock()
 
-    def __call__(self, call: Call, below: Below, /) -> ToolResult:
+    def __call__(self, call: ToolInvocation, below: Below, /) -> ToolResult:
         id = self._log.new_id()
         call.snapshot_before = call.snapshot_before or self._head()
         self._log.append(id=id, phase="intent", kind=call.tool, **_intent(call))
@@ -117,7 +117,7 @@ class Recording:
             ended |= {"snapshot_before": call.snapshot_before, "snapshot_after": call.snapshot_after}
             self._log.append(id=id, phase="outcome", kind=call.tool, **ended)
 
-    def denied(self, call: Call, error: ProofboxError) -> None:
+    def denied(self, call: ToolInvocation, error: ProofboxError) -> None:
         """Record a call that was refused before it became an intent."""
         facts = {**_intent(call), **_refusal(error), "decision": "deny"}
         self._log.append(id=self._log.new_id(), phase="denied", kind=call.tool, **facts)
@@ -155,7 +155,7 @@ class SnapshotOnWrite:
             head = self._workspace.head
             return head.id if head is not None else ""
 
-    def __call__(self, call: Call, below: Below, /) -> ToolResult:
+    def __call__(self, call: ToolInvocation, below: Below, /) -> ToolResult:
         if not call.writes:
             return below(call)
         if not self.head():
@@ -198,7 +198,7 @@ class CheckAfterWrite:
         self._good = ""
         self._lock = threading.RLock()
 
-    def __call__(self, call: Call, below: Below, /) -> ToolResult:
+    def __call__(self, call: ToolInvocation, below: Below, /) -> ToolResult:
         if not call.writes:
             return below(call)
         with self._lock:  # one change at a time: whose fault it was must be told
@@ -237,12 +237,12 @@ class Nudge:
         self._read = 0
         self._lock = threading.Lock()
 
-    def __call__(self, call: Call, below: Below, /) -> ToolResult:
+    def __call__(self, call: ToolInvocation, below: Below, /) -> ToolResult:
         with self._lock:
             self._count(call)
         return below(call)
 
-    def _count(self, call: Call) -> None:
+    def _count(self, call: ToolInvocation) -> None:
         digest = _digest(call.tool, call.arguments)
         self._repeated = self._repeated + 1 if digest == self._last else 1
         self._read = self._read + 1 if call.tool in READING else 0
@@ -261,7 +261,7 @@ class Nudge:
 def workspace_layers(
     env: ToolEnvironment,
     history: SnapshotOnWrite | None = None,
-    recording: Recording | None = None,
+    recording: EffectRecording | None = None,
     capabilities: Capabilities | None = None,
     *,
     check: str | None = None,
@@ -282,7 +282,7 @@ def workspace_layers(
     return layers
 
 
-def _intent(call: Call) -> dict[str, Any]:
+def _intent(call: ToolInvocation) -> dict[str, Any]:
     allowed = call.decision is not None
     return {
         "target": _quietly(call),
@@ -300,7 +300,7 @@ def _refusal(error: BaseException) -> dict[str, str]:
     return {"error": code, "rule": str(error.details.get("rule", "")) if isinstance(error, CapabilityDenied) else ""}
 
 
-def _quietly(call: Call) -> str:
+def _quietly(call: ToolInvocation) -> str:
     try:
         return call.target
     except ProofboxError:
@@ -334,7 +334,7 @@ def _digest(tool: str, arguments: Mapping[str, Any]) -> str:
     return digest_of({"tool": tool, "arguments": plain(arguments)})
 
 
-def _nudge(call: Call, what: str, why: str) -> ToolNudged:
+def _nudge(call: ToolInvocation, what: str, why: str) -> ToolNudged:
     return ToolNudged(
         f"{call.tool} was not run: {what}. Stop and think: {why}. Try another way, or finish",
         op=call.tool,

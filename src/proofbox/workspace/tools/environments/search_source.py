@@ -7,18 +7,18 @@ from collections.abc import Iterator
 from proofbox.errors import ProofboxError
 from proofbox.workspace.scanning.ignore import Ignore
 from proofbox.workspace.search.finder import NEVER_SEARCHED
-from proofbox.workspace.tools.tree import Item, Tree, below
+from proofbox.workspace.tools.tree import DirectoryItem, FileTree, below
 
 
 class TreeSource:
-    def __init__(self, tree: Tree, path: str, ignore: Ignore) -> None:
+    def __init__(self, tree: FileTree, path: str, ignore: Ignore) -> None:
         self._tree = tree
         self._ignore = ignore
         self._only_file = tree.is_file(path)
         if self._only_file:
             with tree.open(path) as found:
                 self.top = found.path
-            self._items: list[Item] = []
+            self._items: list[DirectoryItem] = []
         else:
             self.top, self._items = tree.directory(path)
         self.directory = None if self._only_file else tree.host
