@@ -13,7 +13,7 @@ import anyio
 import anyio.abc
 import httpx2
 import pytest
-from codexlab import Lab, run
+from codex_lab import Lab, run
 
 from proofbox.agents.events import Integrity, TokenUsage, Usage
 from proofbox.agents.gateway.http import HttpRequest, Responder, connection_handler

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
-from badfiles import PLACES, READERS, bad_contents, lines_for_place, lines_for_reader
-from badlines import GOOD, Line, every_line, lines_for, lines_without_a_command
-from badworld import described, enter, made_world, problems
+from bad_files import PLACES, READERS, bad_contents, lines_for_place, lines_for_reader
+from bad_lines import GOOD, Line, every_line, lines_for, lines_without_a_command
+from bad_world import described, enter, made_world, problems
 
 from proofbox.cli import COMMANDS, Command, main
 

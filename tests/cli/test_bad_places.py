@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from badfiles import PLACES, lines_for_pipes, lines_for_place
-from badlines import ANSWERED, REFUSED, USAGE, Line
-from badworld import described, made_world, problems
+from bad_files import PLACES, lines_for_pipes, lines_for_place
+from bad_lines import ANSWERED, REFUSED, USAGE, Line
+from bad_world import described, made_world, problems
 from capabilities import OrdinaryUser
 
 from proofbox.cli import main

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from badlines import ANSWERED, Line, arguments
-from badworld import described, enter, problems
+from bad_lines import ANSWERED, Line, arguments
+from bad_world import described, enter, problems
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -64,27 +64,27 @@ APP = {"appId": "shop", "appName": "Shop", "ownerUserId": "u-1"}
 NOT_TOLD = {
     "proofbox.demo/1": "tests/cli/test_demo.py",
     "proofbox.demo_step/1": "the same",
-    "proofbox.doctor/1": "minutes; tests/sandbox/test_conformance.py",
-    "proofbox.image/1": "needs a catalogue; tests/sandbox/test_images.py",
+    "proofbox.doctor/1": "minutes; tests/sandbox/conformance/test_conformance.py",
+    "proofbox.image/1": "needs a catalogue; tests/sandbox/images/test_images.py",
     "proofbox.image_pulled/1": "the same",
-    "proofbox.attempt_interrupt/1": "tests/lab/test_cli_suite.py",
-    "proofbox.runtime_check/1": "a minute; tests/agents/test_runtime_conformance.py",
+    "proofbox.attempt_interrupt/1": "tests/cli/test_cli_suite.py",
+    "proofbox.runtime_check/1": "a minute; tests/agents/conformance/test_runtime_conformance.py",
 }
 NOT_LEFT = {
     ".runtime.lock": "empty, once nobody holds it",
-    "capabilities.toml": "TOML that a user writes; tests/workspace/test_capabilities.py",
-    "config.toml": "TOML; tests/sandbox/test_config.py",
-    "proofbox.suite/1": "TOML; tests/lab/test_spec.py",
-    "proofbox.images/1": "TOML; tests/sandbox/test_images.py",
+    "capabilities.toml": "TOML that a user writes; tests/workspace/capabilities/test_capabilities.py",
+    "config.toml": "TOML; tests/config/test_settings.py",
+    "proofbox.suite/1": "TOML; tests/lab/suite/test_spec.py",
+    "proofbox.images/1": "TOML; tests/sandbox/images/test_images.py",
     "proofbox.images_lock/1": "needs a catalogue; the same",
     "proofbox.chain/1": "members of every line of a log: checked with it",
     "proofbox.conformance/1": "of `doctor`",
     "proofbox.runtime_conformance/1": "of `runtime check`",
     "proofbox.ledger/1": "SQLite",
-    "proofbox.limiter/1": "only with a model; tests/lab/test_limiter.py",
-    "proofbox.path_witnesses/1": "tests/evidence/test_documents.py",
+    "proofbox.limiter/1": "only with a model; tests/lab/run/test_limiter.py",
+    "proofbox.path_witnesses/1": "tests/evidence/documents/test_documents.py",
     "proofbox.promotion_policy/1": "inside a packet",
-    "proofbox.torn_attempt/1": "needs a death; tests/lab/test_run.py",
+    "proofbox.torn_attempt/1": "needs a death; tests/lab/run/test_run.py",
 }
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from pacing import SOON
-from rawagent import alive, survivors, tree, wait_until
+from raw_agent import alive, survivors, tree, wait_until
 
 from proofbox import Sandboxes
 from proofbox.core.clock import ManualClock

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from badlines import Line
+from bad_lines import Line
 
 from proofbox.cli import main
 from proofbox.errors import error_classes

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from pacing import SOON
-from rawagent import ENV, MODES, PATIENCE, PYTHON, Agent, agent, resident_kb, survivors, tree, unended, wait_until
+from raw_agent import ENV, MODES, PATIENCE, PYTHON, Agent, agent, resident_kb, survivors, tree, unended, wait_until
 
 from proofbox.errors import CommandNotFound, ProtocolError, RequestInvalid, SandboxLost
 from proofbox.sandbox.client import connection as connection_module

@@ -13,7 +13,7 @@ from pathlib import Path
 import anyio
 import private_engine
 import pytest
-from rawagent import PATIENCE, alive, resident_kb
+from raw_agent import PATIENCE, alive, resident_kb
 
 from proofbox import AsyncSandboxes, Sandboxes
 from proofbox.errors import CommandNotFound, PolicyRefused, RequestInvalid, SandboxLost

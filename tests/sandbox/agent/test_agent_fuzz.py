@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from rawagent import Agent, resident_kb, wait_until
+from raw_agent import Agent, resident_kb, wait_until
 
 from proofbox.errors import ProtocolError
 from proofbox.sandbox.client import wire
@@ -24,7 +24,7 @@ from proofbox.sandbox.host.binaries import program
 
 # One build with the sanitizers for all of these: they go to one worker.
 pytestmark = pytest.mark.xdist_group("fuzz")
-SOURCE = Path(wire.__file__).parent / "agent" / "boxagent.c"
+SOURCE = Path(wire.__file__).parents[1] / "agent" / "boxagent.c"
 
 
 @pytest.fixture(scope="module", params=["as shipped", pytest.param("sanitized", marks=pytest.mark.needs("cc"))])

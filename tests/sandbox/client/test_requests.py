@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rawagent import wait_until
+from raw_agent import wait_until
 
 from proofbox import Sandboxes
 from proofbox.errors import (

@@ -154,7 +154,7 @@ def test_stores_through_a_live_mapping_are_seen_on_every_file_system(base: Path,
     script = f'{{ {MOUNTS[mount]}; }} || exit 9; exec "$2" -c "$3"'
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", script, "sh", str(base), sys.executable, code],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])},
         capture_output=True,
         text=True,
         check=False,

@@ -23,7 +23,7 @@ from capabilities import OrdinaryUser
 from hypothesis import given
 from hypothesis import strategies as st
 from pacing import SOON, in_time
-from rawagent import (
+from raw_agent import (
     ESCAPEES,
     MODES,
     PATIENCE,

@@ -12,7 +12,7 @@ from typing import Any
 
 import anyio
 import pytest
-from codexlab import FAKE, Lab, run
+from codex_lab import FAKE, Lab, run
 from hypothesis import given
 from hypothesis import strategies as st
 from pacing import SOON

@@ -9,7 +9,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from badlines import ANSWERED, REFUSED, Line
+from bad_lines import ANSWERED, REFUSED, Line
 
 DEEP = 100_000
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from rawagent import PATIENCE, alive, wait_until
+from raw_agent import PATIENCE, alive, wait_until
 
 from proofbox import AsyncSandboxes, Sandboxes
 from proofbox.errors import SandboxLost

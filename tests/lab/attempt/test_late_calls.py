@@ -20,7 +20,7 @@ from proofbox.lab.run.plan import Plan, ledger_path
 pytestmark = pytest.mark.needs("bubblewrap", "codex")
 
 ISOLATIONS = ("process", "shared")
-FAKE = Path(__file__).parents[1] / "agents" / "fakecodex.py"
+FAKE = Path(__file__).parents[2] / "agents" / "fake_codex.py"
 
 
 @pytest.fixture

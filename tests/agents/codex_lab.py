@@ -17,7 +17,7 @@ from proofbox.agents.fakemodel import FakeModel
 from proofbox.agents.runtimes.codex import CodexAppServer
 from proofbox.agents.runtimes.codex.session import CodexSession
 
-FAKE = Path(__file__).with_name("fakecodex.py")
+FAKE = Path(__file__).with_name("fake_codex.py")
 SECONDS = 200.0
 E = TypeVar("E", bound=Event)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from proofbox.agents.events import Event, FileChange, Integrity, Message, Retrying, ToolCall, Unrecognized, Usage
 from proofbox.agents.runtimes.process.dialects import ClaudeStream, CodexExec, Dialect, OwnDialect
 
-CAPTURES = Path(__file__).parent / "captures"
+CAPTURES = Path(__file__).parents[1] / "captures"
 
 
 def translated(dialect: Dialect, *lines: object) -> list[Event]:

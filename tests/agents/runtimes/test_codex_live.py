@@ -25,7 +25,7 @@ import private_engine
 import pytest
 from anyio.to_thread import run_sync
 from capabilities import OrdinaryUser
-from codexlab import Lab, Seat, processes, run
+from codex_lab import Lab, Seat, processes, run
 from pacing import SOON
 
 from proofbox.agents.contract import ApprovalRule, SessionOptions
@@ -226,7 +226,7 @@ def test_a_box_that_is_lost_is_a_crash_and_another_takes_its_place(tmp_path: Pat
 
 
 def own_process(lab: Lab, prompt: str, python: str = sys.executable, **options: Any) -> subprocess.Popen[str]:
-    argv = [python, str(Path(__file__).with_name("onesession.py")), str(lab.workspace.parent), lab.url, prompt]
+    argv = [python, str(Path(__file__).parents[1] / "one_session.py"), str(lab.workspace.parent), lab.url, prompt]
     return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, **options)
 
 

@@ -33,7 +33,7 @@ from proofbox.agents.runtimes.codex.decoder import CodexDecoder, TurnOver
 from proofbox.agents.runtimes.codex.failures import classify
 from proofbox.agents.usage import UsageLedger
 
-FIXTURES = Path(__file__).parent / "fixtures" / "codex-0.166.0"
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "codex-0.166.0"
 TRANSCRIPTS = sorted(FIXTURES.glob("*.jsonl"))
 TOOLS = ("commandExecution", "fileChange", "mcpToolCall", "dynamicToolCall", "webSearch", "imageView")
 

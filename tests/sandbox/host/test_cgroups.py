@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from rawagent import cgroup
+from raw_agent import cgroup
 
 from proofbox.errors import PolicyRefused
 from proofbox.sandbox.contract import Policy

@@ -15,7 +15,7 @@ from typing import Any
 import anyio
 import pytest
 from pacing import SOON
-from rawagent import ENV, PATIENCE, PYTHON, Agent, agent, resident_kb, survivors, tree, unended, wait_until
+from raw_agent import ENV, PATIENCE, PYTHON, Agent, agent, resident_kb, survivors, tree, unended, wait_until
 
 from proofbox import AsyncSandboxes, Sandboxes
 from proofbox.errors import CommandNotFound, RequestInvalid, SandboxLost, SessionUnknown
