@@ -153,8 +153,8 @@ def test_user_settings_are_the_baseline(base: Path, capsys: pytest.CaptureFixtur
     (config_dir() / "config.toml").write_text('network = "allow:example.org"\nenv = ["MINE"]\nmemory = 512\n')
     (base / "suite.toml").write_text(
         HEAD
-        + mission("within", say("done"), network="allow:example.org", env=["MINE"], limits={"memory_mb": 256})
-        + mission("beyond", say("done"), network="allow:example.org,example.com", limits={"memory_mb": 1024})
+        + mission("within", say("done"), network="allow:example.org", env=["MINE"], limits={"memory": 256})
+        + mission("beyond", say("done"), network="allow:example.org,example.com", limits={"memory": 1024})
     )
     main(["suite", "lint", str(base / "suite.toml"), "--json"])
     assert json.loads(capsys.readouterr().out)["widenings"] == [

@@ -30,7 +30,7 @@ from proofbox.sandbox.host.local_box import Plumbing, launch
 from proofbox.sandbox.host.mounts import file_systems, mount_of, mount_points_below
 from proofbox.sandbox.providers.covering import Placed, placed, refuse_missing_place
 from proofbox.sandbox.providers.host_root import ROOT, directory, host_parts
-from proofbox.sandbox.providers.userns import explain
+from proofbox.sandbox.providers.userns import explain, forbidding_settings
 
 # Ids of no account and no container range: what the box leaves outside (nothing, by design) would stand out.
 AGENT_ID = 2_000_000_061
@@ -188,6 +188,8 @@ class _Ids(msgspec.Struct, frozen=True):
         shifts = [_Shift(path, st.st_uid, st.st_gid) for path, st in owners if (st.st_uid, st.st_gid) != self.command]
         for shift in shifts:
             if not _can_idmap(str(shift.path)):
+                if fixes := forbidding_settings():
+                    raise ProviderUnavailable("this machine forbids user namespaces", op="start", fix_hints=fixes)
                 raise self._unsupported(shift)
         return shifts
 

@@ -17,17 +17,21 @@ _KNOBS = (
 )
 
 
+def forbidding_settings(system: Path = Path("/")) -> list[str]:
+    """Return how to change each kernel setting that forbids user namespaces here."""
+    return [
+        fix
+        for knob, bad, fix in _KNOBS
+        if (path := system / "proc/sys" / knob).exists() and path.read_text().strip() == bad
+    ]
+
+
 def explain(account: str, *, system: Path = Path("/")) -> tuple[str, list[str]]:
     """A reason and fixes, from what bubblewrap or boxlaunch said and how the machine is set up."""
     said = account.splitlines()[-1] if account else "it ended without a word"
     if not any(sign in account for sign in _SIGNS):
         return said, []
-    hints = [
-        fix
-        for knob, bad, fix in _KNOBS
-        if (path := system / "proc/sys" / knob).exists() and path.read_text().strip() == bad
-    ]
-    if hints:
+    if hints := forbidding_settings(system):
         return f"this machine forbids user namespaces ({said})", hints
     if (system / ".dockerenv").exists() or (system / "run/.containerenv").exists():
         fix = "run the container with --security-opt seccomp=unconfined --security-opt apparmor=unconfined"

@@ -85,12 +85,16 @@ def _ask() -> Settings:
     def words(question: str) -> tuple[str, ...]:
         return tuple((answer(question) or "").split())
 
+    def size(question: str) -> int | str | None:
+        text = answer(question)
+        return int(text) if text and text.isdecimal() else text
+
     said = {
         "provider": answer("Provider (auto, bubblewrap, docker, off) [auto]"),
         "image": answer("Image for docker [none]"),
         "access": answer("Access to the project (rw, ro, overlay) [rw]"),
         "cpus": answer("Cores [no limit]"),
-        "memory": answer("Memory limit in MB [none]"),
+        "memory": size("Memory limit in MB, or with a unit as in 2g [none]"),
         "mounts": words("Mounts, HOST:GUEST[:ro|rw] with spaces between [none]"),
         "env": words("Variables of yours that every command gets, by name [none]"),
         "provision": answer("A script of the project that prepares its boxes once [none]"),
