@@ -18,16 +18,16 @@ WIDTH = 110
 # What is only met on the way: docs/design/0050-the-public-face.md.
 MET = {
     "sandbox.service": ("Session",),
-    "sandbox.aservice": ("AsyncSession",),
+    "sandbox.async_service": ("AsyncSession",),
     "sandbox.sessions": ("SessionInfo",),
     "sandbox.contract": ("ExecResult", "Output", "Event", "Policy", "Isolation", "ProbeResult", "Diagnostic", "Door"),
-    "sandbox.catalogue": ("Image",),
+    "sandbox.images.catalogue": ("Image",),
     "workspace.model": ("Snapshot", "Status", "Change", "RollbackResult"),
     "workspace.tools.contract": ("ToolEnvironment", "ToolResult"),
-    "agents.outcome": ("Trial",),
-    "evidence.reader": ("Bundle", "UnverifiedBundle"),
-    "evidence.verify": ("Verification",),
-    "evidence.promotion": ("Promotion",),
+    "agents.trials.result": ("Trial",),
+    "evidence.bundle.reader": ("Bundle", "UnverifiedBundle"),
+    "evidence.verify.verification": ("Verification",),
+    "evidence.promotion.emit": ("Promotion",),
 }
 
 

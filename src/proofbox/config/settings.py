@@ -57,7 +57,7 @@ class Settings(msgspec.Struct, frozen=True):
     runtimes: dict[str, dict[str, Any]] = {}
     """Of each agent runtime its own settings: which ones there are is its to say."""
     provision: str | None = None
-    """A script of the project that prepares its boxes, once: see `provision.py`."""
+    """A script of the project that prepares its boxes, once: see `provisioning.py`."""
 
     def over(self, other: Settings) -> Settings:
         """These, and the other's where these say nothing."""

@@ -1,5 +1,5 @@
-"""The laboratory: missions run as attempts, many at once, each leaving evidence that scores itself.
+"""The laboratory: missions run as attempts, many in parallel, each leaving evidence that can be scored.
 
-`spec.py` says what a suite is, `attempt.py` runs one try at one mission, `verifier.py` finds out what came of it,
-`ledger.py` is the truth about which tries there are, `worker.py` and `limiter.py` decide when, `run.py` is a whole run.
+`suite/` specifies and reads suites, `run/` plans a run and schedules its attempts, `attempt/` runs and verifies one
+attempt, and `reports/` reads the evidence.
 """

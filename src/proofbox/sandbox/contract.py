@@ -165,7 +165,7 @@ class BoxSpec(msgspec.Struct, frozen=True):
     home: Path | None = None
     """A prepared directory to be the commands' home: covered by a throw-away layer, unless `preparing`."""
     preparing: bool = False
-    """What is done in this box is meant to be kept (`provision.py`): more of it can be written."""
+    """What is done in this box is meant to be kept (`provisioning.py`): more of it can be written."""
 
 
 class Box(Protocol):

@@ -1,4 +1,4 @@
-"""The sandbox service: probe, exec, sessions. `aservice.py` is the same for async callers.
+"""The sandbox service: probe, exec, sessions. `async_service.py` is the same for async callers.
 
 with Sandboxes(project_root=".") as boxes:
     result = boxes.exec(["pytest", "-q"], timeout=60)

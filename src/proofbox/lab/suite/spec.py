@@ -71,7 +71,7 @@ class Verify(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mounts: dict[GuestPath, str] = {}
     """Places in the verifier's box, and the files or directories of which it has a copy there."""
     sha256: dict[GuestPath, str] = {}
-    """Of directories among them the digest by `tasktree.py`: changed since, they are not used."""
+    """Of directories among them the digest by `task_tree.py`: changed since, they are not used."""
     env: dict[str, str] = {}
     """Variables of its commands."""
     reward: GuestPath | None = None
@@ -195,7 +195,7 @@ class Origin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     name: str
     """The directory of the task."""
     sha256: str
-    """Of every file of it, by `tasktree.py`."""
+    """Of every file of it, by `task_tree.py`."""
     notes: tuple[str, ...] = ()
     """What of it was left out or is done another way."""
     not_comparable: tuple[str, ...] = ()

@@ -1,7 +1,7 @@
 """A client's end of a box's stream: many commands at once, from many threads, over one connection.
 
 There is no reader thread. Whoever waits and finds nobody reading reads for all, and hands over when its own command is
-done; with one thread, an `exec` is one send and one or two receives. `aconnection.py` does the same on anyio.
+done; with one thread, an `exec` is one send and one or two receives. `async_connection.py` does the same on anyio.
 """
 
 from __future__ import annotations
