@@ -63,7 +63,7 @@ def test_pages_say_what_made_them_and_where_their_links_lead(name: str) -> None:
 
 def test_an_array_of_one_of_several_has_parentheses() -> None:
     (row,) = re.findall(r"^\| `commands` \| (.*) \| Run in this order", (ROOT / "SCHEMAS.md").read_text(), re.MULTILINE)
-    assert row == "(text or text[] or [Command](#command))[]"
+    assert row == "(text or text[] or [VerifyCommand](#verifycommand))[]"
 
 
 @pytest.mark.parametrize("name", ["docs/reference/sdk.md", "SCHEMAS.md"])

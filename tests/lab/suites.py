@@ -91,7 +91,7 @@ def patch_workers(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
 
     def hire(argv: list[str], **options: Any) -> subprocess.Popen[Any]:
         at = argv.index("proofbox.lab.run.worker")
-        source = f"import os, sys\nfrom proofbox.lab import worker\n{code}\nworker.main(sys.argv[1:])"
+        source = f"import os, sys\nfrom proofbox.lab.run import worker\n{code}\nworker.main(sys.argv[1:])"
         return start([sys.executable, "-c", source, *argv[at + 1 :]], **options)
 
     monkeypatch.setattr(crew, "Popen", hire)

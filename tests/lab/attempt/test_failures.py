@@ -142,7 +142,7 @@ def test_nothing_that_an_agent_leaves_or_says_ends_more_than_its_attempt(out: Pa
 
 
 CAN_NOT_WRITE = """
-from proofbox.lab import artifacts
+from proofbox.lab.attempt import artifacts
 write_all = artifacts.write_all
 def fails(bundle, story, redactor):
     write_all(bundle, story, redactor)

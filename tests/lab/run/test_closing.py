@@ -190,7 +190,8 @@ def test_a_damaged_bundle_ends_the_attempt_and_not_the_run(
 
 DIES = """
 import os, sys
-from proofbox.lab import artifacts, worker
+from proofbox.lab.attempt import artifacts
+from proofbox.lab.run import worker
 def die(*_):
     os._exit(9)
 %s

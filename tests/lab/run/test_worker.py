@@ -25,7 +25,7 @@ from proofbox.lab.run.plan import ledger_path, surroundings
 # The ledger has the end, and nothing more to do, a while before the worker hears of it.
 SLOW_TO_HEAR = """
 import sys, time
-from proofbox.lab import worker
+from proofbox.lab.run import worker
 end = worker.Ledger.end
 def slow(*words):
     end(*words)

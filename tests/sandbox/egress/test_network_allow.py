@@ -140,7 +140,7 @@ def outlets() -> list[int]:
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if b"lasting_outlet" in (entry / "cmdline").read_bytes() and mine in (entry / "environ").read_bytes():
+            if b"detached_outlet" in (entry / "cmdline").read_bytes() and mine in (entry / "environ").read_bytes():
                 found.append(int(entry.name))
     return found
 
