@@ -1,4 +1,4 @@
-"""A tree as a search sees it: files in order, and content by the tree's own handles."""
+"""A file tree as the source of a search: sorted files, read through the tree's own descriptors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class TreeSource:
             return None
 
     def _left_out(self, path: str) -> bool:
-        """By a name below what was asked for: who names `.git` itself, or what is ignored, means it."""
+        """Return whether a name below the search path excludes the file. A path given explicitly is never excluded."""
         names = path[len(self.top) :].strip("/").split("/")
         folder = self.top
         for name in names:
