@@ -174,15 +174,15 @@ def test_cost_of_special_files_is_linear(ws: Workspace, root: Path) -> None:
     os.mkfifo(root / "pipes/below/pipe")
 
     class Counted(dict[str, Any]):
-        looked = 0
+        visited = 0
 
         def __iter__(self) -> Iterator[str]:
-            Counted.looked += len(self)
+            Counted.visited += len(self)
             return super().__iter__()
 
     ws._working_tree._scanner._skipped = Counted()
     assert len(ws.snapshot("pipes", sealed=True).skipped) == 51
-    assert Counted.looked <= 51
+    assert Counted.visited <= 51
     (root / "pipes").rename(root / "moved")
     assert {left.path.rpartition("/")[0] for left in ws.snapshot("moved").skipped} == {"moved", "moved/below"}
     subprocess.run(["rm", "-r", root / "moved"], check=True)

@@ -141,7 +141,7 @@ def test_verify_finds_every_flipped_byte(project: Path, rounds: Callable[[int, i
         assert ws.verify().sound
 
 
-def test_ordinary_directories_are_not_workspaces(project: Path) -> None:
+def test_open_needs_a_workspace_and_init_an_ordinary_directory(project: Path) -> None:
     with pytest.raises(WorkspaceUnknown):
         Workspace.open(project)
     Workspace.init(project).close()

@@ -88,7 +88,7 @@ def home_of(workspace_id: str) -> Path:
     return base() / workspace_id
 
 
-def _aside(workspace_id: str) -> Path:
+def _temporary_home(workspace_id: str) -> Path:
     """Return the temporary path of a home while it is created or removed."""
     return base() / f"{TEMPORARY_PREFIX}{workspace_id}"
 
@@ -126,7 +126,7 @@ def refuse_own_state(real: str) -> None:
 
 
 def is_registered(real: str) -> bool:
-    return _place(os.fsencode(real)).exists()
+    return _entry_path(os.fsencode(real)).exists()
 
 
 def register(registration: Registration, *, replace: bool = False) -> None:
@@ -135,11 +135,11 @@ def register(registration: Registration, *, replace: bool = False) -> None:
     `replace` is for a newly created directory: an existing registration of its path belongs to an earlier directory.
     """
     path = bytes.fromhex(registration.path_hex)
-    home, unborn = home_of(registration.id), _aside(registration.id)
-    unborn.mkdir(mode=0o700, parents=True)
-    write(unborn / "workspace.json", registration)
-    os.rename(unborn, home)  # record the owner before the home appears
-    place = _place(path)
+    home, temporary = home_of(registration.id), _temporary_home(registration.id)
+    temporary.mkdir(mode=0o700, parents=True)
+    write(temporary / "workspace.json", registration)
+    os.rename(temporary, home)  # record the owner before the home appears
+    place = _entry_path(path)
     place.parent.mkdir(mode=0o700, exist_ok=True)
     if replace:
         place.unlink(missing_ok=True)
@@ -167,10 +167,10 @@ def adopt(registration: Registration) -> Registration:
 
 def forget(registration: Registration) -> None:
     """Remove a workspace. The path entry goes first: if killed in between, only an unreferenced home remains."""
-    _place(bytes.fromhex(registration.path_hex)).unlink(missing_ok=True)
+    _entry_path(bytes.fromhex(registration.path_hex)).unlink(missing_ok=True)
     with contextlib.suppress(FileNotFoundError):
-        os.rename(home_of(registration.id), _aside(registration.id))
-    remove_tree(_aside(registration.id))
+        os.rename(home_of(registration.id), _temporary_home(registration.id))
+    remove_tree(_temporary_home(registration.id))
 
 
 def sweep(older_than: float = 3600.0) -> None:
@@ -235,7 +235,7 @@ def registered(real: str) -> Registration:
 def registered_at(real: str) -> Registration:
     """Return the workspace that was created at this path, even if another directory is there now."""
     try:
-        workspace_id = _place(os.fsencode(real)).read_text("ascii").removesuffix("\n")
+        workspace_id = _entry_path(os.fsencode(real)).read_text("ascii").removesuffix("\n")
     except FileNotFoundError:
         above = next((str(each) for each in Path(real).parents if is_registered(str(each))), "")
         part_of = [f"it is part of the workspace {above}: {_command('status', above)}"] if above else []
@@ -252,7 +252,7 @@ def registered_at(real: str) -> Registration:
     return found
 
 
-def _place(path: bytes) -> Path:
+def _entry_path(path: bytes) -> Path:
     return base() / "paths" / hashlib.sha256(path).hexdigest()
 
 

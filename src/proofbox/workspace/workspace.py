@@ -187,7 +187,7 @@ class Workspace:
                 self._release()
 
     def require_finished(self) -> None:
-        """Raise RollbackUnfinished if a rollback is incomplete. Call this before changing files: it may revert them."""
+        """Raise RollbackUnfinished if a rollback is incomplete, because completing it could revert later edits."""
         if self.unfinished:
             raise RollbackUnfinished(self.unfinished, op="workspace", details={"path": str(self.path)})
 
@@ -221,7 +221,7 @@ class Workspace:
             return self._history.head()
 
     def history(self) -> list[Snapshot]:
-        """Every snapshot, rollback and fork of this workspace, oldest first."""
+        """Return every snapshot, rollback and fork of this workspace, oldest first."""
         with self._store.use():
             return list(self._history)
 
@@ -235,7 +235,7 @@ class Workspace:
                 path=str(self.path),
                 head=head.id if head else None,
                 changes=tuple(changes(self._store, _tree_of(head), self._working_tree.tree_id)),
-                skipped=_left(self._working_tree.skipped),
+                skipped=_skipped_paths(self._working_tree.skipped),
                 ignored=self._registration.ignore,
                 refs=self.refs(),
                 unfinished=self.unfinished,
@@ -259,7 +259,7 @@ class Workspace:
         with self._store.use():
             return self._resolve(name)
 
-    # Changing
+    # Writing
 
     def snapshot(
         self,
@@ -306,7 +306,7 @@ class Workspace:
             restored=restored,
             irreversible_effects=effects.irreversible(self._home, target),
             warning=f"{len(left)} paths differ from the snapshot" if left else "",
-            left=_left(left),
+            left=_skipped_paths(left),
         )
 
     def fork(self, name: str, dest: str | os.PathLike[str], *, track: bool | None = None) -> Workspace:
@@ -424,8 +424,8 @@ class Workspace:
             method=method,
             workspace=self.id,
             ignored=self._registration.ignore,
-            skipped=_left(self._working_tree.skipped),
-            unstable=_left(self._working_tree.unstable),
+            skipped=_skipped_paths(self._working_tree.skipped),
+            unstable=_skipped_paths(self._working_tree.unstable),
             cwd=context.cwd,
             env=context.env,
             effects_head=context.effects_head or effects.current_head(self._home, self.id),
@@ -451,5 +451,5 @@ def _is_hex(text: str) -> bool:
     return all(digit in "0123456789abcdef" for digit in text)
 
 
-def _left(found: Mapping[str, str]) -> tuple[SkippedPath, ...]:
+def _skipped_paths(found: Mapping[str, str]) -> tuple[SkippedPath, ...]:
     return tuple(SkippedPath(**path_fields(path), reason=reason) for path, reason in sorted(found.items()))

@@ -231,5 +231,5 @@ def test_chain_continues_after_a_writer_is_killed(workspace: Workspace, rounds: 
         before = count
 
 
-def test_log_file_is_at_its_documented_path(workspace: Workspace) -> None:
+def test_log_file_has_its_documented_name(workspace: Workspace) -> None:
     assert workspace.effects.path.name == FILE

@@ -78,16 +78,16 @@ class Scanner:
         self._store = store
         self._ignore = ignore
         self._watcher = watcher
-        self._began = 0
+        self._started_at = 0
         self._skipped: dict[str, dict[str, str]] = {}
         self.unstable: dict[str, str] = {}
         self.on_progress: Callable[[int], None] | None = None
         self._read = 0
-        self._went: dict[int, Directory] = {}
-        self._came: list[tuple[str, str]] | None = None
+        self._removed: dict[int, Directory] = {}
+        self._added: list[tuple[str, str]] | None = None
         self._writeback = Writeback()
         self._mapped = MappedFiles(root)
-        self._relies = False
+        self._relies_on_watcher = False
         """Whether every change was reported by the watcher. A full scan does not rely on reports."""
         self._reads_all = False
         """Whether files are read even when their times have not changed."""
@@ -133,8 +133,8 @@ class Scanner:
         self._name_trees(directory)
 
     def _begin(self, *, relies: bool, reads_all: bool = False) -> None:
-        self._began = _file_clock()
-        self._relies = relies
+        self._started_at = _file_clock()
+        self._relies_on_watcher = relies
         self._reads_all = reads_all
         self._writeback.forget_devices()
         self.unstable.clear()
@@ -153,13 +153,13 @@ class Scanner:
 
     def _scan_dirty(self, root: int, directory: Directory, dirty: Mapping[str, set[str] | None]) -> None:
         # Process added directories after removed ones: an added directory may be a removed one that was moved.
-        self._went, self._came = {}, []
+        self._removed, self._added = {}, []
         for path in sorted(dirty):
             self._dirty_directory(root, directory, path, dirty[path])
-        came, self._came = self._came, None
-        for path, name in came:
+        added, self._added = self._added, None
+        for path, name in added:
             self._dirty_directory(root, directory, path, {name})
-        self._went = {}
+        self._removed = {}
 
     def _dirty_directory(self, root: int, directory: Directory, path: str, names: set[str] | None) -> None:
         parts = path.split("/") if path else []
@@ -244,11 +244,13 @@ class Scanner:
             if name in parent.files:
                 self._remove(parent, folder, name)
             child = parent.dirs.get(name)
-            if child is None and self._came is not None:
-                self._came.append((folder, name))
+            if child is None and self._added is not None:
+                self._added.append((folder, name))
                 return None
             # The same directory as before, and watched: changes inside were reported separately.
-            reported = self._relies and child is not None and child.ino == info.st_ino and self._watched(path)
+            reported = (
+                self._relies_on_watcher and child is not None and child.ino == info.st_ino and self._watched(path)
+            )
             return self._descend(fd, parent, folder, name, child, whole=not reported)
         if name in parent.dirs:
             self._remove(parent, folder, name)
@@ -292,7 +294,7 @@ class Scanner:
                 mode = stat.S_IFDIR | stat.S_IMODE(info.st_mode)
                 if child is None:
                     # Reuse what is known of a directory that was moved here, instead of reading it again.
-                    child = parent.dirs[name] = self._went.pop(info.st_ino, Directory())
+                    child = parent.dirs[name] = self._removed.pop(info.st_ino, Directory())
                     self._touch(parent, name)
                     before, child.mode = self.changed, mode
                     self._directory(below, child, path)
@@ -335,7 +337,7 @@ class Scanner:
                 digest, _ = self._content(fd, info.st_size)
                 if digest == before.digest and times_of(os.fstat(fd)) == before[2:]:
                     return before
-            start = not self._relies or info.st_ino in self._mapped
+            start = not self._relies_on_watcher or info.st_ino in self._mapped
             shown = self._writeback.times_show_edits(fd, info.st_dev, start=start)
             info = os.fstat(fd)
             for _ in range(_TRIES):
@@ -370,7 +372,7 @@ class Scanner:
     def _settled(self, ctime_ns: int) -> int:
         """Return the ctime if every later change will alter it, else UNSETTLED."""
         # A file system with a resolution of one second cannot distinguish changes within the last one or two seconds.
-        latest = self._began - (2 * _SECOND if ctime_ns % _SECOND == 0 else 0)
+        latest = self._started_at - (2 * _SECOND if ctime_ns % _SECOND == 0 else 0)
         return int64(ctime_ns) if ctime_ns < latest else UNSETTLED
 
     def _skip(self, parent: Directory, folder: str, name: str, reason: str) -> None:
@@ -385,7 +387,7 @@ class Scanner:
         if child is not None:
             self._touch(parent, name)
             self.changed += _paths_below(child)
-            self._went[child.ino] = child
+            self._removed[child.ino] = child
             for below, _ in child.walk(f"{folder}/{name}" if folder else name):
                 self._skipped.pop(below, None)
                 if self._watcher:

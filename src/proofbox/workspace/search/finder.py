@@ -72,23 +72,23 @@ def search(
 ) -> SearchHits:
     """Search for matching lines. Raises PatternRefused, SearchTimedOut, and ArgumentsInvalid for an invalid glob."""
     pattern = compile_pattern(request.pattern, ignore_case=request.ignore_case, literal=request.literal)
-    chosen = _chooser(request.glob, source.top)
+    selected = _file_filter(request.glob, source.top)
     engine = engine or best_engine(source.directory)
     clock = clock or SystemClock()
     end = clock.monotonic() + request.deadline
 
-    def left() -> float:
+    def remaining() -> float:
         seconds = end - clock.monotonic()
         if seconds <= 0:
             raise timed_out(request)
         return seconds
 
     try:
-        paths = _candidates(engine, pattern, source, left)
+        paths = _candidates(engine, pattern, source, remaining)
         lines: list[MatchedLine] = []
-        for batch in _batches(source, (path for path in paths if chosen(path))):
-            left()
-            lines += _matching(engine, pattern, batch, request, request.most + 1 - len(lines), left)
+        for batch in _batches(source, (path for path in paths if selected(path))):
+            remaining()
+            lines += _matches(engine, pattern, batch, request, request.most + 1 - len(lines), remaining)
             if len(lines) > request.most:
                 return SearchHits(tuple(lines[: request.most]), True)
     except TimeoutError:
@@ -104,16 +104,16 @@ def timed_out(request: Search) -> SearchTimedOut:
 
 
 def _candidates(
-    engine: SearchEngine, pattern: SearchPattern, source: SearchSource, left: Callable[[], float]
+    engine: SearchEngine, pattern: SearchPattern, source: SearchSource, remaining: Callable[[], float]
 ) -> Iterator[str]:
     if source.directory is not None:
-        found = engine.candidates(pattern, source.directory, source.top, left())
+        found = engine.candidates(pattern, source.directory, source.top, remaining())
         if found is not None:
             return iter(sorted(filter(source.included, found), key=os.fsencode))
     return source.files()
 
 
-def _chooser(glob: str | None, top: str) -> Callable[[str], bool]:
+def _file_filter(glob: str | None, top: str) -> Callable[[str], bool]:
     if glob is None:
         return lambda _: True
     try:
@@ -145,7 +145,7 @@ def _batches(source: SearchSource, paths: Iterator[str]) -> Iterator[_Batch]:
         yield batch
 
 
-def _holding(literal: bytes, text: bytes, most: int) -> Iterator[int]:
+def _lines_containing(literal: bytes, text: bytes, most: int) -> Iterator[int]:
     """Yield the numbers of the first `most` lines that contain `literal`, counted from 1."""
     number, at = 1, 0
     while most > 0 and (begin := text.find(literal, at)) >= 0:
@@ -156,13 +156,22 @@ def _holding(literal: bytes, text: bytes, most: int) -> Iterator[int]:
         most -= 1
 
 
-def _matching(
-    engine: SearchEngine, pattern: SearchPattern, batch: _Batch, request: Search, most: int, left: Callable[[], float]
+def _matches(
+    engine: SearchEngine,
+    pattern: SearchPattern,
+    batch: _Batch,
+    request: Search,
+    most: int,
+    remaining: Callable[[], float],
 ) -> Iterator[MatchedLine]:
     """Match all files of the batch as one text. The line number identifies the file."""
     text = b"".join(data if data.endswith(b"\n") else data + b"\n" for _, data in batch)
     literal = pattern.literal
-    numbers = engine.lines(pattern, text, most, left()) if literal is None else list(_holding(literal, text, most))
+    numbers = (
+        engine.lines(pattern, text, most, remaining())
+        if literal is None
+        else list(_lines_containing(literal, text, most))
+    )
     files = iter(batch)
     path, lines, begin, end = "", [b""], 0, 0
     for number in numbers:

@@ -55,12 +55,12 @@ class LargeObjects:
 
     def keep_only(self, live: set[bytes]) -> int:
         """Remove all other files, and leftovers of killed writers. No writer may be active. Return the bytes freed."""
-        gone = 0
+        freed = 0
         for path in self._directory.iterdir() if self._directory.exists() else ():
             if path.name.startswith(TEMPORARY_PREFIX) or bytes.fromhex(path.name) not in live:
-                gone += path.stat().st_blocks * 512
+                freed += path.stat().st_blocks * 512
                 path.unlink()
-        return gone
+        return freed
 
 
 def chunks_of(fd: int, most: int) -> Iterator[bytes]:

@@ -191,12 +191,12 @@ class ObjectStore:
         fresh.sort()
         write_document(self.directory / "current", b"%d\n" % fresh.number, mode=0o600)
         freed = old.bytes_used - fresh.bytes_used + self._large.keep_only(live)
-        gone = (len(old) - len(fresh), freed)
+        removed = (len(old) - len(fresh), freed)
         for path in old.paths:
             path.unlink(missing_ok=True)
         old.close()
         self._files = fresh
-        return gone
+        return removed
 
     def _write(self, more: Iterable[Record]) -> None:
         with self._appending():

@@ -59,15 +59,15 @@ def changes(store: ObjectStore, old: bytes, new: bytes) -> list[Change]:
 
 def tell(found: list[TreeDifference]) -> list[Change]:
     """Convert differences to changes, with renames detected, sorted by path."""
-    came: dict[bytes, list[TreeDifference]] = {}
+    added_files: dict[bytes, list[TreeDifference]] = {}
     for each in found:
         if each.old is None and each.new is not None and _can_be_renamed(each.new):
-            came.setdefault(each.new.digest, []).append(each)
+            added_files.setdefault(each.new.digest, []).append(each)
     result: list[Change] = []
     renamed: set[str] = set()
     for each in found:
-        if each.new is None and each.old is not None and _can_be_renamed(each.old) and came.get(each.old.digest):
-            arrival = came[each.old.digest].pop(0)
+        if each.new is None and each.old is not None and _can_be_renamed(each.old) and added_files.get(each.old.digest):
+            arrival = added_files[each.old.digest].pop(0)
             renamed.add(arrival.path)
             result.append(_change(arrival.path, "renamed", cast(StoredEntry, arrival.new), each.path))
         elif each.new is None:

@@ -183,8 +183,8 @@ def problems(home: Path, workspace_id: str, snapshots: Iterable[Snapshot]) -> li
     found = [
         f"the effect log, line {each.line}: {each.message}" for each in report.findings if each.code != "torn_tail"
     ]
-    due = dict(sorted(anchors))
-    heads = _heads(path, set(due))
+    counts = {count for count, _ in anchors}
+    heads = _heads(path, counts)
     heads[0] = origin(chain_name(workspace_id))
     for count, digest in sorted(anchors):
         if count not in heads:

@@ -50,7 +50,7 @@ class LowerTrees:
     def near(self, tree: bytes) -> LowerTree:
         """Return the files of this tree, or of a similar one. Call within the store's `use`."""
         self._directory.mkdir(mode=0o700, exist_ok=True)
-        for path in sorted(self._made(), key=lambda path: path.name != tree.hex()):
+        for path in sorted(self._existing(), key=lambda path: path.name != tree.hex()):
             lock = _locked(path, fcntl.LOCK_SH)
             over = self._distance(bytes.fromhex(path.name), tree) if path.is_dir() else None
             if over is not None:
@@ -61,14 +61,14 @@ class LowerTrees:
 
     def evict(self, keep: int) -> None:
         """Remove all but the `keep` most recently used trees, unless in use, and leftovers of killed processes."""
-        for path in list(self._made())[keep:]:
+        for path in list(self._existing())[keep:]:
             self._remove_unused(path, path)
         for path in self._directory.glob(TEMPORARY_PREFIX + "*"):
             self._remove_unused(path, path.with_name(path.name.removeprefix(TEMPORARY_PREFIX)))
 
-    def _remove_unused(self, path: Path, meant: Path) -> None:
+    def _remove_unused(self, path: Path, tree_path: Path) -> None:
         try:
-            lock = _locked(meant, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock = _locked(tree_path, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return
         try:
@@ -76,7 +76,7 @@ class LowerTrees:
         finally:
             os.close(lock)
 
-    def _made(self) -> Iterator[Path]:
+    def _existing(self) -> Iterator[Path]:
         """Yield the existing trees, most recently used first."""
         locks = self._directory.glob("*.lock")
         for lock in sorted(locks, key=lambda lock: lock.stat().st_mtime_ns, reverse=True):

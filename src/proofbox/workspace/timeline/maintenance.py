@@ -38,9 +38,9 @@ def verify(registration: Registration, store: ObjectStore, history: History) -> 
                 problems.append(f"snapshot {each.id}: {error}")
         problems += effects.problems(home, registration.id, snapshots)
         known = {each.id for each in snapshots}
-        for name, meant in refs.items() if not problems else ():
-            if meant not in known:
-                problems.append(f"the name {name} refers to {meant}, which is not in the history")
+        for name, snapshot_id in refs.items() if not problems else ():
+            if snapshot_id not in known:
+                problems.append(f"the name {name} refers to {snapshot_id}, which is not in the history")
     return HistoryVerification(
         sound=not problems, snapshots=len(snapshots), objects=len(live), problems=tuple(dict.fromkeys(problems))
     )
@@ -63,8 +63,8 @@ def collect(store: ObjectStore, history: History, named: set[str], keep: int | N
     """Remove unreferenced content, and with `keep` older snapshots. The caller holds the store exclusively."""
     own = list(history)
     dropped = [each for each in (own[:-keep] if keep else []) if each.id not in named]
-    gone = {msgspec.json.encode(each) for each in dropped}
-    events = [event for event in store.events() if event not in gone]
+    dropped_events = {msgspec.json.encode(each) for each in dropped}
+    events = [event for event in store.events() if event not in dropped_events]
     live: set[bytes] = set()
     for event in events:
         reachable(store, bytes.fromhex(msgspec.json.decode(event, type=Snapshot).id), live)

@@ -118,9 +118,9 @@ def _write_over(store: ObjectStore, top: int, tree: bytes, found: Iterable[TreeD
         os.mkdir(folder, dir_fd=top)
         made[folder] = read(made[parent].digest)[name]
 
-    gone = "/"
+    deleted_prefix = "/"
     for path, old, new in found:
-        if path.startswith(gone):
+        if path.startswith(deleted_prefix):
             continue  # below a deleted directory
         folder, _, name = path.rpartition("/")
         make(folder)
@@ -130,7 +130,7 @@ def _write_over(store: ObjectStore, top: int, tree: bytes, found: Iterable[TreeD
         with opened(folder or ".", top) as fd:
             if new is None:
                 os.mknod(name, stat.S_IFCHR | 0o600, os.makedev(0, 0), dir_fd=fd)  # a whiteout
-                gone = path + "/" if old is not None and old.kind == "directory" else "/"
+                deleted_prefix = path + "/" if old is not None and old.kind == "directory" else "/"
             else:
                 unlink_if_there(name, fd)  # the whiteout of a directory at this path
                 write_file(store, fd, name, new)
@@ -145,7 +145,7 @@ def _differences(store: ObjectStore, upper: int, tree: bytes, folder: str) -> It
     for name in sorted(names | before.keys() if folder and _is_opaque(upper) else names):
         path = f"{folder}/{name}" if folder else name
         old = before.get(name)
-        with _looked_at(upper, name, path) as (new, below):
+        with _open_entry(upper, name, path) as (new, below):
             if old is not None and new is not None and old.kind == new.kind == "directory":
                 if old.mode != new.mode:
                     yield TreeDifference(path, old, new)
@@ -163,7 +163,7 @@ def _differences(store: ObjectStore, upper: int, tree: bytes, folder: str) -> It
 
 
 @contextlib.contextmanager
-def _looked_at(folder: int, name: str, path: str) -> Iterator[tuple[StoredEntry | None, int]]:
+def _open_entry(folder: int, name: str, path: str) -> Iterator[tuple[StoredEntry | None, int]]:
     """Yield the entry that a snapshot would contain, with a descriptor if it is a directory. Yield None for deleted
     entries, and for entries that a snapshot cannot contain: the scanner's limits apply to the box as well."""
     with contextlib.ExitStack() as stack:
@@ -201,9 +201,9 @@ def _file(folder: int, name: str) -> StoredEntry | None:
 def _is_opaque(directory: int) -> bool:
     """Return whether the kernel marked the directory as hiding the layers below. It uses an attribute that the box
     can't set; the box may be able to set the other one."""
-    kernels = "trusted.overlay.opaque" if os.geteuid() == 0 else "user.overlay.opaque"
+    attribute = "trusted.overlay.opaque" if os.geteuid() == 0 else "user.overlay.opaque"
     try:
-        return os.getxattr(directory, kernels) in (b"y", b"x")
+        return os.getxattr(directory, attribute) in (b"y", b"x")
     except OSError:
         return False
 

@@ -169,7 +169,7 @@ class CommandResult(ToolResult, frozen=True, kw_only=True):
     provider: str = ""
     isolation: str = ""
     stdout_sha256: str = ""
-    """Digests of the kept bytes."""
+    """SHA-256 of the kept bytes."""
     stderr_sha256: str = ""
     background: bool = False
     """The command left processes behind that hold its output open."""

@@ -78,9 +78,9 @@ class BoxedEnvironment(CommandTools):
     @contextmanager
     def _box(self) -> Iterator[Session]:
         with self._turn:
-            while self._session is None or not self._holds(self._session):
+            while self._session is None or not self._still_enforces(self._session):
                 if self._running == 0:
-                    self._session = self._started()
+                    self._session = self._start_box()
                     break
                 self._turn.wait()
             session = self._session
@@ -92,7 +92,7 @@ class BoxedEnvironment(CommandTools):
                 self._running -= 1
                 self._turn.notify_all()
 
-    def _started(self) -> Session:
+    def _start_box(self) -> Session:
         """Start a box for the current files. No command is running that could change them meanwhile."""
         if self._session is not None:
             self._session.stop()
@@ -102,7 +102,7 @@ class BoxedEnvironment(CommandTools):
         self._identities = self._rules.identities(root)
         return self._boxes.start_session(provider=self._provider, **self._rules.options(root))
 
-    def _holds(self, session: Session) -> bool:
+    def _still_enforces(self, session: Session) -> bool:
         """Return whether the running box still enforces the rules for the current files."""
         root, rules = self._files.host, self._rules
         if rules is None or session.info.state != "running" or rules.identities(root) != self._identities:

@@ -54,7 +54,7 @@ class FileTools:
     def read_file(
         self, path: str, *, first_line: int = 1, max_lines: int | None = None, max_bytes: int = READ_LIMIT
     ) -> FileContent:
-        _require(first_line >= 1 and (max_lines is None or max_lines >= 1), "first_line and max_lines start at 1")
+        _require(first_line >= 1 and (max_lines is None or max_lines >= 1), "first_line and max_lines must be positive")
         _require(1 <= max_bytes <= LARGEST_FILE, f"max_bytes must be from 1 to {LARGEST_FILE}")
         with self._tree.open(path) as found:
             data, truncated = _lines(found.stream, first_line, max_lines, max_bytes)
@@ -124,7 +124,7 @@ class FileTools:
 
     def edit_file(self, path: str, old: str, new: str, *, replace_all: bool = False) -> FileEdited:
         with self._changing:
-            data, _, real = self._whole(path)
+            data, _, real = self._read_whole(path)
             changed = edit.replace(data, _encoded(old), _encoded(new), path=real, everywhere=replace_all)
             self._tree.write(path, _encoded(changed.data), None)
         return FileEdited(
@@ -136,7 +136,7 @@ class FileTools:
 
     def apply_patch(self, patch: str) -> PatchApplied:
         with self._changing:
-            planned = [self._planned(each) for each in parse(patch)]
+            planned = [self._plan(each) for each in parse(patch)]
             places = [place for step in planned for place in step.places]
             if len(set(places)) != len(places):  # two spellings, or a link: each was planned without the other
                 raise refusal("it names a file twice")
@@ -145,20 +145,20 @@ class FileTools:
 
     # Internal
 
-    def _whole(self, path: str) -> tuple[bytes, bool, str]:
+    def _read_whole(self, path: str) -> tuple[bytes, bool, str]:
         with self._tree.open(path) as found:
             data = found.stream.read(LARGEST_FILE + 1)
         if len(data) > LARGEST_FILE:
             raise _too_large(found.size)
         return data, found.executable, found.path
 
-    def _planned(self, each: FilePatch) -> _Step:
+    def _plan(self, each: FilePatch) -> _Step:
         """Return the planned change of one file, after all checks. Changes nothing yet."""
         before: bytes | None = None
         was_executable = False
         places = set()
         if each.old is not None:
-            before, was_executable, real = self._whole(each.old)
+            before, was_executable, real = self._read_whole(each.old)
             places.add(real)
         after: bytes | None = _encoded(apply_hunks(before or b"", each))
         if each.new is None:

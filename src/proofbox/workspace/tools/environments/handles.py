@@ -268,7 +268,7 @@ def _made(place: ResolvedPath) -> Iterator[int]:
             above, folder = folder, below
             try:
                 if made and os.geteuid() == 0:
-                    _give(below, above)
+                    _give_to_owner(below, above)
             finally:
                 if above != place.folder:
                     os.close(above)
@@ -278,7 +278,7 @@ def _made(place: ResolvedPath) -> Iterator[int]:
             os.close(folder)
 
 
-def _give(made: int, folder: int) -> None:
+def _give_to_owner(made: int, folder: int) -> None:
     """Give a directory that root creates to the owner of its parent, so that commands in the box can write to it.
 
     Only an empty directory, so that one swapped in meanwhile exposes nothing.

@@ -29,11 +29,11 @@ class TreeSource:
             return
         for folder, item in below(self._tree, self.top, self._items):
             path = f"{folder}/{item.name}" if folder else item.name
-            if item.type == "file" and not self._left_out(path):
+            if item.type == "file" and not self._excluded(path):
                 yield path
 
     def included(self, path: str) -> bool:
-        return self._tree.guard.visible(path) and not self._left_out(path)
+        return self._tree.guard.visible(path) and not self._excluded(path)
 
     def read(self, path: str, limit: int) -> bytes | None:
         try:
@@ -42,7 +42,7 @@ class TreeSource:
         except (ProofboxError, OSError):
             return None
 
-    def _left_out(self, path: str) -> bool:
+    def _excluded(self, path: str) -> bool:
         """Return whether a name below the search path excludes the file. A path given explicitly is never excluded."""
         names = path[len(self.top) :].strip("/").split("/")
         folder = self.top
