@@ -131,9 +131,9 @@ DIRECTORY_FIRST = "if it is a snapshot, name the directory first: proofbox works
     [
         (["diff", "HEAD"], f"{DIRECTORY_FIRST} . HEAD"),
         (["diff", "3f2a", "91c0"], f"{DIRECTORY_FIRST} . 3f2a 91c0"),
-        (["diff", ".", "absent"], "list them: proofbox workspace log '{project}'"),
+        (["diff", ".", "absent"], "list the snapshots: proofbox workspace log '{project}'"),
         (["init", "absent"], "mkdir -p '{project}/absent' && proofbox workspace init '{project}/absent'"),
-        (["init", "file"], "name the directory that holds it: '{project}'"),
+        (["init", "file"], "use its parent directory: '{project}'"),
         (["init", "."], "use it as it is: proofbox workspace status '{project}'"),
         (["init", "."], "or drop its history first: proofbox workspace forget '{project}'"),
         (["status", "folder"], "it is part of the workspace {project}: proofbox workspace status '{project}'"),
@@ -191,7 +191,7 @@ def test_diff_shows_lines_and_nothing_a_terminal_obeys(tmp_path: Path, capsys: p
     lines = shown.splitlines()
     assert "-two" in lines
     assert "+\\x1b[31mtwo\\u202e" in lines
-    assert "\\ no newline at the end of the file" in lines
+    assert "\\ No newline at end of file" in lines
     assert "renamed from moved to was\\nmodified  text" in lines
     assert "binary or too large to show: 2 bytes, then 3" in lines
     assert max(map(len, lines)) < 2100

@@ -1,8 +1,8 @@
-"""A process that forks workers on a workspace and kills them at random moments. Says what it saw as JSON.
+"""Fork workers that use a workspace, kill them at random moments, and print the findings as JSON.
 
     python killing.py DIRECTORY ROUNDS SEED
 
-By itself, because a process with threads, such as a test runner's, can't fork safely.
+A separate program, because a process with threads, such as a test runner, can't fork safely.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from proofbox.workspace import registry
 
 VERIFIED_EVERY = 20
 CERTAIN_EVERY = 10
-"""In these rounds the worker dies by its own hand, in the middle of a rollback: chance alone might never hit one."""
+"""In these rounds the worker kills itself during a rollback, which random timing might never hit."""
 
 
 def work(root: Path, seed: int, out: int) -> None:
-    """Until killed: edit, snapshot, roll back. Each id is said when its snapshot has returned."""
+    """Edit, snapshot and roll back until killed. Report each id after its snapshot has returned."""
     chance = random.Random(seed)  # noqa: S311
     with Workspace.open(root, track=bool(seed % 2)) as ws:
         ids = [snapshot.id for snapshot in ws.history()]
@@ -57,7 +57,7 @@ def die_in_a_rollback() -> None:
 
 
 def killed_worker(root: Path, seed: int, after: int, delay: float, in_a_rollback: bool) -> list[str]:
-    """Killed so many seconds after so many snapshots, or by itself. The ids it had said."""
+    """Kill a worker `delay` seconds after `after` snapshots, unless it kills itself. Return the ids it reported."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -71,7 +71,7 @@ def killed_worker(root: Path, seed: int, after: int, delay: float, in_a_rollback
     os.close(writing)
     with open(reading, "rb", buffering=0) as pipe:
         if pipe.read(1) != b".":
-            raise RuntimeError(f"the worker of round {seed} did not get to open the workspace")
+            raise RuntimeError(f"the worker of round {seed} did not open the workspace")
         said = b""
         if not in_a_rollback:
             said = b"".join(pipe.read(32) for _ in range(after))
@@ -86,7 +86,7 @@ def main() -> None:
     root, rounds, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     chance = random.Random(seed)  # noqa: S311
     wrong: list[str] = []
-    seen = {"rollback under way": 0, "none": 0}
+    seen = {"rollback in progress": 0, "none": 0}
     with Workspace.init(root) as made:
         known = {made.snapshot("first").id}
         journal_path = registry.home_of(made.id) / "rollback.json"
@@ -94,20 +94,20 @@ def main() -> None:
         after, delay = chance.randint(0, 3), chance.random() ** 2 * 0.03
         known |= set(killed_worker(root, number, after, delay, number % CERTAIN_EVERY == 0))
         journal = registry.read(journal_path, registry.Rollback)
-        seen["none" if journal is None else "rollback under way"] += 1
+        seen["none" if journal is None else "rollback in progress"] += 1
         with Workspace.open(root, track=False) as ws:
             history = ws.history()
             lost = known - {snapshot.id for snapshot in history}
             if lost:
                 wrong.append(f"round {number}: lost {lost}")
             if journal is not None and (history[-1].kind, history[-1].id) != ("rollback", journal.target):
-                wrong.append(f"round {number}: an interrupted rollback was not finished")
+                wrong.append(f"round {number}: an interrupted rollback was not completed")
             if journal is not None and ws.status().changes:
-                wrong.append(f"round {number}: a finished rollback left differences")
+                wrong.append(f"round {number}: a completed rollback left differences")
             wanted = chance.choice(sorted(known))
             ws.rollback(wanted)
             if ws.snapshot("after", sealed=True).id != wanted:
-                wrong.append(f"round {number}: rolled back to something else")
+                wrong.append(f"round {number}: the rollback restored different files")
             if number % VERIFIED_EVERY == 0 or number == rounds - 1:
                 wrong += [f"round {number}: {problem}" for problem in ws.verify().problems]
         if [name for name in os.listdir(root) if name.startswith(".proofbox")]:

@@ -1,4 +1,4 @@
-"""What is not an ordinary tree has a defined fate: odd files, odd moments, odd machines."""
+"""Unusual files, timing, sizes and machines."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def store_of(ws: Workspace) -> Path:
     return state_dir() / "workspaces/stores" / ws._registration.store
 
 
-# Files that are none.
+# Special files
 
 
-def test_what_is_no_file_is_named_and_left_alone(ws: Workspace, root: Path) -> None:
+def test_special_files_are_reported_and_left_alone(ws: Workspace, root: Path) -> None:
     first = ws.snapshot("first")
     os.mkfifo(root / "fifo")
     with socket.socket(socket.AF_UNIX) as listener:
@@ -72,13 +72,13 @@ def test_what_is_no_file_is_named_and_left_alone(ws: Workspace, root: Path) -> N
     assert (root / "file").read_text() == "one"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes devices")
-def test_a_device_is_never_opened(ws: Workspace, root: Path) -> None:
-    os.mknod(root / "device", stat.S_IFCHR | 0o600, os.makedev(1, 5))  # zeros without end
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can create devices")
+def test_devices_are_never_opened(ws: Workspace, root: Path) -> None:
+    os.mknod(root / "device", stat.S_IFCHR | 0o600, os.makedev(1, 5))  # endless zeros
     assert [left.path for left in ws.snapshot("device").skipped] == ["device"]
 
 
-def test_a_name_that_is_not_text_is_exact(ws: Workspace, root: Path) -> None:
+def test_non_utf8_names_are_exact(ws: Workspace, root: Path) -> None:
     ws.snapshot("first")
     name = os.fsencode(root) + b"/\xff\n"
     with open(name, "wb") as file:
@@ -93,7 +93,7 @@ def test_a_name_that_is_not_text_is_exact(ws: Workspace, root: Path) -> None:
 
 
 @pytest.mark.parametrize("track", [True, False])
-def test_an_edit_through_a_hard_link_is_found_by_a_sealed_snapshot(root: Path, tmp_path: Path, track: bool) -> None:
+def test_sealed_snapshot_finds_edit_through_hard_link(root: Path, tmp_path: Path, track: bool) -> None:
     os.link(root / "file", tmp_path / "elsewhere")
     with Workspace.init(root, track=track) as ws:
         first = ws.snapshot("first")
@@ -103,10 +103,10 @@ def test_an_edit_through_a_hard_link_is_found_by_a_sealed_snapshot(root: Path, t
         assert second.method == "sealed"
         ws.rollback(first.id)
     assert (root / "file").read_text() == "one"
-    assert (tmp_path / "elsewhere").read_text() == "two", "the link was cut, and the other name left alone"
+    assert (tmp_path / "elsewhere").read_text() == "two", "the hard link was broken, and the other name is unchanged"
 
 
-def test_a_sparse_file_comes_back_sparse(ws: Workspace, root: Path) -> None:
+def test_sparse_file_is_restored_sparse(ws: Workspace, root: Path) -> None:
     size = 64 << 20
     with (root / "sparse").open("wb") as file:
         file.seek(size // 2)
@@ -124,7 +124,7 @@ def test_a_sparse_file_comes_back_sparse(ws: Workspace, root: Path) -> None:
     assert ws.verify().sound
 
 
-def test_a_giant_file_is_skipped_with_the_reason(ws: Workspace, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_giant_file_is_skipped_with_the_reason(ws: Workspace, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scanner, "LARGEST", 1000)
     (root / "giant").write_bytes(bytes(1001))
     (left,) = ws.snapshot("giant").skipped
@@ -132,13 +132,13 @@ def test_a_giant_file_is_skipped_with_the_reason(ws: Workspace, root: Path, monk
     assert "1000" in left.reason
 
 
-def test_storing_a_large_file_keeps_nobody_waiting(ws: Workspace) -> None:
+def test_storing_a_large_file_does_not_block_other_writers(ws: Workspace) -> None:
     with_lock = ObjectStore(store_of(ws))
     other = ObjectStore(store_of(ws))
 
     def chunks() -> Iterator[bytes]:
         yield b"a" * 100
-        other.commit(b"{}")  # would wait for ever if the lock were held
+        other.commit(b"{}")  # would block forever if the lock were held
         yield b"b" * 100
 
     digest = with_lock.put_stream(chunks())
@@ -147,7 +147,7 @@ def test_storing_a_large_file_keeps_nobody_waiting(ws: Workspace) -> None:
     other.close()
 
 
-def test_a_file_that_keeps_changing_is_named(ws: Workspace, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_that_keeps_changing_is_unstable(ws: Workspace, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = scanner.Scanner._content
 
     def content(self: scanner.Scanner, fd: int, size: int) -> tuple[bytes, int]:
@@ -167,29 +167,29 @@ def test_a_file_that_keeps_changing_is_named(ws: Workspace, root: Path, monkeypa
     assert (root / "file").read_text().startswith("two")
 
 
-def test_many_files_that_are_none_cost_no_more_each_than_few(ws: Workspace, root: Path) -> None:
+def test_cost_of_special_files_is_linear(ws: Workspace, root: Path) -> None:
     (root / "pipes/below").mkdir(parents=True)
     for number in range(50):
         os.mkfifo(root / f"pipes/{number}")
     os.mkfifo(root / "pipes/below/pipe")
 
     class Counted(dict[str, Any]):
-        looked = 0
+        visited = 0
 
         def __iter__(self) -> Iterator[str]:
-            Counted.looked += len(self)
+            Counted.visited += len(self)
             return super().__iter__()
 
-    ws._look._scanner._skipped = Counted()
+    ws._working_tree._scanner._skipped = Counted()
     assert len(ws.snapshot("pipes", sealed=True).skipped) == 51
-    assert Counted.looked <= 51
+    assert Counted.visited <= 51
     (root / "pipes").rename(root / "moved")
     assert {left.path.rpartition("/")[0] for left in ws.snapshot("moved").skipped} == {"moved", "moved/below"}
     subprocess.run(["rm", "-r", root / "moved"], check=True)
     assert ws.snapshot("gone").skipped == ()
 
 
-def test_a_file_that_grows_past_the_limit_before_it_is_read_is_skipped(
+def test_file_that_outgrows_the_limit_before_it_is_read_is_skipped(
     ws: Workspace, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scanner, "LARGEST", 1000)
@@ -204,14 +204,14 @@ def test_a_file_that_grows_past_the_limit_before_it_is_read_is_skipped(
     (left,) = ws.snapshot("grown").skipped
     assert "larger than 1000 bytes" in left.reason
     with (root / "file").open("rb") as file:
-        assert sum(map(len, chunks_of(file.fileno(), 0))) == 1001, "a chunk"
+        assert sum(map(len, chunks_of(file.fileno(), 0))) == 1001, "one chunk"
 
 
-# Moments.
+# Timing
 
 
 @pytest.mark.parametrize("track", [True, False])
-def test_edits_within_one_tick_of_the_clock_are_seen(root: Path, track: bool) -> None:
+def test_edits_within_one_clock_tick_are_found(root: Path, track: bool) -> None:
     seen: dict[str, str] = {}
     with Workspace.init(root, track=track) as ws:
         for number in range(300):
@@ -221,7 +221,7 @@ def test_edits_within_one_tick_of_the_clock_are_seen(root: Path, track: bool) ->
     assert len(seen) == 7
 
 
-def test_times_that_were_set_back_hide_nothing(root: Path) -> None:
+def test_resetting_file_times_hides_no_change(root: Path) -> None:
     with Workspace.init(root, track=False) as ws:
         first = ws.snapshot("first")
         before = (root / "file").stat()
@@ -230,13 +230,13 @@ def test_times_that_were_set_back_hide_nothing(root: Path) -> None:
         assert ws.snapshot("second").id != first.id
 
 
-def test_a_queue_that_overflowed_means_a_scan(ws: Workspace, root: Path) -> None:
+def test_queue_overflow_causes_a_scan(ws: Workspace, root: Path) -> None:
     ws.snapshot("first")
     events = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
     for number in range(100):
         (root / f"{number}").write_text("new")
     for number in range(events):
-        os.utime(root / f"{number % 2}")  # by turns: the kernel makes one of two equal events in a row
+        os.utime(root / f"{number % 2}")  # alternating, because the kernel merges identical consecutive events
     (root / "file").unlink()
     taken = ws.snapshot("after")
     assert taken.method == "scan"
@@ -246,11 +246,11 @@ def test_a_queue_that_overflowed_means_a_scan(ws: Workspace, root: Path) -> None
     assert ws.status().changes == ()
 
 
-def test_without_watches_every_look_is_a_scan(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_watches_every_snapshot_scans(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proofbox.workspace.scanning.tracker._MASK", 0)
     monkeypatch.setattr(
         "proofbox.workspace.scanning.tracker._ONLYDIR", 0
-    )  # a watch for nothing, which the kernel refuses
+    )  # an empty watch mask, which the kernel refuses
     with Workspace.init(root) as ws:
         first = ws.snapshot("first")
         (root / "file").write_text("two")
@@ -258,7 +258,7 @@ def test_without_watches_every_look_is_a_scan(root: Path, monkeypatch: pytest.Mo
         assert (first.method, second.method, second.changed) == ("scan", "scan", 1)
 
 
-def test_a_directory_that_could_not_be_watched_means_scans(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwatchable_directory_causes_scans(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (root / "a/b").mkdir(parents=True)
     Workspace.init(root).close()
     real = os.open
@@ -278,7 +278,7 @@ def test_a_directory_that_could_not_be_watched_means_scans(root: Path, monkeypat
         assert (second.method, second.changed, second.parent) == ("scan", 1, first.id)
 
 
-def test_a_moved_directory_stays_tracked(ws: Workspace, root: Path) -> None:
+def test_moved_directory_stays_tracked(ws: Workspace, root: Path) -> None:
     (root / "z/below").mkdir(parents=True)
     (root / "z/below/one").write_text("one")
     ws.snapshot("first")
@@ -295,10 +295,10 @@ def test_a_moved_directory_stays_tracked(ws: Workspace, root: Path) -> None:
 
 
 @pytest.mark.parametrize("track", [True, False])
-def test_a_scan_looks_into_a_directory_that_was_away_for_a_moment(
+def test_scan_includes_a_directory_that_was_briefly_missing(
     root: Path, track: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A directory that could not be opened for a moment is looked at whole, although it is watched."""
+    """A directory that could not be opened for a moment is scanned completely, although it is watched."""
     (root / "a/b").mkdir(parents=True)
     (root / "a/b/file").write_text("one")
     with Workspace.init(root, track=track) as ws:
@@ -314,13 +314,13 @@ def test_a_scan_looks_into_a_directory_that_was_away_for_a_moment(
 
         monkeypatch.setattr(scanner, "suspects", away)
         if track:
-            monkeypatch.setattr(Tracker, "drain", lambda _tracker: None)  # the kernel lost count
+            monkeypatch.setattr(Tracker, "drain", lambda _tracker: None)  # the kernel's queue overflowed
         second = ws.snapshot("second")
         assert second.method == "scan"
         assert {change.path for change in ws.diff(first.id, second.id)} == {"a/b/file", "a/b/new"}
 
 
-def test_a_directory_that_can_not_be_opened_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unopenable_directory_is_reported(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (root / "a/b").mkdir(parents=True)
     (root / "a/b/file").write_text("one")
     with Workspace.init(root) as ws:
@@ -350,7 +350,7 @@ FAR = [
 
 
 @pytest.mark.parametrize("program", [True, False])
-def test_a_time_far_away_is_a_time(root: Path, program: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_extreme_file_times_are_handled(root: Path, program: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suspects, "_WORTH_A_PROCESS", 0 if program else 1 << 30)
     for number, time_ns in enumerate(FAR):
         (root / str(number)).write_text("old")
@@ -368,15 +368,13 @@ def test_a_time_far_away_is_a_time(root: Path, program: bool, monkeypatch: pytes
 
 
 @given(st.integers(-(1 << 70), 1 << 70), st.integers(-(1 << 63), (1 << 63) - 1))
-def test_any_time_is_kept_in_64_bits(far: int, near: int) -> None:
+def test_any_file_time_fits_in_64_bits(far: int, near: int) -> None:
     assert tree.int64(near) == near
     assert -(1 << 63) <= tree.int64(far) < 1 << 63
     assert (tree.int64(far) - far) % (1 << 64) == 0
 
 
-def test_a_program_of_another_users_rights_comes_back_as_an_ordinary_one(
-    ws: Workspace, root: Path, tmp_path: Path
-) -> None:
+def test_setuid_bits_are_not_restored(ws: Workspace, root: Path, tmp_path: Path) -> None:
     for name, mode in (("file", 0o4755), ("group", 0o2755), ("below/both", 0o6711)):
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).write_text(name)
@@ -394,7 +392,7 @@ def test_a_program_of_another_users_rights_comes_back_as_an_ordinary_one(
         assert modes == {"file": 0o755, "group": 0o755, "below/both": 0o711, "below": 0o3775}
 
 
-def test_a_snapshot_that_was_stored_with_such_rights_has_them_no_more(
+def test_setuid_bits_of_old_snapshots_are_ignored(
     ws: Workspace, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (root / "file").chmod(0o4755)
@@ -409,10 +407,10 @@ def test_a_snapshot_that_was_stored_with_such_rights_has_them_no_more(
         assert ((place / "file").read_text(), stat.S_IMODE((place / "file").stat().st_mode)) == ("one", 0o755)
 
 
-# Sizes.
+# Sizes
 
 
-def test_a_large_directory_is_kept_in_pages(root: Path, tmp_path: Path) -> None:
+def test_large_directory_is_stored_in_pages(root: Path, tmp_path: Path) -> None:
     chance = random.Random(3)  # noqa: S311
     for number in range(PAGED + 200):
         (root / f"n{number}").write_text(str(number))
@@ -421,7 +419,7 @@ def test_a_large_directory_is_kept_in_pages(root: Path, tmp_path: Path) -> None:
     with Workspace.init(root) as ws:
         for step in range(15):
             names = [path for path in root.iterdir() if path.is_file()]
-            for path in chance.sample(names, 5 if step % 3 else 150):  # back and forth over the limit
+            for path in chance.sample(names, 5 if step % 3 else 150):  # crosses the limit in both directions
                 path.unlink()
             for number in range(5 if step % 3 else 150):
                 (root / f"s{step}-{number}").write_text(str(chance.random()))
@@ -439,15 +437,15 @@ def test_a_large_directory_is_kept_in_pages(root: Path, tmp_path: Path) -> None:
         assert ws.verify().sound
 
 
-def test_the_longest_and_oddest_path_of_a_snapshot_has_its_place_in_a_manifest() -> None:
+def test_longest_snapshot_path_fits_in_a_manifest() -> None:
     longest = TreeEntry(b"\xff" * (scanner.LONGEST + len("/") + 255), "100644", 0, EMPTY_FILE.hex())
     assert parse_tree_manifest(tree_manifest([longest])) == [longest]
 
 
-# Machines, users, other processes.
+# Machines, users, other processes
 
 
-def test_a_damaged_table_is_made_anew(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_lookup_table_is_rebuilt(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generation, "_UNSORTED", 1)
     for number in range(20):
         (root / str(number)).write_text(str(number))
@@ -465,7 +463,7 @@ def test_a_damaged_table_is_made_anew(root: Path, monkeypatch: pytest.MonkeyPatc
             assert (root / "file").read_text() == "one"
 
 
-def test_a_power_cut_that_took_the_last_objects_is_noticed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_objects_lost_in_a_power_failure_are_noticed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Workspace.init(root) as ws:
         first = ws.snapshot("first")
         files = store_of(ws)
@@ -473,7 +471,7 @@ def test_a_power_cut_that_took_the_last_objects_is_noticed(root: Path, monkeypat
     (root / "file").write_text("two")
     ws.snapshot("lost")
     ws._store.sync = ws._store.close = lambda: None  # type: ignore[method-assign]
-    ws.close()  # which leaves a cache that knows of what is about to be lost
+    ws.close()  # leaves a cache that refers to objects that are about to be lost
     pack_file = files / "pack-1"
     with pack_file.open("r+b") as file:
         file.truncate(pack_file.stat().st_size - 40)
@@ -487,7 +485,7 @@ def test_a_power_cut_that_took_the_last_objects_is_noticed(root: Path, monkeypat
     assert (root / "file").read_text() == "two"
 
 
-def test_a_collection_takes_what_a_killed_one_left(ws: Workspace, root: Path) -> None:
+def test_gc_removes_leftovers_of_a_killed_gc(ws: Workspace, root: Path) -> None:
     ws.snapshot("first")
     ws.gc()
     kept = sorted(path.name for path in store_of(ws).iterdir())
@@ -500,14 +498,14 @@ def test_a_collection_takes_what_a_killed_one_left(ws: Workspace, root: Path) ->
     assert ws.verify().sound
 
 
-def test_what_is_a_workspace_already_leaves_nothing_behind(ws: Workspace, root: Path) -> None:
+def test_init_of_an_existing_workspace_leaves_nothing_behind(ws: Workspace, root: Path) -> None:
     there = sorted((state_dir() / "workspaces").rglob("*"))
     with pytest.raises(WorkspaceExists):
         Workspace.init(root)
     assert sorted((state_dir() / "workspaces").rglob("*")) == there
 
 
-def test_many_may_close_it_at_once(ws: Workspace, root: Path) -> None:
+def test_concurrent_closes_are_safe(ws: Workspace, root: Path) -> None:
     ws.snapshot("first")
     opened = [Workspace.open(root, track=False) for _ in range(8)]
     for each in opened:
@@ -517,7 +515,7 @@ def test_many_may_close_it_at_once(ws: Workspace, root: Path) -> None:
     def save(each: Workspace) -> None:
         barrier.wait()
         for _ in range(20):
-            each._look.save()
+            each._working_tree.save()
 
     with ThreadPoolExecutor(len(opened)) as pool:
         list(pool.map(save, opened))
@@ -525,7 +523,7 @@ def test_many_may_close_it_at_once(ws: Workspace, root: Path) -> None:
         each.close()
 
 
-def test_a_file_that_became_a_directory_is_shown_once_as_each(ws: Workspace, root: Path) -> None:
+def test_file_replaced_by_directory_is_shown_as_two_changes(ws: Workspace, root: Path) -> None:
     first = ws.snapshot("first")
     (root / "file").unlink()
     (root / "file").mkdir()
@@ -538,7 +536,7 @@ def test_a_file_that_became_a_directory_is_shown_once_as_each(ws: Workspace, roo
     assert shown.count("-one") == 1
 
 
-def test_two_processes_on_one_workspace(ws: Workspace, root: Path) -> None:
+def test_two_processes_share_one_workspace(ws: Workspace, root: Path) -> None:
     code = """if True:
         import sys
         from pathlib import Path
@@ -555,7 +553,7 @@ def test_two_processes_on_one_workspace(ws: Workspace, root: Path) -> None:
     assert [client.returncode for client in clients] == [0, 0]
     head = ws.head
     assert head is not None
-    assert head.message.endswith("19"), "this one sees what others made"
+    assert head.message.endswith("19"), "this object sees snapshots of other processes"
     history = ws.history()
     assert len(history) == 40
     assert {each.id for each in history} == set(taken)
@@ -563,7 +561,7 @@ def test_two_processes_on_one_workspace(ws: Workspace, root: Path) -> None:
     assert ws.verify().sound
 
 
-def test_a_fork_takes_the_place_of_one_that_was_removed(ws: Workspace, tmp_path: Path) -> None:
+def test_fork_replaces_a_removed_fork(ws: Workspace, tmp_path: Path) -> None:
     first = ws.snapshot("first")
     for _ in range(2):
         with ws.fork(first.id, tmp_path / "fork") as fork:
@@ -574,7 +572,7 @@ def test_a_fork_takes_the_place_of_one_that_was_removed(ws: Workspace, tmp_path:
         ws.fork(first.id, tmp_path / "fork")
 
 
-AS_SOMEONE = """if True:
+AS_ORDINARY_USER = """if True:
     import json, os, sys
     from pathlib import Path
     from proofbox import Sandboxes, Workspace
@@ -591,23 +589,23 @@ AS_SOMEONE = """if True:
         second = ws.snapshot("second")
         (root / "closed").chmod(0o755)
         ws.rollback(first.id)
-        said = {"skipped": [left.path for left in second.skipped], "file": (root / "file").read_text(),
+        result = {"skipped": [left.path for left in second.skipped], "file": (root / "file").read_text(),
                 "secret": (root / "secret").read_text(), "below": (root / "closed/below").read_text()}
         ws.rollback(second.id)
-        said["kept"] = (root / "secret").exists()
+        result["kept"] = (root / "secret").exists()
         if sys.argv[1:]:
             with ws.overlay(first.id) as layers, Sandboxes(root) as boxes:
                 done = boxes.exec(["sh", "-c", "cat file; rm -r closed secret; echo new > file"], provider="bubblewrap",
                                   **layers.options())
-                said["box"] = done.stdout or done.stderr
-                said["changes"] = [[change.path, change.kind] for change in layers.changes()]
-        print(json.dumps(said))"""
+                result["box"] = done.stdout or done.stderr
+                result["changes"] = [[change.path, change.kind] for change in layers.changes()]
+        print(json.dumps(result))"""
 
 
 @pytest.mark.needs("unprivileged-user", "bubblewrap")
-def test_an_ordinary_user(ordinary_user: OrdinaryUser) -> None:
+def test_workspace_works_for_an_ordinary_user(ordinary_user: OrdinaryUser) -> None:
     done = subprocess.run(
-        [ordinary_user.python, "-c", AS_SOMEONE, "box"],
+        [ordinary_user.python, "-c", AS_ORDINARY_USER, "box"],
         env=dict(ordinary_user.env),
         cwd="/",
         capture_output=True,
@@ -627,8 +625,8 @@ def test_an_ordinary_user(ordinary_user: OrdinaryUser) -> None:
     }
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")
-def test_a_rollback_crosses_mount_points(root: Path) -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+def test_rollback_crosses_mount_points(root: Path) -> None:
     code = """if True:
         import sys
         from pathlib import Path
@@ -657,14 +655,14 @@ def test_a_rollback_crosses_mount_points(root: Path) -> None:
     assert done.stdout == "one False ()\n()\n"
 
 
-def test_the_two_ways_to_look_find_the_same(ws: Workspace, root: Path) -> None:
+def test_tracking_and_scanning_find_the_same(ws: Workspace, root: Path) -> None:
     for folder in range(30):
         (root / f"d{folder}/below").mkdir(parents=True)
         for number in range(5):
             (root / f"d{folder}/below/f\udcff{number}").write_text("x")
     ws.snapshot("first")
-    assert ws._look.directory is not None
-    jobs = list(ws._look.directory.walk())
+    assert ws._working_tree.directory is not None
+    jobs = list(ws._working_tree.directory.walk())
     (root / "d1/below/f\udcff1").write_text("changed")
     (root / "d2/below/f\udcff2").unlink()
     (root / "d3/below").rename(root / "d3/moved")
@@ -673,8 +671,8 @@ def test_the_two_ways_to_look_find_the_same(ws: Workspace, root: Path) -> None:
     (root / "d7/new").symlink_to("nowhere")
     fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        by_python = suspects._together(suspects._look(fd, jobs))
-        assert suspects._together(suspects._ask(fd, [jobs[:20], jobs[20:]]) or ()) == by_python
+        by_python = suspects._merged(suspects._compare_in_python(fd, jobs))
+        assert suspects._merged(suspects._compare_with_treestat(fd, [jobs[:20], jobs[20:]]) or ()) == by_python
     finally:
         os.close(fd)
     assert len(by_python) >= 7

@@ -1,4 +1,4 @@
-"""A snapshot beside a box that works: held still, or with the overlap on record."""
+"""Snapshots while a box is running: with the box frozen, or with the overlap recorded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from proofbox.sandbox.service import Session
 
 pytestmark = pytest.mark.needs("bubblewrap")
 
-# Two files that always hold the same number, but for the moment between writing them.
+# Two files that always contain the same number, except between the two writes.
 TWINS = "n=0; while :; do n=$((n+1)); echo $n > one; echo $n > two; echo x; done"
 
 
@@ -45,8 +45,8 @@ def busy(session: Session) -> Iterator[Session]:
     worker.join(60)
 
 
-@pytest.mark.skipif(cgroups.tree().unified is None, reason="no control groups of ours here")
-def test_a_frozen_box_writes_nothing_while_the_files_are_read(ws: Workspace, busy: Session) -> None:
+@pytest.mark.skipif(cgroups.tree().unified is None, reason="no writable control groups here")
+def test_frozen_box_does_not_write_during_a_snapshot(ws: Workspace, busy: Session) -> None:
     for _ in range(5):
         taken = ws.snapshot("frozen", freeze=busy)
         assert (taken.frozen, taken.overlap, taken.unstable) == (True, 0, ())
@@ -56,21 +56,21 @@ def test_a_frozen_box_writes_nothing_while_the_files_are_read(ws: Workspace, bus
         assert ((ws.path / "one").read_text(), (ws.path / "two").read_text()) == before
     now = (ws.path / "one").read_text()
     while (ws.path / "one").read_text() in (now, ""):
-        pass  # it runs again, or this never ends
+        pass  # would never end if the box stayed frozen
 
 
-def test_overlap_with_a_running_command_is_on_record(ws: Workspace, busy: Session) -> None:
+def test_overlap_with_a_running_command_is_recorded(ws: Workspace, busy: Session) -> None:
     taken = ws.snapshot("beside", beside=busy)
     assert (taken.frozen, taken.overlap) == (False, 1)
 
 
-def test_an_idle_box_overlaps_with_nothing(ws: Workspace, session: Session) -> None:
+def test_idle_box_has_no_overlap(ws: Workspace, session: Session) -> None:
     session.exec(["true"])
     assert ws.snapshot("beside", beside=session).overlap == 0
-    assert ws.snapshot("nobody named").overlap is None
+    assert ws.snapshot("no box given").overlap is None
 
 
-def test_a_box_that_cant_be_frozen_is_said_to_be_one(
+def test_freezing_an_unsupported_box_is_refused(
     ws: Workspace, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cgroups, "group_of", lambda *_: None)
@@ -79,8 +79,8 @@ def test_a_box_that_cant_be_frozen_is_said_to_be_one(
     assert ws.history() == []
 
 
-@pytest.mark.skipif(cgroups.tree().unified is None, reason="no control groups of ours here")
-def test_an_async_client_can_hold_a_box_still_too(tmp_path: Path) -> None:
+@pytest.mark.skipif(cgroups.tree().unified is None, reason="no writable control groups here")
+def test_async_client_can_freeze_a_box(tmp_path: Path) -> None:
     async def hold() -> None:
         async with AsyncSandboxes(tmp_path) as boxes, await boxes.start_session(provider="bubblewrap") as session:
             await session.exec(["sh", "-c", f"({TWINS}) >/dev/null 2>&1 & until [ -s two ]; do :; done"])

@@ -1,4 +1,4 @@
-"""Killed at any instant, or cut off from power: the old state, the new one, and nothing that was promised is lost."""
+"""Killing a process or a power failure at any point leaves the old state or the new one, and loses no snapshot."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from powercut import Disk, calls_of
 from proofbox.core.dirs import state_dir
 
 
-def test_killed_at_any_point_of_a_snapshot_or_rollback(tmp_path: Path, rounds: Callable[[int, int], int]) -> None:
+def test_killing_during_snapshot_or_rollback_loses_nothing(tmp_path: Path, rounds: Callable[[int, int], int]) -> None:
     count, seed = rounds(60, 500), random.randrange(1 << 30)  # noqa: S311
     root = tmp_path / "work"
     root.mkdir()
@@ -23,11 +23,11 @@ def test_killed_at_any_point_of_a_snapshot_or_rollback(tmp_path: Path, rounds: C
     done = subprocess.run(
         [sys.executable, str(driver), str(root), str(count), str(seed)], stdout=subprocess.PIPE, text=True, check=True
     )
-    said = json.loads(done.stdout)
-    assert not said["wrong"], f"seed {seed}: {said['wrong']}"
-    assert said["snapshots"] > count // 4
-    # A test that never hit a rollback would prove nothing about them.
-    assert min(said["seen"].values()) > 0, said
+    report = json.loads(done.stdout)
+    assert not report["wrong"], f"seed {seed}: {report['wrong']}"
+    assert report["snapshots"] > count // 4
+    # The test would prove nothing about rollbacks if it never interrupted one.
+    assert min(report["seen"].values()) > 0, report
 
 
 ROLLBACK = """if True:
@@ -47,9 +47,9 @@ ROLLBACK = """if True:
 
 
 @pytest.mark.needs("strace")
-def test_the_order_of_a_rollbacks_system_calls_survives_a_power_cut(tmp_path: Path) -> None:
-    """Before the first file is touched, what is there is stored, and the journal is written. Before the journal goes,
-    every file is in its place."""
+def test_rollback_syncs_in_an_order_that_survives_power_failure(tmp_path: Path) -> None:
+    """The current files are stored and the journal is synced before the first change. Every file is in place before the
+    journal is removed."""
     root = tmp_path / "work"
     root.mkdir()
     disk = Disk()

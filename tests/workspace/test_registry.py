@@ -1,4 +1,4 @@
-"""Tools by name and JSON: schemas that say what is taken, arguments that are checked, answers that are bounded."""
+"""Tools called by name with JSON: self-contained schemas, validated arguments, bounded answers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def registry() -> ToolRegistry:
     return create_tool_registry(MemoryEnvironment({"a.py": "import os\n", "b": "x" * 100_000}))
 
 
-def test_every_tool_has_a_schema_that_stands_alone(registry: ToolRegistry) -> None:
+def test_every_tool_has_a_self_contained_schema(registry: ToolRegistry) -> None:
     assert set(registry.tools) == NINE
     for schema in registry.schemas():
         parameters = schema["parameters"]
@@ -47,7 +47,7 @@ def test_every_tool_has_a_schema_that_stands_alone(registry: ToolRegistry) -> No
             assert name != "content" or "description" in each
 
 
-def test_calls_are_typed(registry: ToolRegistry) -> None:
+def test_calls_return_typed_results(registry: ToolRegistry) -> None:
     assert registry.call("read_file", {"path": "a.py"}).text() == "import os\n"
     assert registry.call("search_text", '{"pattern": "import", "glob": "*.py"}').text() == "a.py:1:import os"
     assert registry.call("list_directory", "").text() == "a.py\nb"
@@ -73,7 +73,7 @@ def test_calls_are_typed(registry: ToolRegistry) -> None:
         ("search_text", {"pattern": "x", "context": 99}),
     ],
 )
-def test_wrong_arguments_are_refused_before_anything_happens(registry: ToolRegistry, tool: str, arguments: Any) -> None:
+def test_invalid_arguments_are_refused_before_the_call(registry: ToolRegistry, tool: str, arguments: Any) -> None:
     with pytest.raises(ArgumentsInvalid) as caught:
         registry.call(tool, arguments)
     assert caught.value.fix_hints
@@ -82,7 +82,7 @@ def test_wrong_arguments_are_refused_before_anything_happens(registry: ToolRegis
     assert answer.text.startswith("error WORKSPACE_TOOL_ARGUMENTS_INVALID: ")
 
 
-def test_answers_are_bounded_whatever_happens(registry: ToolRegistry) -> None:
+def test_answers_are_always_bounded(registry: ToolRegistry) -> None:
     for tool, arguments in (("read_file", {"path": "b"}), ("read_file", {"path": "n" * 4000}), ("x" * 9000, {})):
         assert len(registry.answer(tool, arguments, limit=500).text.encode()) <= 500
 
@@ -96,7 +96,7 @@ known = st.sampled_from(["path", "content", "pattern", "command", "old", "new", 
 
 
 @given(st.sampled_from(sorted(NINE)), st.dictionaries(known | st.text(max_size=5), plain, max_size=5))
-def test_any_arguments_give_an_answer(tool: str, arguments: dict[str, Any]) -> None:
+def test_any_arguments_get_an_answer(tool: str, arguments: dict[str, Any]) -> None:
     registry = create_tool_registry(MemoryEnvironment({"a": "b"}))
     answer = registry.answer(tool, arguments, limit=2000)
     assert (answer.result is None) != (answer.error is None)
@@ -106,7 +106,7 @@ def test_any_arguments_give_an_answer(tool: str, arguments: dict[str, Any]) -> N
     msgspec.json.encode(answer.error)
 
 
-def test_a_machine_that_would_not_is_an_answer_too(registry: ToolRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_os_errors_are_answers(registry: ToolRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -118,12 +118,12 @@ def test_a_machine_that_would_not_is_an_answer_too(registry: ToolRegistry, monke
     assert "No space left" in answer.text
 
 
-def test_only_some_of_them() -> None:
+def test_registry_can_be_limited_to_some_tools() -> None:
     assert set(create_tool_registry(MemoryEnvironment(), only=["read_file"]).tools) == {"read_file"}
 
 
 @pytest.mark.needs("bubblewrap")
-def test_a_toolbox_has_it_all(tmp_path: Path) -> None:
+def test_toolbox_checks_records_and_snapshots(tmp_path: Path) -> None:
     project = tmp_path / "project"
     project.mkdir()
     (project / ".env").write_text("secret")
@@ -157,7 +157,7 @@ def test_a_toolbox_has_it_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.needs("bubblewrap")
-def test_whom_a_command_reached_is_on_the_record(tmp_path: Path) -> None:
+def test_network_connections_of_commands_are_recorded(tmp_path: Path) -> None:
     project = tmp_path / "project"
     project.mkdir()
     Workspace.init(project, track=False).close()

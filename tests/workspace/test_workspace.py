@@ -1,4 +1,4 @@
-"""Snapshots, rollbacks and forks through the public face, tracked and by scan."""
+"""Snapshots, rollbacks and forks through the public API, tracked and scanned."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Content = dict[str, tuple[int, bytes]]
 
 
 def content(root: Path) -> Content:
-    """Every path below, with its mode and bytes, read without proofbox."""
+    """Return every path below with its mode and bytes, read without proofbox."""
     found: Content = {}
     for folder, dirs, files in os.walk(root):
         for name in dirs + files:
@@ -47,7 +47,7 @@ def project(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("track", [True, False])
-def test_back_and_forward_again_gives_exactly_what_was_there(project: Path, track: bool) -> None:
+def test_rollback_and_its_undo_restore_files_exactly(project: Path, track: bool) -> None:
     with Workspace.init(project, track=track) as ws:
         first, before = ws.snapshot("first"), content(project)
         (project / "x").rename(project / "moved")
@@ -66,7 +66,7 @@ def test_back_and_forward_again_gives_exactly_what_was_there(project: Path, trac
         assert ws.verify().sound
 
 
-def test_a_rollback_loses_nothing_that_no_snapshot_held(project: Path) -> None:
+def test_rollback_records_unsaved_changes_first(project: Path) -> None:
     with Workspace.init(project) as ws:
         first = ws.snapshot("first")
         (project / "a").write_text("unsaved")
@@ -76,7 +76,7 @@ def test_a_rollback_loses_nothing_that_no_snapshot_held(project: Path) -> None:
         assert (project / "a").read_text() == "unsaved"
 
 
-def test_a_fork_is_a_workspace_of_its_own(project: Path, tmp_path: Path) -> None:
+def test_fork_is_an_independent_workspace(project: Path, tmp_path: Path) -> None:
     with Workspace.init(project) as ws:
         first, before = ws.snapshot("first"), content(project)
         with ws.fork(first.id[:8], tmp_path / "fork") as fork:
@@ -88,29 +88,29 @@ def test_a_fork_is_a_workspace_of_its_own(project: Path, tmp_path: Path) -> None
         assert (project / "a").read_text() == "one"
 
 
-@pytest.mark.parametrize("looked", [True, False])
-def test_what_a_fork_wrote_is_known_to_the_next_process(project: Path, tmp_path: Path, looked: bool) -> None:
+@pytest.mark.parametrize("scanned", [True, False])
+def test_next_process_does_not_rescan_a_fork(project: Path, tmp_path: Path, scanned: bool) -> None:
     with Workspace.init(project) as ws:
         first = ws.snapshot("first")
         with ws.fork(first.id, tmp_path / "fork", track=False) as fork:
-            if looked:
+            if scanned:
                 assert fork.status().changes == ()
         known, position = cache.load(registry.home_of(fork.id) / registry.CACHE)
         assert known.tree_id.hex() == first.id
         assert ws._store.still_has(position)
 
 
-@pytest.mark.parametrize("looked", [True, False])
-def test_one_that_another_has_forgotten_can_be_closed(project: Path, tmp_path: Path, looked: bool) -> None:
+@pytest.mark.parametrize("scanned", [True, False])
+def test_workspace_forgotten_by_another_object_can_be_closed(project: Path, tmp_path: Path, scanned: bool) -> None:
     with Workspace.init(project) as ws:
         with ws.fork(ws.snapshot("first").id, tmp_path / "fork", track=False) as fork:
-            if looked:
+            if scanned:
                 assert fork.status().changes == ()
             Workspace.open(tmp_path / "fork", track=False).forget()
         assert not registry.home_of(fork.id).exists()
 
 
-def test_collection_keeps_what_is_kept(project: Path) -> None:
+def test_gc_keeps_latest_and_named_snapshots(project: Path) -> None:
     with Workspace.init(project) as ws:
         first = ws.snapshot("first")
         ws.name("start", first.id)
@@ -123,7 +123,7 @@ def test_collection_keeps_what_is_kept(project: Path) -> None:
         assert (project / "a").read_text() == "one"
 
 
-def test_every_flipped_byte_of_the_store_is_found(project: Path, rounds: Callable[[int, int], int]) -> None:
+def test_verify_finds_every_flipped_byte(project: Path, rounds: Callable[[int, int], int]) -> None:
     with Workspace.init(project, track=False) as ws:
         ws.snapshot("first")
         store = state_dir() / "workspaces/stores" / ws._registration.store
@@ -141,7 +141,7 @@ def test_every_flipped_byte_of_the_store_is_found(project: Path, rounds: Callabl
         assert ws.verify().sound
 
 
-def test_what_is_no_workspace_is_said_to_be_none(project: Path) -> None:
+def test_open_needs_a_workspace_and_init_an_ordinary_directory(project: Path) -> None:
     with pytest.raises(WorkspaceUnknown):
         Workspace.open(project)
     Workspace.init(project).close()
@@ -149,29 +149,29 @@ def test_what_is_no_workspace_is_said_to_be_none(project: Path) -> None:
         Workspace.init(project)
 
 
-def test_a_home_that_was_being_made_or_removed_goes_after_a_while(project: Path) -> None:
+def test_stale_temporary_homes_are_swept(project: Path) -> None:
     with Workspace.init(project, track=False) as ws:
         half = registry.base() / f".proofbox-tmp-{ws.id[:-1]}"
         half.mkdir()
         registry.sweep()
-        assert half.exists(), "somebody may be at it"
+        assert half.exists(), "another process may still use it"
         registry.sweep(older_than=-1)
         assert not half.exists()
         assert ws.history() == []
 
 
-def test_who_closes_it_waits_for_what_is_under_way(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_waits_for_a_running_operation(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ws = Workspace.init(project)
-    plain = ws._look.refresh
+    plain = ws._working_tree.refresh
     closing = threading.Thread(target=ws.close)
 
     def refresh(*, sealed: bool = False) -> Method:
         found = plain(sealed=sealed)
         closing.start()
-        closing.join(0.2)  # it does not end before we do
+        closing.join(0.2)  # must not end before this operation
         return found
 
-    monkeypatch.setattr(ws._look, "refresh", refresh)
+    monkeypatch.setattr(ws._working_tree, "refresh", refresh)
     made = ws.snapshot("last")
     closing.join()
     with pytest.raises(OSError, match="Bad file descriptor"):
@@ -181,7 +181,7 @@ def test_who_closes_it_waits_for_what_is_under_way(project: Path, monkeypatch: p
         assert again.verify().sound
 
 
-def test_a_forgotten_workspace_can_be_closed(project: Path) -> None:
+def test_forgotten_workspace_can_be_closed(project: Path) -> None:
     with Workspace.init(project) as ws:
         ws.forget()
     ws.close()

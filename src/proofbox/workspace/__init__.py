@@ -1,6 +1,6 @@
-"""The files an agent works on: a directory with history.
+"""A directory with history: the files an agent works on.
 
-`workspace` is the face: init, open, snapshot, rollback, fork, diff, verify, gc. Below it `store` keeps content by its
-digest, `tree` says what a directory is made of, `looking` finds what changed by `scan` and `tracking`, `restore` puts a
-tree back, `forking` makes a workspace of one. `tools/` is what an agent has of it, `capabilities/` what it may do.
+`workspace` is the entry point: init, open, snapshot, rollback, fork, diff, verify, gc. `store/` keeps content by
+digest, `tree` defines the format of a directory tree, `scanning/` finds changed files, and `timeline/` holds diffs,
+rollback, forks and the effect log. `tools/` contains the tools that agents call; `capabilities/` what they may do.
 """

@@ -1,4 +1,4 @@
-"""Telling a directory from another one that took its place under the same path."""
+"""Distinguish a directory from a different one that replaced it at the same path."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class _Handle(ctypes.Structure):
 
 
 def identity_of(directory: str) -> str:
-    """Return the kernel's persistent handle of a directory, or an empty string where the file system gives none.
+    """Return the kernel's persistent handle of a directory, or an empty string if the file system has no handles.
 
-    It stays the same when the directory is renamed and when the machine restarts. An inode number is not enough: it is
-    often given to the next directory that is made. overlayfs and some network file systems give no handle.
+    The handle survives renames and reboots. An inode number is not enough, because file systems often reuse it for the
+    next directory. overlayfs and some network file systems provide no handles.
     """
     if sys.platform != "linux":
         return ""

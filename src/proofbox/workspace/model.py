@@ -1,4 +1,4 @@
-"""What a workspace says about itself: frozen, and the same in code, in JSON and in the store."""
+"""Data types of workspaces: frozen, and identical in Python, in JSON and in the store."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Method = Literal["tracked", "scan", "sealed"]
 
 
 def exact(path: str, path_b64: str | None) -> str:
-    """The path that two members of a document mean, as Python gives file names."""
+    """Return the exact path, as Python represents file names, from its text and its optional base64 bytes."""
     return os.fsdecode(base64.b64decode(path_b64)) if path_b64 else path
 
 
 class SkippedPath(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A path that is not in a snapshot, or was not put back, and why."""
+    """A path that was not included in a snapshot or not restored, and the reason."""
 
     path: str
     reason: str
@@ -26,16 +26,16 @@ class SkippedPath(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class EffectsHead(msgspec.Struct, frozen=True):
-    """A position in a chained log: how many entries, and the digest that the last of them has in the chain."""
+    """A position in a hash-chained log: the number of entries and the digest of the last one."""
 
     count: int
-    """How many entries."""
+    """Number of entries."""
     digest: str
-    """The SHA-256 of the last one's line; while there is none, the chain's origin."""
+    """SHA-256 of the last entry's line, or the chain's origin if the log is empty."""
 
 
 class SnapshotContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What a snapshot keeps besides files, for whoever goes on from there."""
+    """Settings stored with a snapshot, to be used by the next process that continues from it."""
 
     cwd: str = ""
     env: dict[str, str] = {}
@@ -43,113 +43,113 @@ class SnapshotContext(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """A state of the workspace. `id` names the tree; two snapshots of the same files have the same."""
+    """A state of the workspace. `id` is the tree id, so snapshots of identical files have the same id."""
 
     id: str
-    """The digest of the tree; the same files have the same."""
+    """Digest of the tree. Identical files have the same digest."""
     parent: str | None
-    """The state before this one in this workspace's history."""
+    """The previous state in this workspace's history."""
     message: str
-    """What this state is, in the words of whoever took it."""
+    """Description given by the caller."""
     created_at: str
     changed: int
-    """How many paths differ from `parent`."""
+    """Number of paths that differ from `parent`."""
     kind: Literal["snapshot", "rollback", "fork"] = "snapshot"
-    """`rollback`: the files were put back. `fork`: with this the workspace began."""
+    """`rollback`: the files were restored. `fork`: the first entry of a forked workspace."""
     method: Method
-    """How changes were found. `tracked` relies on the kernel's word, `scan` on the times of files. `sealed` is a scan
-    that lists every directory and reads every file, and is on the disk when it returns."""
+    """How changes were found. `tracked` relies on kernel notifications, `scan` on file timestamps. `sealed` is a scan
+    that lists every directory, reads every file and syncs the snapshot to disk before it returns."""
     workspace: str
     ignored: tuple[str, ...] = ()
-    """The patterns of what is not part of it."""
+    """Patterns of paths that are excluded."""
     skipped: tuple[SkippedPath, ...] = ()
-    """What could not be read or is no file, directory or link; a rollback leaves it alone."""
+    """Paths that could not be read or are not a file, directory or link. A rollback does not touch them."""
     unstable: tuple[SkippedPath, ...] = ()
-    """Files that changed while they were read, each time: some moment's content, or a mix."""
+    """Files that kept changing while they were read. Their content is from some moment, or mixed."""
     cwd: str = ""
-    """For whoever goes on from here; empty: not given."""
+    """Working directory to continue in. Empty if not given."""
     env: dict[str, str] = {}
-    """Variables for whoever goes on from here."""
+    """Environment variables to continue with."""
     effects_head: EffectsHead | None = None
-    """The effect log's end at that moment: what is before it can't be changed unnoticed."""
+    """End of the effect log at that moment. Later changes to earlier entries are detected."""
     frozen: bool = False
-    """Whether the box that works here was held still meanwhile."""
+    """Whether the box that uses the workspace was frozen during the snapshot."""
     overlap: int | None = None
-    """How many commands of that box were alive while the files were looked at; None if no box was named."""
+    """Number of commands of that box that were running during the scan. None if no box was given."""
 
 
 class Change(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One path that differs. `old_path` is where a renamed file was."""
+    """One path that differs. `old_path` is the previous path of a renamed file."""
 
     path: str
     kind: Kind
-    """`mode`: the content is the same, its mode is not. `renamed`: the same content elsewhere."""
+    """`mode`: same content, different mode. `renamed`: same content at a different path."""
     type: Literal["file", "directory", "symlink"]
-    """What it is, or was, if it is gone."""
+    """The type of the entry. For a deleted entry, its previous type."""
     path_b64: str | None = None
     old_path: str | None = None
     old_path_b64: str | None = None
-    """The exact bytes of `old_path`, where it is not UTF-8."""
+    """The exact bytes of `old_path`, if it is not UTF-8."""
 
     @property
     def exact_path(self) -> str:
-        """As Python gives file names: `path`, unless that is only a rendering."""
+        """The exact path as Python represents file names. `path` may only be a printable rendering of it."""
         return exact(self.path, self.path_b64)
 
     @property
     def exact_old_path(self) -> str:
-        """The same of where it was: of `old_path`, or of `path` where it has not moved."""
+        """The exact previous path: `old_path`, or `path` if the entry was not renamed."""
         return self.exact_path if self.old_path is None else exact(self.old_path, self.old_path_b64)
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """What the files have that the latest snapshot has not."""
+    """The differences between the files and the latest snapshot."""
 
     workspace: str
     path: str
     head: str | None
-    """The latest snapshot, or the one that was rolled back to."""
+    """The latest snapshot, or the target of the latest rollback."""
     changes: tuple[Change, ...]
-    """What the files have that `head` has not."""
+    """Differences between `head` and the files."""
     skipped: tuple[SkippedPath, ...]
-    """What no snapshot can hold: unreadable, or no file, directory or link."""
+    """Paths that no snapshot can contain: unreadable, or not a file, directory or link."""
     ignored: tuple[str, ...]
-    """The patterns of what is not part of the workspace."""
+    """Patterns of paths that are excluded from the workspace."""
     refs: dict[str, str]
-    """Names of snapshots, and the ids they stand for."""
+    """Snapshot ids by reference name."""
     unfinished: str = ""
-    """Why an interrupted rollback is still not finished."""
+    """Why an interrupted rollback could not be completed yet."""
 
 
 class RollbackResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rollback did, and what it could not undo."""
+    """What a rollback changed, and what it could not undo."""
 
     id: str
     before: str
-    """The state that was left, in the history by its own: rolling back to it goes forward again."""
+    """The state before the rollback, recorded in the history. Roll back to it to undo the rollback."""
     restored: tuple[Change, ...]
     irreversible_effects: tuple[str, ...]
     warning: str
     left: tuple[SkippedPath, ...]
-    """What is not as the snapshot has it: in no snapshot and in the way, or not ours to change."""
+    """Paths that still differ from the snapshot: not in any snapshot and in the way, or not permitted to change."""
 
 
 class HistoryVerification(msgspec.Struct, frozen=True, kw_only=True):
     sound: bool
-    """There are no problems."""
+    """True if no problems were found."""
     snapshots: int
     objects: int
-    """Contents and trees that the snapshots need, each counted once."""
+    """Contents and trees that the snapshots reference, each counted once."""
     problems: tuple[str, ...]
 
 
 class Collected(msgspec.Struct, frozen=True, kw_only=True):
     snapshots_dropped: int
-    """Entries of this history that are gone."""
+    """Entries removed from this history."""
     objects_dropped: int
-    """Contents and trees that no snapshot needed."""
+    """Contents and trees that no snapshot referenced."""
     bytes_freed: int
-    """Of the store's files."""
+    """Freed space in the store's files."""
 
 
 class Forgotten(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,4 +158,4 @@ class Forgotten(msgspec.Struct, frozen=True, kw_only=True):
     workspace: str
     path: str
     shared: bool
-    """Whether what it recorded is still stored, because forks of it share the store or a process is using it."""
+    """Whether its recorded content is still stored, because forks share the store or a process is using it."""

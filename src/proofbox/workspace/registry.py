@@ -1,17 +1,17 @@
-"""Which directories are workspaces, and the small documents each has beside its store.
+"""The registry of workspaces, and the small documents stored for each of them.
 
-Below the user's state directory, out of reach of what runs in a workspace:
+Stored in the user's state directory, which processes in a workspace cannot reach:
 
     workspaces/paths/<sha256 of the directory's path>   the workspace's id
-    workspaces/<id>/workspace.json                      path, store, what to ignore
+    workspaces/<id>/workspace.json                      path, store, ignore patterns
     workspaces/<id>/refs.json                           names for snapshots
-    workspaces/<id>/rollback.json                       a rollback that is under way
-    workspaces/<id>/cache                               what scans know of the files; may be lost at any time
-    workspaces/<id>/cache.lock                          held while that is written
-    workspaces/<id>/lock                                held while a snapshot or rollback is under way
+    workspaces/<id>/rollback.json                       a rollback in progress
+    workspaces/<id>/cache                               results of earlier scans; may be lost at any time
+    workspaces/<id>/cache.lock                          held while the cache is written
+    workspaces/<id>/lock                                held during a snapshot or rollback
     workspaces/stores/<id>/                             content and events, shared between forks
 
-A document carries the digest of its body, so that a damaged one is noticed.
+Each document contains the digest of its body, so that damage is detected.
 """
 
 from __future__ import annotations
@@ -50,22 +50,22 @@ T = TypeVar("T")
 
 @stored("workspace.json", at="the member `body` of STATE/workspaces/WORKSPACE/workspace.json, with its `sha256`")
 class Registration(msgspec.Struct, frozen=True):
-    """A directory that has a history, and the store that holds it."""
+    """A directory with history, and the store that holds the history."""
 
     id: str
     """The workspace's id."""
     store: str
-    """The id of the store, which forks share."""
+    """The id of the store, which is shared with forks."""
     path_hex: str
-    """The directory's path, whose bytes may not be text."""
+    """The directory's path in hexadecimal, because its bytes may not be text."""
     ignore: tuple[str, ...]
-    """Patterns of what is never part of it."""
+    """Patterns of paths that are excluded."""
     created_at: str
     schema_version: int = SCHEMA_VERSION
-    """Of this form; another one is refused."""
+    """Version of this format. Other versions are refused."""
     identity: str = ""
-    """The file system's handle of the directory, which another directory in its place does not have. Empty where the
-    file system gives none."""
+    """The file system's handle of the directory, which a replacement directory does not have. Empty if the file system
+    has no handles."""
 
     @property
     def path(self) -> str:
@@ -73,7 +73,7 @@ class Registration(msgspec.Struct, frozen=True):
 
 
 class Rollback(msgspec.Struct, frozen=True):
-    """A rollback that is under way."""
+    """A rollback in progress."""
 
     target: str
     before: str
@@ -88,8 +88,8 @@ def home_of(workspace_id: str) -> Path:
     return base() / workspace_id
 
 
-def _aside(workspace_id: str) -> Path:
-    """Where a home is while it is made and while it is removed."""
+def _temporary_home(workspace_id: str) -> Path:
+    """Return the temporary path of a home while it is created or removed."""
     return base() / f"{TEMPORARY_PREFIX}{workspace_id}"
 
 
@@ -98,11 +98,11 @@ def store_path(store_id: str) -> Path:
 
 
 def real_directory(path: str | os.PathLike[str]) -> str:
-    """The one path of a directory that may be a workspace."""
+    """Return the canonical path of a directory that may be a workspace."""
     real = os.path.realpath(os.fspath(path))
     if not os.path.isdir(real):
         if os.path.lexists(real):
-            problem, hint = "is not a directory", f"name the directory that holds it: {quote(os.path.dirname(real))}"
+            problem, hint = "is not a directory", f"use its parent directory: {quote(os.path.dirname(real))}"
         else:
             problem, hint = "does not exist", f"mkdir -p {quote(real)} && {_command('init', real)}"
         raise WorkspacePathRefused(f"{os.fspath(path)} {problem}", op="workspace", fix_hints=[hint])
@@ -115,31 +115,31 @@ def _command(name: str, real: str) -> str:
 
 
 def refuse_own_state(real: str) -> None:
-    """A workspace can't hold its own history, or lie in it."""
+    """Raise WorkspacePathRefused if the directory contains proofbox's state directory or is inside it."""
     state = os.path.realpath(base())
     if os.path.commonpath([real, state]) in (real, state):
         raise WorkspacePathRefused(
-            f"{real} holds proofbox's own state, or is part of it",
+            f"{real} contains proofbox's state directory or is inside it",
             op="workspace",
-            fix_hints=["choose a project's directory", "or set XDG_STATE_HOME to a place outside it"],
+            fix_hints=["choose a project directory", "or set XDG_STATE_HOME to a directory outside it"],
         )
 
 
 def is_registered(real: str) -> bool:
-    return _place(os.fsencode(real)).exists()
+    return _entry_path(os.fsencode(real)).exists()
 
 
 def register(registration: Registration, *, replace: bool = False) -> None:
-    """Make the directory a workspace. Of two that try, one gets WorkspaceExists.
+    """Make the directory a workspace. If two processes try, one of them gets WorkspaceExists.
 
-    `replace` is for a directory that was not there before: what is registered under its path was another one.
+    `replace` is for a newly created directory: an existing registration of its path belongs to an earlier directory.
     """
     path = bytes.fromhex(registration.path_hex)
-    home, unborn = home_of(registration.id), _aside(registration.id)
-    unborn.mkdir(mode=0o700, parents=True)
-    write(unborn / "workspace.json", registration)
-    os.rename(unborn, home)  # so that there is no home of which nobody could say whose it is
-    place = _place(path)
+    home, temporary = home_of(registration.id), _temporary_home(registration.id)
+    temporary.mkdir(mode=0o700, parents=True)
+    write(temporary / "workspace.json", registration)
+    os.rename(temporary, home)  # record the owner before the home appears
+    place = _entry_path(path)
     place.parent.mkdir(mode=0o700, exist_ok=True)
     if replace:
         place.unlink(missing_ok=True)
@@ -147,9 +147,9 @@ def register(registration: Registration, *, replace: bool = False) -> None:
         create_only(place, registration.id.encode() + b"\n", mode=0o600)
     except FileExistsError:
         remove_tree(home)
-        registered(registration.path)  # which says so where its history is that of another directory
+        registered(registration.path)  # raises WorkspaceReplaced if the history belongs to another directory
         raise WorkspaceExists(
-            f"{registration.path} is a workspace already",
+            f"{registration.path} is already a workspace",
             op="workspace init",
             fix_hints=[
                 f"use it as it is: {_command('status', registration.path)}",
@@ -159,22 +159,22 @@ def register(registration: Registration, *, replace: bool = False) -> None:
 
 
 def adopt(registration: Registration) -> Registration:
-    """Give the history to the directory that is now at its path."""
+    """Assign the history to the directory that is now at its path."""
     adopted = msgspec.structs.replace(registration, identity=identity_of(registration.path))
     write(home_of(registration.id) / "workspace.json", adopted)
     return adopted
 
 
 def forget(registration: Registration) -> None:
-    """The name first: killed in between, there is a home that nothing leads to, and never a name without one."""
-    _place(bytes.fromhex(registration.path_hex)).unlink(missing_ok=True)
+    """Remove a workspace. The path entry goes first: if killed in between, only an unreferenced home remains."""
+    _entry_path(bytes.fromhex(registration.path_hex)).unlink(missing_ok=True)
     with contextlib.suppress(FileNotFoundError):
-        os.rename(home_of(registration.id), _aside(registration.id))
-    remove_tree(_aside(registration.id))
+        os.rename(home_of(registration.id), _temporary_home(registration.id))
+    remove_tree(_temporary_home(registration.id))
 
 
 def sweep(older_than: float = 3600.0) -> None:
-    """Remove homes that were being made or removed, seconds ago, by somebody who was killed."""
+    """Remove temporary homes left by processes that were killed more than `older_than` seconds ago."""
     for path in base().glob(f"{TEMPORARY_PREFIX}ws-*"):
         with contextlib.suppress(OSError):
             if time.time() - path.lstat().st_mtime > older_than:
@@ -182,7 +182,7 @@ def sweep(older_than: float = 3600.0) -> None:
 
 
 def registered_below(directory: str | os.PathLike[str]) -> list[Registration]:
-    """The workspaces whose directories are there, or were. One whose document is damaged could be anywhere: not it."""
+    """Return the workspaces whose directories are or were below `directory`. Damaged registrations are left out."""
     above = os.path.join(os.path.realpath(directory), "")
     found = []
     for home in base().glob("ws-*"):
@@ -194,9 +194,9 @@ def registered_below(directory: str | os.PathLike[str]) -> list[Registration]:
 
 
 def drop_store(store_id: str) -> list[LeftoverPath]:
-    """Remove a store, unless a workspace still has it. What of it could not be removed.
+    """Remove a store unless a workspace still uses it. Return the paths that could not be removed.
 
-    Raises `WorkspaceCorrupt` where a damaged document keeps it from knowing.
+    Raises `WorkspaceCorrupt` if a damaged document makes it impossible to know whether the store is in use.
     """
     place = store_path(store_id)
     used = any(
@@ -214,18 +214,18 @@ def drop_store(store_id: str) -> list[LeftoverPath]:
 
 
 def registered(real: str) -> Registration:
-    """Return the workspace that this directory is.
+    """Return the workspace registered for this directory.
 
-    Raises WorkspaceReplaced when the directory is not the one that its history was recorded in.
+    Raises WorkspaceReplaced if the directory is not the one whose history was recorded.
     """
     found = registered_at(real)
     if found.identity and identity_of(real) not in (found.identity, ""):
         raise WorkspaceReplaced(
-            f"{real} is another directory than the one that was a workspace there",
+            f"{real} is not the directory that was a workspace at this path: it was replaced",
             op="workspace",
             fix_hints=[
                 f"keep the old history: {_command('adopt', real)}",
-                f"or drop it and begin a new one: {_command('forget', real)} && {_command('init', real)}",
+                f"or drop it and start a new one: {_command('forget', real)} && {_command('init', real)}",
             ],
             details={"path": real, "workspace": found.id},
         )
@@ -233,9 +233,9 @@ def registered(real: str) -> Registration:
 
 
 def registered_at(real: str) -> Registration:
-    """Return the workspace that was made at this path, whatever is there now."""
+    """Return the workspace that was created at this path, even if another directory is there now."""
     try:
-        workspace_id = _place(os.fsencode(real)).read_text("ascii").removesuffix("\n")
+        workspace_id = _entry_path(os.fsencode(real)).read_text("ascii").removesuffix("\n")
     except FileNotFoundError:
         above = next((str(each) for each in Path(real).parents if is_registered(str(each))), "")
         part_of = [f"it is part of the workspace {above}: {_command('status', above)}"] if above else []
@@ -243,33 +243,33 @@ def registered_at(real: str) -> Registration:
             f"{real} is not a workspace", op="workspace", fix_hints=[*part_of, f"make it one: {_command('init', real)}"]
         ) from None
     except UnicodeDecodeError as error:
-        raise WorkspaceCorrupt(f"the entry of {real} is damaged", op="workspace") from error
+        raise WorkspaceCorrupt(f"the registry entry of {real} is damaged", op="workspace") from error
     found = read(home_of(workspace_id) / "workspace.json", Registration)
     if found is None or found.id != workspace_id or found.path != real:
-        raise WorkspaceCorrupt(f"the entry of {real} leads to another workspace", op="workspace")
+        raise WorkspaceCorrupt(f"the registry entry of {real} points to another workspace", op="workspace")
     if found.schema_version != SCHEMA_VERSION:
-        raise WorkspaceCorrupt(f"a workspace of version {found.schema_version} is not known here", op="workspace")
+        raise WorkspaceCorrupt(f"unsupported workspace version {found.schema_version}", op="workspace")
     return found
 
 
-def _place(path: bytes) -> Path:
+def _entry_path(path: bytes) -> Path:
     return base() / "paths" / hashlib.sha256(path).hexdigest()
 
 
 def write(path: Path, body: Any) -> None:
-    """Put a document in its place."""
+    """Write a document atomically."""
     plain = msgspec.to_builtins(body)
     write_document(path, canonical_bytes({"body": plain, "sha256": digest_of(plain)}) + b"\n", mode=0o600)
 
 
 def remove(path: Path) -> None:
-    """Take a document away, also for what comes after a power cut."""
+    """Remove a document durably."""
     path.unlink()
     sync_directory(path.parent)
 
 
 def read(path: Path, kind: type[T]) -> T | None:
-    """The document, or None if there is none."""
+    """Return the document, or None if it does not exist."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:

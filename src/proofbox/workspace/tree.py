@@ -1,21 +1,21 @@
-r"""What a directory is made of, and its id.
+r"""The format of directory trees, and their ids.
 
 A tree is the sorted list of a directory's entries, each written as
 
     <mode in octal> SP <name> NUL <32 bytes of SHA-256>
 
-and its id is the SHA-256 of that. The digest of an entry is the tree id of a directory, the SHA-256 of a file's bytes
-(so `sha256sum` agrees), or that of a symbolic link's target. Names are bytes, in byte order. The mode holds the type
-and the permission bits. A symbolic link's mean nothing and are left out, and so are a file's set-user-id and
-set-group-id: written again they would name whoever writes it, and not whoever set them. An empty directory is the empty
-tree.
+and its id is the SHA-256 of that list. The digest of an entry is the tree id of a directory, the SHA-256 of a file's
+bytes (the same as `sha256sum`), or the SHA-256 of a symbolic link's target. Names are bytes, in byte order. The mode
+holds the type and the permission bits. Two things are left out: the permissions of symbolic links, which mean nothing,
+and the set-user-id and set-group-id bits of files, which would apply to the user who restores the file instead of the
+user who set them. An empty directory is the empty tree.
 
-A directory of more than PAGED entries is cut in pages, so that one change in it costs a page and not all of it. A page
-has the entries whose names have the same CRC-32 modulo PAGES, written as above. The tree is then the list of the pages
-that have any, each as an entry of the mode 1 with the page's number, two hexadecimal digits, for a name.
+A directory with more than PAGED entries is split into pages, so that a change costs one page instead of the whole list.
+A page contains the entries whose names have the same CRC-32 modulo PAGES, encoded as above. The tree is then the list
+of non-empty pages, each written as an entry of mode 1 whose name is the page's number in two hexadecimal digits.
 
-Not part of a tree: owners, times, extended attributes, which names are hard links of each other, and the mode of the
-workspace's own root. In memory names are `str` as Python gives file names, undecodable bytes as surrogate escapes.
+Not part of a tree: owners, times, extended attributes, hard-link relationships, and the mode of the workspace's root.
+In memory names are `str` as Python represents file names, with undecodable bytes as surrogate escapes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PAGED = 1024
 PAGES = 256
 PAGE_MODE = b"1"
 UNSETTLED = -1
-"""In place of a ctime: what is on disk may change without its times changing, so look again."""
+"""Used in place of a ctime: the file may change without its times changing, so read it again."""
 
 _RECORD = struct.Struct("<I32sQqqQ")
 _ROW = re.compile(rb"([1-7][0-7]{0,6}) ([^\0/]+)\0([\0-\xff]{32})")
@@ -43,13 +43,13 @@ _ROW = re.compile(rb"([1-7][0-7]{0,6}) ([^\0/]+)\0([\0-\xff]{32})")
 _INT64 = 1 << 63
 
 Record = tuple[int, bytes, int, int, int, int]
-"""The members of a `KnownFile`, as a plain tuple."""
+"""The fields of a `KnownFile` as a plain tuple."""
 Row = tuple[bytes, bytes, bytes]
-"""An entry as it is stored: name, mode in octal, digest."""
+"""A stored entry: name, mode in octal, digest."""
 
 
 class KnownFile(NamedTuple):
-    """A file or symbolic link as it was when its content was read."""
+    """A file or symbolic link at the time its content was read."""
 
     mode: int
     digest: bytes
@@ -60,25 +60,25 @@ class KnownFile(NamedTuple):
 
 
 def int64(time_ns: int) -> int:
-    """A time as it is kept and compared: of those beyond the year 2262, which files may have, the lower 64 bits."""
+    """Return a time as stored and compared: the lower 64 bits, because files may have times after the year 2262."""
     return time_ns if -_INT64 <= time_ns < _INT64 else (time_ns + _INT64) % (2 * _INT64) - _INT64
 
 
 def times_of(info: os.stat_result) -> tuple[int, int, int, int]:
-    """What is compared with the last members of a `KnownFile`."""
+    """Return the values to compare with the last fields of a `KnownFile`."""
     return info.st_size, int64(info.st_mtime_ns), int64(info.st_ctime_ns), info.st_ino
 
 
 def kept_mode(mode: int) -> int:
-    """The type and the permission bits that a tree holds."""
+    """Return the type and permission bits that a tree stores."""
     return mode & ~(stat.S_ISUID | stat.S_ISGID) if stat.S_ISREG(mode) else mode
 
 
 class Directory:
-    """A directory in memory. `tree_id` is empty while something below is not accounted for.
+    """A directory in memory. `tree_id` is empty while a change below it has not been processed.
 
-    `files` are kept packed until someone asks for them: of 100,000 files a snapshot touches a few, and as Python
-    objects they would take 50 MB.
+    `files` stay packed until they are needed: a snapshot of 100,000 files touches only a few, and as Python objects
+    they would take 50 MB.
     """
 
     __slots__ = ("_files", "_names", "_pages", "_records", "_touched", "ctime_ns", "dirs", "ino", "mode", "tree_id")
@@ -102,12 +102,12 @@ class Directory:
         self._pages: list[tuple[bytes, set[str]]] = []
 
     def touch(self, name: str) -> None:
-        """Something is to be said anew of this name: call it for every change of an entry."""
+        """Mark the entry `name` as changed. Call this for every change of an entry."""
         self.tree_id = b""
         self._touched.add(name)
 
     def distrust(self) -> None:
-        """Everything is to be said anew."""
+        """Mark all entries as changed."""
         self.tree_id = b""
         self._pages = []
 
@@ -119,14 +119,14 @@ class Directory:
         return self._files
 
     def records(self) -> Iterator[tuple[str, Record]]:
-        """The same as `files`, to look through without unpacking it."""
+        """Iterate over `files` without unpacking them."""
         if self._files is not None:
             return iter(self._files.items())
         names = os.fsdecode(self._names).split("\0") if self._names else []
         return zip(names, _RECORD.iter_unpack(self._records), strict=True)
 
     def pack(self) -> tuple[bytes, bytes]:
-        """Pack `files` again: their names, and the rest of them."""
+        """Pack `files` again. Return the packed names and the packed records."""
         if self._files is not None:
             self._names = os.fsencode("\0".join(self._files))
             self._records = b"".join([_RECORD.pack(*known) for known in self._files.values()])
@@ -135,11 +135,11 @@ class Directory:
 
     @property
     def weight(self) -> int:
-        """How many files there are."""
+        """Return the number of files."""
         return len(self._records) // _RECORD.size if self._files is None else len(self._files)
 
     def encode(self, keep: Callable[[bytes], bytes]) -> bytes:
-        """The tree of a directory whose children all have theirs. `keep` stores a page and says its digest."""
+        """Encode the tree. All child directories must have tree ids. `keep` stores a page and returns its digest."""
         if self.weight + len(self.dirs) <= PAGED:
             self._pages = []
             rows = [(os.fsencode(name), b"%o" % record[0], record[1]) for name, record in self.records()]
@@ -175,7 +175,7 @@ class Directory:
         return rows
 
     def walk(self, path: str = "") -> Iterator[tuple[str, Directory]]:
-        """This directory and all below, parents first."""
+        """Yield this directory and all directories below it, parents first."""
         yield path, self
         for name, child in self.dirs.items():
             yield from child.walk(f"{path}/{name}" if path else name)
@@ -189,7 +189,7 @@ class StoredEntry(NamedTuple):
 
     @classmethod
     def of_row(cls, row: Row) -> StoredEntry:
-        # Of one that was stored with all bits, too.
+        # Applies to modes that were stored with all bits as well.
         return cls(kept_mode(int(row[1], 8)), row[2])
 
     @property
@@ -202,22 +202,22 @@ def _page(name: str) -> int:
 
 
 def _encode(rows: list[tuple[bytes, bytes, bytes]]) -> bytes:
-    """Of (name, mode, digest)."""
+    """Encode (name, mode, digest) rows."""
     rows.sort()
     return b"".join([b"%b %b\0%b" % (mode, name, digest) for name, mode, digest in rows])
 
 
 def decode_rows(data: bytes) -> list[Row]:
-    """The entries of a stored tree or page. Raises ValueError for bytes that no directory is written as."""
+    """Parse the entries of a stored tree or page. Raises ValueError if the bytes are not a valid tree."""
     rows = [(name, mode, digest) for mode, name, digest in _ROW.findall(data)]
     before = b""
     length = 0
     for name, mode, _ in rows:
-        # A stored tree names files to be written: one that leaves its directory must not get that far.
+        # Entries become files on disk: refuse a name that would escape the directory.
         if name <= before or name in (b".", b".."):
-            raise ValueError("not a tree")
+            raise ValueError("malformed tree")
         before = name
         length += len(mode) + len(name)
     if length + len(rows) * (2 + DIGEST_SIZE) != len(data):
-        raise ValueError("not a tree")
+        raise ValueError("malformed tree")
     return rows

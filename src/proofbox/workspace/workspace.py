@@ -5,12 +5,12 @@
         ...                              # anything may change the files
         ws.rollback(before.id)
 
-The directory stays an ordinary one. While a workspace is open, changes are tracked by the kernel; a snapshot then costs
-what has changed, not what there is. History only grows: a rollback first records the state it leaves, so that rolling
-back to that goes forward again, and is an entry of the history itself.
+The directory remains an ordinary directory. While a workspace is open, the kernel reports changes, so the cost of a
+snapshot depends on the number of changes and not on the number of files. History is append-only: a rollback first
+records the current state, so it can be undone by another rollback, and adds its own entry to the history.
 
-Several processes may have a workspace open; a snapshot or rollback of one waits for that of another. One object is for
-one thread at a time.
+Several processes may open the same workspace; their snapshots and rollbacks run one after another. A Workspace object
+is not thread-safe.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ T = TypeVar("T")
 
 
 class Workspace:
-    """Made by `init`, `open` and `fork`; close it, or use it in a `with`."""
+    """A workspace. Create one with `init`, `open` or `fork`; close it, or use it in a `with` statement."""
 
     def __init__(
         self,
@@ -92,24 +92,24 @@ class Workspace:
         self._clock: Clock = clock or SystemClock()
         self._home = registry.home_of(registration.id)
         self._mutex = threading.RLock()
-        """Held while it works: who closes it from another thread waits for that."""
+        """Held during every operation: `close()` from another thread waits until the operation is complete."""
         self._released = False
         self._store = ObjectStore(registry.store_path(registration.store))
         self._history = History(self._store, self.id)
         ignore = Ignore(registration.ignore)
-        self._look = WorkingTree(
+        self._working_tree = WorkingTree(
             self.path, self._store, ignore, self._home / CACHE, track=track, known=known, on_progress=on_progress
         )
-        self._rollbacks = Rollbacks(self.path, self._home, self._store, self._history, self._look, self._record)
+        self._rollbacks = Rollbacks(self.path, self._home, self._store, self._history, self._working_tree, self._record)
         self.unfinished = ""
-        """Why an interrupted rollback is still not finished. The files are as far as it got; a rollback to any snapshot
-        takes its place, else the next open tries again."""
+        """Why an interrupted rollback could not be completed; empty otherwise. The files are partly restored. A
+        rollback to any snapshot replaces it; otherwise the next open tries again."""
         try:
             if self._rollbacks.interrupted:
                 self._finish_rollback()
             if track:
                 with self._working():
-                    self._look.refresh()
+                    self._working_tree.refresh()
         except BaseException:
             self._release()
             raise
@@ -123,7 +123,7 @@ class Workspace:
         track: bool = True,
         clock: Clock | None = None,
     ) -> Workspace:
-        """Make a directory a workspace. `ignore` lists what is never part of it (`ignore.py` has the rules)."""
+        """Make a directory a workspace. `ignore` lists patterns of paths to exclude (rules: `scanning/ignore.py`)."""
         real = registry.real_directory(path)
         Ignore(ignore)
         ids = IdSource(clock)
@@ -149,23 +149,23 @@ class Workspace:
         clock: Clock | None = None,
         on_progress: Callable[[int], None] | None = None,
     ) -> Workspace:
-        """Open a workspace, and finish a rollback that was interrupted; `unfinished` says why it could not be.
+        """Open a workspace, and complete an interrupted rollback. If that fails, `unfinished` gives the reason.
 
-        Raises WorkspaceReplaced when another directory has taken its place: see `adopt`.
+        Raises WorkspaceReplaced if the directory was replaced by another one: see `adopt`.
 
-        Without `track` every look is a scan.
+        Without `track`, every operation scans the files.
 
-        `on_progress` is told now and then how many files a look has read so far.
+        `on_progress` is called from time to time with the number of files read so far.
         """
         registration = registry.registered(registry.real_directory(path))
         return cls(registration, track=track, clock=clock, on_progress=on_progress)
 
     @classmethod
     def adopt(cls, path: str | os.PathLike[str], *, track: bool = True, clock: Clock | None = None) -> Workspace:
-        """Open the workspace that was made at this path, although another directory is there now.
+        """Open the workspace that was created at this path, although a different directory is there now.
 
-        For a directory that was restored from a backup or moved to another disk, and for one that was deleted: a
-        rollback then writes its files again.
+        Use this for a directory that was restored from a backup, moved to another disk, or deleted and created again; a
+        rollback then restores its files.
         """
         registration = registry.adopt(registry.registered_at(registry.real_directory(path)))
         return cls(registration, track=track, clock=clock)
@@ -177,23 +177,23 @@ class Workspace:
         self.close()
 
     def close(self) -> None:
-        """Stop tracking, and put what is known of the files and all history on the disk."""
+        """Stop tracking, and write the scan cache and the history to disk."""
         with self._mutex:
             if self._released:
                 return
             try:
-                self._look.save()
+                self._working_tree.save()
             finally:
                 self._release()
 
     def require_finished(self) -> None:
-        """For whoever is to work in the files: raises RollbackUnfinished where a rollback would take them back."""
+        """Raise RollbackUnfinished if a rollback is incomplete, because completing it could revert later edits."""
         if self.unfinished:
             raise RollbackUnfinished(self.unfinished, op="workspace", details={"path": str(self.path)})
 
     def forget(self) -> None:
-        """Close it, and make its directory an ordinary one again. What it recorded stays in the store, for its forks
-        and for whoever knows a snapshot's id."""
+        """Close the workspace and unregister its directory. Recorded content stays in the store for forks and for
+        callers that know a snapshot's id."""
         self._release()
         registry.forget(self._registration)
 
@@ -203,63 +203,63 @@ class Workspace:
                 return
             self._released = True
             try:
-                self._look.close()
+                self._working_tree.close()
             finally:
                 self._store.close()
 
-    # Looking
+    # Reading
 
     @property
     def store_id(self) -> str:
-        """The store that holds its history, and that of its forks."""
+        """The id of the store that holds the history of this workspace and its forks."""
         return self._registration.store
 
     @property
     def head(self) -> Snapshot | None:
-        """The latest entry of the history, whoever made it: what the files were then."""
+        """The latest entry of the history, including entries made by other processes."""
         with self._store.use():
             return self._history.head()
 
     def history(self) -> list[Snapshot]:
-        """Every snapshot, rollback and fork of this workspace, oldest first."""
+        """Return every snapshot, rollback and fork of this workspace, oldest first."""
         with self._store.use():
             return list(self._history)
 
     def status(self) -> Status:
-        """What the files have that the latest snapshot has not."""
+        """Return the differences between the files and the latest snapshot."""
         with self._working():
-            self._look.refresh()
+            self._working_tree.refresh()
             head = self._history.head()
             return Status(
                 workspace=self.id,
                 path=str(self.path),
                 head=head.id if head else None,
-                changes=tuple(changes(self._store, _tree_of(head), self._look.tree_id)),
-                skipped=_left(self._look.skipped),
+                changes=tuple(changes(self._store, _tree_of(head), self._working_tree.tree_id)),
+                skipped=_skipped_paths(self._working_tree.skipped),
                 ignored=self._registration.ignore,
                 refs=self.refs(),
                 unfinished=self.unfinished,
             )
 
     def diff(self, a: str | None = None, b: str | None = None) -> list[Change]:
-        """What changed from `a` (the latest snapshot) to `b` (the files as they are now)."""
+        """Return the changes from `a` (default: the latest snapshot) to `b` (default: the current files)."""
         return self.compare(a, b, changes)
 
     def compare(self, a: str | None, b: str | None, how: Callable[[ObjectStore, bytes, bytes], T]) -> T:
-        """Apply `how` to the two trees that `diff` would compare."""
+        """Return `how` applied to the two trees that `diff` would compare."""
         with self._working():
             old = bytes.fromhex(self._resolve(a).id) if a is not None else _tree_of(self._history.head())
             if b is not None:
                 return how(self._store, old, bytes.fromhex(self._resolve(b).id))
-            self._look.refresh()
-            return how(self._store, old, self._look.tree_id)
+            self._working_tree.refresh()
+            return how(self._store, old, self._working_tree.tree_id)
 
     def resolve(self, name: str) -> Snapshot:
-        """The snapshot that an id, its beginning (4 digits or more), a named reference or HEAD means."""
+        """Return the snapshot for an id, an id prefix of at least 4 digits, a reference name or HEAD."""
         with self._store.use():
             return self._resolve(name)
 
-    # Changing
+    # Writing
 
     def snapshot(
         self,
@@ -272,26 +272,28 @@ class Workspace:
         freeze: Session | None = None,
         beside: Session | None = None,
     ) -> Snapshot:
-        """Record the files as they are. `sealed` reads every file and returns when the snapshot is on the disk.
+        """Record the current files. `sealed` reads every file and returns once the snapshot is synced to disk.
 
-        `cwd`, `env` overrides and `effects_head` are kept for whoever goes on from here. A box that works on the files
-        is held still meanwhile if it is named by `freeze`; named by `beside` it runs on, and the snapshot says whether
-        any command of it was alive. Raises `PolicyRefused` or `NotFrozen` where freezing fails, and takes no snapshot.
+        `cwd`, `env` overrides and `effects_head` are stored for later users of the snapshot. `freeze` names a box that
+        uses the files and is frozen during the snapshot. A box named by `beside` keeps running, and the snapshot
+        records how many of its commands were running. If freezing fails, raises `PolicyRefused` or `NotFrozen` and
+        takes no snapshot.
         """
         context = SnapshotContext(cwd=cwd, env=dict(env or {}), effects_head=effects_head)
         with self._working():
             with freeze.frozen() if freeze is not None else nullcontext():
                 alive = beside.commands_alive() if beside is not None else None
-                method = self._look.refresh(sealed=sealed)
+                method = self._working_tree.refresh(sealed=sealed)
             if beside is not None and alive is not None:
                 alive = max(alive, beside.commands_alive())
             return self._record("snapshot", message, method, context, frozen=freeze is not None, overlap=alive)
 
     def rollback(self, name: str) -> RollbackResult:
-        """Make the files what they were. The state that is left is recorded first, if it is not yet.
+        """Restore the files of a snapshot. The current state is recorded first if it has changed.
 
-        Killed in between, it is finished at the next open. Raises WorkspaceChanging when something else keeps writing,
-        and RollbackUnfinished when the disk is full, say. What may not be changed is left, and named.
+        An interrupted rollback is completed at the next open. Raises WorkspaceChanging if another process keeps
+        writing, and RollbackUnfinished on errors such as a full disk. Paths that cannot be changed are skipped and
+        listed in `left`.
         """
         with self._working():
             target = self._resolve(name)
@@ -303,57 +305,58 @@ class Workspace:
             before=before.hex(),
             restored=restored,
             irreversible_effects=effects.irreversible(self._home, target),
-            warning=f"{len(left)} paths are not as the snapshot has them" if left else "",
-            left=_left(left),
+            warning=f"{len(left)} paths differ from the snapshot" if left else "",
+            left=_skipped_paths(left),
         )
 
     def fork(self, name: str, dest: str | os.PathLike[str], *, track: bool | None = None) -> Workspace:
-        """A new workspace at `dest`, a directory that is not there or empty, with the files of that snapshot.
+        """Create a workspace with the files of a snapshot at `dest`, which must not exist or be empty.
 
-        Its history begins there, and its content is shared with this one's. The directory appears whole or not at all.
+        Its history starts at that snapshot, and it shares stored content with this one. The directory appears
+        atomically.
         """
         with self._store.use():
             new, known = make_fork(self._store, self._registration, self._resolve(name), dest, self._clock)
-        tracked = self._look.tracks if track is None else track
+        tracked = self._working_tree.tracks if track is None else track
         return Workspace(new, track=tracked, clock=self._clock, known=known)
 
     def export(self, name: str, dest: str | os.PathLike[str]) -> None:
-        """The files of a snapshot in an ordinary directory without history, which is made, or empty."""
+        """Write the files of a snapshot to an ordinary directory without history, which must not exist or be empty."""
         path = os.path.realpath(os.fspath(dest))
         os.makedirs(path, exist_ok=True)
         if os.listdir(path):
-            hints = ["name a new directory"]
+            hints = ["choose a new directory"]
             raise WorkspacePathRefused(f"{path} is not empty", op="workspace export", fix_hints=hints)
         with self._store.use():
             write_new(self._store, path, bytes.fromhex(self._resolve(name).id))
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """The patterns of what is never part of it."""
+        """Patterns of paths that are excluded."""
         return self._registration.ignore
 
     @property
     def effects(self) -> effects.EffectLog:
-        """The log of what was done here: `effects.py`."""
+        """The log of effects recorded in this workspace (`timeline/effects.py`)."""
         return effects.EffectLog(self._home, self.id, clock=self._clock)
 
     def overlay(self, name: str) -> Overlay:
-        """That snapshot as the project of a box, whose changes are kept apart and thrown away; see `overlay.py`."""
+        """Return a snapshot as a box's project. Changes are stored separately and discarded (`overlay.py`)."""
         with self._store.use():
             tree = bytes.fromhex(self._resolve(name).id)
             return Overlay(self._store, tree, self.path.stat().st_mode)
 
     def refs(self) -> dict[str, str]:
-        """Names for snapshots, and what they name."""
+        """Return snapshot ids by reference name."""
         return registry.read(self._home / REFS, dict[str, str]) or {}
 
     def name(self, name: str, snapshot_id: str) -> None:
-        """Give a snapshot a name, or move it to another snapshot. Named snapshots survive `gc`."""
+        """Name a snapshot, or move an existing name to it. Named snapshots survive `gc`."""
         if not name or len(name) > 200 or not name.isprintable() or name == "HEAD" or _is_hex(name):
             raise UsageError(
-                f"not a name for a snapshot: {name[:200]!r}",
+                f"invalid snapshot name: {name[:200]!r}",
                 op="workspace",
-                fix_hints=["use letters that are no hexadecimal number, and not HEAD"],
+                fix_hints=["use at most 200 printable characters, not only hexadecimal digits, and not HEAD"],
             )
         with self._working():
             found = self._resolve(snapshot_id)
@@ -361,19 +364,19 @@ class Workspace:
             registry.write(self._home / REFS, {**self.refs(), name: found.id})
 
     def verify(self) -> HistoryVerification:
-        """Read everything that is stored again: every byte against its digest, every tree for what it needs."""
+        """Read all stored data again, and check every digest and every tree's references."""
         return maintenance.verify(self._registration, self._store, self._history)
 
     def gc(self, *, keep: int | None = None) -> Collected:
-        """Drop what no snapshot needs. `keep` cuts this history to the latest so many, and those with a name."""
+        """Remove content that no snapshot references. `keep` cuts the history to its latest N and named snapshots."""
         if keep is not None and keep < 1:
             raise UsageError(
-                "at least the latest snapshot is kept", op="workspace gc", fix_hints=["give --keep 1 or more"]
+                "the latest snapshot cannot be removed", op="workspace gc", fix_hints=["use --keep 1 or more"]
             )
         with locked(self._home / LOCK), self._store.alone():
             return maintenance.collect(self._store, self._history, set(self.refs().values()), keep)
 
-    # Inside
+    # Internal
 
     def _finish_rollback(self) -> None:
         try:
@@ -387,10 +390,10 @@ class Workspace:
         with self._mutex, locked(self._home / LOCK), self._store.use():
             try:
                 yield
-                self._store.flush()  # what is known of the files must not outlive what it refers to
+                self._store.flush()  # the scan cache must not outlive the objects it refers to
             except BaseException:
-                # What was read may not have reached the store: nothing of it can be relied on.
-                self._look.forget()
+                # Objects that were read may not have reached the store, so discard all cached knowledge of the files.
+                self._working_tree.forget()
                 self._store.forget_pending()
                 raise
 
@@ -404,15 +407,15 @@ class Workspace:
         frozen: bool = False,
         overlap: int | None = None,
     ) -> Snapshot:
-        if self._look.directory is None:
-            raise InternalError("nothing is known of the files", op="workspace")
+        if self._working_tree.directory is None:
+            raise InternalError("the files have not been scanned", op="workspace")
         head = self._history.head()
-        if _tree_of(head) == self._look.before and not self._look.skipped:
-            changed = self._look.changed
+        if _tree_of(head) == self._working_tree.before and not self._working_tree.skipped:
+            changed = self._working_tree.changed
         else:
-            changed = sum(1 for _ in differences(self._store, _tree_of(head), self._look.tree_id))
+            changed = sum(1 for _ in differences(self._store, _tree_of(head), self._working_tree.tree_id))
         made = Snapshot(
-            id=self._look.tree_id.hex(),
+            id=self._working_tree.tree_id.hex(),
             parent=head.id if head else None,
             message=message,
             created_at=isoformat(self._clock.now()),
@@ -421,8 +424,8 @@ class Workspace:
             method=method,
             workspace=self.id,
             ignored=self._registration.ignore,
-            skipped=_left(self._look.skipped),
-            unstable=_left(self._look.unstable),
+            skipped=_skipped_paths(self._working_tree.skipped),
+            unstable=_skipped_paths(self._working_tree.unstable),
             cwd=context.cwd,
             env=context.env,
             effects_head=context.effects_head or effects.current_head(self._home, self.id),
@@ -436,7 +439,7 @@ class Workspace:
         try:
             return self._history.find(self.refs().get(name, name))
         except SnapshotUnknown as error:
-            hints = [f"list them: proofbox workspace log {quote(str(self.path))}"]
+            hints = [f"list the snapshots: proofbox workspace log {quote(str(self.path))}"]
             raise SnapshotUnknown(error.message, op="workspace", fix_hints=hints) from None
 
 
@@ -448,5 +451,5 @@ def _is_hex(text: str) -> bool:
     return all(digit in "0123456789abcdef" for digit in text)
 
 
-def _left(found: Mapping[str, str]) -> tuple[SkippedPath, ...]:
+def _skipped_paths(found: Mapping[str, str]) -> tuple[SkippedPath, ...]:
     return tuple(SkippedPath(**path_fields(path), reason=reason) for path, reason in sorted(found.items()))

@@ -98,7 +98,7 @@ def test_why_a_tool_call_failed(tmp_path: Path, capsys: pytest.CaptureFixture[st
     loud = command("seq 1 2000; echo the reason; exit 3")
     lines = Ran(tmp_path, capsys, mission("m", absent, loud, say("done"))).explains("m.1")
     [first, second] = [line for line in lines if line.startswith(("  1.", "  2."))]
-    assert first.endswith("ms): WORKSPACE_FILE_ABSENT: there is no nope")
+    assert first.endswith("ms): WORKSPACE_FILE_ABSENT: nope does not exist")
     assert second.endswith("ms): the reason")
 
 

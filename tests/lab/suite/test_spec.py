@@ -279,7 +279,7 @@ def test_what_a_part_means_is_told_though_another_has_no_shape() -> None:
         ("", 'expect = { commands = ["("] }', (7, 24), "expect.commands[0] of mission 'x' is no regular", ""),
         ('isolation = "maybe"', "", (3, 1), "Invalid enum value 'maybe'", "known: process, shared"),
         ("", 'expect = { claimed = "sucess" }', (7, 12), "claimed of mission 'x'", "did you mean success?"),
-        ("", 'capabilities = "minimal"', (7, 1), "no box can keep these capabilities", "presets: sandbox, developer"),
+        ("", 'capabilities = "minimal"', (7, 1), "no box can enforce these", "presets: sandbox, developer"),
         ("", 'prompt_file = "p"', (7, 1), "has prompt and prompt_file", "leave one of them out"),
     ],
 )

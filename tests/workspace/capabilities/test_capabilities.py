@@ -1,4 +1,4 @@
-"""Capabilities are exact about hostile paths, URLs and commands; nothing is allowed that no rule allows."""
+"""Capabilities handle hostile paths, URLs and commands exactly; everything that no rule allows is denied."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ pieces = st.sampled_from(
 globs = st.lists(pieces, min_size=1, max_size=4).map("/".join)
 
 
-def plainly(pattern: str, path: str) -> bool:
-    """The oracle: every reading of the pattern, by recursion and without care for time."""
+def oracle_matches(pattern: str, path: str) -> bool:
+    """The oracle: match recursively, with every expansion of the pattern, regardless of time."""
     if "{" in pattern:
         head, _, rest = pattern.partition("{")
         inside, _, tail = rest.partition("}")
-        return any(plainly(head + choice + tail, path) for choice in inside.split(","))
+        return any(oracle_matches(head + choice + tail, path) for choice in inside.split(","))
 
     def name(p: str, n: str) -> bool:
         if not p:
@@ -54,9 +54,9 @@ def plainly(pattern: str, path: str) -> bool:
 
 
 @given(globs, paths)
-def test_globs_mean_what_they_say(pattern: str, path: str) -> None:
+def test_globs_match_like_the_oracle(pattern: str, path: str) -> None:
     glob = Glob(pattern)
-    assert glob.matches(path) == plainly(pattern, path)
+    assert glob.matches(path) == oracle_matches(pattern, path)
     if glob.matches(path):
         above = path.split("/")[:-1]
         assert glob.may_match_below("/".join(above))
@@ -86,7 +86,7 @@ def test_globs_by_example(pattern: str, path: str, due: bool) -> None:
     assert Glob(pattern).matches(path) is due
 
 
-def test_a_hostile_glob_costs_no_more_than_a_long_one() -> None:
+def test_hostile_glob_matches_in_bounded_time() -> None:
     glob = Glob("*a" * 100 + "*")
     assert not glob.matches("a" * 99 + "b" * 150)
     assert Glob("/".join(["**", "a"] * 100)).matches("/".join("a" * 400))
@@ -95,7 +95,7 @@ def test_a_hostile_glob_costs_no_more_than_a_long_one() -> None:
 @pytest.mark.parametrize(
     "pattern", ["", "a//b", "/a", "a/", "../a", "a/./b", "a**", "[ab]", "{a", "a}", "{a,{b}}", "a\\", "\0"]
 )
-def test_what_is_no_glob_is_refused(pattern: str) -> None:
+def test_invalid_globs_are_refused(pattern: str) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         Glob(pattern)
     with pytest.raises(CapabilitiesInvalid):
@@ -103,11 +103,13 @@ def test_what_is_no_glob_is_refused(pattern: str) -> None:
 
 
 @given(st.lists(globs, max_size=3), st.lists(globs, max_size=3), paths)
-def test_default_is_deny_and_a_deny_wins(allow: list[str], deny: list[str], path: str) -> None:
+def test_default_is_deny_and_deny_takes_precedence(allow: list[str], deny: list[str], path: str) -> None:
     rules = tuple(allow) + tuple(f"!{each}" for each in deny)
     shuffled = tuple(reversed(rules))
-    denied = any(plainly(each, "/".join(path.split("/")[:n])) for each in deny for n in range(1, path.count("/") + 2))
-    due = any(plainly(each, path) for each in allow) and not denied
+    denied = any(
+        oracle_matches(each, "/".join(path.split("/")[:n])) for each in deny for n in range(1, path.count("/") + 2)
+    )
+    due = any(oracle_matches(each, path) for each in allow) and not denied
     for given_rules in (rules, shuffled):
         capabilities = Capabilities(Grants(fs=Files(read=given_rules)))
         assert capabilities.file("read", path).allowed is due
@@ -123,7 +125,7 @@ hostile_steps = st.sampled_from(
 
 
 @given(steps=st.lists(hostile_steps, max_size=6), absolute=st.booleans())
-def test_no_spelling_of_a_path_gets_at_what_is_denied(
+def test_no_spelling_of_a_path_bypasses_a_deny(
     steps: list[str], absolute: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     root = tmp_path_factory.getbasetemp() / "hostile-paths"
@@ -161,7 +163,7 @@ def test_no_spelling_of_a_path_gets_at_what_is_denied(
     assert os.listdir(root / "secret") == ["f"]
 
 
-# The network.
+# Network
 
 ALLOWED = Capabilities(
     parse('[network]\nallow = ["example.org", "*.wide.org:8443", "10.0.0.1:80", "bücher.example", "!bad.wide.org"]')
@@ -246,7 +248,7 @@ fragments = st.sampled_from(
 
 
 @given(st.one_of(st.lists(fragments, max_size=8).map("".join), st.text(max_size=40)))
-def test_a_url_that_is_allowed_leads_there_for_the_standard_library_too(url: str) -> None:
+def test_standard_library_agrees_on_the_host_of_allowed_urls(url: str) -> None:
     from urllib.parse import urlsplit
 
     decision = ALLOWED.url(url)
@@ -259,7 +261,7 @@ def test_a_url_that_is_allowed_leads_there_for_the_standard_library_too(url: str
         assert (read.port or {"https": 443, "http": 80, "wss": 443, "ws": 80}.get(read.scheme)) == found.port
 
 
-def test_hosts_and_ports() -> None:
+def test_hosts_and_ports_follow_the_rules() -> None:
     everything_but = Capabilities(parse('[network]\nallow = ["*", "!10.0.0.1", "!*.evil.org", "!one.org:25"]'))
     assert everything_but.host("any.org", 9999).allowed
     for host, port in (
@@ -277,7 +279,7 @@ def test_hosts_and_ports() -> None:
     assert not everything_but.host("a b", 443).allowed
 
 
-# Commands and variables.
+# Commands and variables
 
 
 @pytest.mark.parametrize(
@@ -299,14 +301,14 @@ def test_hosts_and_ports() -> None:
         ([""], False),
     ],
 )
-def test_commands(argv: list[str], due: bool) -> None:
+def test_commands_follow_the_rules(argv: list[str], due: bool) -> None:
     rules = parse('[commands]\nallow = ["git **", "!git push **", "pytest -q", "python *.py", "\'make a\' x"]')
     decision = Capabilities(rules).command(argv)
     assert decision.allowed is due
     assert decision.advisory
 
 
-def test_variables_and_flags() -> None:
+def test_variables_and_flags_follow_the_rules() -> None:
     capabilities = Capabilities(parse('snapshot = true\n[env]\nread = ["LC_*"]\nwrite = ["*", "!LD_*"]'))
     assert capabilities.env_read.of("LC_ALL").allowed
     assert not capabilities.env_read.of("lc_all").allowed
@@ -316,7 +318,7 @@ def test_variables_and_flags() -> None:
     assert capabilities.flag("clock").advisory
 
 
-# Files and presets.
+# Files and presets
 
 
 @pytest.mark.parametrize(
@@ -331,7 +333,7 @@ def test_variables_and_flags() -> None:
         "[network]\ndeny = []",
     ],
 )
-def test_a_file_that_is_not_understood_is_refused(text: str) -> None:
+def test_malformed_files_are_refused(text: str) -> None:
     with pytest.raises(CapabilitiesInvalid):
         parse(text)
 
@@ -340,12 +342,12 @@ def test_a_file_that_is_not_understood_is_refused(text: str) -> None:
     "text",
     ['[network]\nallow=["http://x"]', '[network]\nallow=["a b"]', '[commands]\nallow=[""]', '[commands]\nallow=["\'"]'],
 )
-def test_a_rule_that_means_nothing_is_refused(text: str) -> None:
+def test_invalid_rules_are_refused(text: str) -> None:
     with pytest.raises(CapabilitiesInvalid):
         Capabilities(parse(text))
 
 
-def test_a_preset_can_be_added_to(tmp_path: Path) -> None:
+def test_file_can_extend_a_preset(tmp_path: Path) -> None:
     (tmp_path / "caps.toml").write_text(
         'preset = "agent"\nrollback = true\nsnapshot = false\n[fs]\ndeny = ["private"]\n'
     )
@@ -355,11 +357,11 @@ def test_a_preset_can_be_added_to(tmp_path: Path) -> None:
     assert capabilities.file("write", "x/private").allowed
     assert not capabilities.file("write", "private/x").allowed
     assert not capabilities.file("read", "a/.env").allowed
-    with pytest.raises(CapabilitiesInvalid, match="neither a preset nor a file"):
+    with pytest.raises(CapabilitiesInvalid, match="neither a preset nor a readable file"):
         load("no-such-preset")
 
 
-def test_presets_are_what_they_are_called() -> None:
+def test_presets_grant_what_their_names_say() -> None:
     def may(name: str) -> tuple[bool, ...]:
         each = Capabilities(PRESETS[name])
         return (
@@ -380,7 +382,7 @@ def test_presets_are_what_they_are_called() -> None:
         assert not Capabilities(PRESETS[name]).file(access, "deep/.env").allowed  # type: ignore[arg-type]
 
 
-def test_a_guard_over_memory() -> None:
+def test_guard_protects_files_in_memory() -> None:
     guard = CapabilityGuard(Capabilities(parse('[fs]\nread=["src/*.py"]\nwrite=["out/**"]')))
     env = MemoryEnvironment({}, guard)
     env.write_file("out/a", "x")

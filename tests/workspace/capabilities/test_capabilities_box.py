@@ -1,4 +1,4 @@
-"""What a tool may not do, a command can't do either: the kernel keeps the rules, preset by preset and rule by rule."""
+"""Commands cannot do what tools may not: the kernel enforces every preset and rule."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def boxed(project: Path, text: str, provider: str = "bubblewrap") -> BoxedEnviro
 
 
 def everything(env: BoxedEnvironment) -> str:
-    """All that a command can read of the workspace, by whatever way."""
+    """Return everything that a command can read of the workspace, in several ways."""
     done = env.run_command(
         "cat .env conf/.env private/deep/f; grep -rs . .; tar c . | cat; cp -r . /tmp/x; cat /tmp/x/.env"
     )
@@ -48,7 +48,7 @@ def everything(env: BoxedEnvironment) -> str:
 
 @pytest.fixture(scope="module")
 def listener() -> Iterator[int]:
-    """Something to reach on the host's loopback."""
+    """Listen on the host's loopback interface."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def accept() -> None:
@@ -66,7 +66,7 @@ REACH = 'python3 -c \'import socket; socket.create_connection(("127.0.0.1", {}),
 
 
 @pytest.mark.parametrize("name", ["sandbox", "developer", "agent"])
-def test_presets_that_have_commands(name: str, project: Path, listener: int) -> None:
+def test_boxes_enforce_presets_with_commands(name: str, project: Path, listener: int) -> None:
     with BoxedEnvironment(project, Capabilities(PRESETS[name]), provider="bubblewrap") as env:
         for path in (".env", "conf/.env"):
             with pytest.raises(CapabilityDenied):
@@ -91,7 +91,7 @@ def test_presets_that_have_commands(name: str, project: Path, listener: int) -> 
         assert env.run_command("cat conf/.env shown other/.env").stdout == ""
 
 
-def test_minimal_runs_nothing(project: Path) -> None:
+def test_minimal_preset_runs_no_commands(project: Path) -> None:
     with BoxedEnvironment(project, Capabilities(PRESETS["minimal"]), provider="bubblewrap") as env:
         assert env.read_file("conf/plain").content == "plain"
         for attempt in (
@@ -104,13 +104,13 @@ def test_minimal_runs_nothing(project: Path) -> None:
                 attempt()
 
 
-def test_unrestricted_keeps_nothing_back(project: Path, listener: int) -> None:
+def test_unrestricted_preset_hides_nothing(project: Path, listener: int) -> None:
     with BoxedEnvironment(project, Capabilities(PRESETS["unrestricted"]), provider="bubblewrap") as env:
         assert env.run_command("cat .env").stdout == SECRET
         assert env.run_command(REACH.format(listener)).stdout == "reached\n"
 
 
-def test_without_a_box_only_the_unrestricted_can_be_kept(project: Path) -> None:
+def test_without_isolation_only_unrestricted_is_accepted(project: Path) -> None:
     with BoxedEnvironment(project, Capabilities(PRESETS["unrestricted"]), provider="off") as env:
         assert env.run_command("cat .env").stdout == SECRET
     for name in ("sandbox", "developer", "agent"):
@@ -121,7 +121,7 @@ def test_without_a_box_only_the_unrestricted_can_be_kept(project: Path) -> None:
             env.run_command("true")
 
 
-def test_only_what_is_allowed_can_be_read(project: Path) -> None:
+def test_commands_read_only_allowed_files(project: Path) -> None:
     rules = '[fs]\nread = ["src/**", "docs/*.md"]\nexecute = ["**"]\n[commands]\nallow = ["**"]'
     with boxed(project, rules) as env:
         found = env.run_command("cat src/a.py docs/x.md; grep -rs . . | sort").stdout
@@ -130,7 +130,7 @@ def test_only_what_is_allowed_can_be_read(project: Path) -> None:
         assert env.run_command("touch src/new top").exit_code != 0
 
 
-def test_parts_can_be_written(project: Path) -> None:
+def test_commands_write_only_allowed_parts(project: Path) -> None:
     rules = """
     [fs]
     read = ["**"]
@@ -145,7 +145,7 @@ def test_parts_can_be_written(project: Path) -> None:
         assert env.run_command("echo x > src/n && echo y > top && rm src/a.py && echo ok").stdout == "ok\n"
         for attempt in ("echo x > docs/x.md", "rm src/keep.py", "echo x > src/keep.py", "mv src src2", "mkdir out"):
             assert env.run_command(attempt).exit_code != 0, attempt
-        # A directory that the rules name comes into being, by a tool: the next command may write there.
+        # A tool creates a directory that the rules name: the next command may write there.
         env.write_file("out/first", "x")
         assert env.run_command("echo y > out/second && cat out/*").stdout == "xy\n"
         with pytest.raises(CapabilityDenied):
@@ -154,7 +154,7 @@ def test_parts_can_be_written(project: Path) -> None:
     assert (project / "src/keep.py").read_text() == "keep"
 
 
-def test_a_secret_that_appears_later_is_hidden_from_the_next_command(project: Path) -> None:
+def test_new_secret_is_hidden_from_the_next_command(project: Path) -> None:
     with boxed(project, 'preset = "sandbox"\n[fs]\nread = ["!late"]') as env:
         env.run_command("sleep 30 & echo started")
         (project / "late").write_text(SECRET)
@@ -162,17 +162,17 @@ def test_a_secret_that_appears_later_is_hidden_from_the_next_command(project: Pa
         assert SECRET not in env.run_command("cat late; ps").stdout
 
 
-def test_exact_names_are_looked_at_before_each_command_and_a_costly_walk_now_and_then(project: Path) -> None:
+def test_exact_names_are_checked_before_each_command_but_slow_walks_are_rare(project: Path) -> None:
     class SlowClock(ManualClock):
         def monotonic(self) -> float:
-            self.advance(1.0)  # every look at it takes a second: a walk is between two
+            self.advance(1.0)  # every reading takes a second, so a walk between two readings is slow
             return super().monotonic()
 
     clock = SlowClock()
     rules = Capabilities(parse('preset = "sandbox"\n[fs]\nread = ["!late"]'))
     with BoxedEnvironment(project, rules, provider="bubblewrap", clock=clock) as env:
         env.run_command("true")
-        env.run_command("true")  # the walk that was costly
+        env.run_command("true")  # includes the slow walk
         (project / "late").write_text(SECRET)
         assert env.run_command(["cat", "late"]).exit_code != 0
         env.run_command("true")
@@ -181,8 +181,8 @@ def test_exact_names_are_looked_at_before_each_command_and_a_costly_walk_now_and
         assert env.run_command(["cat", "src/.env"]).exit_code != 0
 
 
-def test_a_secret_that_is_replaced_stays_hidden(project: Path) -> None:
-    """An editor saves by a rename, and with the file it covered goes the cover."""
+def test_replaced_secret_stays_hidden(project: Path) -> None:
+    """An editor saves by renaming, and the cover disappears together with the old file."""
     with boxed(project, 'preset = "sandbox"\n[fs]\nread = ["!private"]') as env:
         assert env.run_command("cat .env conf/.env private/deep/f").stdout == ""
         for path in (".env", "conf/.env"):
@@ -194,7 +194,7 @@ def test_a_secret_that_is_replaced_stays_hidden(project: Path) -> None:
         assert env.run_command("cat .env conf/.env private/deep/f").stdout == ""
 
 
-def test_a_box_is_replaced_only_when_no_command_runs(project: Path) -> None:
+def test_box_is_replaced_only_while_idle(project: Path) -> None:
     with boxed(project, 'preset = "sandbox"\n[fs]\nread = ["!late"]') as env, ThreadPoolExecutor(4) as pool:
         os.mkfifo(project / "go")
         first = pool.submit(env.run_command, "echo > begun; cat go; echo first")
@@ -203,7 +203,7 @@ def test_a_box_is_replaced_only_when_no_command_runs(project: Path) -> None:
         (project / "late").write_text(SECRET)
         others = [pool.submit(env.run_command, "cat late; echo other") for _ in range(3)]
         (project / "go").write_text("")
-        assert first.result().stdout == "first\n"  # it was not ended for the others' sake
+        assert first.result().stdout == "first\n"  # it was not killed for the other commands
         assert [each.result().stdout for each in others] == ["other\n"] * 3
 
 
@@ -222,13 +222,13 @@ def test_a_box_is_replaced_only_when_no_command_runs(project: Path) -> None:
         ('read = ["**"]\nexecute = ["**"]\n[network]\nallow = ["a.org", "!a.org:80"]', "network"),
     ],
 )
-def test_what_no_box_can_keep_is_refused(rules: str, kind: str, project: Path) -> None:
+def test_rules_that_no_box_can_enforce_are_refused(rules: str, kind: str, project: Path) -> None:
     with boxed(project, f'commands.allow = ["**"]\n[fs]\n{rules}') as env:
         with pytest.raises(CapabilitiesRefused) as caught:
             env.run_command("true")
         assert caught.value.details["kind"] == kind
         assert caught.value.fix_hints
-        assert env.read_file("top").content == "top"  # the tools go on: they check by themselves
+        assert env.read_file("top").content == "top"  # the file tools still work: they check the rules themselves
 
 
 @pytest.mark.parametrize(
@@ -245,13 +245,13 @@ def test_what_no_box_can_keep_is_refused(rules: str, kind: str, project: Path) -
         (["*.a.org", "!a.org"], "allow:*.a.org"),
     ],
 )
-def test_how_the_network_is_compiled(allow: list[str], due: str, project: Path) -> None:
+def test_network_rules_compile_to_a_policy(allow: list[str], due: str, project: Path) -> None:
     listed = ", ".join(f'"{each}"' for each in allow)
     rules = Capabilities(parse(f'[fs]\nread = ["**"]\nexecute = ["**"]\n[network]\nallow = [{listed}]'))
     assert compile_rules(rules, str(project)).network == due
 
 
-def test_a_command_reaches_the_listed_endpoint_and_no_other(project: Path, listener: int) -> None:
+def test_command_reaches_only_listed_endpoints(project: Path, listener: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         rules = f'preset = "sandbox"\n[network]\nallow = ["127.0.0.1:{listener}"]'
         with boxed(project, rules) as env:
@@ -260,14 +260,14 @@ def test_a_command_reaches_the_listed_endpoint_and_no_other(project: Path, liste
             assert "reached" not in env.run_command(REACH.format(other.getsockname()[1])).stdout
 
 
-def test_variables_that_may_not_be_set(project: Path) -> None:
+def test_denied_variables_cannot_be_set(project: Path) -> None:
     with boxed(project, 'preset = "sandbox"\n[env]\nwrite = ["!LD_*"]') as env:
         assert env.run_command("echo $A", env={"A": "1"}).stdout == "1\n"
         with pytest.raises(CapabilityDenied):
             env.run_command("true", env={"LD_PRELOAD": "x"})
 
 
-AS_ANYBODY = """
+AS_ORDINARY_USER = """
 import os, sys
 from pathlib import Path
 from proofbox import Workspace, open_toolbox
@@ -284,10 +284,10 @@ print(repr(done.stdout), repr(again.stdout), box.workspace.path.joinpath("made")
 
 
 @pytest.mark.needs("unprivileged-user")
-def test_an_ordinary_user_has_the_same(ordinary_user: OrdinaryUser, tmp_path: Path) -> None:
+def test_rules_are_enforced_for_ordinary_users(ordinary_user: OrdinaryUser, tmp_path: Path) -> None:
     place = Path(ordinary_user.env["HOME"]) if ordinary_user.identity else tmp_path
     done = subprocess.run(
-        [ordinary_user.python, "-c", AS_ANYBODY, str(place / "capable")],
+        [ordinary_user.python, "-c", AS_ORDINARY_USER, str(place / "capable")],
         env=dict(ordinary_user.env),
         cwd="/",
         capture_output=True,

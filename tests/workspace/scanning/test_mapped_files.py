@@ -1,4 +1,4 @@
-"""Edits through a shared memory mapping, which may change no time of the file and raise no event."""
+"""Writes through a shared memory mapping, which may change no file time and cause no event."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WRITER = """if True:
 
 
 class Writer:
-    """Another process that has mapped a file, and stores a byte on request."""
+    """Another process that has mapped a file and writes a byte on request."""
 
     def __init__(self, path: Path) -> None:
         argv = [sys.executable, "-c", WRITER, str(path)]
@@ -48,7 +48,7 @@ class Writer:
         self._answer()
 
     def settle(self) -> None:
-        """Wait until the clock that stamps files has moved on, so that the next look can rely on times."""
+        """Wait until the clock of file times has advanced, so that the next scan can rely on times."""
         while time.clock_gettime_ns(CLOCK_REALTIME_COARSE) <= self._path.stat().st_ctime_ns:
             os.sched_yield()
 
@@ -61,13 +61,13 @@ class Writer:
 
 
 def content(ws: Workspace, snapshot: str, place: Path) -> str:
-    """The first byte of the file, as the snapshot has it."""
+    """Return the first byte of the file in the snapshot."""
     ws.export(snapshot, place)
     return (place / "file").read_text()[0]
 
 
 def observe(base: Path, track: bool) -> dict[str, object]:
-    """Return what a workspace shows of stores through a mapping that stays open."""
+    """Return what a workspace shows of writes through an open mapping."""
     root = base / "project"
     (root / "file").write_text("a" * SIZE)
     writer = Writer(root / "file")
@@ -140,14 +140,14 @@ def writer(base: Path) -> Iterator[Writer]:
 
 
 @pytest.mark.parametrize("track", [False, True])
-def test_stores_through_a_live_mapping_are_seen(base: Path, track: bool) -> None:
+def test_writes_through_an_open_mapping_are_found(base: Path, track: bool) -> None:
     assert observe(base, track) == COMPLETE
 
 
 @pytest.mark.needs("root")
 @pytest.mark.parametrize("track", [False, True])
 @pytest.mark.parametrize("mount", MOUNTS)
-def test_stores_through_a_live_mapping_are_seen_on_every_file_system(base: Path, mount: str, track: bool) -> None:
+def test_writes_through_an_open_mapping_are_found_on_every_file_system(base: Path, mount: str, track: bool) -> None:
     code = f"""if True:
         import json, pathlib, test_mapped_files
         print(json.dumps(test_mapped_files.observe(pathlib.Path({str(base)!r}), {track})))"""
@@ -165,24 +165,24 @@ def test_stores_through_a_live_mapping_are_seen_on_every_file_system(base: Path,
     assert json.loads(done.stdout) == COMPLETE
 
 
-def test_a_sealed_snapshot_reads_files_whose_times_are_unchanged(base: Path) -> None:
-    """An edit behind the kernel's back, as a disk or a clock that was set back could make it."""
+def test_sealed_snapshot_reads_files_with_unchanged_times(base: Path) -> None:
+    """A change that the kernel does not report, such as disk corruption or a clock that was set back."""
     file = base / "project/file"
     file.write_text("a" * SIZE)
     with Workspace.init(base / "project", track=False) as ws:
         ws.snapshot("first")
-        assert ws._look.directory is not None
-        known = ws._look.directory.files["file"]
+        assert ws._working_tree.directory is not None
+        known = ws._working_tree.directory.files["file"]
         file.write_text("b" * SIZE)
         info = file.stat()
         forged = known._replace(mtime_ns=info.st_mtime_ns, ctime_ns=info.st_ctime_ns)
-        ws._look.directory.files["file"] = forged
+        ws._working_tree.directory.files["file"] = forged
         assert not ws.status().changes
         assert ws.snapshot("sealed", sealed=True).changed == 1
         assert content(ws, "HEAD", base / "sealed") == "b"
 
 
-def test_unmapped_files_are_not_read_again_by_a_scan(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scan_does_not_read_unmapped_files_again(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writeback, "protects_on_writeback", lambda _fd: True)
     monkeypatch.setattr(writeback, "_cache_stat", lambda _fd: writeback._CacheStat())
     (base / "project/file").write_text("a" * SIZE)
@@ -190,13 +190,13 @@ def test_unmapped_files_are_not_read_again_by_a_scan(base: Path, monkeypatch: py
         while time.clock_gettime_ns(CLOCK_REALTIME_COARSE) <= (base / "project/file").stat().st_ctime_ns:
             os.sched_yield()
         ws.snapshot("first")
-        assert ws._look.directory is not None
+        assert ws._working_tree.directory is not None
         monkeypatch.setattr("proofbox.workspace.scanning.scanner.Scanner._file", None)
         assert not ws.status().changes
 
 
 @pytest.mark.parametrize("found", [None, writeback._CacheStat(evicted=1)])
-def test_a_kernel_that_does_not_count_dirty_pages_waits_for_writeback(
+def test_without_cachestat_the_scan_waits_for_writeback(
     base: Path, monkeypatch: pytest.MonkeyPatch, found: writeback._CacheStat | None
 ) -> None:
     flags: list[int] = []
@@ -215,22 +215,22 @@ def test_a_kernel_that_does_not_count_dirty_pages_waits_for_writeback(
         assert not writeback.Writeback().times_show_edits(file.fileno(), info.st_dev, start=False)
 
 
-def test_the_times_of_an_unknown_file_system_are_not_relied_on() -> None:
+def test_file_times_of_unknown_file_systems_are_not_trusted() -> None:
     with open("/proc/self/maps", "rb") as file:
         assert not writeback.protects_on_writeback(file.fileno())
 
 
-def test_both_ways_to_read_a_memory_map_find_the_mapped_file(
+def test_both_memory_map_readers_find_the_mapped_file(
     base: Path, writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inode = (base / "project/file").stat().st_ino
     assert inode in mapped_inodes()
-    monkeypatch.setattr(mappings, "_PROCMAP_QUERY", 0)  # no such request, as on an older kernel
+    monkeypatch.setattr(mappings, "_PROCMAP_QUERY", 0)  # an unknown request, as on an older kernel
     assert inode in mapped_inodes()
 
 
 @pytest.mark.parametrize("move", ["file", "directory"])
-def test_a_mapped_file_is_found_after_it_was_moved(base: Path, move: str) -> None:
+def test_mapped_file_is_found_after_a_move(base: Path, move: str) -> None:
     root = base / "project"
     (root / "old").mkdir()
     (root / "old/file").write_text("a" * SIZE)

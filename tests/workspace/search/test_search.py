@@ -1,4 +1,4 @@
-"""ripgrep and Python find the same lines, hostile patterns included; what only one understands both refuse."""
+"""ripgrep and Python find the same lines, even for hostile patterns, and both refuse unsupported patterns."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from proofbox.workspace.tools.environments.search_source import TreeSource
 
 pytestmark = pytest.mark.needs("ripgrep")
 
-# Text made of few characters, so that patterns do match: words, spaces, signs, beyond ASCII, beyond UTF-8, line ends.
+# Text of few characters, so that patterns match: words, spaces, punctuation, non-ASCII, invalid UTF-8, newlines.
 ALPHABET = [b"a", b"b", b"A", b"_", b"0", b" ", b".", b"-", b"\t", b"\r", b"\n", "é".encode(), "€".encode()]
 ALPHABET += ["𝄞".encode(), b"\xff", b"\xc3", b"\xe2\x82", b"\xed\xa0\x80", b"\x0b", b"\x1b", "\u2028".encode()]
 content = st.lists(st.sampled_from(ALPHABET), max_size=30).map(b"".join)
@@ -52,12 +52,12 @@ def grown(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
 patterns = st.recursive(st.one_of(st.tuples(atoms, repeats).map("".join), anchors), grown, max_leaves=6)
 
 
-def both(root: Path, asked: Search, top: str = ".") -> tuple[SearchHits, SearchHits]:
+def both(root: Path, request: Search, top: str = ".") -> tuple[SearchHits, SearchHits]:
     found = []
     tree = DirectoryTree(root)
     try:
         for engine in (best_engine(), PythonEngine()):
-            found.append(search(asked, TreeSource(tree, top, Ignore(["node"])), engine))
+            found.append(search(request, TreeSource(tree, top, Ignore(["node"])), engine))
     finally:
         tree.close()
     return found[0], found[1]
@@ -71,7 +71,7 @@ def fill(root: Path, files: dict[str, bytes]) -> None:
 
 
 def expected(files: dict[str, bytes], pattern: str) -> list[tuple[str, int]]:
-    """What is due, line by line and by the plainest of means: the oracle that neither engine shares code with."""
+    """Return the expected matches, line by line: a simple oracle that shares no code with the engines."""
     due = []
     for name in sorted(files, key=os.fsencode):
         if {".git", "node"} & set(name.split("/")) or b"\0" in files[name]:
@@ -88,7 +88,7 @@ def expected(files: dict[str, bytes], pattern: str) -> list[tuple[str, int]]:
 @example(files={"a": b"x\n\n"}, pattern="^$", ignore_case=False, context=1, most=9)
 @example(files={"a": b"\xff\xc3\xa9"}, pattern=".", ignore_case=False, context=0, most=9)
 @example(files={"a": b"A\r\n"}, pattern="a$", ignore_case=True, context=0, most=9)
-def test_both_engines_find_the_same(
+def test_both_engines_find_the_same_lines(
     files: dict[str, bytes],
     pattern: str,
     ignore_case: bool,
@@ -98,23 +98,23 @@ def test_both_engines_find_the_same(
 ) -> None:
     root = tmp_path_factory.mktemp("tree")
     fill(root, files)
-    asked = Search(pattern, most=most, context=context, ignore_case=ignore_case)
+    request = Search(pattern, most=most, context=context, ignore_case=ignore_case)
     try:
         compile_pattern(pattern)
     except PatternRefused:
         assume(False)
-    ripgrep, python = both(root, asked)
+    ripgrep, python = both(root, request)
     assert ripgrep == python
     assert len(ripgrep.lines) <= most
     if not ignore_case and not re.search(r"\\[DWS]|\[\^|\.|é-", pattern):
-        # Where the oracle's classes mean the same: without complements, which for it hold undecodable bytes too.
+        # Only for patterns without complements: the oracle's complements also match undecodable bytes.
         due = expected(files, pattern)
         assert [(line.path, line.line) for line in ripgrep.lines] == due[:most]
         assert ripgrep.truncated == (len(due) > most)
 
 
 @given(st.text(max_size=12), st.booleans())
-def test_any_text_is_refused_or_means_the_same_to_both(pattern: str, ignore_case: bool) -> None:
+def test_any_pattern_is_refused_or_matches_the_same_in_both(pattern: str, ignore_case: bool) -> None:
     text = b"abc ABC 0-9_\n(a)[b]{c}\n\n" + pattern.encode("utf-8", "replace").replace(b"\n", b" ") + b"\n"
     try:
         compiled = compile_pattern(pattern, ignore_case=ignore_case)
@@ -126,7 +126,7 @@ def test_any_text_is_refused_or_means_the_same_to_both(pattern: str, ignore_case
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n\0"), min_size=1, max_size=12))
-def test_literally_every_text_finds_itself(text: str) -> None:
+def test_literal_search_finds_any_text(text: str) -> None:
     compiled = compile_pattern(text, literal=True)
     data = f"before\n{text}\nafter\n".encode()
     line = [n for n, each in enumerate(data.split(b"\n"), 1) if text.encode() in each]
@@ -171,26 +171,26 @@ def test_literally_every_text_finds_itself(text: str) -> None:
         *("[a", "(a", "a)", "*a", "^*", r"\b+", "a\\", "[\\", "]", "}", "\ud800", "(" * 60 + ")" * 60, "a" * 1001, ""),
     ],
 )
-def test_what_is_not_in_the_dialect_is_refused(pattern: str) -> None:
+def test_unsupported_patterns_are_refused(pattern: str) -> None:
     with pytest.raises(PatternRefused):
         compile_pattern(pattern)
 
 
-def test_a_pattern_that_explodes_is_ended_and_ripgrep_just_answers(tmp_path: Path) -> None:
+def test_exponential_pattern_times_out_in_python_but_not_in_ripgrep(tmp_path: Path) -> None:
     (tmp_path / "f").write_text("a" * 40 + "!\n")
-    asked = Search("(a|a)*(a|a)*b$", deadline=1.0)
+    request = Search("(a|a)*(a|a)*b$", deadline=1.0)
     tree = DirectoryTree(tmp_path)
     began = time.monotonic()
     with pytest.raises(SearchTimedOut) as caught:
-        search(asked, TreeSource(tree, ".", Ignore(())), PythonEngine())
+        search(request, TreeSource(tree, ".", Ignore(())), PythonEngine())
     assert time.monotonic() - began < SOON
     assert caught.value.fix_hints
-    assert search(Search(asked.pattern), TreeSource(tree, ".", Ignore(())), best_engine()).lines == ()
+    assert search(Search(request.pattern), TreeSource(tree, ".", Ignore(())), best_engine()).lines == ()
     tree.close()
 
 
 @pytest.mark.parametrize("engine", [best_engine(), PythonEngine()], ids=lambda each: each.name)
-def test_what_is_skipped(tmp_path: Path, engine: SearchEngine) -> None:
+def test_binary_large_and_ignored_files_are_skipped(tmp_path: Path, engine: SearchEngine) -> None:
     fill(tmp_path, {"plain": b"needle", "binary": b"needle\0", "late": b"needle" + b" " * 9000 + b"\0"})
     fill(tmp_path, {".git/f": b"needle", "node/f": b"needle", ".gitignore": b"plain\nneedle", ".ignore": b"plain"})
     with (tmp_path / "giant").open("wb") as file:
@@ -212,10 +212,10 @@ def test_what_is_skipped(tmp_path: Path, engine: SearchEngine) -> None:
     tree.close()
 
 
-def test_a_giant_file_costs_no_more_than_patience(tmp_path: Path) -> None:
+def test_giant_file_delays_the_search_by_at_most_the_patience(tmp_path: Path) -> None:
     (tmp_path / "plain").write_text("needle\n")
     with (tmp_path / "giant").open("wb") as file:
-        file.truncate(1 << 40)  # a hole: a terabyte to whoever reads it
+        file.truncate(1 << 40)  # a hole: reads as a terabyte
     engine = RipgrepEngine(str(shutil.which("rg")), patience=0.5)
     tree = DirectoryTree(tmp_path)
     found = search(Search("needle"), TreeSource(tree, ".", Ignore(())), engine)
@@ -223,7 +223,7 @@ def test_a_giant_file_costs_no_more_than_patience(tmp_path: Path) -> None:
     tree.close()
 
 
-def test_a_tree_in_memory_is_searched_by_either(tmp_path: Path) -> None:
+def test_both_engines_search_files_in_memory(tmp_path: Path) -> None:
     files = {"a/b.py": b"one\ntwo\n", "c.txt": b"two"}
     for engine in (best_engine(), PythonEngine()):
         found = search(Search("two", glob="*.{py,txt}"), TreeSource(MemoryTree(files), ".", Ignore(())), engine)
@@ -231,12 +231,12 @@ def test_a_tree_in_memory_is_searched_by_either(tmp_path: Path) -> None:
     assert MemoryEnvironment({"x": "y"}).search_text("y").matches[0].path == "x"
 
 
-def test_without_ripgrep_python_takes_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_engine_is_used_without_ripgrep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert best_engine().name == "python"
 
 
-def test_a_file_however_deep_is_found_by_both(tmp_path: Path) -> None:
+def test_both_engines_find_deeply_nested_files(tmp_path: Path) -> None:
     here = os.open(tmp_path, os.O_RDONLY)
     for _ in range(500):
         os.mkdir("d", dir_fd=here)
@@ -252,7 +252,7 @@ def test_a_file_however_deep_is_found_by_both(tmp_path: Path) -> None:
     assert len(ripgrep.lines) == 1
 
 
-def test_many_files_in_several_batches(tmp_path: Path, rounds: Callable[[int, int], int]) -> None:
+def test_many_files_are_searched_in_batches(tmp_path: Path, rounds: Callable[[int, int], int]) -> None:
     count = rounds(600, 5000)
     files = {f"d{n % 7}/f{n:04}": (b"filler\n" * 200 + b"needle %d\n" % n) for n in range(count)}
     fill(tmp_path, files)
@@ -262,7 +262,7 @@ def test_many_files_in_several_batches(tmp_path: Path, rounds: Callable[[int, in
     assert all(line.line == 201 for line in ripgrep.lines)
 
 
-def test_ripgrep_among_the_searched_files_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ripgrep_inside_the_workspace_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     planted = tmp_path / "venv/bin/rg"
     planted.parent.mkdir(parents=True)
     planted.write_text("#!/bin/sh\n")

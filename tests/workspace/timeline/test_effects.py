@@ -1,4 +1,4 @@
-"""The effect log: what was done is there in order, and nobody takes it out unnoticed."""
+"""The effect log records actions in order, and removed entries are detected."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def fill(log: EffectLog, count: int) -> None:
         log.append(id=log.new_id(), phase="intent", kind="write_file", target=f"f{number}")
 
 
-def test_entries_come_back_in_order(workspace: Workspace) -> None:
+def test_entries_are_read_in_order(workspace: Workspace) -> None:
     log = workspace.effects
     id = log.new_id()
     log.append(id=id, phase="intent", kind="run_command", target="make", cwd=".", decision="allow", rule="command: **")
@@ -45,7 +45,7 @@ def test_entries_come_back_in_order(workspace: Workspace) -> None:
     assert workspace.snapshot().effects_head == head
 
 
-def test_what_is_hostile_or_secret_is_not_written_as_it_is(workspace: Workspace) -> None:
+def test_hostile_text_is_escaped_and_secrets_are_redacted(workspace: Workspace) -> None:
     log = EffectLog(workspace.effects.path.parent, workspace.id, redactor=Redactor(["hunter2-hunter2"]))
     hostile = "curl hunter2-hunter2 \x1b[31m " + os.fsdecode(b"\xff") + " \ud800"
     log.append(id="x", phase="intent", kind="run_command", target=hostile, cwd="\x1b")
@@ -56,19 +56,19 @@ def test_what_is_hostile_or_secret_is_not_written_as_it_is(workspace: Workspace)
     assert entry.target == "curl [redacted] \\x1b[31m \\udcff \\ud800"
 
 
-def test_the_log_is_out_of_the_workspace(workspace: Workspace) -> None:
+def test_log_is_outside_the_workspace(workspace: Workspace) -> None:
     fill(workspace.effects, 1)
     assert not workspace.effects.path.is_relative_to(workspace.path)
     assert workspace.effects.path.parent.stat().st_mode & 0o077 == 0
 
 
-def test_a_torn_tail_is_repaired_with_a_note(workspace: Workspace) -> None:
+def test_incomplete_entry_is_removed_with_a_note(workspace: Workspace) -> None:
     log = workspace.effects
     fill(log, 2)
     anchored = workspace.snapshot("anchor")
     with log.path.open("ab") as file:
         file.write(b'{"half": ')
-    assert workspace.verify().sound  # an append that never finished is no tampering
+    assert workspace.verify().sound  # an incomplete append is not tampering
     assert workspace.snapshot().effects_head == anchored.effects_head
     fill(log, 1)
     kinds = [(each.phase, each.kind) for each in log.entries()]
@@ -78,9 +78,9 @@ def test_a_torn_tail_is_repaired_with_a_note(workspace: Workspace) -> None:
     assert workspace.verify().sound
 
 
-def test_every_snapshot_anchors_and_a_cut_is_found(workspace: Workspace) -> None:
+def test_truncation_before_a_snapshot_is_found(workspace: Workspace) -> None:
     log = workspace.effects
-    first = workspace.snapshot("nothing was done yet")
+    first = workspace.snapshot("before any effect")
     assert first.effects_head is None
     fill(log, 3)
     second = workspace.snapshot("three")
@@ -90,28 +90,28 @@ def test_every_snapshot_anchors_and_a_cut_is_found(workspace: Workspace) -> None
     assert workspace.verify().sound
     whole = log.path.read_bytes()
     lines = whole.splitlines(keepends=True)
-    log.path.write_bytes(b"".join(lines[:4]))  # after the anchor: nobody can know
+    log.path.write_bytes(b"".join(lines[:4]))  # entries after the recorded head: not detectable
     assert workspace.verify().sound
     log.path.write_bytes(b"".join(lines[:2]))
-    assert "cut off: it has 2 entries, and a snapshot anchors 3" in workspace.verify().problems[0]
+    assert "truncated: it has 2 entries, but a snapshot records 3" in workspace.verify().problems[0]
     log.path.unlink()
-    assert workspace.verify().problems == ("the effect log is gone: a snapshot anchors 3 entries",)
+    assert workspace.verify().problems == ("the effect log is missing: a snapshot records 3 entries",)
     log.path.write_bytes(whole)
     assert workspace.verify().sound
 
 
-def test_a_log_made_anew_is_not_the_anchored_one(workspace: Workspace) -> None:
+def test_rewritten_log_is_detected(workspace: Workspace) -> None:
     log = workspace.effects
     fill(log, 3)
     workspace.snapshot()
     log.path.unlink()
-    fill(log, 3)  # a chain in itself, of the same length
-    assert "is not the one" in workspace.verify().problems[0]
+    fill(log, 3)  # a valid chain of the same length
+    assert "are not those that a snapshot records" in workspace.verify().problems[0]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(data=st.data())
-def test_any_change_before_the_anchor_is_found(workspace: Workspace, data: st.DataObject) -> None:
+def test_any_change_before_a_snapshot_is_found(workspace: Workspace, data: st.DataObject) -> None:
     log = workspace.effects
     if not log.path.exists():
         fill(log, 4)
@@ -138,7 +138,7 @@ def test_any_change_before_the_anchor_is_found(workspace: Workspace, data: st.Da
         log.path.write_bytes(good)
 
 
-def test_a_log_whose_end_is_no_entry_takes_no_more(workspace: Workspace) -> None:
+def test_append_to_a_corrupt_log_is_refused(workspace: Workspace) -> None:
     log = workspace.effects
     fill(log, 2)
     log.path.write_bytes(log.path.read_bytes() + b'{"seq":7,"prev":"x"}\n')
@@ -146,7 +146,7 @@ def test_a_log_whose_end_is_no_entry_takes_no_more(workspace: Workspace) -> None
         fill(log, 1)
 
 
-def test_what_a_rollback_does_not_undo_is_listed(workspace: Workspace) -> None:
+def test_rollback_lists_irreversible_effects(workspace: Workspace) -> None:
     log = workspace.effects
 
     def command(target: str, *, ended: bool = True, reach: tuple[str, ...] = ()) -> None:
@@ -166,11 +166,11 @@ def test_what_a_rollback_does_not_undo_is_listed(workspace: Workspace) -> None:
     assert (workspace.path / "f").read_text() == "one"
     assert result.irreversible_effects == (
         "curl -d @f example.org (could reach: network)",
-        "killed (how it ended is not known)",
+        "killed (outcome unknown)",
     )
 
 
-def test_a_fork_begins_its_own_log(workspace: Workspace, tmp_path: Path) -> None:
+def test_fork_starts_a_new_log(workspace: Workspace, tmp_path: Path) -> None:
     fill(workspace.effects, 2)
     made = workspace.snapshot()
     with workspace.fork(made.id, tmp_path / "fork") as fork:
@@ -200,7 +200,7 @@ def writer(workspace: Workspace, count: int, name: str) -> subprocess.Popen[str]
     return process
 
 
-def test_several_processes_write_one_chain(workspace: Workspace) -> None:
+def test_several_processes_append_to_one_chain(workspace: Workspace) -> None:
     processes = [writer(workspace, 40, name) for name in "ab"]
     for process in processes:
         process.communicate()
@@ -212,7 +212,7 @@ def test_several_processes_write_one_chain(workspace: Workspace) -> None:
     assert workspace.verify().sound
 
 
-def test_killed_at_any_moment_the_chain_goes_on(workspace: Workspace, rounds: Callable[[int, int], int]) -> None:
+def test_chain_continues_after_a_writer_is_killed(workspace: Workspace, rounds: Callable[[int, int], int]) -> None:
     before = 0
     for number in range(rounds(3, 60)):
         process = writer(workspace, 10**6, str(number))
@@ -231,5 +231,5 @@ def test_killed_at_any_moment_the_chain_goes_on(workspace: Workspace, rounds: Ca
         before = count
 
 
-def test_the_file_is_where_it_is_said_to_be(workspace: Workspace) -> None:
+def test_log_file_has_its_documented_name(workspace: Workspace) -> None:
     assert workspace.effects.path.name == FILE

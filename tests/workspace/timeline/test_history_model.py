@@ -19,7 +19,7 @@ names = st.sampled_from(NAMES)
 
 
 def read_tree(root: bytes) -> Tree:
-    """Everything below a directory: kind, permission bits, content or target."""
+    """Return everything below a directory: kind, permission bits, content or target."""
     found: Tree = {}
     for place, directories, files in os.walk(root):
         for name in [*directories, *files]:
@@ -91,7 +91,7 @@ class History(RuleBasedStateMachine):
             os.rename(source, target)
 
     def is_plain(self, parts: list[bytes]) -> bool:
-        """Whether it is a directory, reached through no link."""
+        """Return whether it is a directory that is reached through no link."""
         return all(
             os.path.isdir(self.place(parts[:n])) and not os.path.islink(self.place(parts[:n]))
             for n in range(1, len(parts) + 1)
@@ -142,7 +142,7 @@ class History(RuleBasedStateMachine):
         except BaseException:
             fork.close()
             raise
-        if not data.draw(st.booleans(), label="go on in the fork"):
+        if not data.draw(st.booleans(), label="continue in the fork"):
             fork.close()
             return
         self.workspace.close()
@@ -173,7 +173,7 @@ class ScannedHistory(History):
 
 TestTracked = History.TestCase
 TestScanned = ScannedHistory.TestCase
-# Each example has a store of its own, which is synced whenever it is closed: 5,000 of them would take an hour.
+# Each example has a separate store, which is synced on every close: 5,000 examples would take an hour.
 TestTracked.settings = TestScanned.settings = settings(
     stateful_step_count=20, max_examples=min(settings().max_examples, 1000)
 )

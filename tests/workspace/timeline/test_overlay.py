@@ -1,4 +1,4 @@
-"""A box over a snapshot: its files, its changes, and nothing left of it."""
+"""A box over a snapshot: its files, its changes, and its cleanup."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.needs("bubblewrap")
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    root = tmp_path / "a, b:c"  # what the kernel takes for a list
+    root = tmp_path / "a, b:c"  # characters that the kernel treats as separators in mount options
     (root / "kept/below").mkdir(parents=True)
     (root / "gone/below").mkdir(parents=True)
     for name in ("kept/below/one", "kept/two", "gone/below/three", "gone/four", "five"):
@@ -58,7 +58,7 @@ def files(root: Path) -> list[str]:
 
 @contextmanager
 def deep_folder(top: Path, levels: int, name: str, *, make: bool = False) -> Iterator[int]:
-    """The last of directories in each other, which may have a path that is too long to be given."""
+    """Open the innermost of nested directories, whose path may be too long for one system call."""
     fd = os.open(top, os.O_RDONLY | os.O_DIRECTORY)
     for _ in range(levels):
         if make:
@@ -75,7 +75,7 @@ def deep_tree(top: Path, levels: int, name: str) -> None:
         pass
 
 
-def test_a_box_sees_the_snapshot_and_its_changes_are_told(ws: Workspace) -> None:
+def test_box_sees_the_snapshot_and_its_changes_are_listed(ws: Workspace) -> None:
     first = ws.snapshot("first")
     before = files(ws.path)
     (ws.path / "five").write_text("changed since")
@@ -89,11 +89,11 @@ def test_a_box_sees_the_snapshot_and_its_changes_are_told(ws: Workspace) -> None
         with Sandboxes(ws.path) as boxes, boxes.start_session(provider="bubblewrap", **layers.options()) as session:
             done = session.exec(["sh", "-c", script])
             assert done.exit_code == 0, done.stderr
-        said, _, found = done.stdout.partition("\n")
-        assert said == "this is five"
+        output, _, found = done.stdout.partition("\n")
+        assert output == "this is five"
         assert listing(found) == before
-        told = {(change.path, change.kind, change.old_path) for change in layers.changes()}
-    assert told == {
+        listed = {(change.path, change.kind, change.old_path) for change in layers.changes()}
+    assert listed == {
         ("kept/two", "modified", None),
         ("five", "deleted", None),
         ("gone/four", "deleted", None),
@@ -108,7 +108,7 @@ def test_a_box_sees_the_snapshot_and_its_changes_are_told(ws: Workspace) -> None
     assert os.listdir(store_of(ws) / "boxes") == []
 
 
-def test_another_snapshot_costs_what_differs(ws: Workspace, project: Path) -> None:
+def test_similar_snapshot_writes_only_differences(ws: Workspace, project: Path) -> None:
     first = ws.snapshot("first")
     subprocess.run(["rm", "-r", project / "gone", project / "kept/two"], check=True)
     (project / "gone").write_text("a file now")
@@ -132,7 +132,7 @@ def test_another_snapshot_costs_what_differs(ws: Workspace, project: Path) -> No
     assert [path.name for path in (store_of(ws) / "lower").iterdir() if path.is_dir()] == [first.id]
 
 
-def test_a_killed_owner_leaves_nothing_mounted_and_is_swept(ws: Workspace) -> None:
+def test_killed_owner_leaves_no_mount_and_is_swept(ws: Workspace) -> None:
     ws.snapshot("first")
     code = """if True:
         import os, signal, sys
@@ -153,22 +153,22 @@ def test_a_killed_owner_leaves_nothing_mounted_and_is_swept(ws: Workspace) -> No
     assert not any(path.is_dir() for path in (store_of(ws) / "lower").iterdir())
 
 
-def test_a_provider_that_has_no_layers_refuses_them(ws: Workspace) -> None:
+def test_provider_without_layers_refuses_them(ws: Workspace) -> None:
     ws.snapshot("first")
     with ws.overlay("HEAD") as layers, Sandboxes(ws.path) as boxes, pytest.raises(PolicyRefused):
         boxes.exec(["true"], provider="off", **layers.options())
 
 
-def test_a_box_that_went_too_deep_is_told_as_far_as_a_snapshot_goes_and_closed(ws: Workspace) -> None:
+def test_changes_below_the_maximum_depth_are_not_listed(ws: Workspace) -> None:
     ws.snapshot("first")
     descriptors = len(os.listdir("/proc/self/fd"))
     with ws.overlay("HEAD") as layers:
         deep_tree(layers.upper, 1200, "d" * 40)
         (layers.upper / "kept").mkdir()
         (layers.upper / "kept/new").write_text("new")
-        told = [(change.path, change.kind) for change in layers.changes()]
-    assert ("kept/new", "added") in told
-    assert len(told) == (LONGEST + 1) // 41 + 1, "the directories whose path is not too long, and the file"
+        listed = [(change.path, change.kind) for change in layers.changes()]
+    assert ("kept/new", "added") in listed
+    assert len(listed) == (LONGEST + 1) // 41 + 1, "the directories whose path is not too long, and the file"
     assert len(os.listdir("/proc/self/fd")) == descriptors
     assert os.listdir(store_of(ws) / "boxes") == []
     with ws.overlay("HEAD") as layers:
@@ -177,7 +177,7 @@ def test_a_box_that_went_too_deep_is_told_as_far_as_a_snapshot_goes_and_closed(w
 
 
 @pytest.mark.needs("root")
-def test_a_box_can_not_hide_a_snapshots_files_by_an_attribute(ws: Workspace) -> None:
+def test_box_cannot_hide_snapshot_files_with_an_attribute(ws: Workspace) -> None:
     ws.snapshot("first")
     code = "import os; os.chmod('kept', 0o755); os.setxattr('kept', 'user.overlay.opaque', b'y')"
     with ws.overlay("HEAD") as layers:
@@ -188,7 +188,7 @@ def test_a_box_can_not_hide_a_snapshots_files_by_an_attribute(ws: Workspace) -> 
         assert layers.changes() == []
 
 
-def test_what_a_box_left_unreadable_or_endless_is_not_read(ws: Workspace) -> None:
+def test_unreadable_and_endless_files_of_a_box_are_not_read(ws: Workspace) -> None:
     ws.snapshot("first")
     with ws.overlay("HEAD") as layers:
         with (layers.upper / "hole").open("wb") as file:
@@ -196,23 +196,23 @@ def test_what_a_box_left_unreadable_or_endless_is_not_read(ws: Workspace) -> Non
         assert layers.changes() == []
 
 
-def test_a_sweep_keeps_nobody_from_starting(ws: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_sweep_does_not_prevent_an_overlay(ws: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     ws.snapshot("first")
     with ws.overlay("HEAD"):
         boxes = store_of(ws) / "boxes"
-    (boxes / "gone.lock").symlink_to("nowhere")  # as one that somebody else has swept between two looks
+    (boxes / "gone.lock").symlink_to("nowhere")  # like one that another process has just swept
     with monkeypatch.context() as patched:
         patched.setattr(overlay, "remove_tree", lambda path: [LeftoverPath("", "busy", errno.EBUSY)])
         with ws.overlay("HEAD"):
             pass
-        assert len(os.listdir(boxes)) == 3, "what could not be removed is there with its lock"
+        assert len(os.listdir(boxes)) == 3, "a directory that could not be removed keeps its lock"
         ws.overlay("HEAD").close()
     with ws.overlay("HEAD"):
-        assert len(os.listdir(boxes)) == 3, "and is swept by the next one"
+        assert len(os.listdir(boxes)) == 3, "the next overlay sweeps it"
     assert os.listdir(boxes) == ["gone.lock"]
 
 
-def test_a_lower_tree_whose_maker_was_killed_is_swept(ws: Workspace) -> None:
+def test_lower_tree_of_a_killed_process_is_swept(ws: Workspace) -> None:
     ws.snapshot("first")
     with ws.overlay("HEAD"):
         lower = store_of(ws) / "lower"
@@ -225,7 +225,7 @@ def test_a_lower_tree_whose_maker_was_killed_is_swept(ws: Workspace) -> None:
         assert [path.name for path in lower.iterdir() if path.is_dir()] == [ws.resolve("HEAD").id]
 
 
-def test_the_longest_path_of_a_snapshot_is_laid_over_another(ws: Workspace, project: Path, tmp_path: Path) -> None:
+def test_overlay_supports_the_longest_path(ws: Workspace, project: Path, tmp_path: Path) -> None:
     first = ws.snapshot("first")
     with ws.overlay(first.id):
         pass
@@ -245,7 +245,7 @@ def test_the_longest_path_of_a_snapshot_is_laid_over_another(ws: Workspace, proj
         assert ws.snapshot("the same", sealed=True).id == second.id
 
 
-AS_SOMEONE = """if True:
+AS_ORDINARY_USER = """if True:
     import json, os, tempfile
     from pathlib import Path
     with tempfile.TemporaryDirectory() as scratch:
@@ -267,8 +267,8 @@ AS_SOMEONE = """if True:
 
 
 @pytest.mark.needs("unprivileged-user")
-def test_what_an_ordinary_users_box_has_made_anew_hides_what_was_there(ordinary_user: OrdinaryUser) -> None:
-    assert json.loads(ordinary_user.run_code(AS_SOMEONE)) == [
+def test_directory_recreated_by_an_ordinary_users_box_hides_the_old_one(ordinary_user: OrdinaryUser) -> None:
+    assert json.loads(ordinary_user.run_code(AS_ORDINARY_USER)) == [
         ["gone/below", "deleted"],
         ["gone/below/file", "deleted"],
         ["gone/new", "added"],

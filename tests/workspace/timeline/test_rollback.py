@@ -1,4 +1,4 @@
-"""A rollback that meets what it can't change does the rest, and never locks anybody out of the workspace."""
+"""A rollback skips paths that it can't change, restores the rest, and never makes the workspace unusable."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ REFUSED = """if True:
     with tempfile.TemporaryDirectory() as scratch:
         os.environ["XDG_STATE_HOME"] = scratch + "/state"
         from proofbox import Workspace
-        said = {}
+        result = {}
         for track in (True, False):
             root = Path(scratch, f"project-{track}")
             for name in ("closed/file", "locked/file", "other", "new/kept"):
@@ -57,25 +57,25 @@ REFUSED = """if True:
                 (root / "other").write_text("two")
                 (root / "closed").chmod(0)
                 done = ws.rollback(first.id)
-                told = [(left.path, left.reason) for left in done.left]
+                skipped = [(left.path, left.reason) for left in done.left]
                 seen = ws.snapshot("tracked").id == ws.snapshot("sealed", sealed=True).id
             with Workspace.open(root, track=track) as ws:
                 (root / "closed").chmod(0o755)
                 again = ws.rollback(first.id)
                 whole = [ws.unfinished, list(again.left), (root / "closed/file").read_text(), ws.status().changes]
-            said[str(track)] = [told, (root / "other").read_text(), seen, whole]
-        print(json.dumps(said))"""
+            result[str(track)] = [skipped, (root / "other").read_text(), seen, whole]
+        print(json.dumps(result))"""
 
 
 @pytest.mark.needs("unprivileged-user")
-def test_a_directory_that_can_not_be_opened_is_left_and_named(ordinary_user: OrdinaryUser) -> None:
+def test_unopenable_directory_is_skipped_and_reported(ordinary_user: OrdinaryUser) -> None:
     expected = [[["closed", "Permission denied"]], "one", True, ["", [], "one", []]]
     assert json.loads(ordinary_user.run_code(REFUSED)) == {"True": expected, "False": expected}
 
 
 @pytest.mark.parametrize("track", [True, False])
 @pytest.mark.parametrize("call", ["unlink", "rmdir", "rename", "mkdir"])
-def test_what_may_not_be_changed_is_left_and_the_rest_is_put_back(
+def test_unchangeable_paths_are_skipped_and_the_rest_is_restored(
     root: Path, track: bool, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Workspace.init(root, track=track) as ws:
@@ -98,18 +98,18 @@ def test_what_may_not_be_changed_is_left_and_the_rest_is_put_back(
             done = ws.rollback(first.id)
         left = {"unlink": "came/below/file", "rmdir": "came/below", "rename": "other", "mkdir": "src"}[call]
         assert left in {each.path for each in done.left}
-        assert "not as the snapshot has them" in done.warning
+        assert "differ from the snapshot" in done.warning
         assert (root / "other").read_text() == ("two" if call == "rename" else "one")
         assert (root / "src/file").exists() == (call != "mkdir")
         assert (root / "came/below").exists() == (call in ("unlink", "rmdir"))
         seen = ws.head
         assert seen is not None
-        assert ws.snapshot("as it is", sealed=True).id == seen.id, "the history has what is there"
+        assert ws.snapshot("as it is", sealed=True).id == seen.id, "the history matches the files"
         assert ws.rollback(first.id).left == ()
         assert ws.snapshot("whole", sealed=True).id == first.id
 
 
-def test_a_full_disk_leaves_a_workspace_that_opens_and_says_so(
+def test_workspace_opens_after_a_rollback_on_a_full_disk(
     ws: Workspace, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = ws.snapshot("first")
@@ -128,7 +128,7 @@ def test_a_full_disk_leaves_a_workspace_that_opens_and_says_so(
             assert "No space left" in again.unfinished
             assert again.status().unfinished == again.unfinished
             assert (root / "other").read_text() == "two"
-            assert sorted(os.listdir(root)) == ["other", "src"], "no half of a file is left"
+            assert sorted(os.listdir(root)) == ["other", "src"], "no partial file is left"
             with pytest.raises(RollbackUnfinished, match="No space left"):
                 again.require_finished()
             with pytest.raises(RollbackUnfinished):
@@ -144,14 +144,12 @@ def test_a_full_disk_leaves_a_workspace_that_opens_and_says_so(
     assert not journal_of(ws).exists()
 
 
-def test_another_rollback_takes_the_place_of_an_unfinished_one(
-    ws: Workspace, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_new_rollback_replaces_an_unfinished_one(ws: Workspace, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = ws.snapshot("first")
     (root / "other").write_text("two")
     second = ws.snapshot("second")
     gone = registry.Rollback("0" * 64, first.id, TEMPORARY_PREFIX + "1")
-    registry.write(journal_of(ws), gone)  # its target was collected since
+    registry.write(journal_of(ws), gone)  # its target has been collected
     (root / gone.temporary).write_text("half")
     with Workspace.open(root) as again:
         assert "0000" in again.unfinished
@@ -162,7 +160,7 @@ def test_another_rollback_takes_the_place_of_an_unfinished_one(
 
 
 @pytest.mark.parametrize("track", [False, True])
-def test_a_directory_under_the_temporary_name_is_taken_away(ws: Workspace, root: Path, track: bool) -> None:
+def test_directory_at_the_temporary_path_is_removed(ws: Workspace, root: Path, track: bool) -> None:
     first = ws.snapshot("first")
     (root / "other").write_text("two")
     ws.snapshot("second")

@@ -1,4 +1,4 @@
-"""`proofbox mcp serve`, driven by the official SDK's own client over stdio."""
+"""`proofbox mcp serve`, driven by the official SDK's client over stdio."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def text_of(result: object) -> str:
 
 
 @pytest.mark.anyio
-async def test_the_tools_are_listed_called_checked_and_recorded(project: Path) -> None:
+async def test_tools_are_listed_called_checked_and_recorded(project: Path) -> None:
     async with connected(project) as session:
         listed = {tool.name: tool for tool in (await session.list_tools()).tools}
         assert {"read_file", "run_command", "snapshot", "rollback"} <= set(listed)
@@ -77,7 +77,7 @@ async def test_the_tools_are_listed_called_checked_and_recorded(project: Path) -
 
 
 @pytest.mark.anyio
-async def test_calls_run_beside_each_other(project: Path) -> None:
+async def test_calls_run_concurrently(project: Path) -> None:
     async with connected(project, "--capabilities", "agent") as session:
         assert "rollback" not in {tool.name for tool in (await session.list_tools()).tools}
         found: list[str] = []
@@ -88,7 +88,7 @@ async def test_calls_run_beside_each_other(project: Path) -> None:
         async with anyio.create_task_group() as group:
             os.mkfifo(project / "wait")
             group.start_soon(slow)
-            # While one command waits for us, another call is answered.
+            # While one command is blocked, another call is answered.
             assert text_of(await session.call_tool("read_file", {"path": "a.txt"})) == "hello\n"
             assert found == []
             await anyio.to_thread.run_sync((project / "wait").write_text, "go ")
@@ -96,7 +96,7 @@ async def test_calls_run_beside_each_other(project: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_client_that_leaves_takes_its_commands_with_it(project: Path) -> None:
+async def test_disconnecting_kills_running_commands(project: Path) -> None:
     async with connected(project) as session, anyio.create_task_group() as group:
         group.start_soon(session.call_tool, "run_command", {"command": "echo > begun; sleep 600"})
         while not (project / "begun").exists():  # noqa: ASYNC110 (a file is no event)
@@ -107,7 +107,7 @@ async def test_a_client_that_leaves_takes_its_commands_with_it(project: Path) ->
         assert workspace.verify().sound
 
 
-def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
+def test_server_reports_why_it_cannot_start(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "proofbox", "mcp", "serve", "--workspace", str(tmp_path), "--json"]
     done = subprocess.run(argv, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     assert done.returncode == 2

@@ -1,4 +1,4 @@
-"""The layers around an environment: what is checked, recorded, snapshotted, rolled back and nudged, in order."""
+"""The layers around an environment check, record, snapshot, roll back and nudge, in order."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def log(workspace: Workspace) -> list[Effect]:
     return list(workspace.effects.entries())
 
 
-def test_a_call_goes_through_every_layer(workspace: Workspace, host: HostEnvironment) -> None:
+def test_call_passes_through_every_layer(workspace: Workspace, host: HostEnvironment) -> None:
     env = Layered(host, layers(host, workspace, Capabilities(parse(RULES))))
     assert isinstance(env, ToolEnvironment)
     env.write_file("src/b", "two")
@@ -94,7 +94,7 @@ def test_a_call_goes_through_every_layer(workspace: Workspace, host: HostEnviron
     assert workspace.verify().sound
 
 
-def test_denials_are_recorded_and_nothing_is_done(workspace: Workspace, host: HostEnvironment) -> None:
+def test_denied_calls_are_recorded_and_not_executed(workspace: Workspace, host: HostEnvironment) -> None:
     env = Layered(host, layers(host, workspace, Capabilities(parse(RULES))))
     patch = "--- /dev/null\n+++ b/top\n@@ -0,0 +1 @@\n+x\n"
     for attempt, rule in (
@@ -114,7 +114,7 @@ def test_denials_are_recorded_and_nothing_is_done(workspace: Workspace, host: Ho
         assert (entry.phase, entry.decision, entry.rule) == ("denied", "deny", rule)
     assert sorted(path.name for path in workspace.path.iterdir()) == ["link", "secret", "src"]
     with pytest.raises(FileAbsent):
-        env.read_file("..x")  # a name like any other
+        env.read_file("..x")  # an ordinary name
 
 
 ESCAPING_PATCH = "--- /dev/null\n+++ b/../top\n@@ -0,0 +1 @@\n+x\n"
@@ -159,7 +159,7 @@ def test_refused_paths_are_recorded_with_their_code(
         assert (entry.phase, entry.decision, entry.rule) == ("denied", "deny", "")
 
 
-def test_what_fails_is_recorded_with_its_code(workspace: Workspace, host: HostEnvironment) -> None:
+def test_failures_are_recorded_with_their_code(workspace: Workspace, host: HostEnvironment) -> None:
     env = Layered(host, layers(host, workspace))
     with pytest.raises(FileAbsent):
         env.read_file("none")
@@ -167,7 +167,7 @@ def test_what_fails_is_recorded_with_its_code(workspace: Workspace, host: HostEn
     assert (intent.decision, outcome.error) == ("", "WORKSPACE_FILE_ABSENT")
 
 
-def test_a_call_whose_intent_cannot_be_recorded_is_not_made(workspace: Workspace, host: HostEnvironment) -> None:
+def test_call_is_not_made_if_its_intent_cannot_be_recorded(workspace: Workspace, host: HostEnvironment) -> None:
     env = Layered(host, layers(host, workspace))
     env.write_file("src/b", "x")
     workspace.effects.path.write_bytes(workspace.effects.path.read_bytes() + b'{"not":"an entry"}\n')
@@ -176,7 +176,7 @@ def test_a_call_whose_intent_cannot_be_recorded_is_not_made(workspace: Workspace
     assert not (workspace.path / "src/c").exists()
 
 
-def test_any_step_can_be_rolled_back_to(workspace: Workspace, host: HostEnvironment) -> None:
+def test_rollback_to_any_step(workspace: Workspace, host: HostEnvironment) -> None:
     env = Layered(host, layers(host, workspace))
     env.write_file("src/a", "two\n")
     env.edit_file("src/a", "two", "three")
@@ -187,10 +187,10 @@ def test_any_step_can_be_rolled_back_to(workspace: Workspace, host: HostEnvironm
         listed.append(workspace.rollback(step).irreversible_effects)
         assert (workspace.path / "src/a").read_text() == text
     command = ("echo four > src/a; mkdir d (could reach: host, network)",)
-    assert listed == [command, command, ()]  # the last is the state that the command left
+    assert listed == [command, command, ()]  # the last snapshot is the state after the command
 
 
-def test_a_failed_check_rolls_back_to_the_last_good_state(workspace: Workspace, host: HostEnvironment) -> None:
+def test_failed_check_rolls_back_to_the_last_good_state(workspace: Workspace, host: HostEnvironment) -> None:
     env = Layered(host, layers(host, workspace, check="! grep -q bad src/*", nudge=False))
     env.write_file("src/a", "good\n")
     with pytest.raises(CheckFailed) as caught:
@@ -203,7 +203,7 @@ def test_a_failed_check_rolls_back_to_the_last_good_state(workspace: Workspace, 
     env.write_file("src/d", "fine\n")
     kinds = [(entry.kind, entry.phase) for entry in log(workspace)]
     assert kinds.count(("rollback", "outcome")) == 2
-    assert kinds.count(("run_command", "intent")) == 4 + 1  # each check is on the record too
+    assert kinds.count(("run_command", "intent")) == 4 + 1  # each check is recorded as well
     assert workspace.verify().sound
 
 
@@ -214,13 +214,13 @@ def test_reads_take_no_snapshot(workspace: Workspace, host: HostEnvironment) -> 
     assert workspace.history() == []
 
 
-def test_the_nudge() -> None:
+def test_nudge_stops_repeated_calls() -> None:
     memory = MemoryEnvironment({"a": "x", "b": "y"})
     env = Layered(memory, [Nudge()])
-    for _ in range(2):  # after a nudge the count begins anew
+    for _ in range(2):  # the count restarts after a nudge
         for _ in range(3):
             env.read_file("a")
-        with pytest.raises(ToolNudged, match="same call"):
+        with pytest.raises(ToolNudged, match="the same call"):
             env.read_file("a")
     env.write_file("c", "x")
     for number in range(10):
@@ -234,7 +234,7 @@ def test_the_nudge() -> None:
     env.read_file("a")
 
 
-def test_layers_of_ones_own(workspace: Workspace) -> None:
+def test_custom_layers_wrap_calls(workspace: Workspace) -> None:
     seen: list[str] = []
 
     def outer(call: ToolInvocation, below: Below) -> ToolResult:
@@ -250,7 +250,7 @@ def test_layers_of_ones_own(workspace: Workspace) -> None:
     assert seen == ["outer search_text", "inner .: needle"]
 
 
-def test_a_layered_environment_conforms(tmp_path: Path) -> None:
+def test_layered_environment_passes_the_conformance_suite(tmp_path: Path) -> None:
     from contextlib import contextmanager
 
     @contextmanager
@@ -262,7 +262,7 @@ def test_a_layered_environment_conforms(tmp_path: Path) -> None:
     assert len(CHECKS) > 15
 
 
-def test_names_and_commands_that_are_not_text_are_snapshotted_all_the_same(
+def test_calls_with_non_utf8_names_are_snapshotted(
     workspace: Workspace, host: HostEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SOME_API_KEY", "hunter2-hunter2-hunter2")
@@ -278,7 +278,7 @@ def test_names_and_commands_that_are_not_text_are_snapshotted_all_the_same(
     assert [msgspec.json.encode(each) for each in log(workspace)]
 
 
-def test_threads_may_share_it(workspace: Workspace, host: HostEnvironment) -> None:
+def test_threads_can_share_an_environment(workspace: Workspace, host: HostEnvironment) -> None:
     env = Layered(host, layers(host, workspace, nudge=False))
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda n: env.write_file(f"src/{n}", "x") and env.run_command(f"echo {n} >> src/all"), range(12)))

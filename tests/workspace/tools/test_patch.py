@@ -1,4 +1,4 @@
-"""Patches: what git writes is applied to the byte, and whatever else comes in is refused or changes nothing."""
+"""Patches written by git are applied exactly; any other text is refused or changes nothing."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def content(root: Path) -> Tree:
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 @settings(max_examples=settings().max_examples // 2, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(old=trees, new=trees, context=st.sampled_from([0, 1, 3]))
-def test_what_git_writes_is_applied(
+def test_git_patches_are_applied_exactly(
     old: Tree, new: Tree, context: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     place = tmp_path_factory.mktemp("git")
@@ -78,7 +78,7 @@ def test_what_git_writes_is_applied(
 
 
 @given(st.text(max_size=200))
-def test_any_text_is_refused_or_a_patch(text: str) -> None:
+def test_any_text_is_parsed_or_refused(text: str) -> None:
     env = MemoryEnvironment({"a": "one\ntwo\n"})
     try:
         env.apply_patch(text)
@@ -102,7 +102,7 @@ pieces = st.sampled_from(
 
 
 @given(st.lists(pieces, max_size=10).map("".join))
-def test_pieces_of_patches_change_all_or_nothing(text: str) -> None:
+def test_malformed_patches_change_all_files_or_none(text: str) -> None:
     env = MemoryEnvironment({"f": "one\n"})
     before = env.list_files_recursive()
     try:
@@ -119,28 +119,28 @@ def test_pieces_of_patches_change_all_or_nothing(text: str) -> None:
     [
         ("", "no file"),
         ("@@ -1 +1 @@\n-a\n+b\n", "belongs to no file"),
-        ("--- a/f\n", r"\+\+\+ is due"),
+        ("--- a/f\n", r"expected \+\+\+"),
         ("--- a/f\n+++ b/f\n@@ -1 +1 @@\n-a\n", "ends in the middle"),
-        ("--- a/f\n+++ b/f\n@@ -1 +1 @@\n*a\n", "begins with a space"),
+        ("--- a/f\n+++ b/f\n@@ -1 +1 @@\n*a\n", "start with a space"),
         ("diff --git a/f b/f\nnew file mode 120000\n--- /dev/null\n+++ b/f\n@@ -0,0 +1 @@\n+x\n", "mode 120000"),
         ("diff --git a/f b/f\nBinary files a/f and b/f differ\n", "binary"),
         ("--- a/f\n+++ b/f\n@@ -1 +1 @@\n-a\n+b\n--- a/f\n+++ b/f\n@@ -1 +1 @@\n-a\n+b\n", "twice"),
         ('--- "a/f\n+++ b/f\n@@ -1 +1 @@\n-a\n+b\n', "closing quote"),
     ],
 )
-def test_why_a_patch_is_refused(patch: str, reason: str) -> None:
+def test_refusal_states_the_reason(patch: str, reason: str) -> None:
     with pytest.raises(PatchRefused, match=reason):
         parse(patch)
 
 
-def test_a_line_without_end_stays_at_the_end() -> None:
+def test_line_without_newline_must_be_the_last() -> None:
     [patch] = parse("--- f\n+++ f\n@@ -1 +1,2 @@\n+b\n\\ No newline at end of file\n a\n")
-    with pytest.raises(PatchRefused, match="without an end"):
+    with pytest.raises(PatchRefused, match="without a newline"):
         apply_hunks(b"a\n", patch)
 
 
 @pytest.mark.parametrize("other", ["./x", "link", "d/../x"])
-def test_a_file_that_is_named_twice_by_two_spellings_is_refused(tmp_path: Path, other: str) -> None:
+def test_patch_with_two_spellings_of_one_file_is_refused(tmp_path: Path, other: str) -> None:
     fill(tmp_path, {"x": (b"one\ntwo\n", False), "d/y": (b"", False)})
     (tmp_path / "link").symlink_to("x")
     patch = f"--- x\n+++ x\n@@ -1 +1 @@\n-one\n+ONE\n--- {other}\n+++ {other}\n@@ -2 +2 @@\n-two\n+TWO\n"
@@ -149,7 +149,7 @@ def test_a_file_that_is_named_twice_by_two_spellings_is_refused(tmp_path: Path, 
     assert (tmp_path / "x").read_bytes() == b"one\ntwo\n"
 
 
-def test_a_line_behind_a_hole_is_not_looked_for_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_a_line_after_a_huge_hole_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "FARTHEST", 1 << 20)
     with (tmp_path / "hole").open("wb") as file:
         file.truncate(1 << 40)

@@ -1,4 +1,4 @@
-"""What a model is shown of a result: bounded, and without anything a terminal would obey."""
+"""The text of a result for the model is bounded and contains no terminal control sequences."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ hostile = st.text(st.characters(exclude_categories=[]), max_size=400)
 
 
 @given(hostile, st.integers(0, 300))
-def test_text_is_bounded_and_holds_no_control_character(words: str, limit: int) -> None:
+def test_text_is_bounded_and_has_no_control_characters(words: str, limit: int) -> None:
     shown = bounded(words, limit)
     assert len(shown.encode()) <= limit
     assert all(c.isprintable() or c in "\n\t" or c.isspace() for c in shown)
@@ -36,11 +36,11 @@ def test_text_is_bounded_and_holds_no_control_character(words: str, limit: int) 
 
 
 @given(st.text("ab", min_size=100, max_size=5000), st.integers(60, 99))
-def test_what_is_too_long_keeps_its_beginning_and_its_end(words: str, limit: int) -> None:
+def test_long_text_keeps_its_beginning_and_end(words: str, limit: int) -> None:
     shown = bounded(words, limit)
     assert shown[:10] == words[:10]
     assert shown[-10:] == words[-10:]
-    assert "left out" in shown
+    assert "middle omitted" in shown
 
 
 @pytest.mark.parametrize(
@@ -64,10 +64,10 @@ def test_what_is_too_long_keeps_its_beginning_and_its_end(words: str, limit: int
             ),
             "[timed out after 1.5 s]",
         ),
-        (FileEdited(path="a", replacements=2, size=1, first_line=4), "edited a in 2 places, from line 4"),
+        (FileEdited(path="a", replacements=2, size=1, first_line=4), "edited a: 2 replacements, first in line 4"),
         (PatchApplied(files=(PatchedFile("b", "renamed", "a"),)), "renamed b (was a)"),
     ],
 )
-def test_what_each_result_says(result: ToolResult, shown: str) -> None:
+def test_text_of_each_result(result: ToolResult, shown: str) -> None:
     assert result.text() == shown
     assert msgspec.convert(msgspec.to_builtins(result), type(result)) == result

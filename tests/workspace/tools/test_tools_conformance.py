@@ -1,4 +1,4 @@
-"""Every tool environment passes the same checks: the host's, a box's, and the one in memory; with either engine."""
+"""Every tool environment passes the same checks: on the host, in a box and in memory, with either search engine."""
 
 from __future__ import annotations
 
@@ -49,20 +49,20 @@ def maker(kind: str, root: Path) -> Make:
 
 @pytest.mark.parametrize("kind", ["host", "host-python", "memory", BUBBLEWRAP])
 @pytest.mark.parametrize("name", [*CHECKS, *GUARDED])
-def test_conformance(name: str, kind: str, root: Path) -> None:
+def test_environment_passes_check(name: str, kind: str, root: Path) -> None:
     [result] = run_conformance(maker(kind, root), only=[name])
     if result.outcome == "failed":
         pytest.fail(result.detail, pytrace=False)
     assert result.outcome == "passed" or kind == "memory", result.detail
 
 
-def test_every_environment_is_one(root: Path) -> None:
+def test_environments_implement_the_protocol(root: Path) -> None:
     with HostEnvironment(root) as env:
         assert isinstance(env, ToolEnvironment)
     assert isinstance(MemoryEnvironment({"a": "b"}), ToolEnvironment)
 
 
-def test_the_suite_finds_an_environment_that_is_wrong(root: Path) -> None:
+def test_suite_detects_a_faulty_environment(root: Path) -> None:
     class Leaky(MemoryEnvironment):
         def read_file(self, path: str, **_: object):  # type: ignore[no-untyped-def]
             return super().read_file(path.replace("../", ""))
@@ -77,7 +77,7 @@ def test_the_suite_finds_an_environment_that_is_wrong(root: Path) -> None:
 
 
 @pytest.mark.needs("bubblewrap")
-def test_where_the_box_may_only_read_so_may_the_tools(root: Path) -> None:
+def test_tools_are_read_only_if_the_box_is(root: Path) -> None:
     (root / "f").write_text("x")
     with Sandboxes(root) as boxes:
         with boxes.start_session(provider="bubblewrap", access="ro") as session, SandboxEnvironment(session) as env:

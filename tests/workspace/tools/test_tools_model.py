@@ -1,4 +1,4 @@
-"""The same calls on a directory and in memory give the same results and the same errors, whatever the order."""
+"""Any sequence of calls gives the same results and errors on a directory and in memory."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def outcome(env: FileTools, call: tuple[Any, ...]) -> object:
 @given(made=st.lists(calls, max_size=12))
 @example(made=[("write_file", "d/a", "one\n"), ("apply_patch", patch("rename", "d/a", "d/a/b"))])
 @example(made=[("write_file", "d/e/f", "one\n"), ("write_file", "d/e", "x"), ("remove_file", "d")])
-def test_a_directory_and_memory_are_alike(
+def test_directory_and_memory_behave_alike(
     made: list[tuple[Any, ...]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     tree = DirectoryTree(tmp_path_factory.mktemp("root"))

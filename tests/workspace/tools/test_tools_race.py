@@ -1,4 +1,4 @@
-"""A link swapped in between a check and an open gains nothing: what is outside is never read, written or found."""
+"""Swapping in a link between a check and an open gains nothing: outside files are never read, written or found."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def exchange(a: Path, b: Path) -> None:
 
 
 class Swapper(threading.Thread):
-    """Exchanges two names as fast as it can: one moment a directory or file of ours, the next a link to elsewhere."""
+    """Exchanges two names as fast as possible: a directory or file inside the root, and a link to the outside."""
 
     def __init__(self, *pairs: tuple[Path, Path]) -> None:
         super().__init__(daemon=True)
@@ -62,7 +62,7 @@ def world(tmp_path: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize("openat2", [True, False])
-def test_a_link_swapped_in_leads_nowhere(
+def test_swapped_in_link_is_not_followed(
     world: tuple[Path, Path], openat2: bool, rounds: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not openat2:
@@ -84,7 +84,7 @@ def test_a_link_swapped_in_leads_nowhere(
         lambda: env.remove_file("d/new"),
     ]
     try:
-        # So often, and until each side of the race was seen: on one core the threads take turns of their own length.
+        # Repeat until both sides of the race were seen: on one core, threads switch at unpredictable intervals.
         for number in itertools.count():
             if number >= rounds(2000, 40_000) and min(done, refused) > 50:
                 break
@@ -104,7 +104,7 @@ def test_a_link_swapped_in_leads_nowhere(
 
 
 @pytest.mark.parametrize("engine", [best_engine(), PythonEngine()], ids=lambda each: each.name)
-def test_a_search_never_shows_what_a_link_leads_to(
+def test_search_never_shows_files_behind_a_link(
     world: tuple[Path, Path], engine: PythonEngine, rounds: Callable[..., int]
 ) -> None:
     root, _ = world
@@ -128,8 +128,8 @@ def test_a_search_never_shows_what_a_link_leads_to(
         tree.close()
 
 
-def test_a_guard_judges_what_is_opened(tmp_path: Path, rounds: Callable[..., int]) -> None:
-    """The same inside the root: `public` is a directory one moment and a link to `secret` the next."""
+def test_guard_checks_the_path_that_is_opened(tmp_path: Path, rounds: Callable[..., int]) -> None:
+    """The same inside the root: `public` alternates between a directory and a link to `secret`."""
 
     class NoSecrets:
         def check(self, access: Access, path: str) -> None:
@@ -165,8 +165,8 @@ def test_a_guard_judges_what_is_opened(tmp_path: Path, rounds: Callable[..., int
         tree.close()
 
 
-def test_a_path_takes_few_files_however_deep_it_is(deep_path: Path) -> None:
-    """They are the process's, and others need them too."""
+def test_deep_paths_use_few_file_descriptors(deep_path: Path) -> None:
+    """File descriptors are a limited resource of the process."""
     most = 0
     opening = os.open
 

@@ -1,5 +1,5 @@
-"""What an agent may do: default deny, said in TOML or by a preset, checked by the tools and compiled into the box.
+"""What an agent may do: denied by default, granted in TOML or by a preset, enforced by the tools and the box.
 
-`rules` compare, `grants` is the data of a file or preset, `capabilities` decides, `compiling` turns what concerns files
-and the network into a box's mounts and proxy, so that a command can't do what a tool may not.
+`rules` matches patterns, `grants` defines the data of a file or preset, `capabilities` decides, and `compiling`
+translates file and network rules into a box's mounts and proxy, so that a command cannot do what a tool may not.
 """

@@ -1,4 +1,4 @@
-"""Deciding: may this be done, and which rule says so."""
+"""Decide whether an action is allowed, and name the rule that decided."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ADVISORY = ("clock", "random")
 
 
 class Capabilities:
-    """Made from grants, a preset's name or a file: `Capabilities.load("sandbox")`. Raises CapabilitiesInvalid."""
+    """Create from grants, or load a preset or file: `Capabilities.load("sandbox")`. Raises CapabilitiesInvalid."""
 
     def __init__(self, grants: Grants) -> None:
         self.grants = grants
@@ -37,10 +37,10 @@ class Capabilities:
         return cls(load(source))
 
     def file(self, access: Access, path: str) -> RuleDecision:
-        """`path` is from the root, without `.`, `..` or symbolic links: what was really found."""
+        """Decide on a resolved path, relative to the root, without `.`, `..` or symbolic links."""
         if access == "list":
             shown = self.visible(path)
-            rule = "fs.read or fs.write reaches it" if shown else "fs.read: nothing at or below it is allowed"
+            rule = "allowed by fs.read or fs.write" if shown else "fs.read: nothing at or below it is allowed"
             return RuleDecision("fs.list", path, shown, rule)
         rules = {"read": self.read, "write": self.write, "delete": self.delete}
         return rules[access].of(path)
@@ -71,7 +71,7 @@ class Capabilities:
 
 
 class CapabilityGuard:
-    """Capabilities, as the trees ask for them."""
+    """An adapter that lets file trees check capabilities."""
 
     def __init__(self, capabilities: Capabilities) -> None:
         self._capabilities = capabilities
@@ -84,7 +84,7 @@ class CapabilityGuard:
 
 
 def require(decision: RuleDecision) -> RuleDecision:
-    """The decision itself when it is yes; CapabilityDenied when it is no."""
+    """Return the decision if it is allowed, else raise CapabilityDenied."""
     if decision.allowed:
         return decision
     raise CapabilityDenied(

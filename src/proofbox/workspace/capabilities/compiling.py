@@ -1,9 +1,9 @@
-"""Capabilities as a box keeps them: what to mount, what to cover, whom to reach.
+"""Translate capabilities into a box's mounts, covered paths and network access.
 
-What a command can do is decided by the kernel, by rules over directories that exist. Not every set of globs can be said
-so. Reading can, for whatever is there when the box starts: what may not be read is covered. Writing can where it is
-allowed for whole directories (`src/**`) or single files, less what exists under an exact name. Deleting and executing
-can't be told from writing and reading. What can't be said is refused here, by name, before a command runs.
+The kernel controls what a command can do, with rules for existing directories. Not every set of globs can be expressed
+that way. Read rules can, for files that exist when the box starts: unreadable paths are covered. Write rules can, if
+they allow whole directories (`src/**`) or single files, minus existing files with exact names. Deleting and executing
+cannot be separated from writing and reading. Rules that cannot be expressed are refused by name, before a command runs.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ MOST_COVERS = 2000
 
 
 class BoxRules(NamedTuple):
-    """What of the capabilities is the box's to keep."""
+    """The part of the capabilities that the box enforces."""
 
     network: str
     access: Access
     writable: tuple[str, ...]
-    """Parts of a read-only workspace that can be written."""
+    """Writable parts of a read-only workspace."""
     hidden: tuple[str, ...]
     frozen: tuple[str, ...]
 
     def identities(self, root: str) -> tuple[tuple[int, int] | None, ...]:
-        """Which files these are. A mount is on a file, not on its name: one that is replaced is without its cover."""
+        """Return the inodes of these paths. A mount covers an inode, so a file that replaces it is not covered."""
         paths = [path for each in (*self.writable, *self.hidden, *self.frozen) for path in _and_above(each)]
         return tuple(_identity(os.path.join(root, path)) for path in paths)
 
@@ -52,11 +52,11 @@ class BoxRules(NamedTuple):
 
 
 def compile_rules(capabilities: Capabilities, root: str) -> BoxRules:
-    """For the workspace as it is now. Raises CapabilitiesRefused for what no box can keep."""
+    """Compile the rules for the current files. Raises CapabilitiesRefused for rules that no box can enforce."""
     refuse_execute(capabilities)
     hidden = tuple(sorted(_hidden(capabilities.read, root)))
     if len(hidden) > MOST_COVERS:
-        raise refusal(f"{len(hidden)} paths would have to be covered, and {MOST_COVERS} can be", "fs.read")
+        raise refusal(f"{len(hidden)} paths would have to be covered (maximum: {MOST_COVERS})", "fs.read")
     areas = _areas(capabilities.write, root, hidden)
     for area in areas:
         _refuse_delete(capabilities, area)
@@ -71,22 +71,22 @@ def compile_rules(capabilities: Capabilities, root: str) -> BoxRules:
 
 
 def uncovered(capabilities: Capabilities, root: str, rules: BoxRules) -> bool:
-    """Whether something is there now that is denied by its exact name and not hidden: found without a walk."""
+    """Return whether a path that is denied by its exact name exists and is not hidden. Does not walk the tree."""
     exact = (glob.subtree if glob.subtree is not None else glob.literal for _, glob in capabilities.read.deny)
     return any(path and _kind(root, path) is not None and not _within(path, rules.hidden) for path in exact)
 
 
 def needs_walk(capabilities: Capabilities) -> bool:
-    """Whether compiling looks at more than a few paths: a deny with wildcards may match anywhere."""
+    """Return whether compiling has to walk the tree: a deny rule with wildcards may match anywhere."""
     exact = all(glob.literal is not None or glob.subtree is not None for _, glob in capabilities.read.deny)
     return not exact or not capabilities.read.covers("")
 
 
 def refusal(reason: str, kind: str) -> CapabilitiesRefused:
     return CapabilitiesRefused(
-        f"no box can keep these capabilities: {reason}",
+        f"no box can enforce these capabilities: {reason}",
         op="run_command",
-        fix_hints=["change the rules as it says", "or allow no commands: the other tools check every rule themselves"],
+        fix_hints=["change the rules as described", "or allow no commands: the other tools check every rule"],
         details={"kind": kind, "reason": reason},
     )
 
@@ -100,7 +100,7 @@ def _hidden(read: PathRules, root: str) -> Iterator[str]:
         for entry in _entries(root, path):
             below = f"{path}/{entry.name}" if path else entry.name
             if entry.is_symlink():
-                continue  # it shows nothing that is not also where it leads
+                continue  # its target is checked under its own path
             directory = entry.is_dir(follow_symlinks=False)
             if not (read.reaches(below) if directory else read.of(below).allowed):
                 yield below
@@ -113,19 +113,19 @@ def _entries(root: str, path: str) -> list[os.DirEntry[str]]:
         with os.scandir(os.path.join(root, path)) as found:
             return list(found)
     except (FileNotFoundError, NotADirectoryError):
-        return []  # gone again
+        return []  # deleted meanwhile
     except OSError as error:
-        raise refusal(f"{printable(path[:200])} can't be looked into: {error.strerror}", "fs.read") from None
+        raise refusal(f"can't list {printable(path[:200])}: {error.strerror}", "fs.read") from None
 
 
 def _areas(write: PathRules, root: str, hidden: Sequence[str]) -> list[str]:
-    """Directories and files that can be written, none within another; [""] for everything."""
+    """Return the writable directories and files, none inside another; [""] if everything is writable."""
     found: list[str] = []
     for text, glob in write.allow:
         area = glob.subtree if glob.subtree is not None else glob.literal
         if area is None:
             raise refusal(
-                f"{text!r} allows writing by a wildcard; a box can allow directories (`src/**`) and single files",
+                f"{text!r} allows writing by a wildcard; a box can only allow directories (`src/**`) and single files",
                 "fs.write",
             )
         kind = _kind(root, area)
@@ -145,13 +145,16 @@ def _frozen(write: PathRules, root: str, areas: Sequence[str], hidden: Sequence[
         path = glob.literal if glob.literal is not None else glob.subtree
         if not path:
             raise refusal(
-                f"{text!r} denies writing by a wildcard, and such a file could be made at any time", "fs.write"
+                f"{text!r} denies writing by a wildcard, but a command could create a matching file at any time",
+                "fs.write",
             )
         if _within(path, hidden):
             continue
         if _kind(root, path) is None:
             raise refusal(
-                f"{text!r} denies writing what is not there yet, and could be made: make it first", "fs.write"
+                f"{text!r} denies writing to a path that does not exist yet, so a command could create it:"
+                " create it first",
+                "fs.write",
             )
         yield path
 
@@ -161,27 +164,27 @@ def _refuse_delete(capabilities: Capabilities, area: str) -> None:
     allowed = any(glob.covers(area) or glob.literal == area for _, glob in delete.allow)
     if not allowed or not {g.pattern for _, g in delete.deny} <= {g.pattern for _, g in write.deny}:
         raise refusal(
-            f"{printable(area) or 'everything'} may be written and not deleted, which a box can't tell apart:"
-            " give delete the rules of write",
+            f"{printable(area) or 'everything'} may be written but not deleted, which a box can't distinguish:"
+            " give delete the same rules as write",
             "fs.delete",
         )
 
 
 def refuse_execute(capabilities: Capabilities) -> None:
-    """Raises CapabilitiesRefused for rules that no box can keep, whatever files there are."""
+    """Raise CapabilitiesRefused for execute rules that no box can enforce, for any set of files."""
     execute, read = capabilities.execute, capabilities.read
     allowed = {glob.pattern for _, glob in execute.allow}
     enough = any(glob.covers("") for _, glob in execute.allow) or {g.pattern for _, g in read.allow} <= allowed
     if not enough or not {g.pattern for _, g in execute.deny} <= {g.pattern for _, g in read.deny}:
         raise refusal(
-            "what may be read and not executed can't be told apart in a box, where an interpreter reads:"
-            ' give execute the rules of read, or "**"',
+            "some files may be read but not executed, which a box can't enforce because interpreters only read files:"
+            ' give execute the same rules as read, or "**"',
             "fs.execute",
         )
 
 
 def network_of(rules: HostRules) -> str:
-    """The network of a box under these rules, as its policy says it. Raises CapabilitiesRefused."""
+    """Return the box's network policy for these rules. Raises CapabilitiesRefused."""
     if not rules.allow:
         return "none"
     denied = [rule for _, rule in rules.deny]
@@ -189,7 +192,7 @@ def network_of(rules: HostRules) -> str:
         return "none"
     if any(rule is None for _, rule in rules.allow):
         if denied:
-            raise refusal("everything but some hosts can't be reached: list the hosts that can", "network")
+            raise refusal("a box can't allow all hosts except some: list the allowed hosts", "network")
         return "full"
     kept = []
     for text, rule in rules.allow:
@@ -198,12 +201,12 @@ def network_of(rules: HostRules) -> str:
         if not against:
             kept.append(str(rule))
         elif not any(_contains(each, rule) for each in against):
-            raise refusal(f"{text!r} is allowed but for a part of it: list what can be reached", "network")
+            raise refusal(f"{text!r} is allowed but part of it is denied: list the allowed hosts", "network")
     return "allow:" + ",".join(kept) if kept else "none"
 
 
 def _overlap(allowed: HostRule, denied: HostRule) -> bool:
-    """Whether something could be meant by both."""
+    """Return whether some host and port matches both rules."""
     if denied.port is not None and denied.port not in ((allowed.port,) if allowed.port else WEB_PORTS):
         return False
     if allowed.host == denied.host:
@@ -213,7 +216,7 @@ def _overlap(allowed: HostRule, denied: HostRule) -> bool:
 
 
 def _contains(denied: HostRule, allowed: HostRule) -> bool:
-    """Whether everything that is allowed is denied: where they overlap."""
+    """Return whether `denied` covers all of `allowed`, given that they overlap."""
     if denied.port is not None and denied.port != allowed.port:
         return False
     return denied.host == allowed.host or (denied.subdomains and allowed.host.endswith(f".{denied.host}"))
@@ -233,7 +236,7 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 
 def _kind(root: str, path: str) -> int | None:
-    """The kind of what is there, reached without any symbolic link; None if there is nothing."""
+    """Return the file type at a path that contains no symbolic links, or None if the path does not exist."""
     here = root
     mode = stat.S_IFDIR
     for name in path.split("/") if path else []:

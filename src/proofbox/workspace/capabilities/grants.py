@@ -1,25 +1,25 @@
-"""What a capabilities file says, as data; and the presets, which are such data too.
+"""The data of a capabilities file, and the built-in presets.
 
-preset = "sandbox"              # optional: its lists come first, and lists add up
+preset = "sandbox"              # optional: its lists come first; the lists below are appended
 
-[fs]                            # globs from the workspace's root; "!" denies, and a deny wins
+[fs]                            # globs relative to the workspace's root; "!" denies, and deny takes precedence
 read = ["**", "!**/*.pem"]
 write = ["src/**", "tests/**"]
 delete = ["src/**", "tests/**"]
 execute = ["**"]
-deny = ["private"]              # the same as "!private" in all four
+deny = ["private"]              # the same as "!private" in all four lists
 
-[commands]                      # words with *; a last ** is all the rest. Advisory.
+[commands]                      # words with *; a final ** matches all remaining arguments. Advisory.
 allow = ["git **", "!git push **", "pytest **"]
 
-[network]                       # HOST, HOST:PORT, *.DOMAIN, an address; "*" is everything
+[network]                       # HOST, HOST:PORT, *.DOMAIN, an IP address; "*" allows everything
 allow = ["packages.example.org"]
 
-[env]                           # names of variables: read, of the caller's that commands get; write, that calls set
+[env]                           # variable names: read (passed from the caller to commands), write (set by calls)
 read = ["LANG"]
 write = ["CI", "PYTEST_*"]
 
-snapshot = true                 # and rollback, fork; clock and random are advisory
+snapshot = true                 # likewise rollback, fork, clock, random; clock and random are advisory
 """
 
 from __future__ import annotations
@@ -45,56 +45,56 @@ _FORGE = ("github.com", "*.githubusercontent.com")
 
 class Files(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     read: tuple[str, ...] = ()
-    """What may be read."""
+    """Files that may be read."""
     write: tuple[str, ...] = ()
-    """What may be made and changed."""
+    """Files that may be created and changed."""
     delete: tuple[str, ...] = ()
-    """What may be removed."""
+    """Files that may be deleted."""
     execute: tuple[str, ...] = ()
-    """What may be run as a program."""
+    """Files that may be executed."""
     deny: tuple[str, ...] = ()
-    """What none of these allows, as `!` in each of them."""
+    """Files denied for all four, as with `!` in each list."""
 
 
 class Allowed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     allow: tuple[str, ...] = ()
-    """Patterns; one with `!` denies, and a deny wins."""
+    """Patterns. A pattern with `!` denies, and deny takes precedence."""
 
 
 class Variables(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     read: tuple[str, ...] = ()
-    """Names of the caller's variables that commands get."""
+    """Names of the caller's variables that are passed to commands."""
     write: tuple[str, ...] = ()
     """Names of variables that a call may set."""
 
 
 @stored("capabilities.toml", at="the file that --capabilities or a mission names")
 class Grants(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Nothing is allowed that is not said here."""
+    """Granted permissions. Everything else is denied."""
 
     preset: str | None = None
-    """Its lists come first, and these add to them."""
+    """A preset whose lists come first. The lists here are appended."""
     fs: Files = Files()
-    """Globs from the workspace's root; one with `!` denies, and a deny wins."""
+    """Globs relative to the workspace's root. A glob with `!` denies, and deny takes precedence."""
     commands: Allowed = Allowed()
-    """Command lines, word by word, with `*`; advisory: no box enforces it."""
+    """Command lines, matched word by word, with `*`. Advisory: not enforced by the box."""
     network: Allowed = Allowed()
-    """Hosts that can be reached."""
+    """Hosts that may be reached."""
     env: Variables = Variables()
-    """Names of variables, with `*`."""
+    """Names of environment variables, with `*`."""
     snapshot: bool | None = None
-    """Whether that may be done; so with those below, of which clock and random are advisory."""
+    """Whether snapshots may be taken."""
     rollback: bool | None = None
-    """Of the files, to an earlier snapshot."""
+    """Whether the files may be rolled back to an earlier snapshot."""
     fork: bool | None = None
-    """Of the workspace, for programs that ask; no tool does it."""
+    """Whether the workspace may be forked. For programs that check it; no tool forks."""
     clock: bool | None = None
-    """Reading the time, for programs that ask; no tool does it."""
+    """Whether the time may be read. Advisory, for programs that check it; no tool does."""
     random: bool | None = None
-    """Drawing random numbers, for programs that ask; no tool does it."""
+    """Whether random numbers may be drawn. Advisory, for programs that check it; no tool does."""
 
     def over(self, other: Grants) -> Grants:
-        """Both: lists added up, and where both say yes or no, this."""
+        """Return `other` with these grants added: lists are appended, flags that are set here take precedence."""
         return Grants(
             preset=other.preset,
             fs=_both(other.fs, self.fs),
@@ -110,9 +110,9 @@ _ALL = ("**",)
 _HISTORY: dict[str, Any] = {"snapshot": True, "rollback": True, "fork": True, "clock": True, "random": True}
 
 PRESETS: dict[str, Grants] = {
-    # Looking alone.
+    # Read-only.
     "minimal": Grants(preset="minimal", fs=Files(read=("**", *_SECRETS))),
-    # Everything in the workspace but its secrets, any command, no network.
+    # Everything in the workspace except secrets, any command, no network.
     "sandbox": Grants(
         preset="sandbox",
         fs=Files(read=("**", *_SECRETS), write=_ALL, delete=_ALL, execute=_ALL),
@@ -120,7 +120,7 @@ PRESETS: dict[str, Grants] = {
         env=Variables(write=("*",)),
         **_HISTORY,
     ),
-    # The same, and where code is fetched from. A package registry is for the project to name.
+    # The same, plus hosts to fetch code from. The project has to name its package registry.
     "developer": Grants(
         preset="developer",
         fs=Files(read=("**", *_SECRETS), write=_ALL, delete=_ALL, execute=_ALL),
@@ -129,7 +129,7 @@ PRESETS: dict[str, Grants] = {
         env=Variables(read=("LANG", "LC_*", "TZ"), write=("*",)),
         **_HISTORY,
     ),
-    # An agent under a supervisor, who alone rolls back and forks.
+    # An agent under a supervisor. Only the supervisor may roll back and fork.
     "agent": Grants(
         preset="agent",
         fs=Files(read=("**", *_SECRETS), write=_ALL, delete=_ALL, execute=_ALL),
@@ -156,26 +156,26 @@ def preset(name: str) -> Grants:
     found = PRESETS.get(name)
     if found is None:
         raise CapabilitiesInvalid(
-            f"there is no preset {name[:80]!r}", op="capabilities", fix_hints=[f"known: {', '.join(PRESETS)}"]
+            f"unknown preset {name[:80]!r}", op="capabilities", fix_hints=[f"known presets: {', '.join(PRESETS)}"]
         )
     return found
 
 
 def parse(text: str) -> Grants:
-    """From TOML. What is not understood is refused: a misspelled deny would be none."""
+    """Parse TOML. Unknown keys are refused, because a misspelled deny would have no effect."""
     try:
         given = msgspec.convert(parse_toml(text), Grants)
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise CapabilitiesInvalid(
-            f"the capabilities can't be read: {error}",
+            f"invalid capabilities: {error}",
             op="capabilities",
-            fix_hints=["use the tables fs, commands, network and env: docs/workspace-tools.md has them all"],
+            fix_hints=["use the tables fs, commands, network and env, as described in docs/workspace-tools.md"],
         ) from None
     return given if given.preset is None else given.over(preset(given.preset))
 
 
 def load(source: str | Path) -> Grants:
-    """A preset by its name, or a file."""
+    """Load a preset by name, or a file."""
     if str(source) in PRESETS:
         return PRESETS[str(source)]
     try:
@@ -183,9 +183,9 @@ def load(source: str | Path) -> Grants:
         text = data.decode("utf-8")
     except (OSError, UnicodeDecodeError, ValueError) as error:
         raise CapabilitiesInvalid(
-            f"{str(source)[:200]!r} is neither a preset nor a file that can be read: {error}",
+            f"{str(source)[:200]!r} is neither a preset nor a readable file: {error}",
             op="capabilities",
-            fix_hints=[f"known: {', '.join(PRESETS)}"],
+            fix_hints=[f"known presets: {', '.join(PRESETS)}"],
         ) from None
     if len(data) > SIZE_LIMIT:
         raise CapabilitiesInvalid(f"{source} is larger than {SIZE_LIMIT} bytes", op="capabilities")

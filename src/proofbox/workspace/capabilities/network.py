@@ -1,4 +1,4 @@
-"""Which host and port a URL leads to, told strictly: what two programs could read in two ways leads nowhere."""
+"""Parse the host and port of a URL strictly: URLs that two programs could read differently are refused."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ class NetworkEndpoint(NamedTuple):
 
 
 def endpoint_of(url: str) -> NetworkEndpoint | str:
-    """Where it leads, or why that can't be told. The user information before an `@` is nobody's host."""
+    """Return the endpoint, or the reason why the URL is refused. User information before an `@` is not a host."""
     if len(url) > _MAX_LENGTH or any(sign <= " " or sign in "\\\x7f" or sign.isspace() for sign in url):
-        return "it is too long, or holds spaces, control characters or a backslash"
+        return "it is too long or contains spaces, control characters or a backslash"
     found = _SCHEME.match(url)
     if found is None:
-        return "it has no scheme and host"
+        return "it has no scheme or no host"
     scheme, authority = found[1].lower(), found[2]
     if authority.count("@") > 1:
         return "it has more than one @ before its path"
     parts = split_port(authority.rpartition("@")[2])
     if parts is None:
-        return "its port is none"
+        return "its port is invalid"
     name, port = parts
     try:
         host = canonical_host(name if name.isascii() else name.encode("idna").decode("ascii"))
     except UnicodeError:
         host = None
     if host is None:
-        return "its host is none"
+        return "its host is invalid"
     port = port if port is not None else _PORTS.get(scheme)
     if port is None:
-        return f"no port is known for {scheme}"
+        return f"{scheme} has no known default port"
     return NetworkEndpoint(_plain_address(host), port)
 
 
 def _plain_address(host: str) -> str:
-    """An IPv4 address written as IPv6 is the same place."""
+    """Return the IPv4 address of an IPv4-mapped IPv6 address, else the host unchanged."""
     try:
         mapped = ipaddress.IPv6Address(host).ipv4_mapped
     except ValueError:

@@ -1,4 +1,4 @@
-"""Lists of patterns in which a leading `!` denies. A deny always wins, wherever it stands; nothing else is an order."""
+"""Lists of patterns. A leading `!` denies; deny takes precedence; the order does not matter otherwise."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EVERYTHING = "*"
 
 
 class RuleDecision(msgspec.Struct, frozen=True):
-    """Whether something may be done, and the rule that says so."""
+    """Whether an action is allowed, and the rule that decided."""
 
     kind: str
     """`fs.read`, `command`, `network`, `env.write`, `rollback`, …"""
@@ -26,11 +26,11 @@ class RuleDecision(msgspec.Struct, frozen=True):
     allowed: bool
     rule: str
     advisory: bool = False
-    """It is checked here alone: a program that runs can do it all the same."""
+    """Checked only by the tools: a running program is not prevented from doing it."""
 
 
 class PatternRules(Generic[P]):
-    """The patterns of one list, each with the words it was written in."""
+    """The patterns of one list, each with its original text."""
 
     def __init__(self, kind: str, patterns: Iterable[str], parse: Callable[[str], Sequence[P]]) -> None:
         self.kind = kind
@@ -43,7 +43,7 @@ class PatternRules(Generic[P]):
             except (ValueError, RequestInvalid) as error:
                 reason = error.message if isinstance(error, RequestInvalid) else str(error)
                 raise CapabilitiesInvalid(
-                    f"{kind}: {printable(text[:200])!r} can't be used: {reason}",
+                    f"{kind}: invalid rule {printable(text[:200])!r}: {reason}",
                     op="capabilities",
                     details={"kind": kind, "rule": text[:200]},
                 ) from None
@@ -60,7 +60,7 @@ class PatternRules(Generic[P]):
 
 
 class PathRules(PatternRules[Glob]):
-    """Paths from the workspace's root. What is denied is denied with everything below it."""
+    """Paths relative to the workspace's root. Denying a path also denies everything below it."""
 
     def __init__(self, kind: str, patterns: Iterable[str]) -> None:
         super().__init__(kind, patterns, lambda text: [Glob(each) for each in expanded(text)])
@@ -72,11 +72,11 @@ class PathRules(PatternRules[Glob]):
         return any(matches_above(glob, path) for _, glob in self.deny)
 
     def reaches(self, path: str) -> bool:
-        """Whether something at or below `path` may be allowed."""
+        """Return whether something at or below `path` may be allowed."""
         return not self.denies(path) and any(g.matches(path) or g.may_match_below(path) for _, g in self.allow)
 
     def covers(self, path: str) -> bool:
-        """Whether everything that is or will be at and below `path` is allowed."""
+        """Return whether every existing or future path at or below `path` is allowed."""
         return any(g.covers(path) for _, g in self.allow) and not self.denies(path) and not self.denies_below(path)
 
     def denies_below(self, path: str) -> bool:
@@ -84,7 +84,7 @@ class PathRules(PatternRules[Glob]):
 
 
 class WordRules(PatternRules[Word]):
-    """Names of variables."""
+    """Names of environment variables."""
 
     def __init__(self, kind: str, patterns: Iterable[str]) -> None:
         super().__init__(kind, patterns, lambda text: [Word(text)])
@@ -94,9 +94,9 @@ class WordRules(PatternRules[Word]):
 
 
 class CommandRules(PatternRules["list[Word] | None"]):
-    """Commands, by their arguments: each word is a pattern of its own, and a last `**` stands for all the rest.
+    """Commands, matched by their arguments: each word is a separate pattern; a final `**` matches the remaining words.
 
-    Advisory: what a program that is allowed starts in turn is its own business.
+    Advisory: an allowed program may start any other program.
     """
 
     def __init__(self, patterns: Iterable[str]) -> None:
@@ -111,13 +111,13 @@ class CommandRules(PatternRules["list[Word] | None"]):
 
 
 class HostRules(PatternRules["HostRule | None"]):
-    """Hosts and ports. An allowed host without a port is allowed on 80 and 443, a denied one denied on all."""
+    """Hosts and ports. Without a port, an allowed host is allowed on 80 and 443, and a denied host is denied on all."""
 
     def __init__(self, patterns: Iterable[str]) -> None:
         super().__init__("network", patterns, lambda text: [None] if text == EVERYTHING else list(parse_rules([text])))
 
     def of(self, host: str, port: int) -> RuleDecision:
-        """`host` must be canonical already."""
+        """Decide on a canonical `host` and a port."""
 
         def denies(rule: HostRule | None) -> bool:
             if rule is None:
@@ -129,7 +129,7 @@ class HostRules(PatternRules["HostRule | None"]):
 
 
 def matches_above(glob: Glob, path: str) -> bool:
-    """Whether it matches the path or a directory that the path is in."""
+    """Return whether the glob matches the path or one of its parent directories."""
     names = path.split("/") if path else []
     return any(glob.matches("/".join(names[:count])) for count in range(1, len(names) + 1)) or glob.matches(path)
 
@@ -140,7 +140,7 @@ _REST = Word(EVERYTHING)
 def _command(text: str) -> list[list[Word] | None]:
     words = shlex.split(text)
     if not words:
-        raise ValueError("it has no words")
+        raise ValueError("it is empty")
     if words == ["**"]:
         return [None]
     pattern = [Word(word) for word in words[:-1]]

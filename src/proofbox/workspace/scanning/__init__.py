@@ -1,1 +1,1 @@
-"""Finding out what is in a directory, and what changed since the last scan."""
+"""Read the contents of a directory, and find what changed since the last scan."""

@@ -1,4 +1,4 @@
-"""What the last scan knew, kept between processes. Only for speed: without it everything is read again."""
+"""Results of the last scan, kept between processes. Used only for speed: without it, every file is read again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _VERSION = b"proofbox-scan-3\n"
 
 
 class _Row(msgspec.Struct, array_like=True):
-    """A directory: how deep it lies, its name, and what is known of it. Parents come before their children."""
+    """A directory: its depth, its name and its known entries. Parents come before their children."""
 
     depth: int
     name: bytes
@@ -33,7 +33,7 @@ class _Cache(msgspec.Struct, array_like=True):
 
 
 def save(path: Path, directory: Directory, position: tuple[int, int, int]) -> None:
-    """`position` is the store's: what the directory refers to is in the store up to there."""
+    """Write the cache. `position` is a store position at which everything that `directory` refers to is stored."""
     rows: list[_Row] = []
 
     def add(each: Directory, depth: int, name: str) -> None:
@@ -45,7 +45,7 @@ def save(path: Path, directory: Directory, position: tuple[int, int, int]) -> No
     add(directory, 0, "")
     body = msgspec.msgpack.encode(_Cache(position, rows))
     temporary = path.with_name(path.name + ".new")
-    with locked(path.with_name(path.name + ".lock")):  # several processes may have the workspace open, and close it
+    with locked(path.with_name(path.name + ".lock")):  # several processes may close the workspace at the same time
         with temporary.open("wb") as file:
             file.write(_VERSION + hashlib.sha256(body).digest())
             file.write(body)
@@ -53,7 +53,7 @@ def save(path: Path, directory: Directory, position: tuple[int, int, int]) -> No
 
 
 def load(path: Path) -> tuple[Directory, tuple[int, int, int]]:
-    """The directory as it was known, with the store's position then; or an empty one of which nothing is known."""
+    """Return the cached directory and its store position, or an empty directory if there is no usable cache."""
     unknown = Directory(), (0, 0, 0)
     try:
         data = path.read_bytes()

@@ -1,4 +1,4 @@
-"""Directories are opened one from the other and never through a symbolic link, so that a swapped one leads nowhere."""
+"""Open directories relative to their parents and never through symbolic links, so that swapping one has no effect."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Which names are not part of a workspace: an explicit list, recorded in every snapshot taken with it.
+"""Names that are excluded from a workspace: an explicit list, recorded in every snapshot taken with it.
 
-A pattern without a slash is compared with the name at any depth; one with a slash with the whole path from the root,
-part by part, so `*` never crosses a slash. In both `*`, `?` and `[…]` mean what they mean to a shell, case counts, and
-what is below an ignored directory is ignored with it. Nothing is ignored that is not listed.
+A pattern without a slash is matched against the name at any depth. A pattern with a slash is matched against the whole
+path from the root, component by component, so `*` never matches a slash. `*`, `?` and `[…]` have their shell meaning.
+Matching is case-sensitive. Everything below an ignored directory is ignored. Nothing is ignored by default.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Ignore:
             storable = pattern.encode(errors="replace").decode() == pattern
             if not storable or any(part in ("", ".", "..") for part in parts):
                 raise UsageError(
-                    f"not a pattern of what to ignore: {pattern!r}",
+                    f"invalid ignore pattern: {pattern!r}",
                     op="workspace",
-                    fix_hints=["give a name (`node_modules`, `*.pyc`) or a path from the root (`web/dist`)"],
+                    fix_hints=["use a name (`node_modules`, `*.pyc`) or a path from the root (`web/dist`)"],
                 )
             compiled = [re.compile(fnmatch.translate(part)) for part in parts]
             if "/" in pattern.rstrip("/"):
@@ -38,7 +38,7 @@ class Ignore:
         return bool(self.patterns)
 
     def matches(self, folder: str, name: str) -> bool:
-        """Whether to ignore `name` in `folder`, the path of a directory that is not ignored itself."""
+        """Return whether to ignore `name` in `folder`, the path of a directory that is not ignored."""
         if any(pattern.match(name) for pattern in self._names):
             return True
         if not self._paths:

@@ -1,7 +1,7 @@
-"""Which files of a workspace a running process has mapped so that it can write to them.
+"""Find files of a workspace that a running process has mapped writable.
 
-inotify does not report stores through a mapping, so a tracked look asks for these files by name. The kernel shows a
-user the memory maps of their own processes, and root those of all.
+inotify does not report writes through a mapping, so a tracked scan checks these files by name. The kernel shows users
+the memory maps of their own processes, and root those of all processes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _END, _INODE = 4, 8
 
 
 class MappedFiles:
-    """The mapped files of one workspace, found again by their inodes."""
+    """The mapped files of one workspace, identified by inode."""
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -33,17 +33,17 @@ class MappedFiles:
         return inode in self._places
 
     def note(self, inode: int, folder: str, name: str) -> None:
-        """Remember where a file is that was just looked at, if it is a mapped one."""
+        """Remember the path of a file that was just scanned, if it is mapped."""
         places = self._places.get(inode)
         if places is not None:
             places.add((folder, name))
 
     def changed(self, directory: Directory) -> Iterator[tuple[str, str]]:
-        """Find the mapped files whose times are not those of the last look, as pairs of directory and name."""
+        """Yield the mapped files whose times have changed since the last scan, as (directory, name) pairs."""
         mapped = mapped_inodes()
         unknown = mapped - self._places.keys()
         self._places = {inode: self._places.get(inode, set()) for inode in mapped}
-        # A file can move along with its directory, and is not looked at then: it is no longer where it was.
+        # A file that moved together with its directory was not scanned, so its remembered path may be stale.
         if unknown or not all(self._is_at(inode, place) for inode in mapped for place in self._places[inode]):
             self._search(directory)
         for folder, name in (place for places in self._places.values() for place in places):
@@ -78,7 +78,7 @@ def _known(directory: Directory, folder: str, name: str) -> tuple[int, int, int,
 
 
 def mapped_inodes() -> set[int]:
-    """Return the inodes that any visible process has mapped shared and writable, of every file system."""
+    """Return the inodes, on every file system, that any visible process has mapped shared and writable."""
     found: set[int] = set()
     try:
         processes = [name for name in os.listdir("/proc") if name.isdigit()]

@@ -1,20 +1,20 @@
-"""Bringing the directory in memory up to date with the one on disk, reading only files whose times have changed.
+"""Bring the directory in memory up to date with the disk, reading only files whose times have changed.
 
-A file is taken as unchanged when size, inode, mtime and ctime are those it had when it was read. Times are coarse: a
-file that was written again within one tick keeps them. So a file whose ctime is not older than the beginning of the
-scan that read it is noted as UNSETTLED, and read again the next time. ctime can't be set back by `touch -d`.
+A file counts as unchanged if its size, inode, mtime and ctime are the same as when it was read. Times are coarse: a
+second write within one clock tick does not change them. A file whose ctime is not older than the start of the scan is
+therefore marked UNSETTLED and read again next time. `touch -d` cannot set ctime back.
 
 A process that has mapped a file can write to it without changing its times. `writeback.py` decides whether a file's
-times show such edits too; if not, the file is UNSETTLED. A sealed scan relies on no times: it reads every file again.
+times reveal such writes; if not, the file is UNSETTLED. A sealed scan ignores times and reads every file.
 
-What is not an ordinary tree has a defined fate:
-- FIFOs, sockets and devices, unreadable files and directories, files beyond LARGEST bytes, and directories deeper than
-  DEEPEST levels or with a path beyond LONGEST bytes are skipped, and named in the snapshot with the reason;
-- a file that changes while it is read is read again, three times in all; then the last reading counts and the
-  snapshot names it as unstable;
-- a hard link is a file of its own under each of its names; a sparse file is its bytes, zeros included;
-- directories are opened one from the other and never through a symbolic link, so a directory that is swapped for one
-  during the scan leads nowhere.
+Special cases:
+- FIFOs, sockets and devices, unreadable files and directories, files larger than LARGEST bytes, and directories deeper
+  than DEEPEST levels or with a path longer than LONGEST bytes are skipped and listed in the snapshot with the reason;
+- a file that changes while it is read is read up to three times; then the last content is stored and the snapshot
+  lists the file as unstable;
+- each name of a hard link is a separate file; a sparse file is stored as its bytes, including zeros;
+- directories are opened relative to their parents and never through symbolic links, so a directory that is replaced by
+  a link during the scan is not followed.
 """
 
 from __future__ import annotations
@@ -40,28 +40,28 @@ from proofbox.workspace.tree import PAGED, UNSETTLED, Directory, KnownFile, int6
 
 DEEPEST = 200
 LONGEST = 3839
-"""A file in such a directory has a path that the kernel still takes in one piece: 4096 bytes with its end."""
+"""Leaves room for a file name: the kernel accepts paths of up to 4096 bytes, including the terminating NUL."""
 LARGEST = 16 << 30
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 _TRIES = 3
 _TELL_EVERY = 500
 _OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _SECOND = 1_000_000_000
-_CLOCK_REALTIME_COARSE = 5  # what Linux stamps files with; Python has no name for it
+_CLOCK_REALTIME_COARSE = 5  # the clock of file timestamps on Linux; Python has no constant for it
 
 
 def beyond(path: str) -> str:
-    """Why a directory of that path is not looked into; empty: it is."""
+    """Return why a directory with this path is not scanned, or an empty string if it is."""
     if path.count("/") >= DEEPEST:
         return f"deeper than {DEEPEST} levels"
-    # A character is at most four bytes: most paths need not be encoded to be measured.
+    # A character takes at most four bytes, so most paths can be checked without encoding them.
     if len(path) > LONGEST // 4 and len(os.fsencode(path)) > LONGEST:
         return f"its path is longer than {LONGEST} bytes"
     return ""
 
 
 class Watcher(Protocol):
-    """Told of every directory just before it is listed, of every one that is gone, and when one can't be watched."""
+    """Receives every directory just before it is listed, every removed directory, and failures to watch one."""
 
     def watch(self, path: str, fd: int) -> None: ...
 
@@ -78,25 +78,25 @@ class Scanner:
         self._store = store
         self._ignore = ignore
         self._watcher = watcher
-        self._began = 0
+        self._started_at = 0
         self._skipped: dict[str, dict[str, str]] = {}
         self.unstable: dict[str, str] = {}
         self.on_progress: Callable[[int], None] | None = None
         self._read = 0
-        self._went: dict[int, Directory] = {}
-        self._came: list[tuple[str, str]] | None = None
+        self._removed: dict[int, Directory] = {}
+        self._added: list[tuple[str, str]] | None = None
         self._writeback = Writeback()
         self._mapped = MappedFiles(root)
-        self._relies = False
-        """Whether all that changed was reported: in a scan nothing is taken on anybody's word."""
+        self._relies_on_watcher = False
+        """Whether every change was reported by the watcher. A full scan does not rely on reports."""
         self._reads_all = False
         """Whether files are read even when their times have not changed."""
         self.changed = 0
-        """How many paths the last look found to differ: as many as `diff.differences` of the tree before and after."""
+        """Number of paths the last scan found changed: the same as `diff.differences` between the old and new tree."""
 
     @property
     def skipped(self) -> dict[str, str]:
-        """The paths that are left out, with the reason."""
+        """The skipped paths, with the reason."""
         return {
             f"{folder}/{name}" if folder else name: reason
             for folder, names in self._skipped.items()
@@ -104,23 +104,23 @@ class Scanner:
         }
 
     def all(self, directory: Directory, *, thorough: bool = False) -> None:
-        """Look at everything. `thorough` lists every directory and reads every file, whatever their times say."""
+        """Scan everything. `thorough` lists every directory and reads every file regardless of times."""
         self._begin(relies=False, reads_all=thorough)
         self._skipped.clear()
         with opened(self._root, None) as root:
             if self._watcher:
                 self._watch_known(root, directory)
             everything = dict.fromkeys([path for path, _ in directory.walk()]) if thorough else None
-            self._look_again(root, directory, everything or suspects(root, directory))
+            self._scan_dirty(root, directory, everything or suspects(root, directory))
         self._name_trees(directory)
         for _, each in directory.walk():
             if each.weight <= PAGED:
                 each.pack()
 
     def some(self, directory: Directory, dirty: Mapping[str, set[str] | None]) -> None:
-        """Look at these names of these directories, and at everything below those that are directories.
+        """Scan these names in these directories, and everything below the names that are directories.
 
-        Files that a process has mapped are looked at as well: changes through a mapping are not reported.
+        Also scans files that a process has mapped, because writes through a mapping are not reported.
         """
         self._begin(relies=True)
         dirty = {path: names if names is None else set(names) for path, names in dirty.items()}
@@ -129,37 +129,37 @@ class Scanner:
             if names is not None:
                 names.add(name)
         with opened(self._root, None) as root:
-            self._look_again(root, directory, dirty)
+            self._scan_dirty(root, directory, dirty)
         self._name_trees(directory)
 
     def _begin(self, *, relies: bool, reads_all: bool = False) -> None:
-        self._began = _file_clock()
-        self._relies = relies
+        self._started_at = _file_clock()
+        self._relies_on_watcher = relies
         self._reads_all = reads_all
         self._writeback.forget_devices()
         self.unstable.clear()
         self.changed = self._read = 0
 
     def _watch_known(self, root: int, directory: Directory) -> None:
-        """Before anything is looked at: what changes after the look is then reported."""
+        """Watch all known directories before scanning, so that later changes are reported."""
         assert self._watcher is not None  # noqa: S101
         for path, _ in directory.walk():
             try:
                 with opened(path or ".", root) as fd:
                     self._watcher.watch(path, fd)
             except OSError as error:
-                if error.errno not in (*_GONE, errno.EACCES):  # which the scan finds out
+                if error.errno not in (*_GONE, errno.EACCES):  # the scan handles these
                     self._watcher.lose()
 
-    def _look_again(self, root: int, directory: Directory, dirty: Mapping[str, set[str] | None]) -> None:
-        # Directories that came are looked at after those that went: one may be the other, moved.
-        self._went, self._came = {}, []
+    def _scan_dirty(self, root: int, directory: Directory, dirty: Mapping[str, set[str] | None]) -> None:
+        # Process added directories after removed ones: an added directory may be a removed one that was moved.
+        self._removed, self._added = {}, []
         for path in sorted(dirty):
             self._dirty_directory(root, directory, path, dirty[path])
-        came, self._came = self._came, None
-        for path, name in came:
+        added, self._added = self._added, None
+        for path, name in added:
             self._dirty_directory(root, directory, path, {name})
-        self._went = {}
+        self._removed = {}
 
     def _dirty_directory(self, root: int, directory: Directory, path: str, names: set[str] | None) -> None:
         parts = path.split("/") if path else []
@@ -169,7 +169,7 @@ class Scanner:
             for part in parts:
                 child = line[-1].dirs.get(part)
                 if child is None:
-                    return  # gone or new: its parent is dirty too, and takes care of it
+                    return  # removed or new: its parent is dirty as well, and handles it
                 line.append(child)
                 try:
                     below = os.open(part, OPEN_DIRECTORY, dir_fd=fd)
@@ -194,42 +194,42 @@ class Scanner:
             line[-1].mode = mode
             self._touch(line[-2], parts[-1])
         if names is None:
-            names = self._listed_anew(fd, line[-1], path, info)
+            names = self._list_again(fd, line[-1], path, info)
         for name in names:
             self._entry(fd, line[-1], path, name)
 
-    def _listed_anew(self, fd: int, directory: Directory, path: str, info: os.stat_result) -> set[str]:
-        """Names that came, and files that are to be read. Those that went are gone from `directory`."""
+    def _list_again(self, fd: int, directory: Directory, path: str, info: os.stat_result) -> set[str]:
+        """List a directory again. Return new names and files to read. Removes missing names from `directory`."""
         listed = set(os.listdir(fd))
-        look = {name for name in listed if name not in directory.files and name not in directory.dirs}
+        to_scan = {name for name in listed if name not in directory.files and name not in directory.dirs}
         for name in [name for name in (*directory.files, *directory.dirs) if name not in listed]:
             self._remove(directory, path, name)
         if self._reads_all:
-            look.update(directory.files)
+            to_scan.update(directory.files)
         for name, known in directory.files.items() if not self._reads_all else ():
             try:
                 found = os.stat(name, dir_fd=fd, follow_symlinks=False)
             except OSError:
-                look.add(name)
+                to_scan.add(name)
                 continue
             if times_of(found) != known[2:]:
-                look.add(name)
+                to_scan.add(name)
         directory.ctime_ns, directory.ino = self._settled(info.st_ctime_ns), info.st_ino
-        return look
+        return to_scan
 
     def _directory(self, fd: int, directory: Directory, path: str) -> None:
-        """Look at everything in and below a directory."""
+        """Scan everything in and below a directory."""
         if self._watcher:
             self._watcher.watch(path, fd)
-        look = self._listed_anew(fd, directory, path, os.fstat(fd))
-        for name in look:
+        to_scan = self._list_again(fd, directory, path, os.fstat(fd))
+        for name in to_scan:
             self._entry(fd, directory, path, name)
         for name, child in list(directory.dirs.items()):
-            if name not in look:
+            if name not in to_scan:
                 self._descend(fd, directory, path, name, child)
 
     def _entry(self, fd: int, parent: Directory, folder: str, name: str) -> None:
-        """Look at one name, whatever it was before."""
+        """Scan one name."""
         path = f"{folder}/{name}" if folder else name
         self._skipped.get(folder, {}).pop(name, None)
         try:
@@ -244,11 +244,13 @@ class Scanner:
             if name in parent.files:
                 self._remove(parent, folder, name)
             child = parent.dirs.get(name)
-            if child is None and self._came is not None:
-                self._came.append((folder, name))
+            if child is None and self._added is not None:
+                self._added.append((folder, name))
                 return None
-            # The same directory as before, and watched: what changed in it was reported by its own name.
-            reported = self._relies and child is not None and child.ino == info.st_ino and self._watched(path)
+            # The same directory as before, and watched: changes inside were reported separately.
+            reported = (
+                self._relies_on_watcher and child is not None and child.ino == info.st_ino and self._watched(path)
+            )
             return self._descend(fd, parent, folder, name, child, whole=not reported)
         if name in parent.dirs:
             self._remove(parent, folder, name)
@@ -264,7 +266,7 @@ class Scanner:
         except FileNotFoundError:
             return self._remove(parent, folder, name)
         except OSError as error:
-            # ELOOP, EINVAL: it was swapped for something else since. Then its next look is due, not its content.
+            # ELOOP, EINVAL: it was replaced since. Its new content is read by the next scan.
             return self._skip(parent, folder, name, error.strerror or "unreadable")
         before = parent.files.get(name)
         if before is None or before.digest != known.digest or before.mode != known.mode:
@@ -291,8 +293,8 @@ class Scanner:
                 info = os.fstat(below)
                 mode = stat.S_IFDIR | stat.S_IMODE(info.st_mode)
                 if child is None:
-                    # What is known of one that was moved here saves reading it again.
-                    child = parent.dirs[name] = self._went.pop(info.st_ino, Directory())
+                    # Reuse what is known of a directory that was moved here, instead of reading it again.
+                    child = parent.dirs[name] = self._removed.pop(info.st_ino, Directory())
                     self._touch(parent, name)
                     before, child.mode = self.changed, mode
                     self._directory(below, child, path)
@@ -310,7 +312,7 @@ class Scanner:
         return None
 
     def _not_opened(self, parent: Directory, folder: str, name: str, error: OSError) -> None:
-        """A directory that is gone, or swapped for something else; or one that is there, and can't be looked at."""
+        """Handle a directory that could not be opened: removed, replaced by something else, or not readable."""
         if error.errno in _GONE:
             parent.ctime_ns = UNSETTLED
             self._remove(parent, folder, name)
@@ -329,17 +331,17 @@ class Scanner:
         try:
             info = os.fstat(fd)
             if not stat.S_ISREG(info.st_mode):
-                raise OSError(errno.EINVAL, "swapped for something else while it was looked at")
+                raise OSError(errno.EINVAL, "replaced while it was scanned")
             if self._reads_all and before is not None and before[2:] == times_of(info):
-                # What made its times reliable then still does, if they showed all edits so far.
+                # If its times revealed all writes so far, they still do.
                 digest, _ = self._content(fd, info.st_size)
                 if digest == before.digest and times_of(os.fstat(fd)) == before[2:]:
                     return before
-            start = not self._relies or info.st_ino in self._mapped
+            start = not self._relies_on_watcher or info.st_ino in self._mapped
             shown = self._writeback.times_show_edits(fd, info.st_dev, start=start)
             info = os.fstat(fd)
             for _ in range(_TRIES):
-                if info.st_size > LARGEST:  # by now
+                if info.st_size > LARGEST:  # it has grown since
                     raise OSError(errno.EFBIG, f"larger than {LARGEST} bytes")
                 digest, size = self._content(fd, info.st_size)
                 earlier, info = info, os.fstat(fd)
@@ -368,15 +370,15 @@ class Scanner:
         return known._replace(ctime_ns=self._settled(info.st_ctime_ns))
 
     def _settled(self, ctime_ns: int) -> int:
-        """The ctime if any later change must differ from it, else UNSETTLED."""
-        # A file system that counts whole seconds can't tell what happened within the last one or two.
-        latest = self._began - (2 * _SECOND if ctime_ns % _SECOND == 0 else 0)
+        """Return the ctime if every later change will alter it, else UNSETTLED."""
+        # A file system with a resolution of one second cannot distinguish changes within the last one or two seconds.
+        latest = self._started_at - (2 * _SECOND if ctime_ns % _SECOND == 0 else 0)
         return int64(ctime_ns) if ctime_ns < latest else UNSETTLED
 
     def _skip(self, parent: Directory, folder: str, name: str, reason: str) -> None:
         self._remove(parent, folder, name)
         self._skipped.setdefault(folder, {})[name] = reason
-        parent.ctime_ns = UNSETTLED  # so that it is listed, and this is named, the next time too
+        parent.ctime_ns = UNSETTLED  # so that the next scan lists it and reports this name again
 
     def _remove(self, parent: Directory, folder: str, name: str) -> None:
         if parent.files.pop(name, None) is not None:
@@ -385,7 +387,7 @@ class Scanner:
         if child is not None:
             self._touch(parent, name)
             self.changed += _paths_below(child)
-            self._went[child.ino] = child
+            self._removed[child.ino] = child
             for below, _ in child.walk(f"{folder}/{name}" if folder else name):
                 self._skipped.pop(below, None)
                 if self._watcher:
@@ -403,7 +405,7 @@ class Scanner:
 
 
 def distrust_missing(directory: Directory, store: ObjectStore) -> bool:
-    """Forget what the store no longer has, so that it is read again. Whether all of it is there."""
+    """Mark content that the store no longer has, so that it is read again. Return whether all content is stored."""
     missing = [name for name, record in directory.records() if record[1] not in store]
     for name in missing:
         del directory.files[name]
@@ -420,14 +422,14 @@ def _paths_below(directory: Directory) -> int:
 
 
 def _file_clock() -> int:
-    """The time a file that is written now gets, or an earlier one."""
+    """Return the current timestamp for files, or a slightly earlier one."""
     if sys.platform == "linux":
         return time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
     return time.time_ns() - _SECOND
 
 
 def settle(directory: Directory, root: str) -> None:
-    """Note as UNSETTLED which files of a new directory, known only to us so far, can change without their times."""
+    """Mark files of a newly written directory as UNSETTLED if they can change without a change of their times."""
     with opened(root, None) as fd:
         _settle(directory, _file_clock() if protects_on_writeback(fd) else None)
 

@@ -1,10 +1,11 @@
-"""Which files are not what they were, by their times alone: the first half of a scan, and the one that costs.
+"""Find files that may have changed, by their times alone: the first and most expensive half of a scan.
 
-Nothing is read here. What is reported is looked at again by the scanner, one name at a time; what isn't reported is
-taken as unchanged. So a directory that is swapped for a link while it is looked at can only lead to a needless look:
-the swap changes its parent.
+This module does not read files. The scanner checks each reported name again; unreported names count as unchanged. If a
+directory is replaced by a link meanwhile, the worst result is an unnecessary check, because the swap also changes the
+times of the parent directory.
 
-Large trees are asked of `treestat`, a small C program, twice at once; without it, or for few files, Python does it.
+For large trees, two processes of `treestat`, a small C program, share the work. Python does it for small trees, or if
+`treestat` is not available.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from proofbox.workspace.scanning.directories import OPEN_DIRECTORY
 from proofbox.workspace.tree import Directory, int64, times_of
 
 Suspects = dict[str, set[str] | None]
-"""Names by directory; None where the directory has to be listed anew."""
+"""Names by directory; None if the whole directory has to be listed again."""
 
 _WORTH_A_PROCESS = 2000
 _PROCESSES = 2
@@ -37,7 +38,7 @@ _Suspect = tuple[str, set[str] | None]
 
 
 def suspects(root: int, directory: Directory) -> Suspects:
-    """Return what has other times than those that `directory` holds."""
+    """Return the entries whose times differ from those in `directory`."""
     jobs = list(directory.walk())
     weights = [each.weight + 3 for _, each in jobs]
     total = sum(weights)
@@ -47,29 +48,29 @@ def suspects(root: int, directory: Directory) -> Suspects:
         while share < total // _PROCESSES:
             share += weights[cut]
             cut += 1
-        found = _ask(root, [jobs[:cut], jobs[cut:]])
+        found = _compare_with_treestat(root, [jobs[:cut], jobs[cut:]])
     if found is None:
-        found = _look(root, jobs)
-    return _together(found)
+        found = _compare_in_python(root, jobs)
+    return _merged(found)
 
 
-def _together(found: Iterable[_Suspect]) -> Suspects:
-    """A directory may be named several times, once for each that is gone from it, or could not be opened."""
-    together: Suspects = {}
+def _merged(found: Iterable[_Suspect]) -> Suspects:
+    """Merge the reports. A directory may occur several times, once for each entry that was removed or not opened."""
+    merged: Suspects = {}
     below: list[str] = []
     for path, names in found:
-        before = together.setdefault(path, names)
+        before = merged.setdefault(path, names)
         if before is not None and names is not None:
-            together[path] = before | names
+            merged[path] = before | names
             continue
-        # To be listed anew covers names that came and went, and not a directory that is there and can't be opened.
-        together[path] = None
+        # Listing a directory again covers added and removed names, but not a subdirectory that cannot be opened.
+        merged[path] = None
         below += [f"{path}/{name}" if path else name for name in before or names or ()]
-    return {**dict.fromkeys(below), **together}
+    return {**dict.fromkeys(below), **merged}
 
 
 def _each(root: int, jobs: Sequence[_Job]) -> Iterator[tuple[str, Directory, int | None]]:
-    """Every directory with a handle on it, or with none where it is gone."""
+    """Yield every directory with an open descriptor, or with None if it was removed."""
     for path, directory in jobs:
         try:
             fd = os.open(path or ".", OPEN_DIRECTORY, dir_fd=root)
@@ -82,7 +83,7 @@ def _each(root: int, jobs: Sequence[_Job]) -> Iterator[tuple[str, Directory, int
             os.close(fd)
 
 
-def _look(root: int, jobs: Sequence[_Job]) -> Iterator[_Suspect]:
+def _compare_in_python(root: int, jobs: Sequence[_Job]) -> Iterator[_Suspect]:
     for path, directory, fd in _each(root, jobs):
         if fd is None:
             yield _gone(path)
@@ -92,17 +93,17 @@ def _look(root: int, jobs: Sequence[_Job]) -> Iterator[_Suspect]:
         if changed or (path and stat.S_IFDIR | stat.S_IMODE(info.st_mode) != directory.mode):
             yield path, None
             continue
-        look = set()
+        suspicious = set()
         for name, record in directory.records():
             try:
                 found = os.stat(name, dir_fd=fd, follow_symlinks=False)
             except OSError:
-                look.add(name)
+                suspicious.add(name)
                 continue
             if times_of(found) != record[2:]:
-                look.add(name)
-        if look:
-            yield path, look
+                suspicious.add(name)
+        if suspicious:
+            yield path, suspicious
 
 
 def _gone(path: str) -> _Suspect:
@@ -110,14 +111,14 @@ def _gone(path: str) -> _Suspect:
     return folder, {name}
 
 
-def _ask(root: int, shares: Sequence[Sequence[_Job]]) -> list[_Suspect] | None:
-    """The same as `_look`, by one process a share. None if that can't be."""
+def _compare_with_treestat(root: int, shares: Sequence[Sequence[_Job]]) -> list[_Suspect] | None:
+    """Do the same as `_compare_in_python` with one `treestat` process per share. Return None on failure."""
     try:
         command = [str(program("treestat")), str(root)]
     except ProviderUnavailable:
         return None
     with contextlib.ExitStack() as stack:
-        asked = []
+        processes = []
         for jobs in shares:
             questions = stack.enter_context(_unnamed_file())
             questions.write(b"".join([_question(path, directory) for path, directory in jobs]))
@@ -125,10 +126,10 @@ def _ask(root: int, shares: Sequence[Sequence[_Job]]) -> list[_Suspect] | None:
             try:
                 process = subprocess.Popen(command, stdin=questions, stdout=subprocess.PIPE, pass_fds=[root], env={})
             except OSError:
-                return None  # too many processes, say
-            asked.append(stack.enter_context(process))
+                return None  # for example, too many processes
+            processes.append(stack.enter_context(process))
         found: list[_Suspect] = []
-        for process, jobs in zip(asked, shares, strict=True):
+        for process, jobs in zip(processes, shares, strict=True):
             data = process.communicate()[0]
             if process.returncode != 0:
                 return None

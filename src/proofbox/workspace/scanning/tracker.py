@@ -1,8 +1,8 @@
-"""Which names the kernel says have changed: inotify, one watch a directory.
+"""Collect the names that the kernel reports as changed, with one inotify watch per directory.
 
-Tracking is for speed. It sees nothing that happens through a hard link elsewhere, through a bind mount of a directory
-above, or through a memory mapping (`mappings.py` finds mapped files). A scan sees those. Where the kernel lost count
-(its queue is bounded) or refuses another watch, `drain` says so, and the caller scans.
+Tracking is an optimization. It does not see changes through hard links elsewhere, through bind mounts of a parent
+directory, or through memory mappings (`mappings.py` finds mapped files). A scan sees those. If the kernel's bounded
+queue overflows or it refuses another watch, `drain` returns None and the caller scans.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BUFFER = 1 << 18
 
 
 class Tracker:
-    """Collects dirty names by directory. Where the platform has no inotify it is `lost` from the start."""
+    """Collects changed names by directory. On platforms without inotify it is `lost` from the start."""
 
     def __init__(self) -> None:
         self.lost = sys.platform != "linux"
@@ -37,14 +37,14 @@ class Tracker:
             self.lost = self._fd < 0
 
     def watch(self, path: str, fd: int) -> None:
-        """Watch an open directory from now on."""
+        """Start watching an open directory."""
         if self.lost:
             return
-        # By its descriptor: a name could be swapped for a link to elsewhere between opening it and watching it.
+        # Watch by descriptor: a name could be replaced by a link between opening and watching it.
         watch = self._libc.inotify_add_watch(self._fd, b"/proc/self/fd/%d" % fd, _MASK | _ONLYDIR)
         if watch < 0:
             if ctypes.get_errno() != errno.ENOENT:
-                self.lost = True  # most often the user's limit on watches
+                self.lost = True  # usually the user's limit on watches
             return
         before = self._watches.get(path)
         if before is not None and before != watch:
@@ -56,18 +56,18 @@ class Tracker:
         return not self.lost and path in self._watches
 
     def forget(self, path: str) -> None:
-        """The directory is gone from there. If it was moved and is watched under its new path, that stays."""
+        """Remove a directory that is no longer at this path. If it was moved, the watch of its new path is kept."""
         watch = self._watches.pop(path, None)
         if watch is not None and self._paths.get(watch) == path:
             del self._paths[watch]
             self._libc.inotify_rm_watch(self._fd, watch)
 
     def lose(self) -> None:
-        """Something is not watched that should be: only scans can tell from now on."""
+        """Record that some directory is not watched, so that only scans are reliable from now on."""
         self.lost = True
 
     def drain(self) -> dict[str, set[str]] | None:
-        """What has changed since the last call: names by directory. None if only a scan can tell."""
+        """Return the names changed since the last call, by directory, or None if a scan is required."""
         dirty: dict[str, set[str]] = {}
         whole = not self.lost
         while not self.lost:

@@ -1,7 +1,8 @@
-"""What is known of a workspace's files, and how it is brought up to date: by the kernel's word, or by a scan.
+"""The known state of a workspace's files, updated from kernel notifications or by a scan.
 
-The first look begins with what the last process knew (`cache.py`), or with what a fork has just written. While the
-tracker has seen everything since, a look reads the names it gives; otherwise, and for a sealed one, it is a scan.
+The first update starts from the cache of the last process (`cache.py`), or from the files that a fork has just written.
+If the tracker has missed nothing since the last update, only the reported names are read; otherwise, and for sealed
+snapshots, all files are scanned.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from proofbox.workspace.store.objects import ObjectStore
 from proofbox.workspace.tree import Directory
 
 Known = tuple[Directory, tuple[int, int, int]]
-"""What is known of the files, and the store's position then."""
+"""The known files, and the store position at that time."""
 
 
 class WorkingTree:
@@ -42,9 +43,9 @@ class WorkingTree:
         self._scanner.on_progress = on_progress
         self._generation = store.generation
         self.directory: Directory | None = None
-        """None: nothing is known, or nothing of it can be relied on."""
+        """None if nothing is known or the knowledge is unreliable."""
         self.before = b""
-        """The tree before the last look."""
+        """The tree before the last update."""
 
     @property
     def tracks(self) -> bool:
@@ -64,15 +65,15 @@ class WorkingTree:
 
     @property
     def changed(self) -> int:
-        """How many paths the last look found to differ from `before`."""
+        """Number of paths that the last update found to differ from `before`."""
         return self._scanner.changed
 
     def refresh(self, *, sealed: bool = False) -> Method:
-        """Bring what is known of the files up to date, and say how."""
+        """Update the known state of the files, and return the method used."""
         dirty: dict[str, set[str]] | None = None
         if self.directory is None:
             self.directory, position = self._known or cache.load(self._cached)
-            self._known = None  # of the beginning alone
+            self._known = None  # only used for the first update
             if not self._store.still_has(position):
                 distrust_missing(self.directory, self._store)
             if self._tracker:
@@ -92,7 +93,7 @@ class WorkingTree:
         return "tracked"
 
     def save(self) -> None:
-        """Keep what is known for the next process, unless the workspace was forgotten meanwhile."""
+        """Write the cache for the next process, unless the workspace was forgotten meanwhile."""
         known = self._known if self.directory is None else (self.directory, self._store.position)
         if known is not None:
             with contextlib.suppress(FileNotFoundError):

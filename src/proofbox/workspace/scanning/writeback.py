@@ -1,13 +1,13 @@
-"""Whether the times of a file show every later edit, also one through a shared memory mapping.
+"""Decide whether the times of a file reveal every later write, including writes through a shared memory mapping.
 
-The kernel sets a file's times when a store through a shared mapping faults. On a file system with writeback that is the
-first store to a page since the page was last written to the disk: while the page is dirty, further stores change the
-content and no time. Starting the writeback write-protects the page, so that the next store faults again. It does not
-wait for the disk.
+The kernel updates a file's times when a write through a shared mapping causes a page fault. On a file system with
+writeback that is the first write to a page since the page was last written to disk: while the page is dirty, further
+writes change the content but not the times. Starting the writeback write-protects the page, so that the next write
+faults again. It does not wait for the disk.
 
-Other file systems are not relied on. tmpfs has no writeback, and a page that was read through a mapping is written
-without any fault. An overlay keeps its pages in the file below, out of reach of these calls. FUSE and network file
-systems set times as their servers like. Files there are read again by every scan.
+Other file systems are not relied on. tmpfs has no writeback, and a page that was read through a mapping can be written
+without a fault. overlayfs keeps its pages in the underlying file, which these calls cannot reach. On FUSE and network
+file systems the server decides about times. Every scan reads the files on these file systems again.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import functools
 import sys
 
 _EXT4, _XFS, _BTRFS = 0xEF53, 0x58465342, 0x9123683E
-_PROTECTS_ON_WRITEBACK = frozenset({_EXT4, _XFS, _BTRFS})  # ext2 and ext3 have the number of ext4
+_PROTECTS_ON_WRITEBACK = frozenset({_EXT4, _XFS, _BTRFS})  # ext2 and ext3 use the magic number of ext4
 _STATFS_SIZE = 512
-_START, _START_AND_WAIT = 2, 7  # SYNC_FILE_RANGE_WRITE, and with WAIT_BEFORE and WAIT_AFTER
+_START, _START_AND_WAIT = 2, 7  # SYNC_FILE_RANGE_WRITE, without and with WAIT_BEFORE and WAIT_AFTER
 _CACHESTAT = 451
 _WHOLE_FILE = ctypes.c_int64(0)
 
@@ -33,20 +33,20 @@ class _CacheStat(ctypes.Structure):
 
 
 class Writeback:
-    """Answers for the files of one look at a workspace."""
+    """Checks the files of one scan."""
 
     def __init__(self) -> None:
         self._protects: dict[int, bool] = {}
 
     def forget_devices(self) -> None:
-        """Ask every file system again: the number of an unmounted one may have been given to another."""
+        """Check every file system again: the device number of an unmounted one may have been reused."""
         self._protects.clear()
 
     def times_show_edits(self, fd: int, device: int, *, start: bool = True) -> bool:
-        """Return whether every edit from now on changes the times of this open file.
+        """Return whether every write from now on changes the times of this open file.
 
-        `start` starts the writeback of its dirty pages; without it, a file that has any gets False. Take the times
-        that are to be compared later after this call.
+        `start` starts the writeback of its dirty pages. Without it, the result is False for a file with dirty pages.
+        Read the times for later comparisons after this call.
         """
         protects = self._protects.get(device)
         if protects is None:
@@ -57,13 +57,13 @@ class Writeback:
             return False
         found = _cache_stat(fd)
         if found is None or found.evicted:
-            # The kernel is older than Linux 6.5 or does not say. It also counts every page of a DAX file as evicted.
+            # The kernel is older than Linux 6.5 or gives no answer. It also counts every page of a DAX file as evicted.
             return start and _sync_file_range(fd, _START_AND_WAIT) == 0
         return not found.dirty
 
 
 def protects_on_writeback(fd: int) -> bool:
-    """Return whether the file system of an open file is known to write-protect pages when it writes them back."""
+    """Return whether the file system of an open file is known to write-protect pages on writeback."""
     if sys.platform != "linux":
         return False
     statfs = ctypes.create_string_buffer(_STATFS_SIZE)

@@ -1,7 +1,7 @@
-"""Finding text in many files: one pattern dialect, one way of choosing files, two engines with the same results.
+"""Search for text in many files, with one pattern dialect and two engines that give the same results.
 
-`dialect` says what a pattern may be, `finder` goes through the files, `engines` knows ripgrep and the fallback in pure
-Python (`worker`). The content that is matched, and shown, was always read by the caller's own handles.
+`dialect` defines the patterns, `finder` selects and reads the files, and `engines` runs ripgrep or the fallback in pure
+Python (`worker`). Matched and displayed content is always read through the caller's own file descriptors.
 """
 
 from proofbox.workspace.search.engines import PythonEngine, RipgrepEngine, SearchEngine, best_engine

@@ -1,17 +1,17 @@
-r"""The pattern dialect: what ripgrep and Python understand alike, and nothing else.
+r"""The pattern dialect: the subset that ripgrep and Python interpret identically.
 
-A pattern is matched against each line on its own. It may hold
+A pattern is matched against each line separately. It may contain
 
-- characters, each for itself; `\` before a sign of punctuation takes its meaning away; `\t \r \f \v`;
+- literal characters; `\` before a punctuation character makes it literal; `\t \r \f \v`;
 - `.` any character, `[abc]`, `[a-z]`, `[^…]`, `\d \w \s` and `\D \W \S` (ASCII), also inside brackets;
-- `a|b`, `(…)`, `(?:…)`; `* + ? {m} {m,} {m,n}`, each also with a `?` behind it;
-- `^` and `$` for the ends of a line, `\b` for the edge of an ASCII word.
+- `a|b`, `(…)`, `(?:…)`; `* + ? {m} {m,} {m,n}`, each optionally followed by `?`;
+- `^` and `$` for the start and end of a line, `\b` for an ASCII word boundary.
 
-Refused, by name: look-around, back references, flags, named groups, `\n`, code points by number, POSIX classes and set
-operations, repeated repetitions, and repetitions so large that an engine could not hold them.
+Refused with a specific message: look-around, back references, flags, named groups, `\n`, numeric code points, POSIX
+classes and set operations, nested repetitions, and repetitions that are too large for an engine.
 
-A character is a code point of valid UTF-8; bytes that are none match nothing but are no error. Ignoring case is for the
-ASCII letters. Every pattern is parsed here and written anew for each engine in a form that both read in the same way.
+A character is a code point of valid UTF-8. Invalid bytes match nothing and are not an error. Ignoring case applies to
+ASCII letters only. Every pattern is parsed here and rewritten for each engine in a form that both read identically.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_DEPTH = 50
 
 _Ranges = list[tuple[int, int]]
 _LAST = 0x10FFFF
-_NEVER: _Ranges = [(0x0A, 0x0A), (0xD800, 0xDFFF)]  # the end of a line; bytes that are no character
+_NEVER: _Ranges = [(0x0A, 0x0A), (0xD800, 0xDFFF)]  # newline; surrogates, which are not characters
 _SETS: dict[str, _Ranges] = {
     "d": [(0x30, 0x39)],
     "w": [(0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)],
@@ -39,12 +39,12 @@ _CONTROLS = {"t": "\t", "r": "\r", "f": "\f", "v": "\v"}
 
 
 class SearchPattern(NamedTuple):
-    """The same pattern for each engine."""
+    """One pattern, translated for each engine."""
 
     python: str
     rust: str
     literal: bytes | None = None
-    """What it matches, when that is one text: no engine is needed then."""
+    """The text it matches, if it is a literal text: no engine is needed then."""
 
 
 class _Piece(NamedTuple):
@@ -55,10 +55,10 @@ class _Piece(NamedTuple):
 
 
 def compile_pattern(text: str, *, ignore_case: bool = False, literal: bool = False) -> SearchPattern:
-    """Raises PatternRefused, with the reason and the place."""
+    """Compile a pattern. Raises PatternRefused with the reason and the position."""
     parser = _Parser(text, ignore_case)
     if not text or len(text) > MAX_LENGTH:
-        parser.refuse(f"a pattern has 1 to {MAX_LENGTH} characters")
+        parser.refuse(f"a pattern must have 1 to {MAX_LENGTH} characters")
     piece = parser.literally() if literal else parser.pattern()
     plain = literal or not _SPECIAL.intersection(text)
     cased = ignore_case and any(sign.isascii() and sign.isalpha() for sign in text)
@@ -78,14 +78,14 @@ class _Parser:
     def pattern(self) -> _Piece:
         piece = self._alternatives()
         if self._at < len(self._text):
-            self.refuse("a ) without its (")
+            self.refuse("unmatched )")
         if piece.weight > MAX_WEIGHT:
-            self.refuse("its repetitions are too large together")
+            self.refuse("its repetitions multiply to too large a size")
         return piece
 
     def refuse(self, reason: str) -> NoReturn:
         raise PatternRefused(
-            f"the pattern {printable(self._text[:200])!r} can't be searched for: {reason}",
+            f"unsupported pattern {printable(self._text[:200])!r}: {reason}",
             op="search_text",
             details={"reason": reason, "at": self._at},
         )
@@ -121,13 +121,13 @@ class _Parser:
         if bounds is None:
             return piece
         if piece.anchor:
-            self.refuse("a place in the line can't be repeated")
+            self.refuse("an anchor such as ^, $ or \\b can't be repeated")
         least, most = bounds
         if max(least, most or 0) > MAX_REPEAT or (most is not None and most < least):
-            self.refuse(f"a repetition is from at most {MAX_REPEAT} to as many or more")
+            self.refuse(f"repetition bounds must be ascending, and the lower bound at most {MAX_REPEAT}")
         self._take("?")
         if self._peek() in ("*", "+", "?", "{"):
-            self.refuse("a repetition of a repetition")
+            self.refuse("nested repetition")
         sign = f"{{{least},{'' if most is None else most}}}"
         weight = piece.weight * max(1, most if most is not None else least + 1)
         return _Piece(f"(?:{piece.python}){sign}", f"(?:{piece.rust}){sign}", weight)
@@ -143,7 +143,7 @@ class _Parser:
         if self._take(","):
             most = self._number() if self._peek() != "}" else None
         if not self._take("}"):
-            self.refuse("a { that begins no repetition")
+            self.refuse("a { that does not start a repetition (write \\{ for the character)")
         return least, most
 
     def _number(self) -> int:
@@ -152,7 +152,7 @@ class _Parser:
             digits += self._peek()
             self._at += 1
         if not digits or len(digits) > 6:
-            self.refuse("a { that begins no repetition")
+            self.refuse("a { that does not start a repetition (write \\{ for the character)")
         return int(digits)
 
     def _atom(self) -> _Piece:
@@ -169,19 +169,19 @@ class _Parser:
         if sign == "\\":
             return self._escape()
         if sign in ("*", "+", "?", "{", "}", "]"):
-            self.refuse(f"a {sign} with nothing before it")
+            self.refuse(f"nothing to repeat before {sign}")
         return self._character(sign)
 
     def _group(self) -> _Piece:
         if self._peek() == "?" and not self._take("?:"):
-            self.refuse("look-around, flags and named groups")
+            self.refuse("look-around, flags and named groups are not supported")
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            self.refuse("its groups are too deep")
+            self.refuse("its groups are nested too deeply")
         inside = self._alternatives()
         self._depth -= 1
         if not self._take(")"):
-            self.refuse("a ( without its )")
+            self.refuse("missing )")
         return _Piece(f"(?:{inside.python})", f"(?:{inside.rust})", max(1, inside.weight))
 
     def _escape(self) -> _Piece:
@@ -197,12 +197,12 @@ class _Parser:
         if sign in _CONTROLS:
             return _CONTROLS[sign]
         if not sign or sign.isalnum() or not sign.isascii() or sign.isspace():
-            self.refuse(f"\\{sign} means nothing here")
+            self.refuse(f"unsupported escape \\{sign}")
         return sign
 
     def _character(self, sign: str) -> _Piece:
         if sign in ("\n", "\0") or 0xD800 <= ord(sign) <= 0xDFFF:
-            self.refuse("a character that no line can hold")
+            self.refuse("it contains a character that can't occur in a line")
         other = sign.swapcase()
         if self._ignore_case and sign.isascii() and sign.isalpha():
             return _Piece(f"[{sign}{other}]", f"[{sign}{other}]")
@@ -216,20 +216,20 @@ class _Parser:
         while not ranges or self._peek() != "]":
             for operator in ("&&", "--", "~~"):
                 if self._text.startswith(operator, self._at):
-                    self.refuse(f"{operator} between brackets")
+                    self.refuse(f"{operator} inside brackets is not supported")
             ranges += self._member(first=not ranges)
         self._at += 1
         if self._ignore_case:
             ranges += _other_case(ranges)
         kept = _without([*ranges, *_NEVER]) if negated else _minus(_merged(ranges), _NEVER)
         if not kept:
-            self.refuse("brackets that stand for no character")
+            self.refuse("brackets that match no character")
         return _class_piece(kept)
 
     def _member(self, *, first: bool) -> _Ranges:
         sign = self._peek()
         if not sign or (first and sign == "]"):
-            self.refuse("a [ without its ], or with nothing in it")
+            self.refuse("missing ], or empty brackets")
         low = self._single()
         if isinstance(low, list):
             return low
@@ -238,14 +238,14 @@ class _Parser:
         self._at += 1
         high = self._single()
         if isinstance(high, list) or high < low:
-            self.refuse("a range between brackets that goes nowhere")
+            self.refuse("invalid range inside brackets")
         return [(low, high)]
 
     def _single(self) -> int | _Ranges:
         sign = self._peek()
         self._at += 1
         if sign == "[":
-            self.refuse("a [ between brackets")
+            self.refuse("unescaped [ inside brackets")
         if sign == "\\":
             sign = self._peek()
             self._at += 1
@@ -253,7 +253,7 @@ class _Parser:
                 return _set(sign)
             sign = self._escaped(sign)
         if sign in ("\n", "\0") or 0xD800 <= ord(sign) <= 0xDFFF:
-            self.refuse("a character that no line can hold")
+            self.refuse("it contains a character that can't occur in a line")
         return ord(sign)
 
 
@@ -279,7 +279,7 @@ def _merged(ranges: _Ranges) -> _Ranges:
 
 
 def _without(ranges: _Ranges) -> _Ranges:
-    """Every code point that is in none of them."""
+    """Return every code point outside the ranges."""
     found: _Ranges = []
     begin = 0
     for low, high in _merged(ranges):

@@ -1,7 +1,7 @@
-"""Who matches: ripgrep, or Python in a process of its own that can be killed.
+"""The matching engines: ripgrep, or Python in a separate process that can be killed.
 
-Both are given text on stdin and say which lines match. ripgrep can also be let loose on a directory to say which files
-may be worth reading: what it says is a hint, for it opens files by name, and a name may lead elsewhere a moment later.
+Both receive text on stdin and return the matching lines. ripgrep can also search a directory for candidate files. Its
+answer is only a hint, because it opens files by name, and a name may point elsewhere a moment later.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ _RIPGREP = (
     *("--no-config", "--color=never", "--no-ignore", "--hidden", "--no-messages", "--text", "--encoding=none"),
     *("--no-mmap", "--no-heading", "--case-sensitive", "--engine=default"),
 )
-_SEARCHED = 0, 1  # found, and not found
+_SEARCHED = 0, 1  # matches found, no matches
 
 
 class SearchEngine(Protocol):
     name: str
 
     def candidates(self, pattern: SearchPattern, directory: str, top: str, seconds: float) -> list[str] | None:
-        """Files below `top` that may match, by their paths from `directory`, in any order, or None if it can't say.
+        """Return files below `top` that may match, as unordered paths relative to `directory`, or None if unknown.
 
-        May name too many. Raises TimeoutError.
+        The list may contain files without a match. Raises TimeoutError.
         """
 
     def lines(self, pattern: SearchPattern, text: bytes, most: int, seconds: float) -> list[int]:
-        """The first `most` lines that match, counted from 1. Raises TimeoutError."""
+        """Return the numbers of the first `most` matching lines, counted from 1. Raises TimeoutError."""
 
 
 class RipgrepEngine:
-    """Its own engine takes linear time, whatever the pattern."""
+    """ripgrep's default engine, which takes linear time for every pattern."""
 
     name = "ripgrep"
 
@@ -48,18 +48,18 @@ class RipgrepEngine:
         self._patience = patience
 
     def candidates(self, pattern: SearchPattern, directory: str, top: str, seconds: float) -> list[str] | None:
-        # Only to save time, and only where it does: what is called .git is left out afterwards anyway.
+        # These options only save time where that is easy: the caller excludes .git in any case.
         git = ["--glob=!.git"] if os.path.isdir(os.path.join(directory, top, ".git")) else []
         options = ["--files-with-matches", "--null", *git]
         place = ["--", f"./{top}"]
-        # So are files that are too large. Asking for the size of each costs a fifth of all: only when it drags on.
+        # The caller excludes large files as well. Checking each size costs 20 %, so do it only if the search is slow.
         patience = min(self._patience, seconds / 2)
         try:
             done = self._run(pattern, [*options, *place], patience, directory=directory)
         except TimeoutError:
             sized = [*options, "--max-filesize=16M", *place]
             done = self._run(pattern, sized, seconds - patience, directory=directory)
-        # Status 2 is also for files that could not be read: only what it says on stderr tells them from a real failure.
+        # Exit code 2 also means unreadable files: only the output on stderr distinguishes them from a real failure.
         if done.returncode not in _SEARCHED and done.stderr:
             return None
         return [os.fsdecode(os.path.normpath(path)) for path in done.stdout.split(b"\0") if path]
@@ -89,7 +89,7 @@ class RipgrepEngine:
 
 
 class PythonEngine:
-    """Python's own patterns, which may take exponential time: so in a process that is killed when its time is over."""
+    """Python's regular expressions. They may take exponential time, so they run in a process killed at the timeout."""
 
     name = "python"
 
@@ -117,9 +117,9 @@ class PythonEngine:
 
 
 def best_engine(root: str | None = None) -> SearchEngine:
-    """Return ripgrep if it is on PATH and outside of `root`, else Python.
+    """Return ripgrep if it is on PATH and outside `root`, else Python.
 
-    The files below `root` may be an agent's: a program among them is not run on the host.
+    An agent may have written the files below `root`, so a program among them is never run on the host.
     """
     found = _ripgrep(os.environ.get("PATH"))
     if found is None or (root is not None and _is_below(found, os.path.realpath(root))):

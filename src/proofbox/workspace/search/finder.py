@@ -1,9 +1,9 @@
-"""Going through files: which are searched, in which order, and what is shown of them.
+"""Search files: which files are searched, in which order, and what is returned.
 
-Searched is every regular file below the place that was named, but for what is called `.git`, what the workspace
-ignores, what `glob` does not choose, binary files (a NUL byte in the first 8 KiB), files over 16 MiB, and what can't be
-read. Links are not followed. A file that was named itself is searched whatever it is called. Nothing else is ignored:
-a `.gitignore` says what is not committed, not what is not there.
+All regular files below the given path are searched, except `.git`, files that the workspace ignores, files that `glob`
+excludes, binary files (a NUL byte in the first 8 KiB), files larger than 16 MiB, and unreadable files. Links are not
+followed. A file that is given itself is searched regardless of its name. `.gitignore` is not used: it lists files that
+are not committed, which may still be relevant.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ class Search(NamedTuple):
 
 
 class SearchSource(Protocol):
-    """Where the files are. Paths are from the root."""
+    """The files to search. Paths are relative to the root."""
 
     top: str
-    """The directory that is searched ('' is the root), or the one file."""
+    """The directory to search ('' for the root), or a single file."""
     directory: str | None
-    """The root's path on the host, if it has one: a hint for engines that find candidates by themselves."""
+    """The root's path on the host, if it has one: lets an engine find candidates itself."""
 
     def files(self) -> Iterator[str]:
-        """Every regular file below `top`, sorted by the bytes of its path; or the one file itself."""
+        """Yield every regular file below `top`, sorted by the bytes of its path, or the single file."""
 
     def included(self, path: str) -> bool:
-        """Whether a file that an engine found is one that `files` would give."""
+        """Return whether `files` would yield this file, which an engine found."""
 
     def read(self, path: str, limit: int) -> bytes | None:
-        """At most `limit` bytes; None for what can't be read."""
+        """Return at most `limit` bytes, or None if the file can't be read."""
 
 
 class MatchedLine(NamedTuple):
@@ -68,58 +68,58 @@ class SearchHits(NamedTuple):
 
 
 def search(
-    asked: Search, source: SearchSource, engine: SearchEngine | None = None, clock: Clock | None = None
+    request: Search, source: SearchSource, engine: SearchEngine | None = None, clock: Clock | None = None
 ) -> SearchHits:
-    """Raises PatternRefused, SearchTimedOut, and ArgumentsInvalid for a glob that is none."""
-    pattern = compile_pattern(asked.pattern, ignore_case=asked.ignore_case, literal=asked.literal)
-    chosen = _chooser(asked.glob, source.top)
+    """Search for matching lines. Raises PatternRefused, SearchTimedOut, and ArgumentsInvalid for an invalid glob."""
+    pattern = compile_pattern(request.pattern, ignore_case=request.ignore_case, literal=request.literal)
+    selected = _file_filter(request.glob, source.top)
     engine = engine or best_engine(source.directory)
     clock = clock or SystemClock()
-    end = clock.monotonic() + asked.deadline
+    end = clock.monotonic() + request.deadline
 
-    def left() -> float:
+    def remaining() -> float:
         seconds = end - clock.monotonic()
         if seconds <= 0:
-            raise timed_out(asked)
+            raise timed_out(request)
         return seconds
 
     try:
-        paths = _candidates(engine, pattern, source, left)
+        paths = _candidates(engine, pattern, source, remaining)
         lines: list[MatchedLine] = []
-        for batch in _batches(source, (path for path in paths if chosen(path))):
-            left()
-            lines += _matching(engine, pattern, batch, asked, asked.most + 1 - len(lines), left)
-            if len(lines) > asked.most:
-                return SearchHits(tuple(lines[: asked.most]), True)
+        for batch in _batches(source, (path for path in paths if selected(path))):
+            remaining()
+            lines += _matches(engine, pattern, batch, request, request.most + 1 - len(lines), remaining)
+            if len(lines) > request.most:
+                return SearchHits(tuple(lines[: request.most]), True)
     except TimeoutError:
-        raise timed_out(asked) from None
+        raise timed_out(request) from None
     return SearchHits(tuple(lines), False)
 
 
-def timed_out(asked: Search) -> SearchTimedOut:
+def timed_out(request: Search) -> SearchTimedOut:
     return SearchTimedOut(
-        f"the search took longer than {asked.deadline:g} s and was ended",
+        f"the search timed out after {request.deadline:g} s",
         op="search_text",
     )
 
 
 def _candidates(
-    engine: SearchEngine, pattern: SearchPattern, source: SearchSource, left: Callable[[], float]
+    engine: SearchEngine, pattern: SearchPattern, source: SearchSource, remaining: Callable[[], float]
 ) -> Iterator[str]:
     if source.directory is not None:
-        found = engine.candidates(pattern, source.directory, source.top, left())
+        found = engine.candidates(pattern, source.directory, source.top, remaining())
         if found is not None:
             return iter(sorted(filter(source.included, found), key=os.fsencode))
     return source.files()
 
 
-def _chooser(glob: str | None, top: str) -> Callable[[str], bool]:
+def _file_filter(glob: str | None, top: str) -> Callable[[str], bool]:
     if glob is None:
         return lambda _: True
     try:
         compiled = Glob(glob.removeprefix("/") if "/" in glob else f"**/{glob}")
     except ValueError as error:
-        raise ArgumentsInvalid(f"the glob {glob[:200]!r} can't be used: {error}", op="search_text") from None
+        raise ArgumentsInvalid(f"invalid glob {glob[:200]!r}: {error}", op="search_text") from None
     prefix = f"{top}/" if top else ""
     return lambda path: compiled.matches(path.removeprefix(prefix)) or path == top
 
@@ -128,7 +128,7 @@ _Batch = list[tuple[str, bytes]]
 
 
 def _batches(source: SearchSource, paths: Iterator[str]) -> Iterator[_Batch]:
-    """Growing, so that what is found early is found soon."""
+    """Yield batches of growing size, so that early matches are found quickly."""
     room = _FIRST_BATCH
     batch: _Batch = []
     size = 0
@@ -145,8 +145,8 @@ def _batches(source: SearchSource, paths: Iterator[str]) -> Iterator[_Batch]:
         yield batch
 
 
-def _holding(literal: bytes, text: bytes, most: int) -> Iterator[int]:
-    """The first `most` lines with `literal` in them, counted from 1."""
+def _lines_containing(literal: bytes, text: bytes, most: int) -> Iterator[int]:
+    """Yield the numbers of the first `most` lines that contain `literal`, counted from 1."""
     number, at = 1, 0
     while most > 0 and (begin := text.find(literal, at)) >= 0:
         number += text.count(b"\n", at, begin)
@@ -156,13 +156,22 @@ def _holding(literal: bytes, text: bytes, most: int) -> Iterator[int]:
         most -= 1
 
 
-def _matching(
-    engine: SearchEngine, pattern: SearchPattern, batch: _Batch, asked: Search, most: int, left: Callable[[], float]
+def _matches(
+    engine: SearchEngine,
+    pattern: SearchPattern,
+    batch: _Batch,
+    request: Search,
+    most: int,
+    remaining: Callable[[], float],
 ) -> Iterator[MatchedLine]:
-    """All files of the batch as one text: a line's number in it tells the file."""
+    """Match all files of the batch as one text. The line number identifies the file."""
     text = b"".join(data if data.endswith(b"\n") else data + b"\n" for _, data in batch)
     literal = pattern.literal
-    numbers = engine.lines(pattern, text, most, left()) if literal is None else list(_holding(literal, text, most))
+    numbers = (
+        engine.lines(pattern, text, most, remaining())
+        if literal is None
+        else list(_lines_containing(literal, text, most))
+    )
     files = iter(batch)
     path, lines, begin, end = "", [b""], 0, 0
     for number in numbers:
@@ -176,6 +185,6 @@ def _matching(
             path,
             at + 1,
             one_line(lines[at]),
-            tuple(map(one_line, lines[max(0, at - asked.context) : at])),
-            tuple(map(one_line, lines[at + 1 : at + 1 + asked.context])),
+            tuple(map(one_line, lines[max(0, at - request.context) : at])),
+            tuple(map(one_line, lines[at + 1 : at + 1 + request.context])),
         )

@@ -1,11 +1,11 @@
-"""Globs over paths, exact and fast whatever the pattern: for capabilities and for choosing files to search.
+"""Globs over paths, with bounded matching time: for capabilities and for choosing files to search.
 
-A pattern is compared with a path from the root, name by name. Within a name `*` stands for any characters, none
-included, and `?` for one; neither ever stands for a slash, and a leading dot is a character like any other. `**` as a
-whole name stands for any number of names, none included. `{a,b}` stands for either. A backslash takes the special
-meaning from the character after it. Case counts, and so does every code point: nothing is folded or normalised.
+A pattern is matched against a path from the root, name by name. Within a name `*` matches any number of characters and
+`?` exactly one; neither matches a slash, and a leading dot is not special. `**` as a whole name matches any number of
+names, including none. `{a,b}` matches either alternative. A backslash makes the next character literal. Matching is
+case-sensitive and compares code points without normalization.
 
-The time is bounded by the product of the two lengths, so that a hostile pattern costs no more than a long one.
+The time is bounded by the product of the two lengths, so a hostile pattern costs no more than a long one.
 """
 
 from __future__ import annotations
@@ -27,37 +27,37 @@ _Name = tuple[_Token, ...] | None
 
 
 class Glob:
-    """A pattern, ready to be compared. Raises ValueError, with a reason, for what is none."""
+    """A compiled pattern. Raises ValueError with a reason if the pattern is invalid."""
 
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern
         if not pattern or len(pattern) > _MAX_LENGTH or "\0" in pattern:
-            raise ValueError("it is empty, too long or holds a NUL byte")
+            raise ValueError("it is empty, too long or contains a NUL byte")
         self._alternatives = [_names(each) for each in expanded(pattern)]
 
     def matches(self, path: str) -> bool:
-        """`path` is from the root, without `.`, `..` or empty names; the root itself is ''."""
+        """Match a path from the root, without `.`, `..` or empty names. The root itself is ''."""
         names = path.split("/") if path else []
         return any(_match(pattern, names) for pattern in self._alternatives)
 
     def may_match_below(self, path: str) -> bool:
-        """Whether anything below the directory `path` could match: what a walk may leave out otherwise."""
+        """Return whether anything below the directory `path` could match. If not, a walk may skip it."""
         names = path.split("/") if path else []
         return any(_match_prefix(pattern, names) for pattern in self._alternatives)
 
     def covers(self, path: str) -> bool:
-        """Whether it matches `path` and, because it ends in `**`, everything that is or will be below it."""
+        """Return whether it matches `path` and, with a final `**`, every existing or future path below it."""
         names = path.split("/") if path else []
         return any(pattern[-1:] == [DEEP] and _match(pattern, names) for pattern in self._alternatives)
 
     @property
     def literal(self) -> str | None:
-        """The one path that it matches, if it is without wildcards."""
+        """The only path it matches, if it has no wildcards."""
         return _spelled(self._alternatives[0]) if len(self._alternatives) == 1 else None
 
     @property
     def subtree(self) -> str | None:
-        """DIR for `DIR/**` with a literal DIR ('' for `**`): the whole directory and everything below it."""
+        """DIR for `DIR/**` with a literal DIR ('' for `**`): the directory and everything below it."""
         if len(self._alternatives) != 1 or self._alternatives[0][-1:] != [DEEP]:
             return None
         return _spelled(self._alternatives[0][:-1])
@@ -67,7 +67,7 @@ class Glob:
 
 
 class Word:
-    """The same for one word that may hold slashes: an argument, the name of a variable. `*` stands for anything."""
+    """A pattern for one word that may contain slashes: an argument or a variable name. `*` matches anything."""
 
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern
@@ -78,7 +78,7 @@ class Word:
 
 
 def _spelled(names: Sequence[_Name]) -> str | None:
-    """The path, if there is no wildcard in it."""
+    """Return the path if it contains no wildcard, else None."""
     found = []
     for name in names:
         if name is None or any(not isinstance(token, str) for token in name):
@@ -88,7 +88,7 @@ def _spelled(names: Sequence[_Name]) -> str | None:
 
 
 def expanded(pattern: str) -> list[str]:
-    """Every reading of its braces, which do not nest."""
+    """Return the pattern with its braces expanded. Braces do not nest."""
     done = [""]
     rest = pattern
     while rest:
@@ -98,18 +98,18 @@ def expanded(pattern: str) -> list[str]:
             break
         inside, closed, rest = _until(tail, "}")
         if not closed or "{" in _unescaped(inside):
-            raise ValueError("a { without its }, or one inside another")
+            raise ValueError("missing }, or nested braces")
         choices = list(_choices(inside))
         done = [each + choice for each in done for choice in choices]
         if len(done) > _MAX_ALTERNATIVES:
-            raise ValueError(f"it has more than {_MAX_ALTERNATIVES} readings")
+            raise ValueError(f"its braces expand to more than {_MAX_ALTERNATIVES} patterns")
     if any("}" in _unescaped(each) for each in done):
-        raise ValueError("a } without its {")
+        raise ValueError("unmatched }")
     return done
 
 
 def _until(text: str, sign: str) -> tuple[str, bool, str]:
-    """What is before the first unescaped `sign`, whether there is one, and what is after it."""
+    """Return the text before the first unescaped `sign`, whether it was found, and the text after it."""
     at = 0
     while at < len(text):
         if text[at] == "\\":
@@ -122,7 +122,7 @@ def _until(text: str, sign: str) -> tuple[str, bool, str]:
 
 
 def _unescaped(text: str) -> str:
-    """The characters that have their special meaning."""
+    """Return the unescaped characters."""
     found = []
     at = 0
     while at < len(text):
@@ -151,7 +151,7 @@ def _names(pattern: str) -> list[_Name]:
         tokens = tuple(_tokens(text))
         spelled = "".join(token if isinstance(token, str) else "*" for token in tokens)
         if not tokens or spelled in (".", ".."):
-            raise ValueError("an empty name, . or .. in it")
+            raise ValueError("it contains an empty name, . or ..")
         names.append(tokens)
     return names
 
@@ -164,21 +164,21 @@ def _tokens(text: str) -> Iterator[_Token]:
         if sign == "\\":
             token = next(signs, "")
             if not token:
-                raise ValueError("a backslash at the end of a name")
+                raise ValueError("it has a backslash at the end of a name")
         elif sign == "*":
             token = ANY
             if before is ANY:
-                raise ValueError("** is a whole name, between slashes")
+                raise ValueError("** must be a whole name between slashes")
         elif sign == "?":
             token = ONE
         elif sign == "[":
-            raise ValueError("[ has no meaning here; write \\[ for the character")
+            raise ValueError("[ is not supported; write \\[ for the character")
         before = token
         yield token
 
 
 def _match(pattern: Sequence[_Name], names: Sequence[str]) -> bool:
-    # Positions in the pattern that are still possible: one pass over the names, as for an automaton.
+    # The pattern positions that are still possible: one pass over the names, like an automaton.
     possible = _closed(pattern, {0})
     for name in names:
         after = {
@@ -205,7 +205,7 @@ def _match_prefix(pattern: Sequence[_Name], names: Sequence[str]) -> bool:
 
 
 def _closed(pattern: Sequence[_Name], positions: set[int]) -> set[int]:
-    """`**` may stand for nothing."""
+    """Add the positions after each `**`, which may match nothing."""
     for at in sorted(positions):
         if at < len(pattern) and pattern[at] is DEEP:
             positions.add(at + 1)

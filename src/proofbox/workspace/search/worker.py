@@ -1,6 +1,6 @@
-"""The search in pure Python, run as a program of its own: `MOST PATTERN` on the first line of stdin, then the text.
+"""The search in pure Python, run as a separate program: `MOST PATTERN` on the first line of stdin, then the text.
 
-It prints the numbers of the lines that match. It imports nothing of proofbox and opens nothing.
+It prints the numbers of the matching lines. It imports nothing from proofbox and opens no files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def main() -> None:
     number, at = 1, 0
     while len(found) < int(most) and at < len(text) and (match := find(text, at)):
         begin = match.start()
-        if begin == len(text):  # after the last line's end there is no line
+        if begin == len(text):  # a trailing newline does not start another line
             break
         number += text.count("\n", at, begin)
         found.append(number)

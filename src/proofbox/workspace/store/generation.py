@@ -1,4 +1,4 @@
-"""One pack and its index, open: what `pack` describes, with the index in memory."""
+"""An open pack with its index in memory. `pack` describes the file formats."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ Record = tuple[bytes, bytes, bytes]
 
 
 class Generation:
-    """The methods that write need the store's append lock, and `catch_up` before them."""
+    """One generation of the store. Before calling a method that writes, take the append lock and call `catch_up`."""
 
     def __init__(self, directory: Path, number: int) -> None:
         self.number = number
         self.paths = (directory / f"pack-{number}", directory / f"index-{number}", directory / f"lookup.{number}")
         self._large = LargeObjects(directory)
         self._lookup = Lookup.read(self.paths[2])
-        # What came after it. Offset and length in one integer: 100,000 pairs would cost ten times their content.
+        # Objects added later. Offset and length share one integer: 100,000 tuples would take ten times the memory.
         self._places: dict[bytes, int] = {}
         self._events = [(digest, _packed(offset, length)) for digest, offset, length in self._lookup.events()]
         self._end, self._index_end = self._lookup.pack_end, self._lookup.index_end
         self.synced = True
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         self._pack, self._index = (os.open(path, flags, 0o600) for path in self.paths[:2])
-        if os.fstat(self._index).st_size < self._index_end:  # not of this index: it never shrinks below what is synced
+        if os.fstat(self._index).st_size < self._index_end:  # a different index: indexes never lose synced data
             self._lookup, self._events, self._end, self._index_end = Lookup(), [], 0, 0
 
     def close(self) -> None:
         pack, index = self._pack, self._index
-        self._pack = self._index = -1  # their numbers may be other files' from now on
+        self._pack = self._index = -1  # the descriptor numbers may be reused
         os.close(pack)
         os.close(index)
 
@@ -60,11 +60,11 @@ class Generation:
         return self._place(digest)[1]
 
     def is_large(self, digest: bytes) -> bool:
-        """Whether it is in a file of its own."""
+        """Return whether the object is stored in a separate file."""
         return self._place(digest)[0] == 0
 
     def get(self, digest: bytes) -> bytes:
-        """The object's bytes, compared with the digest: what is damaged is never handed out."""
+        """Return the object's bytes after checking their digest. Damaged content is never returned."""
         offset, length = self._place(digest)
         if not offset or length > _SMALL:
             return b"".join(self._checked(digest, offset, length))
@@ -74,7 +74,7 @@ class Generation:
         return data
 
     def chunks(self, digest: bytes) -> Iterator[bytes]:
-        """The object piece by piece; raises at the end when the pieces are not what the digest says."""
+        """Yield the object in chunks. Raises at the end if the content does not match the digest."""
         offset, length = self._place(digest)
         yield from self._checked(digest, offset, length)
 
@@ -109,7 +109,7 @@ class Generation:
     # Writing
 
     def catch_up(self) -> None:
-        """Take in what others have appended, and cut off what a dead writer left unfinished."""
+        """Read what other processes appended, and truncate an unfinished write of a killed process."""
         base, size = self._index_end, os.fstat(self._index).st_size
         if size != base:
             batches = list(pack.decode_batches(os.pread(self._index, size - base, base)))
@@ -120,7 +120,7 @@ class Generation:
             os.ftruncate(self._pack, self._end)
 
     def append(self, records: Iterable[Record]) -> None:
-        """Write records and the batch that makes them count."""
+        """Write records, followed by the batch that makes them valid."""
         pieces: list[bytes] = []
         entries: list[pack.Entry] = []
         position = self._end
@@ -132,7 +132,7 @@ class Generation:
         self._add_batch(pack.Batch(0, pack.this_boot(), position, entries))
 
     def append_large(self, digest: bytes, length: int) -> None:
-        """Let a large object count whose file is in its place."""
+        """Add the index entry of a large object whose file is already in place."""
         if digest not in self:
             self._add_batch(pack.Batch(0, pack.this_boot(), self._end, [(pack.BLOB, digest, 0, length)]))
 
@@ -144,11 +144,11 @@ class Generation:
 
     @property
     def unsorted(self) -> bool:
-        """Whether the table lacks much."""
+        """Return whether many objects are missing from the lookup table."""
         return len(self._places) >= max(_UNSORTED, len(self._lookup) // 4)
 
     def sort(self) -> None:
-        """Of what has reached the disk, make a new table when the old one lacks much."""
+        """Write a new lookup table of the synced objects if many are missing from the old one."""
         if not self.synced or not self.unsorted:
             return
         fresh = [(digest, place >> _LENGTH_BITS, place & _LENGTH) for digest, place in self._places.items()]
@@ -159,21 +159,21 @@ class Generation:
         self._lookup.write(self.paths[2])
 
     def entries(self) -> Iterator[pack.Entry]:
-        """Every record that counts, as the index on disk has it."""
+        """Yield every valid record, as listed in the index on disk."""
         for batch, _ in pack.decode_batches(os.pread(self._index, self._index_end, 0)):
             yield from batch.entries
 
     def damage(self) -> list[str]:
-        """Read everything again: what is wrong, or nothing."""
+        """Read everything again, and return the problems found."""
         found = []
         expected = 0
         for entry in self.entries():
             if entry[2]:
                 if entry[2] - pack.RECORD_HEADER_SIZE != expected:
-                    found.append(f"the index points to byte {entry[2]}, where no record begins")
+                    found.append(f"the index points to byte {entry[2]}, where no record starts")
                 expected = entry[2] + entry[3]
             if entry[0] != pack.EVENT and entry[1] not in self:
-                found.append(f"record {entry[1].hex()} is not found by its digest")
+                found.append(f"record {entry[1].hex()} can't be found by its digest")
             if problem := pack.check_record(self._pack, self._large, entry):
                 found.append(f"record {entry[1].hex()} at byte {entry[2]}: {problem}")
         return found
@@ -194,7 +194,7 @@ class Generation:
         self.synced = bool(batch.flags & pack.SYNCED)
 
     def _first_lost(self, batches: list[tuple[pack.Batch, int]]) -> int:
-        """How many of these batches are whole. All of them, but after a power cut."""
+        """Return the number of leading batches that are intact. All of them, except after a power failure."""
         boot = pack.this_boot()
         synced = max((place for place, (batch, _) in enumerate(batches) if batch.flags & pack.SYNCED), default=-1)
         for place in range(synced + 1, len(batches)):

@@ -1,7 +1,7 @@
-"""Objects beyond LARGE bytes: each a file of its own, so that writing one keeps nobody else from the pack.
+"""Objects larger than LARGE bytes, each in a separate file, so that writing one does not block writers to the pack.
 
-`large/<digest>` beside the pack, runs of zeros as holes. The index says which of them count, by an entry at offset 0.
-A file is synced and moved into its place before its entry is written.
+They are stored as `large/<digest>` next to the pack, with runs of zeros as holes. An index entry at offset 0 marks a
+large object as valid. The file is synced and renamed into place before its entry is written.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from proofbox.core.files.atomic import TEMPORARY_PREFIX, sync_directory
 
 LARGE = 8 << 20
-"""Objects beyond this are streamed, and so much is collected before it is written."""
+"""Larger objects are streamed. Also the amount of data that is buffered before a write."""
 _CHUNK = 1 << 20
 
 
@@ -27,7 +27,7 @@ class LargeObjects:
         return self._directory / digest.hex()
 
     def write(self, chunks: Iterable[bytes]) -> tuple[bytes, int]:
-        """Digest and length."""
+        """Write an object. Return its digest and length."""
         self._directory.mkdir(mode=0o700, exist_ok=True)
         temporary = self._directory / (TEMPORARY_PREFIX + secrets.token_hex(8))
         found = hashlib.sha256()
@@ -45,7 +45,7 @@ class LargeObjects:
         return found.digest(), length
 
     def chunks(self, digest: bytes) -> Iterator[bytes]:
-        """Nothing, if there is no such file."""
+        """Yield the object in chunks, or nothing if the file does not exist."""
         try:
             with self.path(digest).open("rb", buffering=0) as file:
                 while chunk := file.read(_CHUNK):
@@ -54,17 +54,17 @@ class LargeObjects:
             return
 
     def keep_only(self, live: set[bytes]) -> int:
-        """Remove the others, and what dead writers left; while nobody writes. How many bytes are gone."""
-        gone = 0
+        """Remove all other files, and leftovers of killed writers. No writer may be active. Return the bytes freed."""
+        freed = 0
         for path in self._directory.iterdir() if self._directory.exists() else ():
             if path.name.startswith(TEMPORARY_PREFIX) or bytes.fromhex(path.name) not in live:
-                gone += path.stat().st_blocks * 512
+                freed += path.stat().st_blocks * 512
                 path.unlink()
-        return gone
+        return freed
 
 
 def chunks_of(fd: int, most: int) -> Iterator[bytes]:
-    """The content of a file, which may grow meanwhile; never more than `most` bytes and a chunk of it."""
+    """Yield the content of a file that may be growing. Reads at most one chunk beyond `most` bytes."""
     position = 0
     while position <= most and (chunk := os.pread(fd, _CHUNK, position)):
         position += len(chunk)
@@ -72,7 +72,7 @@ def chunks_of(fd: int, most: int) -> Iterator[bytes]:
 
 
 def write_sparse(out: int, chunks: Iterable[bytes]) -> int:
-    """Write to a new file, with holes for what is zero. Its length."""
+    """Write to a new file, with holes for runs of zeros. Return its length."""
     for chunk in chunks:
         if not any(chunk):
             os.lseek(out, len(chunk), os.SEEK_CUR)

@@ -1,11 +1,11 @@
-"""Where each object of a pack lies, sorted, so that opening a store doesn't read the whole index into memory.
+"""A sorted table of the objects in a pack, so that opening a store does not read the whole index into memory.
 
     lookup.N   "PBLK" index_end[8] pack_end[8] objects[8] events[8] crc32[4] fan[4 × 65537] object* event*
                object, event = digest[32] offset[8] length[8]
 
-Derived from the index up to `index_end`, and made anew from it whenever it is absent or not what its crc32 says. It is
-only written of what has reached the disk. Objects are sorted by digest; `fan` says where those with a given first two
-bytes begin. Events are in their order.
+The table is derived from the index up to `index_end`, and rebuilt if it is missing or its crc32 does not match. It only
+covers synced data. Objects are sorted by digest; `fan` gives the position of the first object for each possible value
+of the first two bytes. Events keep their order.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Item = tuple[bytes, int, int]
 
 
 class Lookup:
-    """An immutable table; empty for a pack that has none yet."""
+    """An immutable table. Empty for a pack without a table."""
 
     def __init__(self, data: bytes = b"") -> None:
         self.index_end = self.pack_end = self._count = self._event_count = 0
@@ -57,7 +57,7 @@ class Lookup:
         return self._count
 
     def find(self, digest: bytes) -> tuple[int, int] | None:
-        """Offset and length."""
+        """Return the offset and length."""
         if not self._count:
             return None
         first = digest[0] << 8 | digest[1]
@@ -90,7 +90,7 @@ class Lookup:
         return cls(data[: _HEAD.size - 4] + _crc(data).to_bytes(4, "little") + data[_HEAD.size :])
 
     def write(self, path: Path) -> None:
-        """Not synced: a file that a power cut left broken is not taken for one."""
+        """Write the table without syncing it: a table that a power failure left damaged fails its checksum."""
         temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
         temporary.write_bytes(self._data)
         temporary.replace(path)

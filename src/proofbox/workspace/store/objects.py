@@ -1,12 +1,13 @@
-"""Content by its digest, and the events of every workspace that shares it. The files' format is in `pack`.
+"""Content by digest, and the events of all workspaces that share the store. `pack` describes the file formats.
 
 A store is a directory: `current` names the generation, `pack-N`, `index-N` and `lookup.N` are its files, and `large/`
-has what is too large for a pack. `gc` writes a new generation and moves `current`; a process that has the old one open
-notices at its next use. `append.lock` is held while writing; `use.lock` is shared by whoever is between writing objects
-and the event that needs them, so that `gc`, which takes it alone, never sees objects whose event is still to come.
+holds objects that are too large for a pack. `gc` writes a new generation and updates `current`; a process with the old
+one open notices this at its next use. `append.lock` is held while writing. `use.lock` is held shared from the first
+write of an object until the event that references it is written. `gc` takes it exclusively, and so never sees objects
+whose event is still missing.
 
-Nothing is synced unless asked: a process that is killed loses nothing, and after a power cut the store is in the last
-synced state or a later one. Sealed snapshots, named references and closing sync.
+Data is synced only on request: killing a process loses nothing, and after a power failure the store is in the last
+synced state or a later one. Sealed snapshots, named references and `close` sync the store.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from proofbox.workspace.store.large_objects import LARGE, LargeObjects
 
 
 class ObjectStore:
-    """For one thread at a time; any number of processes may have the same store open."""
+    """An object store. Not thread-safe; any number of processes may open the same store."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        # Each is needed several times a snapshot, and making a path costs more than opening it.
+        # Used several times per snapshot; building a path costs more than opening the file.
         self._append_lock, self._use_lock = directory / "append.lock", directory / "use.lock"
         self._pointer = directory / "current"
         self._pending: dict[bytes, Record] = {}
@@ -68,48 +69,48 @@ class ObjectStore:
         return len(pending[2]) if pending else self._files.size(digest)
 
     def get(self, digest: bytes) -> bytes:
-        """The object's bytes. Raises WorkspaceCorrupt when they are missing or damaged."""
+        """Return the object's bytes. Raises WorkspaceCorrupt if they are missing or damaged."""
         pending = self._pending.get(digest)
         return pending[2] if pending else self._files.get(digest)
 
     def chunks(self, digest: bytes) -> Iterator[bytes]:
-        """The object piece by piece; raises at the end when the pieces are not what the digest says."""
+        """Yield the object in chunks. Raises at the end if the content does not match the digest."""
         return self._files.chunks(digest)
 
     def events(self, *, newest_first: bool = False, since: int = 0) -> Iterator[bytes]:
-        """The events of all workspaces that share this store, but for the first `since`."""
+        """Yield the events of all workspaces that share this store, skipping the first `since`."""
         return self._files.events(newest_first=newest_first, since=since)
 
     @property
     def events_position(self) -> tuple[int, int]:
-        """The generation, and how many events it has."""
+        """Return the generation and its number of events."""
         return self._files.number, self._files.event_count
 
     @property
     def position(self) -> tuple[int, int, int]:
-        """What `still_has` understands: everything that was in the store when this was said."""
+        """Return a token for `still_has` that stands for everything stored now."""
         return self._files.number, pack.this_boot(), self._files.index_end
 
     def still_has(self, position: tuple[int, int, int]) -> bool:
-        """Whether all that was there is there. A collection takes objects, and a power cut may."""
+        """Return whether everything stored at `position` is still there. `gc` and power failures may remove objects."""
         number, boot, end = position
         return number == self._files.number and boot == pack.this_boot() != 0 and end <= self._files.index_end
 
     @property
     def generation(self) -> int:
-        """Changes when objects may have gone."""
+        """A number that changes when objects may have been removed."""
         return self._files.number
 
     @contextmanager
     def use(self) -> Iterator[None]:
-        """Around everything from the first object that is put to the event that needs it, and around restoring."""
+        """Hold this from the first `put` until the event that references the object, and while restoring files."""
         with locked(self._use_lock, shared=True):
             with self._appending():
                 pass
             yield
 
     def put(self, kind: bytes, data: bytes) -> bytes:
-        """Keep an object. It is written at the latest with the next event."""
+        """Add an object. It is written no later than the next event."""
         digest = hashlib.sha256(data).digest()
         if digest not in self:
             self._pending[digest] = (kind, digest, data)
@@ -119,24 +120,24 @@ class ObjectStore:
         return digest
 
     def put_stream(self, chunks: Iterable[bytes]) -> bytes:
-        """Keep an object that is too large for memory. Others may write meanwhile."""
+        """Add an object that is too large for memory. Other processes may write meanwhile."""
         digest, length = self._large.write(chunks)
         with self._appending():
             self._files.append_large(digest, length)
         return digest
 
     def large_file(self, digest: bytes) -> Path | None:
-        """The file that holds an object, if it has one of its own."""
+        """Return the file that holds an object if it is stored separately."""
         return self._large.path(digest) if digest not in self._pending and self._files.is_large(digest) else None
 
     def commit(self, event: bytes, *, sync: bool = False) -> None:
-        """Write what was put, and the event that needs it, in one step."""
+        """Write the pending objects and the event that references them in one step."""
         self._write([(pack.EVENT, hashlib.sha256(event).digest(), event)])
         if sync:
             self.sync()
 
     def flush(self) -> None:
-        """Write what was put although no event needs it yet. Until one does, a collection may take it."""
+        """Write the pending objects before their event. Until the event is written, `gc` may remove them."""
         if self._pending:
             self._write(())
 
@@ -145,32 +146,32 @@ class ObjectStore:
             self._files.sync()
 
     def make_durable(self) -> None:
-        """Put on the disk what is not there yet."""
+        """Sync everything that is not on disk yet."""
         if not self._files.synced:
             self.sync()
 
     def forget_pending(self) -> None:
-        """Drop what was put for an event that is not going to come."""
+        """Discard pending objects whose event will not be written."""
         self._pending.clear()
         self._pending_size = 0
 
     def damage(self) -> list[str]:
-        """Read everything again: what is wrong, or nothing."""
+        """Read everything again, and return the problems found."""
         with self.use():
             return self._files.damage()
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """While nobody is between an object and its event: for `keep_only`."""
+        """Exclude all users of `use()`: required for `keep_only`."""
         with locked(self._use_lock), self._appending():
             yield
 
     def keep_only(self, live: set[bytes], events: Iterable[bytes]) -> tuple[int, int]:
-        """Write a new generation with these objects and events alone. How many objects and bytes are gone."""
+        """Write a new generation with only these objects and events. Return the number of removed objects and bytes."""
         old = self._files
         for path in _generations(self.directory):
             if path not in old.paths:
-                path.unlink()  # of a collection that was killed, before it or after
+                path.unlink()  # left by an earlier collection that was killed
         fresh = Generation(self.directory, old.number + 1)
         batch: list[Record] = []
         size = 0
@@ -190,12 +191,12 @@ class ObjectStore:
         fresh.sort()
         write_document(self.directory / "current", b"%d\n" % fresh.number, mode=0o600)
         freed = old.bytes_used - fresh.bytes_used + self._large.keep_only(live)
-        gone = (len(old) - len(fresh), freed)
+        removed = (len(old) - len(fresh), freed)
         for path in old.paths:
             path.unlink(missing_ok=True)
         old.close()
         self._files = fresh
-        return gone
+        return removed
 
     def _write(self, more: Iterable[Record]) -> None:
         with self._appending():
@@ -217,9 +218,9 @@ class ObjectStore:
             text = self._pointer.read_bytes()
             number = int(text)
         except (OSError, ValueError) as error:
-            raise WorkspaceCorrupt("the store doesn't say which of its files is current", op="store") from error
+            raise WorkspaceCorrupt("the store's `current` file is missing or malformed", op="store") from error
         if text != b"%d\n" % number or (number != 1 and not os.path.exists(f"{self.directory}/pack-{number}")):
-            raise WorkspaceCorrupt(f"the store's generation {number} is not there", op="store")
+            raise WorkspaceCorrupt(f"the files of the store's generation {number} are missing", op="store")
         return number
 
 

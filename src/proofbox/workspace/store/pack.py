@@ -1,22 +1,22 @@
-r"""The store's two files: a pack of records, and the index that says which of them count. Both only ever grow.
+r"""The store's two append-only files: a pack of records, and the index that says which of them are valid.
 
     pack    record*   record = kind[1] digest[32] length[8] crc32[4] payload
     index   batch*    batch  = "PBIX" flags[1] boot[4] count[4] pack_end[8] entries_crc32[4] crc32[4] entry*
                       entry  = kind[1] digest[32] offset[8] length[8]
 
-Numbers are little-endian. A record's kind is `b` (a file's or link's bytes), `t` (a tree) or `e` (an event of some
-workspace, JSON); its digest is the SHA-256 of the payload, its crc32 that of the 41 bytes before it. An entry's offset
-is that of the payload; an entry at offset 0 is of a large object, which is a file of its own (`large`). A batch's crc32
-covers the 25 bytes before it; with it right, a batch that ends past the end of the index is an unfinished write and not
-a damaged count.
+Numbers are little-endian. A record's kind is `b` (bytes of a file or link), `t` (a tree) or `e` (an event of a
+workspace, in JSON). Its digest is the SHA-256 of the payload, and its crc32 covers the 41 bytes before it. The offset
+in an entry is that of the payload; offset 0 marks a large object, which has a separate file (`large_objects`). A
+batch's crc32 covers the 25 bytes before it. If that crc32 is correct, a batch that extends past the end of the index is
+an unfinished write and not a damaged count.
 
-A writer, holding the append lock, writes records, then one batch. What the index doesn't cover doesn't exist: the next
-writer cuts it off. So killed at any instant, a writer leaves the old state or the new one.
+A writer takes the append lock and writes records, then one batch. Records that the index does not cover are ignored,
+and the next writer truncates them. A writer killed at any point therefore leaves the old state or the new one.
 
-Power cuts. A batch that was not synced bears the boot it was written in. After another boot its records are read again
-and compared with their digests, and it is dropped with all that follow where they differ: an earlier state. A batch
-with the flag SYNCED says that everything before it has reached the disk. In any other case a record or batch that is
-not what its digest says is corruption, which is reported and never repaired by dropping it.
+Power failures: a batch that was not synced contains the id of the boot it was written in. After a reboot its records
+are read again and checked. If a digest does not match, that batch and all later ones are dropped, which restores an
+earlier state. A batch with the flag SYNCED states that everything before it has reached the disk. In all other cases a
+record or batch that does not match its digest is corruption, which is reported and never repaired by dropping it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _CHUNK = 1 << 20
 
 
 Entry = tuple[bytes, bytes, int, int]
-"""Kind, digest, offset and length. A plain tuple, because an index of 100,000 is read in one go at every open."""
+"""Kind, digest, offset and length. A plain tuple for speed: every open may read an index of 100,000 entries."""
 
 
 class Batch(NamedTuple):
@@ -55,7 +55,7 @@ class Batch(NamedTuple):
 
 @functools.cache
 def this_boot() -> int:
-    """A number for the time since the machine started; 0, which equals no boot, where the kernel doesn't tell."""
+    """Return a number that identifies the current boot, or 0, which matches no boot, if the kernel provides no id."""
     try:
         return zlib.crc32(Path("/proc/sys/kernel/random/boot_id").read_bytes())
     except OSError:
@@ -77,7 +77,7 @@ def encode_batch(batch: Batch) -> bytes:
 
 
 def decode_batches(data: bytes) -> Iterator[tuple[Batch, int]]:
-    """Each whole batch of an index, and where it ends. An unfinished one at the end is passed over."""
+    """Yield each complete batch of an index and its end position. Skips an unfinished batch at the end."""
     position = 0
     while position + _BATCH.size <= len(data):
         magic, flags, boot, count, pack_end, body_crc, crc = _BATCH.unpack_from(data, position)
@@ -85,7 +85,7 @@ def decode_batches(data: bytes) -> Iterator[tuple[Batch, int]]:
         end = body + count * _ENTRY.size
         if magic != _MAGIC or zlib.crc32(data[position : body - 4]) != crc:
             if not any(data[position:]):
-                return  # space that a power cut left unwritten
+                return  # unwritten space after a power failure
             raise WorkspaceCorrupt(f"the index is damaged at byte {position}", op="store")
         if end > len(data):
             return
@@ -96,7 +96,7 @@ def decode_batches(data: bytes) -> Iterator[tuple[Batch, int]]:
 
 
 def check_record(pack: int, large: LargeObjects, entry: Entry) -> str:
-    """Read one record again: empty if it is what the index and its digest say, else what is wrong."""
+    """Read one record again. Return a problem, or an empty string if it matches the index and its digest."""
     kind, digest, offset, length = entry
     if offset and os.pread(pack, _RECORD.size, offset - _RECORD.size) != record_header(kind, digest, length):
         return "its header is damaged"
@@ -105,12 +105,12 @@ def check_record(pack: int, large: LargeObjects, entry: Entry) -> str:
         found.update(chunk)
         position += len(chunk)
     if position != length:
-        return "it is cut short" if position < length else "it is too long"
-    return "" if found.digest() == digest else "its content is not what its digest says"
+        return "it is truncated" if position < length else "it is too long"
+    return "" if found.digest() == digest else "its content does not match its digest"
 
 
 def read(pack: int, large: LargeObjects, entry: Entry) -> Iterator[bytes]:
-    """A record's payload, piece by piece, as it is; less than it should be where something is missing."""
+    """Yield a record's payload in chunks, unchecked. Yields less than the full length if data is missing."""
     _, digest, offset, length = entry
     if not offset:
         yield from large.chunks(digest)

@@ -1,4 +1,4 @@
-"""Reading trees from the store."""
+"""Read trees from the store."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from proofbox.workspace.tree import EMPTY_TREE, PAGE_MODE, Row, StoredEntry, dec
 
 
 def entries_of(store: ObjectStore, tree: bytes) -> dict[str, StoredEntry]:
-    """What is in a directory, by name."""
+    """Return the entries of a directory by name."""
     return entries_and_pages(store, tree)[0]
 
 
 def entries_and_pages(store: ObjectStore, tree: bytes) -> tuple[dict[str, StoredEntry], list[bytes]]:
-    """The same, and the objects that it is written in besides its tree."""
+    """Return the entries of a directory by name, and the digests of its pages."""
     rows, pages = _read(store, tree), []
     if rows and rows[0][1] == PAGE_MODE:
         pages = [digest for _, _, digest in rows]
@@ -24,7 +24,7 @@ def entries_and_pages(store: ObjectStore, tree: bytes) -> tuple[dict[str, Stored
 
 
 def differing_rows(store: ObjectStore, old: bytes, new: bytes) -> tuple[dict[bytes, Row], dict[bytes, Row]]:
-    """The entries that one has and the other has not, by name; pages that both have are not read."""
+    """Return the entries that only one of the trees has, by name. Skips pages that both trees share."""
     before, after = set(_read(store, old)), set(_read(store, new))
     sides = []
     for rows in (before - after, after - before):
@@ -36,7 +36,7 @@ def differing_rows(store: ObjectStore, old: bytes, new: bytes) -> tuple[dict[byt
 def _page(store: ObjectStore, digest: bytes) -> list[Row]:
     rows = _read(store, digest)
     if any(mode == PAGE_MODE for _, mode, _ in rows):
-        raise WorkspaceCorrupt(f"page {digest.hex()} is no page", op="store")
+        raise WorkspaceCorrupt(f"malformed page {digest.hex()}", op="store")
     return rows
 
 
@@ -46,4 +46,4 @@ def _read(store: ObjectStore, tree: bytes) -> list[Row]:
     try:
         return decode_rows(store.get(tree))
     except ValueError as error:
-        raise WorkspaceCorrupt(f"tree {tree.hex()} is no tree", op="store") from error
+        raise WorkspaceCorrupt(f"malformed tree {tree.hex()}", op="store") from error

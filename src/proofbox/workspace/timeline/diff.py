@@ -1,7 +1,7 @@
-"""What differs between two trees, found from their ids: equal subtrees are never read.
+"""Compare two trees by their ids: equal subtrees are not read.
 
-Added and deleted directories are listed with everything in them. A file that is deleted in one place and added with
-the same content in another is one renamed file; where several could be meant, paths are paired in their order.
+Added and deleted directories are listed with everything in them. A file that is deleted at one path and added with the
+same content at another is reported as renamed; if there are several candidates, paths are paired in order.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class TreeDifference(NamedTuple):
 
 
 def differences(store: ObjectStore, old: bytes, new: bytes, folder: str = "") -> Iterator[TreeDifference]:
-    """Every path that differs, parents first, without a guess at renames."""
+    """Yield every path that differs, parents first, without detecting renames."""
     if old == new:
         return
     before, after = differing_rows(store, old, new)
@@ -53,37 +53,38 @@ def differences(store: ObjectStore, old: bytes, new: bytes, folder: str = "") ->
 
 
 def changes(store: ObjectStore, old: bytes, new: bytes) -> list[Change]:
-    """The differences as a person would tell them, sorted by path."""
+    """Return the changes from one tree to another with renames detected, sorted by path."""
     return tell(list(differences(store, old, new)))
 
 
 def tell(found: list[TreeDifference]) -> list[Change]:
-    came: dict[bytes, list[TreeDifference]] = {}
+    """Convert differences to changes, with renames detected, sorted by path."""
+    added_files: dict[bytes, list[TreeDifference]] = {}
     for each in found:
         if each.old is None and each.new is not None and _can_be_renamed(each.new):
-            came.setdefault(each.new.digest, []).append(each)
-    told: list[Change] = []
+            added_files.setdefault(each.new.digest, []).append(each)
+    result: list[Change] = []
     renamed: set[str] = set()
     for each in found:
-        if each.new is None and each.old is not None and _can_be_renamed(each.old) and came.get(each.old.digest):
-            arrival = came[each.old.digest].pop(0)
+        if each.new is None and each.old is not None and _can_be_renamed(each.old) and added_files.get(each.old.digest):
+            arrival = added_files[each.old.digest].pop(0)
             renamed.add(arrival.path)
-            told.append(_change(arrival.path, "renamed", cast(StoredEntry, arrival.new), each.path))
+            result.append(_change(arrival.path, "renamed", cast(StoredEntry, arrival.new), each.path))
         elif each.new is None:
-            told.append(_change(each.path, "deleted", cast(StoredEntry, each.old)))
+            result.append(_change(each.path, "deleted", cast(StoredEntry, each.old)))
         elif each.old is not None:
             same = each.old.digest == each.new.digest and each.old.kind == each.new.kind
-            told.append(_change(each.path, "mode" if same or each.new.kind == "directory" else "modified", each.new))
-    told += [
+            result.append(_change(each.path, "mode" if same or each.new.kind == "directory" else "modified", each.new))
+    result += [
         _change(each.path, "added", each.new)
         for each in found
         if each.old is None and each.new is not None and each.path not in renamed
     ]
-    return sorted(told, key=lambda change: (change.path, change.kind))
+    return sorted(result, key=lambda change: (change.path, change.kind))
 
 
 def _can_be_renamed(entry: StoredEntry) -> bool:
-    """Empty files are too much alike for one to be another."""
+    """Return whether the entry takes part in rename detection. Empty files do not: they are all alike."""
     return entry.kind == "file" and entry.digest != EMPTY_FILE
 
 

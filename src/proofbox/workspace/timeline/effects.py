@@ -1,12 +1,12 @@
-"""What was done to a workspace, and what was not allowed: a hash-chained log beside its history, out of reach.
+"""The effect log: what was done to a workspace and what was denied, as a hash chain outside the agent's reach.
 
-Before a tool acts, its intent is in the log; after it, its outcome; a denial is there too. An intent without an outcome
-is a call that was under way when everything ended. The log is `effects.jsonl` in the workspace's own directory of the
-state directory, a chain (`core/chain.py`) called `effects:<workspace id>`. Every snapshot holds the chain's head of its
-moment, so that an edit, and a cut before the latest snapshot, are found by `workspace verify`; what was cut off after
-it is not. Several processes may write: each entry is appended under a lock, and on the disk when that is released.
+A tool call is logged as an intent before it starts, and as an outcome after it ends; denied calls are logged as well.
+An intent without an outcome is a call that was interrupted. The log is `effects.jsonl` in the workspace's home below
+the state directory, a chain (`core/chain.py`) named `effects:<workspace id>`. Every snapshot records the head of the
+chain, so `workspace verify` detects edits, and truncation before the latest snapshot; it does not detect entries that
+were removed after it. Several processes may write: each entry is appended under a lock and synced before the release.
 
-Each entry is an `Effect`. Values that are known secrets are not written down; what is not text is escaped.
+Each entry is an `Effect`. Known secret values are redacted, and bytes that are not text are escaped.
 """
 
 from __future__ import annotations
@@ -39,42 +39,42 @@ Phase = Literal["intent", "outcome", "denied", "note"]
 
 @stored(SCHEMA, at="STATE/workspaces/WORKSPACE/effects.jsonl, one a line")
 class Effect(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What was done in a workspace, or denied. `id` is the call's: its intent and its outcome share it."""
+    """An action in a workspace, or its denial. The intent and the outcome of a call have the same `id`."""
 
     id: str
-    """The call's: its intent and its outcome share it."""
+    """The call's id, shared by its intent and its outcome."""
     time: str
     phase: Phase
-    """`intent`: about to be done. `outcome`: it has ended. `denied`: it was not done. `note`: of the log itself."""
+    """`intent`: about to start. `outcome`: ended. `denied`: not executed. `note`: about the log itself."""
     kind: str
-    """The tool's name; or `network`, `rollback`, `repair`."""
+    """The tool's name, or `network`, `rollback`, `repair`."""
     target: str = ""
-    """The path, or the command as a shell would read it."""
+    """The path, or the command in shell syntax."""
     cwd: str = ""
     arguments_sha256: str = ""
-    """Of the call's arguments as canonical JSON."""
+    """SHA-256 of the call's arguments as canonical JSON."""
     decision: Literal["allow", "deny", ""] = ""
-    """Empty: nothing had to be decided, or it stands in the intent."""
+    """Empty if no decision was needed, or if the intent contains it."""
     rule: str = ""
     exit_code: int | None = None
     duration_ms: float | None = None
     stdout_sha256: str = ""
     stderr_sha256: str = ""
     reach: tuple[str, ...] = ()
-    """What a command could touch besides the workspace: `host`, `network`, `mounts`."""
+    """What a command could affect outside the workspace: `host`, `network`, `mounts`."""
     snapshot_before: str = ""
     snapshot_after: str = ""
     error: str = ""
-    """The code of what it ended in."""
+    """The error code if the call failed."""
     note: str = ""
-    """More, for people: what a rollback put back, what a repair cut off."""
+    """Further details for people: what a rollback restored, what a repair removed."""
     schema: str = SCHEMA
     seq: int = -1
-    """Its place in the log; the chain's."""
+    """Sequence number in the log, assigned by the chain."""
 
 
 class EffectLog:
-    """One workspace's log. Cheap to make; holds nothing open."""
+    """The log of one workspace. Cheap to create; keeps no file open."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class EffectLog:
         return self._ids.new_id("eff")
 
     def append(self, *, id: str, phase: Phase, kind: str, **facts: Any) -> EffectsHead:
-        """Add one entry. Raises CorruptError when the log is not what a log ends in."""
+        """Append one entry. Raises CorruptError if the end of the log is damaged."""
         made = Effect(id=id, time=isoformat(self._clock.now()), phase=phase, kind=kind, **facts)
         with locked(self._lock), ChainWriter(self.path, self._name) as writer:
             if writer.repaired is not None:
@@ -108,7 +108,7 @@ class EffectLog:
         return read_effects(self.path, since)
 
     def _repair(self, size: int, digest: str) -> Effect:
-        note = f"{size} bytes of an entry that never finished were removed, sha256 {digest}"
+        note = f"removed {size} bytes of an incomplete entry, sha256 {digest}"
         return Effect(id=self.new_id(), time=isoformat(self._clock.now()), phase="note", kind="repair", note=note)
 
     def _plain(self, effect: Effect) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def chain_name(workspace_id: str) -> str:
 
 
 def read_effects(path: Path, since: int = 0) -> Iterator[Effect]:
-    """The entries, oldest first, as far as they are whole. Whether the chain holds is for `problems` to say."""
+    """Yield the complete entries, oldest first. Does not check the chain: see `problems`."""
     decode = msgspec.json.Decoder(Effect).decode
     try:
         with path.open("rb") as lines:
@@ -144,7 +144,7 @@ def read_effects(path: Path, since: int = 0) -> Iterator[Effect]:
 
 
 def current_head(home: Path, workspace_id: str) -> EffectsHead | None:
-    """The head that a snapshot anchors, from the log's last line alone; None while there is no log."""
+    """Return the head that a snapshot records, read from the log's last line, or None if there is no log."""
     try:
         fd = os.open(home / FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -174,28 +174,28 @@ class _Seq(msgspec.Struct, frozen=True):
 
 
 def problems(home: Path, workspace_id: str, snapshots: Iterable[Snapshot]) -> list[str]:
-    """What is wrong with the log: its chain, and its heads against those that snapshots anchor."""
+    """Return the problems of the log: a broken chain, or heads that differ from those recorded in snapshots."""
     anchors = {(each.effects_head.count, each.effects_head.digest) for each in snapshots if each.effects_head}
     path = home / FILE
     if not path.exists():
-        return [f"the effect log is gone: a snapshot anchors {count} entries" for count, _ in sorted(anchors)[-1:]]
+        return [f"the effect log is missing: a snapshot records {count} entries" for count, _ in sorted(anchors)[-1:]]
     report = verify_chain(path, chain_name(workspace_id))
     found = [
         f"the effect log, line {each.line}: {each.message}" for each in report.findings if each.code != "torn_tail"
     ]
-    due = dict(sorted(anchors))
-    heads = _heads(path, set(due))
+    counts = {count for count, _ in anchors}
+    heads = _heads(path, counts)
     heads[0] = origin(chain_name(workspace_id))
     for count, digest in sorted(anchors):
         if count not in heads:
-            found.append(f"the effect log was cut off: it has {report.count} entries, and a snapshot anchors {count}")
+            found.append(f"the effect log was truncated: it has {report.count} entries, but a snapshot records {count}")
         elif heads[count] != digest:
-            found.append(f"the effect log is not the one whose first {count} entries a snapshot anchors")
+            found.append(f"the first {count} entries of the effect log are not those that a snapshot records")
     return found
 
 
 def irreversible(home: Path, target: Snapshot) -> tuple[str, ...]:
-    """What was done since a snapshot that putting its files back does not undo: commands that could reach further."""
+    """Return effects since a snapshot that a rollback does not undo: commands that could reach beyond the files."""
     begin = target.effects_head.count if target.effects_head else 0
     under_way: dict[str, Effect] = {}
     listed: dict[str, str] = {}
@@ -210,12 +210,12 @@ def irreversible(home: Path, target: Snapshot) -> tuple[str, ...]:
             if each.reach and not done_by_then:
                 listed[each.id] = f"{each.target} (could reach: {', '.join(each.reach)})"
     for id, each in under_way.items():
-        listed[id] = f"{each.target} (how it ended is not known)"
+        listed[id] = f"{each.target} (outcome unknown)"
     return tuple(words for _, words in sorted(listed.items()))
 
 
 def _heads(path: Path, counts: set[int]) -> dict[int, str]:
-    """The head after each of these many entries, as far as there are that many."""
+    """Return the head after each of these entry counts, for counts that the log reaches."""
     found = {}
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):

@@ -1,4 +1,4 @@
-"""A new workspace at a snapshot of another: it appears whole or not at all, and shares the other's store."""
+"""Create a workspace from a snapshot of another. It appears atomically, and shares the other's store."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ from proofbox.workspace.timeline.restore import write_new
 def make_fork(
     store: ObjectStore, origin: Registration, source: Snapshot, dest: str | os.PathLike[str], clock: Clock
 ) -> tuple[Registration, Known]:
-    """Write the files of `source`, begin a history with it, and register that. The store is in use."""
+    """Write the files of `source`, start a history with it, and register it. The caller holds the store's `use`."""
     path = os.path.realpath(os.fspath(dest))
     existed = os.path.lexists(path)
     if existed and (not os.path.isdir(path) or os.listdir(path)):
-        raise WorkspacePathRefused(f"{path} is not empty", op="workspace fork", fix_hints=["name a new directory"])
+        raise WorkspacePathRefused(f"{path} is not empty", op="workspace fork", fix_hints=["choose a new directory"])
     registry.refuse_own_state(path)
     if existed and registry.is_registered(path):
-        raise WorkspaceExists(f"{path} is a workspace already", op="workspace fork", fix_hints=["name a new directory"])
+        hints = ["choose a new directory"]
+        raise WorkspaceExists(f"{path} is already a workspace", op="workspace fork", fix_hints=hints)
     making = os.path.join(os.path.dirname(path), TEMPORARY_PREFIX + secrets.token_hex(8))
     os.mkdir(making, 0o755)
     try:
@@ -58,6 +59,6 @@ def make_fork(
     except BaseException:
         remove_tree(making)
         raise
-    # Last: killed before this, there is an ordinary directory, and never a workspace without one.
+    # Register last: if killed before this, an ordinary directory remains, never a workspace without a directory.
     registry.register(new, replace=not existed)
     return new, (directory, store.position)

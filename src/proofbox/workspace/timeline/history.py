@@ -1,4 +1,4 @@
-"""One workspace's events among those of all that share a store."""
+"""The events of one workspace, filtered from those of all workspaces that share a store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHORTEST = 4
 
 
 class History:
-    """Oldest first. Reads from the store each time: another process may have added to it."""
+    """The history, oldest first. Reads from the store each time, because another process may have added events."""
 
     def __init__(self, store: ObjectStore, workspace_id: str) -> None:
         self._store = store
@@ -30,7 +30,7 @@ class History:
         return self._own(self._store.events(newest_first=True))
 
     def head(self) -> Snapshot | None:
-        """The latest. Only the events that came since the last call are looked at."""
+        """Return the latest entry. Reads only the events added since the last call."""
         place, head = self._head
         now = self._store.events_position
         if place[0] != now[0]:
@@ -42,7 +42,7 @@ class History:
         return head
 
     def find(self, name: str) -> Snapshot:
-        """By id, the beginning of one, or HEAD. Of several with the same id the latest."""
+        """Find a snapshot by id, id prefix or HEAD. If several have the same id, return the latest."""
         if name == "HEAD" and (head := self.head()):
             return head
         found: dict[str, Snapshot] = {}
@@ -54,7 +54,7 @@ class History:
                     found.setdefault(each.id, each)
         if len(found) == 1:
             return next(iter(found.values()))
-        reason = f"{len(found)} snapshots begin with {name}" if found else f"no snapshot is called {name!r}"
+        reason = f"{len(found)} snapshots start with {name}" if found else f"there is no snapshot {name!r}"
         raise SnapshotUnknown(reason, op="workspace")
 
     def _own(self, events: Iterator[bytes]) -> Iterator[Snapshot]:
@@ -62,13 +62,13 @@ class History:
             try:
                 snapshot = self._decode(event)
             except msgspec.MsgspecError as error:
-                raise WorkspaceCorrupt(f"an event is not understood: {error}", op="store") from error
+                raise WorkspaceCorrupt(f"malformed event: {error}", op="store") from error
             if snapshot.workspace == self._workspace:
                 yield snapshot
 
 
 def reachable(store: ObjectStore, tree: bytes, seen: set[bytes]) -> None:
-    """Add everything a tree needs to `seen`. Raises WorkspaceCorrupt for what is missing or damaged."""
+    """Add everything a tree references to `seen`. Raises WorkspaceCorrupt if something is missing or damaged."""
     waiting = [tree]
     while waiting:
         each = waiting.pop()

@@ -1,10 +1,10 @@
-"""Snapshots written out once, to be the lower layer of any number of boxes. Below the store, out of a box's sight.
+"""Snapshots written to disk once, as the lower layer of any number of boxes. Stored out of sight of the boxes.
 
     lower/<tree id>/       the files of a snapshot
-    lower/<tree id>.lock   held shared by whoever uses them, alone by whoever makes or removes them
-    lower/.proofbox-tmp-<tree id>/   where they are made
+    lower/<tree id>.lock   held shared while they are used, exclusively while they are created or removed
+    lower/.proofbox-tmp-<tree id>/   the files while they are written
 
-They are copies: the few that were used last are kept, and a collection takes all that nobody uses.
+They are copies: only the most recently used are kept, and `gc` removes all unused ones.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from proofbox.workspace.timeline.restore import write_new
 
 KEPT = 4
 NEAR = 2000
-"""So many differences at most are laid over another snapshot's files, rather than writing all of them again."""
+"""Up to this many differences are put on top of another snapshot's files, instead of writing all files again."""
 
 
 class LowerTree:
-    """One in use: `close` lets others remove it."""
+    """A lower tree in use. `close` allows others to remove it."""
 
     def __init__(self, path: Path, lock: int, over: list[TreeDifference]) -> None:
         self.path = path
         self.over = over
-        """What the snapshot has differently."""
+        """The differences of the snapshot from these files."""
         self._lock = lock
 
     def close(self) -> None:
@@ -48,9 +48,9 @@ class LowerTrees:
         self._directory = store.directory / "lower"
 
     def near(self, tree: bytes) -> LowerTree:
-        """The files of that tree, or of one that is not far from it. Within the store's `use`."""
+        """Return the files of this tree, or of a similar one. Call within the store's `use`."""
         self._directory.mkdir(mode=0o700, exist_ok=True)
-        for path in sorted(self._made(), key=lambda path: path.name != tree.hex()):
+        for path in sorted(self._existing(), key=lambda path: path.name != tree.hex()):
             lock = _locked(path, fcntl.LOCK_SH)
             over = self._distance(bytes.fromhex(path.name), tree) if path.is_dir() else None
             if over is not None:
@@ -60,15 +60,15 @@ class LowerTrees:
         return self._make(tree)
 
     def evict(self, keep: int) -> None:
-        """Remove all but the `keep` last used, if nobody uses them, and what was killed while it was made."""
-        for path in list(self._made())[keep:]:
+        """Remove all but the `keep` most recently used trees, unless in use, and leftovers of killed processes."""
+        for path in list(self._existing())[keep:]:
             self._remove_unused(path, path)
         for path in self._directory.glob(TEMPORARY_PREFIX + "*"):
             self._remove_unused(path, path.with_name(path.name.removeprefix(TEMPORARY_PREFIX)))
 
-    def _remove_unused(self, path: Path, meant: Path) -> None:
+    def _remove_unused(self, path: Path, tree_path: Path) -> None:
         try:
-            lock = _locked(meant, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock = _locked(tree_path, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return
         try:
@@ -76,8 +76,8 @@ class LowerTrees:
         finally:
             os.close(lock)
 
-    def _made(self) -> Iterator[Path]:
-        """The last used first."""
+    def _existing(self) -> Iterator[Path]:
+        """Yield the existing trees, most recently used first."""
         locks = self._directory.glob("*.lock")
         for lock in sorted(locks, key=lambda lock: lock.stat().st_mtime_ns, reverse=True):
             if (path := lock.with_suffix("")).is_dir():
@@ -87,7 +87,7 @@ class LowerTrees:
         try:
             found = list(itertools.islice(differences(self._store, base, tree), NEAR + 1))
         except WorkspaceCorrupt:
-            return None  # collected since
+            return None  # removed by a collection meanwhile
         return found if len(found) <= NEAR else None
 
     def _make(self, tree: bytes) -> LowerTree:

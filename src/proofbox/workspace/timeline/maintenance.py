@@ -18,7 +18,7 @@ from proofbox.workspace.timeline.lower_trees import LowerTrees
 
 
 def verify(registration: Registration, store: ObjectStore, history: History) -> HistoryVerification:
-    """Every byte against its digest, every tree for what it needs, and the documents beside them."""
+    """Check every byte against its digest, every tree's references, and the workspace's documents."""
     problems = store.damage()
     home = registry.home_of(registration.id)
     with store.use():
@@ -38,18 +38,18 @@ def verify(registration: Registration, store: ObjectStore, history: History) -> 
                 problems.append(f"snapshot {each.id}: {error}")
         problems += effects.problems(home, registration.id, snapshots)
         known = {each.id for each in snapshots}
-        for name, meant in refs.items() if not problems else ():
-            if meant not in known:
-                problems.append(f"{name} names {meant}, which is not in the history")
+        for name, snapshot_id in refs.items() if not problems else ():
+            if snapshot_id not in known:
+                problems.append(f"the name {name} refers to {snapshot_id}, which is not in the history")
     return HistoryVerification(
         sound=not problems, snapshots=len(snapshots), objects=len(live), problems=tuple(dict.fromkeys(problems))
     )
 
 
 def forget(path: str | os.PathLike[str]) -> Forgotten:
-    """Drop the history and the effect log of the workspace at a path. The directory's files stay, if it still exists.
+    """Drop the history and the effect log of the workspace at a path. Files in the directory are kept.
 
-    What forks of it share stays stored.
+    Content that its forks share remains stored.
     """
     registration = registry.registered_at(os.path.realpath(os.fspath(path)))
     with locked(registry.home_of(registration.id) / registry.LOCK):
@@ -60,11 +60,11 @@ def forget(path: str | os.PathLike[str]) -> Forgotten:
 
 
 def collect(store: ObjectStore, history: History, named: set[str], keep: int | None) -> Collected:
-    """Drop what no snapshot needs, and with `keep` all but the latest of this history. The store is ours alone."""
+    """Remove unreferenced content, and with `keep` older snapshots. The caller holds the store exclusively."""
     own = list(history)
     dropped = [each for each in (own[:-keep] if keep else []) if each.id not in named]
-    gone = {msgspec.json.encode(each) for each in dropped}
-    events = [event for event in store.events() if event not in gone]
+    dropped_events = {msgspec.json.encode(each) for each in dropped}
+    events = [event for event in store.events() if event not in dropped_events]
     live: set[bytes] = set()
     for event in events:
         reachable(store, bytes.fromhex(msgspec.json.decode(event, type=Snapshot).id), live)

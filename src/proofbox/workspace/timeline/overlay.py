@@ -1,15 +1,15 @@
-"""A snapshot as the project of a box, without a copy: what the box changes goes elsewhere, is listed, and thrown away.
+"""A snapshot as the project of a box, without a copy: the box's changes are stored apart, listed and discarded.
 
     with ws.overlay("HEAD") as layers, Sandboxes(ws.path).start_session(**layers.options()) as session:
         session.exec(["make", "test"])
         layers.changes()
 
-The box sees the files at the workspace's own path. They are laid together by the kernel inside the box's mount
-namespace: on the host nothing is mounted, and nothing stays mounted when a process is killed. The snapshot is written
-out once (`lower`); another one that differs little from it costs what differs.
+The box sees the files at the workspace's own path. The kernel merges the layers inside the box's mount namespace:
+nothing is mounted on the host, and no mount remains when a process is killed. The snapshot is written to disk once
+(`lower_trees`); for a similar snapshot, only the differences are written.
 
-Below the store, one directory an overlay, `boxes/<id>/`: `over` has what this snapshot has differently from the one
-that is written out, `change/upper` what the box has changed. A lock beside it tells a dead owner's from one in use.
+Each overlay has a directory `boxes/<id>/` below the store: `over` contains this snapshot's differences from the written
+one, `change/upper` the box's changes. A lock next to it shows whether its owner is still alive.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class Overlay:
-    """Made by `Workspace.overlay`, while that is open; close it, or use it in a `with`. Closing throws it away."""
+    """Created by `Workspace.overlay` of an open workspace; close it or use it in a `with`. Closing discards it."""
 
     def __init__(self, store: ObjectStore, tree: bytes, root_mode: int) -> None:
         self._store = store
@@ -74,19 +74,19 @@ class Overlay:
             raise
 
     def options(self) -> PolicyOptions:
-        """For `start_session` or `exec` of a service whose project is the workspace. One box at a time."""
+        """Return options for `start_session` or `exec`; the project must be the workspace. One box at a time."""
         self._works += 1
         work = self._change / f"work-{self._works}"
         work.mkdir()
         return {"access": "overlay", "layers": Layers(self._layers, self.upper, work)}
 
     def changes(self) -> list[Change]:
-        """What the box has made different from the snapshot, found in what it has written alone."""
+        """Return the box's changes to the snapshot, found from the files it has written."""
         with self._store.use(), opened(str(self.upper), None) as upper:
             return tell(list(_differences(self._store, upper, self._tree, "")))
 
     def close(self) -> None:
-        """Throw away what the box has changed. The box has to be stopped before."""
+        """Discard the box's changes. Stop the box first."""
         if self._lock >= 0:
             lock, self._lock = self._lock, -1
             try:
@@ -104,24 +104,24 @@ class Overlay:
 
 
 def _write_over(store: ObjectStore, top: int, tree: bytes, found: Iterable[TreeDifference]) -> None:
-    """Make an empty directory the layer that makes another snapshot's files this one's."""
+    """Write the layer that turns the files of another snapshot into this one, into an empty directory."""
     made = {"": StoredEntry(stat.S_IFDIR, tree)}
     read = functools.lru_cache(maxsize=64)(functools.partial(entries_of, store))
 
     def make(folder: str) -> None:
-        """A directory of the layer, as it is in `tree`; its mode is set when everything is written."""
+        """Create a directory of the layer as in `tree`. Its mode is set after everything is written."""
         if folder in made:
             return
         parent, _, name = folder.rpartition("/")
         make(parent)
-        unlink_if_there(folder, top)  # the whiteout of a file that was there
+        unlink_if_there(folder, top)  # the whiteout of a file at this path
         os.mkdir(folder, dir_fd=top)
         made[folder] = read(made[parent].digest)[name]
 
-    gone = "/"
+    deleted_prefix = "/"
     for path, old, new in found:
-        if path.startswith(gone):
-            continue  # below a directory that is not there any more
+        if path.startswith(deleted_prefix):
+            continue  # below a deleted directory
         folder, _, name = path.rpartition("/")
         make(folder)
         if new is not None and new.kind == "directory":
@@ -130,9 +130,9 @@ def _write_over(store: ObjectStore, top: int, tree: bytes, found: Iterable[TreeD
         with opened(folder or ".", top) as fd:
             if new is None:
                 os.mknod(name, stat.S_IFCHR | 0o600, os.makedev(0, 0), dir_fd=fd)  # a whiteout
-                gone = path + "/" if old is not None and old.kind == "directory" else "/"
+                deleted_prefix = path + "/" if old is not None and old.kind == "directory" else "/"
             else:
-                unlink_if_there(name, fd)  # the whiteout of a directory that was there
+                unlink_if_there(name, fd)  # the whiteout of a directory at this path
                 write_file(store, fd, name, new)
     del made[""]
     for path in sorted(made, reverse=True):
@@ -145,7 +145,7 @@ def _differences(store: ObjectStore, upper: int, tree: bytes, folder: str) -> It
     for name in sorted(names | before.keys() if folder and _is_opaque(upper) else names):
         path = f"{folder}/{name}" if folder else name
         old = before.get(name)
-        with _looked_at(upper, name, path) as (new, below):
+        with _open_entry(upper, name, path) as (new, below):
             if old is not None and new is not None and old.kind == new.kind == "directory":
                 if old.mode != new.mode:
                     yield TreeDifference(path, old, new)
@@ -163,9 +163,9 @@ def _differences(store: ObjectStore, upper: int, tree: bytes, folder: str) -> It
 
 
 @contextlib.contextmanager
-def _looked_at(folder: int, name: str, path: str) -> Iterator[tuple[StoredEntry | None, int]]:
-    """What a snapshot would hold, and a handle on it if that is a directory; None for what was deleted, and for what no
-    snapshot holds: the scanner's limits are those of the box, too."""
+def _open_entry(folder: int, name: str, path: str) -> Iterator[tuple[StoredEntry | None, int]]:
+    """Yield the entry that a snapshot would contain, with a descriptor if it is a directory. Yield None for deleted
+    entries, and for entries that a snapshot cannot contain: the scanner's limits apply to the box as well."""
     with contextlib.ExitStack() as stack:
         entry, below = None, -1
         try:
@@ -180,7 +180,7 @@ def _looked_at(folder: int, name: str, path: str) -> Iterator[tuple[StoredEntry 
             elif stat.S_ISREG(info.st_mode):
                 entry = _file(folder, name)
         except OSError:
-            pass  # unreadable, or gone since
+            pass  # unreadable, or removed since
         yield entry, below
 
 
@@ -199,23 +199,23 @@ def _file(folder: int, name: str) -> StoredEntry | None:
 
 
 def _is_opaque(directory: int) -> bool:
-    """Whether the kernel says that nothing of the layers below is seen here. It says so by an attribute that the box
-    can't set; the other one it may."""
-    kernels = "trusted.overlay.opaque" if os.geteuid() == 0 else "user.overlay.opaque"
+    """Return whether the kernel marked the directory as hiding the layers below. It uses an attribute that the box
+    can't set; the box may be able to set the other one."""
+    attribute = "trusted.overlay.opaque" if os.geteuid() == 0 else "user.overlay.opaque"
     try:
-        return os.getxattr(directory, kernels) in (b"y", b"x")
+        return os.getxattr(directory, attribute) in (b"y", b"x")
     except OSError:
         return False
 
 
 def _new_place(boxes: Path) -> tuple[Path, int]:
-    """A name for a box's directory, and its lock, held."""
+    """Create a name for a box's directory. Return it with its lock held."""
     while True:
         place = boxes / secrets.token_hex(8)
         lock = os.open(_lock_of(place), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if _lock_of(place).exists():  # else it was taken for a dead one's before it was locked
+            if _lock_of(place).exists():  # else a sweep removed it before it was locked
                 return place, lock
         except BaseException:
             os.close(lock)
@@ -228,22 +228,22 @@ def _lock_of(place: Path) -> Path:
 
 
 def _discard(place: Path) -> None:
-    """Its lock goes last, and only with all of it: what is left is tried again by the next sweep."""
+    """Remove a box's directory. The lock goes last, and only if everything was removed, so that a sweep can retry."""
     if not remove_tree(place):
         _lock_of(place).unlink(missing_ok=True)
 
 
 def _sweep(boxes: Path) -> None:
-    """Remove what processes left that were killed."""
+    """Remove the leftovers of killed processes."""
     for path in boxes.glob("*.lock"):
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError:
-            continue  # somebody else was faster
+            continue  # another process removed it first
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _discard(path.with_suffix(""))
         except OSError:
-            pass  # in use, most often
+            pass  # usually in use
         finally:
             os.close(fd)

@@ -1,10 +1,10 @@
-"""Putting a stored tree back into a directory, and making a new directory of one.
+"""Restore a stored tree into a directory, or write one to a new directory.
 
-A file appears by a rename from a finished temporary in the workspace's root, so whoever looks finds the old file or the
-new one. Directories are opened one from the other and never through a symbolic link. What no snapshot holds (ignored
-names, FIFOs, sockets, devices, unreadable files) is left where it is, with the directories that hold it, unless the
-tree has something else under the very name of a file like that. What may not be changed is left, too, and the rest is
-put back. Hard links are cut: each name becomes its own file. Runs of zeros in large files become holes.
+A file is written to a temporary in the workspace's root and renamed, so that readers see either the old file or the new
+one. Directories are opened relative to their parents and never through symbolic links. Entries that no snapshot
+contains (ignored names, FIFOs, sockets, devices, unreadable files) stay, together with their directories, unless the
+tree has another entry at exactly that path. Paths that may not be changed are skipped, and the rest is restored. Hard
+links are broken: each name becomes a separate file. Runs of zeros in large files become holes.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _FICLONE = 0x40049409
 _FEW = 16
 _FULL = (errno.ENOTEMPTY, errno.EEXIST)
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EBUSY, errno.ETXTBSY, errno.ENAMETOOLONG)
-"""Of one path, which the others do not suffer from."""
+"""Errors that affect one path only."""
 SWAPPED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, *_FULL)
-"""Something else changed the files meanwhile: to be looked at again."""
+"""Errors that mean that another process changed the files meanwhile: scan again."""
 
 
 class Restorer:
-    """Makes the directory at `root` hold a tree. `keep` are paths that are not to be removed."""
+    """Makes the directory at `root` match a tree. `keep` lists paths that must not be removed."""
 
     def __init__(self, root: str, store: ObjectStore, temporary: str, keep: Collection[str] = ()) -> None:
         self._root = root
@@ -51,7 +51,7 @@ class Restorer:
         self._devices: set[int] = set()
 
     def restore(self, current: Directory, tree: bytes) -> None:
-        """`current` is what the directory holds now, and is kept up to date. When it returns, all is on the disk."""
+        """Restore a tree and sync it. `current` is the directory's known state, which is updated."""
         with opened(self._root, None) as self._root_fd:
             self.remove_temporary()
             self._directory(self._root_fd, current, tree, "")
@@ -61,7 +61,7 @@ class Restorer:
                 _sync_file_system(self._root_fd)
 
     def remove_temporary(self) -> None:
-        """Of a restore that was killed, or whatever somebody put there."""
+        """Remove the temporary of a restore that was killed, or any other entry with that name."""
         remove_tree(os.path.join(self._root, self._temporary))
 
     def _directory(self, fd: int, current: Directory, tree: bytes, path: str) -> None:
@@ -109,7 +109,7 @@ class Restorer:
 
     def _file(self, fd: int, name: str, entry: StoredEntry) -> None:
         self._written += 1
-        # In the root, where a dead process's leftover is found; across a mount point nothing can be moved.
+        # In the root, where leftovers of a killed process are found. A rename cannot cross a mount point.
         place = self._root_fd if self._same_device(fd) else fd
         try:
             write_file(self._store, place, self._temporary, entry, sync=self._written <= _FEW)
@@ -122,7 +122,7 @@ class Restorer:
             unlink_if_there(self._temporary, place)
             if error.errno not in (errno.EISDIR, *_FULL):
                 raise
-            raise _Left("a directory with something that no snapshot holds is in its place") from None
+            raise _Left("a directory with entries that no snapshot contains is in its place") from None
 
     def _same_device(self, fd: int) -> bool:
         device = os.fstat(fd).st_dev
@@ -131,7 +131,7 @@ class Restorer:
 
     def _remove(self, fd: int, current: Directory, name: str, path: str) -> None:
         if path in self._keep:
-            raise _Left("it was not read when the snapshot was taken")
+            raise _Left("it could not be read when the snapshot was taken")
         child = current.dirs.get(name)
         if child is None:
             unlink_if_there(name, fd)
@@ -148,15 +148,15 @@ class Restorer:
             os.rmdir(name, dir_fd=fd)
         except OSError as error:
             if error.errno == errno.EBUSY:
-                raise _Left("something is mounted there") from None
+                raise _Left("it is a mount point") from None
             if error.errno not in _FULL:
                 raise
-            raise _Left("it holds something that is left") from None
+            raise _Left("it contains entries that could not be removed") from None
         del current.dirs[name]
 
     @contextmanager
     def _noting(self, path: str) -> Iterator[None]:
-        """Around what is done for one path: where that may not be, it is left as it is."""
+        """Handle one path: if it may not be changed, record it and continue."""
         try:
             yield
         except _Left as reason:
@@ -168,11 +168,11 @@ class Restorer:
 
 
 class _Left(Exception):
-    """A path is not as the tree has it, for this reason."""
+    """The reason why a path could not be restored."""
 
 
 def write_file(store: ObjectStore, fd: int, name: str, entry: StoredEntry, *, sync: bool = False) -> os.stat_result:
-    """A new file or link of that name; what the file system says of it."""
+    """Create a file or link, and return its stat result."""
     if stat.S_ISLNK(entry.mode):
         os.symlink(store.get(entry.digest), os.fsencode(name), dir_fd=fd)
         return os.stat(name, dir_fd=fd, follow_symlinks=False)
@@ -188,7 +188,7 @@ def write_file(store: ObjectStore, fd: int, name: str, entry: StoredEntry, *, sy
         elif not _cloned(large, out):
             write_sparse(out, store.chunks(entry.digest))
         info = os.fstat(out)
-        if stat.S_IMODE(info.st_mode) != mode:  # the umask's doing, most often
+        if stat.S_IMODE(info.st_mode) != mode:  # usually because of the umask
             os.fchmod(out, mode)
             info = os.fstat(out)
         if sync:
@@ -199,7 +199,7 @@ def write_file(store: ObjectStore, fd: int, name: str, entry: StoredEntry, *, sy
 
 
 def write_new(store: ObjectStore, root: str, tree: bytes) -> Directory:
-    """Write a tree into an empty directory that nobody else knows of. What it then holds."""
+    """Write a tree into an empty directory that no other process uses. Return its known state."""
     made: list[tuple[str, Directory, dict[str, StoredEntry]]] = []
 
     def directories(path: str, tree: bytes, mode: int) -> Directory:
@@ -222,7 +222,7 @@ def write_new(store: ObjectStore, root: str, tree: bytes) -> Directory:
         directory.pack()
         entries.clear()
 
-    # From a handle on it: a path in a snapshot may be as long as any may be, and here more would come before it.
+    # Relative to a descriptor: a path in a snapshot may already have the maximum length without a prefix.
     with opened(root, None) as top:
         whole = directories("", tree, 0)
         with ThreadPoolExecutor(_THREADS) as pool:
@@ -234,8 +234,8 @@ def write_new(store: ObjectStore, root: str, tree: bytes) -> Directory:
 
 
 def _cloned(source: Path, out: int) -> bool:
-    """Share the blocks of a file, where the file system can (btrfs, XFS). What isn't read isn't checked: `verify` is
-    for that."""
+    """Share the blocks of a file if the file system supports it (btrfs, XFS). The content is not read and therefore
+    not checked: `verify` does that."""
     with source.open("rb") as file:
         try:
             fcntl.ioctl(out, _FICLONE, file.fileno())
@@ -252,7 +252,7 @@ def _sync_file_system(fd: int) -> None:
 def _make_writable(fd: int) -> None:
     mode = stat.S_IMODE(os.fstat(fd).st_mode)
     if mode & 0o300 != 0o300:
-        with suppress(PermissionError):  # of somebody else: what is to be changed in it says whether it may be
+        with suppress(PermissionError):  # another user's directory: changing its entries may still be allowed
             os.fchmod(fd, mode | 0o300)
 
 

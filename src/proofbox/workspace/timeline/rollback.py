@@ -1,8 +1,8 @@
-"""Making the files what a snapshot says, so that whoever dies on the way, it is finished.
+"""Roll the files back to a snapshot, so that a rollback interrupted at any point is completed later.
 
-A journal beside the store says what is under way, on the disk before the first file is touched; it is removed when the
-files are what it says and the history has it. Who opens the workspace and finds one carries it out. Where that fails
-(a full disk, say), the journal stays: the next open tries again, and another rollback takes its place.
+A journal next to the store describes the rollback. It is synced before the first file is changed, and removed once the
+files match and the history contains the rollback. Opening a workspace with a journal completes the rollback. If that
+fails (for example, on a full disk), the journal stays: the next open tries again, and another rollback replaces it.
 """
 
 from __future__ import annotations
@@ -32,20 +32,26 @@ class RollbackRecord(Protocol):
     def __call__(
         self, kind: Literal["snapshot", "rollback"], message: str, method: Method, context: SnapshotContext = ..., /
     ) -> Snapshot:
-        """Add the files as they were last looked at to the history."""
+        """Add the files as last scanned to the history."""
 
 
 class Rollbacks:
-    """Of one workspace, whose lock and store are held during every call but `interrupted`."""
+    """The rollbacks of one workspace. Every call except `interrupted` requires the workspace's lock and the store."""
 
     def __init__(
-        self, path: Path, home: Path, store: ObjectStore, history: History, look: WorkingTree, record: RollbackRecord
+        self,
+        path: Path,
+        home: Path,
+        store: ObjectStore,
+        history: History,
+        working_tree: WorkingTree,
+        record: RollbackRecord,
     ) -> None:
         self._path = path
         self._journal = home / registry.ROLLBACK
         self._store = store
         self._history = history
-        self._look = look
+        self._working_tree = working_tree
         self._record = record
 
     @property
@@ -53,14 +59,14 @@ class Rollbacks:
         return self._journal.exists()
 
     def carry_out(self, target: Snapshot) -> tuple[bytes, Mapping[str, str]]:
-        """The tree that was left, and the paths that are not as the target has them, with the reason."""
-        method = self._look.refresh()
+        """Roll back. Return the tree before, and the paths that differ from the target, with the reason."""
+        method = self._working_tree.refresh()
         head = self._history.head()
-        before = self._look.tree_id
+        before = self._working_tree.tree_id
         if head is None or bytes.fromhex(head.id) != before:
             self._record("snapshot", f"before a rollback to {target.id[:12]}", method)
         journal = Rollback(target.id, before.hex(), TEMPORARY_PREFIX + secrets.token_hex(8))
-        # On the disk before the first file is touched: what is left behind, and that we are about to leave it.
+        # Synced before the first file is changed: the current state, and the journal of the rollback.
         self._store.make_durable()
         replaced = registry.read(self._journal, Rollback)
         registry.write(self._journal, journal)
@@ -72,11 +78,11 @@ class Rollbacks:
     def finish(self) -> None:
         journal = registry.read(self._journal, Rollback)
         if journal is None:
-            return  # whoever carried it out has finished
+            return  # another process has completed it
         with self._under_way(journal):
             Restorer(str(self._path), self._store, journal.temporary).remove_temporary()
-            method = self._look.refresh()
-            if self._look.tree_id.hex() not in (journal.before, journal.target):
+            method = self._working_tree.refresh()
+            if self._working_tree.tree_id.hex() not in (journal.before, journal.target):
                 self._record("snapshot", f"found after an interrupted rollback to {journal.target[:12]}", method)
             self._restore(journal)
 
@@ -87,43 +93,43 @@ class Rollbacks:
         except OSError as error:
             place = f" ({os.fsdecode(error.filename)})" if isinstance(error.filename, str | bytes) else ""
             raise RollbackUnfinished(
-                f"the rollback to {journal.target[:12]} is not finished: {error.strerror}{place}",
+                f"the rollback to {journal.target[:12]} is incomplete: {error.strerror}{place}",
                 op="workspace rollback",
                 details={"path": str(self._path), "target": journal.target},
             ) from error
 
     def _restore(self, journal: Rollback) -> Mapping[str, str]:
-        """Make the files the journal's target, record that, and be done with the journal."""
+        """Restore the journal's target, record the rollback, and remove the journal."""
         target = self._history.find(journal.target)
         tree = bytes.fromhex(target.id)
         skipped = [exact(each.path, each.path_b64) for each in target.skipped]
         for _ in range(_TRIES):
             restorer = Restorer(str(self._path), self._store, journal.temporary, skipped)
-            assert self._look.directory is not None  # noqa: S101 (refreshed by the caller)
+            assert self._working_tree.directory is not None  # noqa: S101 (refreshed by the caller)
             try:
-                restorer.restore(self._look.directory, tree)
+                restorer.restore(self._working_tree.directory, tree)
             except OSError as error:
                 if error.errno not in SWAPPED:
                     raise
-            method = self._look.refresh()
+            method = self._working_tree.refresh()
             if self._only_left(tree, restorer.left):
                 break
         else:
             raise WorkspaceChanging(
-                f"something keeps changing {self._path}",
+                f"another process keeps changing {self._path}",
                 op="workspace rollback",
-                fix_hints=["stop what is writing there, then open the workspace again: the rollback is finished then"],
+                fix_hints=["stop that process, then open the workspace again to complete the rollback"],
             )
         head = self._history.head()
-        if head is None or head.kind != "rollback" or head.id != self._look.tree_id.hex():
+        if head is None or head.kind != "rollback" or head.id != self._working_tree.tree_id.hex():
             context = SnapshotContext(cwd=target.cwd, env=target.env, effects_head=target.effects_head)
             self._record("rollback", f"rollback to {target.id[:12]}", method, context)
         registry.remove(self._journal)
         return restorer.left
 
     def _only_left(self, tree: bytes, left: Mapping[str, str]) -> bool:
-        """Whether the files are that tree, but for what could not be put back and the directories on the way to it."""
-        for each in differences(self._store, tree, self._look.tree_id):
+        """Return whether the files match the tree, except for paths that could not be restored and their parents."""
+        for each in differences(self._store, tree, self._working_tree.tree_id):
             path = each.path + "/"
             if not any((other + "/").startswith(path) or path.startswith(other + "/") for other in left):
                 return False

@@ -1,6 +1,6 @@
-"""What differs between two trees, for people: a unified diff, line by line, bounded, of text that may be hostile.
+"""A unified diff between two trees for people, with a bounded number of lines. The text may be hostile.
 
-Each line comes with what it is, so that whoever shows it can colour it, and free of anything a terminal obeys.
+Each line has a kind, so that a caller can colour it, and contains no terminal control sequences.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from proofbox.workspace.timeline.diff import differences, tell
 from proofbox.workspace.tree import StoredEntry
 
 LINES = 10_000
-"""So many lines are shown at most."""
+"""Maximum number of lines shown."""
 _LARGEST = 1 << 20
 _MOST_LINES = 5_000
 _WIDEST = 2_000
@@ -34,11 +34,11 @@ def unified(store: ObjectStore, old: bytes, new: bytes) -> list[DiffLine]:
     before = {each.path: each.old for each in found if each.old is not None}
     after = {each.path: each.new for each in found if each.new is not None}
     lines: list[DiffLine] = []
-    told = tell(found)
-    for number, change in enumerate(told):
+    listed = tell(found)
+    for number, change in enumerate(listed):
         lines += _of_change(store, change, before, after)
         if len(lines) > LINES:
-            rest = len(told) - number - 1
+            rest = len(listed) - number - 1
             return [
                 *lines[:LINES],
                 DiffLine("note", f"more than {LINES} lines, and {rest} more paths: --json lists them all"),
@@ -50,7 +50,7 @@ def _of_change(
     store: ObjectStore, change: Change, before: dict[str, StoredEntry], after: dict[str, StoredEntry]
 ) -> Iterator[DiffLine]:
     path, old_path = change.path, change.old_path or change.path
-    # A file that became a directory is two changes of one path.
+    # A file that became a directory is listed as two changes of the same path.
     was = before.get(change.exact_old_path) if change.kind != "added" else None
     now = after.get(change.exact_path) if change.kind != "deleted" else None
     yield DiffLine("file", _shown(f"diff {old_path} {path}" if old_path != path else f"diff {path}"))
@@ -76,11 +76,11 @@ def _of_change(
         kind: Kind = {"@": "hunk", "+": "added", "-": "removed"}.get(line[0], "same")  # type: ignore[assignment]
         yield DiffLine(kind, _shown(line[:1] + line[1:].rstrip("\n")))
         if kind != "hunk" and not line.endswith("\n"):
-            yield DiffLine("note", "\\ no newline at the end of the file")
+            yield DiffLine("note", "\\ No newline at end of file")
 
 
 def _text(store: ObjectStore, entry: StoredEntry | None) -> list[str] | None:
-    """The lines of a file; None if it is not text, or too much of it."""
+    """Return the lines of a file, or None if it is not text or too large."""
     if entry is None:
         return []
     if store.size(entry.digest) > _LARGEST:

@@ -1,4 +1,4 @@
-"""What an agent does to a workspace: one contract of nine tools, and who carries them out.
+"""The tools of an agent in a workspace: one contract of nine tools, and its implementations.
 
-`contract` names the tools and their results; everything else is behind it.
+`contract` defines the tools and their results; the other modules implement them.
 """

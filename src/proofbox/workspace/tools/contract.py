@@ -1,22 +1,21 @@
-"""The tools an agent has: nine methods, what each gives back, and what each may refuse.
+"""The tools of an agent: nine methods, their results and their errors.
 
-A `ToolEnvironment` acts on one directory, its root. Paths are relative to it, with `/` between names; a path that
-leads outside, by `..` or by a symbolic link, is refused. An absolute path is taken when it names something inside the
-root as the environment itself would spell it (`root`). Names that are not UTF-8 come as Python gives them, with
+A `ToolEnvironment` works on one directory, its root. Paths are relative to it, with `/` as separator; a path that leads
+outside, through `..` or a symbolic link, is refused. An absolute path is accepted if it is inside the root and starts
+with the environment's own spelling of it (`root`). Names that are not UTF-8 are represented as in Python, with
 surrogate escapes; in JSON they are `path` (escaped) and `path_b64`.
 
-Every method is synchronous, may be called from many threads, and either gives a frozen result or raises a class of
-`proofbox.errors`: never a result that means failure, never a string that has to be read to find out. A command that
-ran is a result, however it ended.
+Every method is synchronous and thread-safe. It either returns a frozen result or raises a class of `proofbox.errors`.
+A result never means failure, and no text has to be parsed to detect one. A command that ran is a result, even if it
+failed.
 
-Each result has `text()`: what a model is shown. It is bounded, it holds no control characters, and nothing should be
-parsed from it.
+Each result has `text()`, the text for the model. It is bounded and contains no control characters. Do not parse it.
 
-Errors, besides those named at each method:
+Errors, besides those listed at each method:
 
-- `ToolPathRefused`: the path leads outside, or can't be one.
-- `CapabilityDenied`: a capability says no, about what was really opened.
-- `FileAbsent`, `FileKindRefused`: nothing is there, or something that is no file (no directory, for listings).
+- `ToolPathRefused`: the path leads outside, or is not a valid path.
+- `CapabilityDenied`: the capabilities deny access to the resolved path.
+- `FileAbsent`, `FileKindRefused`: the path does not exist, or is not a file (for listings: not a directory).
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ from proofbox.core.words import counted
 from proofbox.workspace.tools import rendering
 
 READ_LIMIT = 256 * 1024
-"""Bytes of a file that one `read_file` gives, unless told otherwise."""
+"""Default maximum number of bytes that one `read_file` returns."""
 LARGEST_FILE = 16 * 1024 * 1024
-"""A file that is edited, patched, written or searched is held in memory: no larger one is."""
+"""Maximum size of a file that is edited, patched, written or searched, because it is held in memory."""
 LISTING_LIMIT = 10_000
 MATCH_LIMIT = 200
 COMMAND_TIMEOUT = 120.0
@@ -43,27 +42,27 @@ EntryType = Literal["file", "directory", "symlink", "other"]
 
 
 class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What every result has. JSON-ready by `msgspec.to_builtins`."""
+    """Base of all results. Convert to JSON with `msgspec.to_builtins`."""
 
     def text(self, limit: int = rendering.TEXT_LIMIT) -> str:
-        """For the model: at most `limit` bytes of UTF-8, without control characters; the middle is left out first."""
+        """Return at most `limit` bytes of UTF-8 for the model, without control characters; the middle is cut first."""
         return rendering.bounded(self.words(), limit)
 
     def words(self) -> str:
-        """The whole of what there is to say, neither bounded nor safe to show."""
+        """Return the full text, neither bounded nor escaped."""
         raise NotImplementedError
 
 
 class FileContent(ToolResult, frozen=True, kw_only=True):
     path: str
     content: str
-    """UTF-8; bytes that are none are U+FFFD here and exact in `content_b64`."""
+    """The content as UTF-8. Invalid bytes are U+FFFD here and exact in `content_b64`."""
     content_b64: str | None = None
     size: int
-    """Bytes of the whole file."""
+    """Size of the whole file in bytes."""
     first_line: int = 1
     truncated: bool = False
-    """There is more after `content`."""
+    """Whether the file continues after `content`."""
     path_b64: str | None = None
 
     @property
@@ -94,17 +93,17 @@ class FileRemoved(ToolResult, frozen=True, kw_only=True):
 
 
 class ListingEntry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One name in a listing. `path` is from the root."""
+    """One name in a listing. `path` is relative to the root."""
 
     path: str
     type: EntryType
     size: int = 0
-    """Of a file."""
+    """Size of a file."""
     path_b64: str | None = None
 
 
 class Listing(ToolResult, frozen=True, kw_only=True):
-    """Sorted by path, as bytes."""
+    """The entries of a directory, sorted by the bytes of their paths."""
 
     path: str
     entries: tuple[ListingEntry, ...]
@@ -114,7 +113,7 @@ class Listing(ToolResult, frozen=True, kw_only=True):
     def words(self) -> str:
         lines = [entry.path + _MARKS[entry.type] for entry in self.entries]
         if self.truncated:
-            lines.append("[more follows: list a directory below, or raise the limit]")
+            lines.append("[more follows: list a subdirectory, or raise the limit]")
         return "\n".join(lines) or "[nothing]"
 
 
@@ -122,7 +121,7 @@ _MARKS = {"file": "", "directory": "/", "symlink": "@", "other": "|"}
 
 
 class Match(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line that matches; lines are counted from 1 and cut to `rendering.LINE_LIMIT` characters."""
+    """One matching line. Lines are counted from 1 and cut to `rendering.LINE_LIMIT` characters."""
 
     path: str
     line: int
@@ -133,12 +132,12 @@ class Match(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SearchResult(ToolResult, frozen=True, kw_only=True):
-    """Sorted by path, then line."""
+    """Matching lines, sorted by path and line."""
 
     pattern: str
     matches: tuple[Match, ...]
     truncated: bool = False
-    """The limit was reached: there may be more."""
+    """The limit was reached, so there may be more matches."""
 
     def words(self) -> str:
         lines: list[str] = []
@@ -155,27 +154,27 @@ class SearchResult(ToolResult, frozen=True, kw_only=True):
 
 
 class CommandResult(ToolResult, frozen=True, kw_only=True):
-    """What a command did. It is a result when the command ran at all, however it ended."""
+    """The result of a command that was started, whether it succeeded or not."""
 
     command: tuple[str, ...]
     cwd: str
     exit_code: int
-    """124 when it timed out, 128 + n when signal n ended it."""
+    """124 if it timed out, 128 + n if signal n killed it."""
     stdout: str
     stderr: str
     timed_out: bool = False
     truncated: bool = False
-    """Of a stream only the head and the tail were kept."""
+    """Only the head and the tail of an output stream were kept."""
     duration_ms: float = 0.0
     provider: str = ""
     isolation: str = ""
     stdout_sha256: str = ""
-    """Of the bytes that were kept."""
+    """SHA-256 of the kept bytes."""
     stderr_sha256: str = ""
     background: bool = False
-    """It left processes behind that hold its output open."""
+    """The command left processes behind that hold its output open."""
     reach: tuple[str, ...] = ()
-    """What it could touch besides the workspace: `host` (no isolation), `network`, `mounts` (others, writable)."""
+    """What it could affect outside the workspace: `host` (no isolation), `network`, `mounts` (other writable ones)."""
 
     def words(self) -> str:
         parts = [part for part in (self.stdout, self.stderr and f"[stderr]\n{self.stderr}") if part]
@@ -188,11 +187,11 @@ class FileEdited(ToolResult, frozen=True, kw_only=True):
     replacements: int
     size: int
     first_line: int
-    """Where the first replacement begins."""
+    """The line of the first replacement."""
     path_b64: str | None = None
 
     def words(self) -> str:
-        return f"edited {self.path} in {counted(self.replacements, 'place')}, from line {self.first_line}"
+        return f"edited {self.path}: {counted(self.replacements, 'replacement')}, first in line {self.first_line}"
 
 
 class PatchedFile(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -202,7 +201,7 @@ class PatchedFile(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class PatchApplied(ToolResult, frozen=True, kw_only=True):
-    """Every file of the patch: all of them were changed, or (an error) none."""
+    """The files of an applied patch. A patch changes all of its files or, with an error, none."""
 
     files: tuple[PatchedFile, ...]
 
@@ -212,31 +211,31 @@ class PatchApplied(ToolResult, frozen=True, kw_only=True):
 
 @runtime_checkable
 class ToolEnvironment(Protocol):
-    """What an agent's tools act through. Wrap one in another to add to what it does (`middleware.py`)."""
+    """The interface of an agent's tools. Wrap an environment to add behaviour (`environments/layers.py`)."""
 
     @property
     def root(self) -> str:
-        """The root as commands and absolute paths spell it."""
+        """The root's path as used in commands and absolute paths."""
 
     def read_file(
         self, path: str, *, first_line: int = 1, max_lines: int | None = None, max_bytes: int = READ_LIMIT
     ) -> FileContent:
-        """A file's content from a line on. Whole lines, unless one alone is over `max_bytes`."""
+        """Read a file from a line on. Returns whole lines, unless a single line exceeds `max_bytes`."""
 
     def write_file(self, path: str, content: str | bytes, *, executable: bool | None = None) -> FileWritten:
-        """Make a file's content this, and its directories as need be. Readers see the old or the new content.
+        """Replace a file's content atomically, and create missing directories.
 
-        The mode stays what it was; `executable` changes that part of it. Raises FileTooLarge.
+        The mode is kept, except that `executable` sets or clears the executable bits. Raises FileTooLarge.
         """
 
     def remove_file(self, path: str) -> FileRemoved:
-        """Remove a file or a symbolic link (never what it leads to)."""
+        """Remove a file or a symbolic link (never the target of the link)."""
 
     def list_directory(self, path: str = ".") -> Listing:
-        """What is in a directory. Symbolic links are listed as such."""
+        """List a directory. Symbolic links are listed as links."""
 
     def list_files_recursive(self, path: str = ".", *, depth: int = 32, max_entries: int = LISTING_LIMIT) -> Listing:
-        """Every file and link below a directory, `depth` directories deep; no link is followed."""
+        """List every file and link below a directory, up to `depth` levels deep, without following links."""
 
     def search_text(
         self,
@@ -249,10 +248,10 @@ class ToolEnvironment(Protocol):
         ignore_case: bool = False,
         literal: bool = False,
     ) -> SearchResult:
-        """The lines that match, in a file or every file below a directory; `search/dialect.py` has the patterns.
+        """Return the matching lines in a file or in all files below a directory. Patterns: `search/dialect.py`.
 
-        `glob` chooses files: without a slash by name, with one by the path from `path`. Raises PatternRefused,
-        SearchTimedOut.
+        `glob` selects files: without a slash by name, with a slash by the path relative to `path`. Raises
+        PatternRefused, SearchTimedOut.
         """
 
     def run_command(
@@ -265,16 +264,16 @@ class ToolEnvironment(Protocol):
         stdin: str | bytes | None = None,
         max_output: int = OUTPUT_LIMIT,
     ) -> CommandResult:
-        """Run a program, or (a string) `sh -c` with it. Raises CommandsUnavailable and the errors of a sandbox."""
+        """Run a program, or a string with `sh -c`. Raises CommandsUnavailable and the errors of a sandbox."""
 
     def edit_file(self, path: str, old: str, new: str, *, replace_all: bool = False) -> FileEdited:
-        """Put `new` where `old` is: exactly that text, exactly once, or everywhere with `replace_all`.
+        """Replace the exact text `old` with `new`. It must occur exactly once, unless `replace_all` is set.
 
-        Raises EditRefused when it is not there, or there more than once; FileTooLarge.
+        Raises EditRefused if it does not occur or occurs more than once, and FileTooLarge.
         """
 
     def apply_patch(self, patch: str) -> PatchApplied:
-        """Apply a unified diff (as `git diff` writes it) to every file it names, or to none.
+        """Apply a unified diff (the format of `git diff`) to all the files it names, or to none.
 
-        Every line of context must be what the patch says it is. Raises PatchRefused, FileTooLarge.
+        Every context line must match exactly. Raises PatchRefused, FileTooLarge.
         """

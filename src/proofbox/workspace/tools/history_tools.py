@@ -1,4 +1,4 @@
-"""Two more tools, for agents whose capabilities say so: a snapshot of the workspace, and a rollback to one."""
+"""Two additional tools, available if the capabilities allow them: take a snapshot, and roll back to one."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from proofbox.workspace.tools.registry import Arguments, Tool, make_tool
 
 
 class TakeSnapshot(Arguments, frozen=True, kw_only=True):
-    message: Annotated[str, Meta(max_length=200, description="What this state is.")] = ""
+    message: Annotated[str, Meta(max_length=200, description="A description of this state.")] = ""
 
 
 class RollBack(Arguments, frozen=True, kw_only=True):
-    snapshot: Annotated[str, Meta(min_length=4, max_length=200, description="The id of a snapshot, or its beginning.")]
+    snapshot: Annotated[str, Meta(min_length=4, max_length=200, description="A snapshot id, or a prefix of one.")]
 
 
 class SnapshotTaken(ToolResult, frozen=True, kw_only=True):
@@ -34,12 +34,12 @@ class RolledBack(ToolResult, frozen=True, kw_only=True):
     irreversible_effects: tuple[str, ...]
 
     def words(self) -> str:
-        lines = [f"rolled back to {self.id}: {self.restored} paths; to go forward again: {self.before}"]
+        lines = [f"rolled back to {self.id}: {self.restored} paths restored; to undo, roll back to {self.before}"]
         return "\n".join([*lines, *(f"not undone: {each}" for each in self.irreversible_effects)])
 
 
 def history_tools(history: SnapshotOnWrite, recording: EffectRecording, capabilities: Capabilities) -> list[Tool]:
-    """Those of the two that the capabilities allow."""
+    """Return the tools that the capabilities allow."""
 
     def snapshot(message: str) -> SnapshotTaken:
         return SnapshotTaken(id=history.snapshot(message))
@@ -56,7 +56,7 @@ def history_tools(history: SnapshotOnWrite, recording: EffectRecording, capabili
 
     found = []
     if capabilities.flag("snapshot").allowed:
-        found.append(make_tool(snapshot, TakeSnapshot, "Record the workspace as it is now."))
+        found.append(make_tool(snapshot, TakeSnapshot, "Take a snapshot of the workspace."))
     if capabilities.flag("rollback").allowed:
-        found.append(make_tool(rollback, RollBack, "Make the workspace's files what they were at a snapshot."))
+        found.append(make_tool(rollback, RollBack, "Restore the workspace's files to a snapshot."))
     return found

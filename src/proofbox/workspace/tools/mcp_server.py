@@ -1,4 +1,4 @@
-"""A registry's tools over the Model Context Protocol, on stdin and stdout, by the official SDK (the extra `mcp`)."""
+"""Serve a registry's tools over the Model Context Protocol on stdio, with the official SDK (the extra `mcp`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAME = "proofbox"
 
 
 def serve(registry: ToolRegistry, version: str, instructions: str = "") -> None:
-    """Until the client closes stdin. Raises McpUnavailable without the SDK."""
+    """Serve until the client closes stdin. Raises McpUnavailable if the SDK is not installed."""
     server = make_server(registry, version, instructions)
 
     async def run() -> None:
@@ -51,8 +51,8 @@ def make_server(registry: ToolRegistry, version: str, instructions: str = "") ->
         )
 
     async def call_tool(_context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
-        # In a thread: tools are synchronous, and a command may take minutes while others are asked for.
-        # A client that goes away does not wait for it: the box is ended then, and the command with it.
+        # In a thread: tools are synchronous, and a command may take minutes while other tools are called.
+        # If the client disconnects, we do not wait for it: the box is stopped, and the command with it.
         answer = await anyio.to_thread.run_sync(
             registry.answer, params.name, params.arguments or {}, abandon_on_cancel=True
         )

@@ -1,4 +1,4 @@
-"""What a path may be, before anything is looked up: text that names something below the root."""
+"""Validate paths as text, before anything is looked up on disk."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ MAX_PATH = 4096
 
 
 def split(path: str, root: str) -> list[str]:
-    """The names of a path from the root, `..` among them as they stand: what they mean, the walk decides.
+    """Return the names of a path from the root, including `..`, which the tree resolves.
 
-    An absolute path is one of the root's, spelled as the root is; every other is refused.
+    An absolute path must be inside the root and start with the root's own spelling; others are refused.
     """
     try:
         raw = os.fsencode(path)
     except UnicodeEncodeError:
-        raise refusal(path, "holds characters that no file name can") from None
+        raise refusal(path, "contains characters that are not valid in file names") from None
     if not path or b"\0" in raw or len(raw) > MAX_PATH:
-        raise refusal(path, "is empty, too long or holds a NUL byte")
+        raise refusal(path, "is empty, too long or contains a NUL byte")
     if path.startswith("/"):
         inside = f"{path.rstrip('/')}/".removeprefix(f"{root.rstrip('/')}/")
         if inside.startswith("/"):

@@ -4,8 +4,8 @@
     registry.schemas()                                      # for the model's API
     registry.answer("read_file", '{"path": "a.py"}').text   # for the model
 
-Arguments are checked against the schema before anything happens. `call` gives the typed result or raises; `answer`
-never raises what proofbox raises on purpose, and has the bounded text that a model is shown for either.
+Arguments are validated against the schema first. `call` returns the typed result or raises. `answer` converts errors of
+proofbox to a response, and contains the bounded text for the model in both cases.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ Folder = Annotated[str, Meta(description="A directory inside the workspace, rela
 
 
 class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a tool takes. The fields are the parameters of the environment's method."""
+    """The arguments of a tool. The fields are the parameters of the environment's method."""
 
 
 class ReadFile(Arguments, frozen=True, kw_only=True):
     path: Path
-    first_line: Annotated[int, Meta(ge=1, description="The line to begin with, from 1.")] = 1
-    max_lines: Annotated[int, Meta(ge=1, description="How many lines at most.")] | None = None
+    first_line: Annotated[int, Meta(ge=1, description="The first line to read, counted from 1.")] = 1
+    max_lines: Annotated[int, Meta(ge=1, description="Maximum number of lines.")] | None = None
 
 
 class WriteFile(Arguments, frozen=True, kw_only=True):
     path: Path
-    content: Annotated[str, Meta(description="The whole new content of the file.")]
-    executable: Annotated[bool, Meta(description="Whether it can be run; left as it is if not given.")] | None = None
+    content: Annotated[str, Meta(description="The complete new content of the file.")]
+    executable: Annotated[bool, Meta(description="Whether it is executable; unchanged if not given.")] | None = None
 
 
 class RemoveFile(Arguments, frozen=True, kw_only=True):
@@ -60,8 +60,8 @@ class ListDirectory(Arguments, frozen=True, kw_only=True):
 
 class ListFiles(Arguments, frozen=True, kw_only=True):
     path: Folder = "."
-    depth: Annotated[int, Meta(ge=1, description="How many directories deep.")] = 32
-    max_entries: Annotated[int, Meta(ge=1, le=10 * LISTING_LIMIT, description="How many at most.")] = 1000
+    depth: Annotated[int, Meta(ge=1, description="Maximum depth of directories.")] = 32
+    max_entries: Annotated[int, Meta(ge=1, le=10 * LISTING_LIMIT, description="Maximum number of entries.")] = 1000
 
 
 class SearchText(Arguments, frozen=True, kw_only=True):
@@ -69,37 +69,37 @@ class SearchText(Arguments, frozen=True, kw_only=True):
         str, Meta(description="A regular expression, matched line by line: no look-around, no back references.")
     ]
     path: Annotated[str, Meta(description="A directory or file to search.")] = "."
-    glob: Annotated[str, Meta(description="Which files: *.py by name, src/**/*.py by path.")] | None = None
-    max_matches: Annotated[int, Meta(ge=1, le=LISTING_LIMIT, description="How many lines at most.")] = MATCH_LIMIT
-    context: Annotated[int, Meta(ge=0, le=20, description="Lines to show before and after each.")] = 0
+    glob: Annotated[str, Meta(description="Files to search: *.py by name, src/**/*.py by path.")] | None = None
+    max_matches: Annotated[int, Meta(ge=1, le=LISTING_LIMIT, description="Maximum number of lines.")] = MATCH_LIMIT
+    context: Annotated[int, Meta(ge=0, le=20, description="Lines to show before and after each match.")] = 0
     ignore_case: bool = False
-    literal: Annotated[bool, Meta(description="Take the pattern as plain text.")] = False
+    literal: Annotated[bool, Meta(description="Treat the pattern as plain text.")] = False
 
 
 class RunCommand(Arguments, frozen=True, kw_only=True):
     command: (
-        Annotated[str, Meta(description="A command for sh.")]
+        Annotated[str, Meta(description="A shell command, run with sh.")]
         | Annotated[tuple[str, ...], Meta(min_length=1, description="A program and its arguments, without a shell.")]
     )
     cwd: Folder = "."
-    timeout: Annotated[float, Meta(gt=0, le=3600, description="Seconds until it is ended.")] = COMMAND_TIMEOUT
-    env: Annotated[dict[str, str], Meta(description="Variables to set.")] | None = None
-    stdin: Annotated[str, Meta(description="What it reads.")] | None = None
+    timeout: Annotated[float, Meta(gt=0, le=3600, description="Timeout in seconds.")] = COMMAND_TIMEOUT
+    env: Annotated[dict[str, str], Meta(description="Environment variables to set.")] | None = None
+    stdin: Annotated[str, Meta(description="Text passed to its standard input.")] | None = None
 
 
 class EditFile(Arguments, frozen=True, kw_only=True):
     path: Path
-    old: Annotated[str, Meta(min_length=1, description="The exact text to replace, found exactly once.")]
-    new: Annotated[str, Meta(description="The text to put there.")]
+    old: Annotated[str, Meta(min_length=1, description="The exact text to replace. It must occur exactly once.")]
+    new: Annotated[str, Meta(description="The replacement text.")]
     replace_all: Annotated[bool, Meta(description="Replace every occurrence.")] = False
 
 
 class ApplyPatch(Arguments, frozen=True, kw_only=True):
-    patch: Annotated[str, Meta(min_length=1, description="A unified diff, as git diff writes it.")]
+    patch: Annotated[str, Meta(min_length=1, description="A unified diff in the format of git diff.")]
 
 
 class Tool(msgspec.Struct, frozen=True):
-    """One tool. `schema` is a JSON Schema object with everything in place."""
+    """One tool. `schema` is a self-contained JSON Schema object."""
 
     name: str
     description: str
@@ -110,7 +110,7 @@ class Tool(msgspec.Struct, frozen=True):
 
 
 class ToolResponse(msgspec.Struct, frozen=True):
-    """A call as a model and a program see it: exactly one of `result` and `error` is there."""
+    """The response to a call, for a model and a program. Exactly one of `result` and `error` is set."""
 
     text: str
     result: ToolResult | None = None
@@ -126,15 +126,15 @@ class ToolRegistry:
         self.tools = dict(tools)
 
     def schemas(self) -> list[dict[str, Any]]:
-        """Name, description and parameters of each, as function-calling APIs take them."""
+        """Return the name, description and parameters of each tool, in the format of function-calling APIs."""
         return [{"name": t.name, "description": t.description, "parameters": t.schema} for t in self.tools.values()]
 
     def call(self, name: str, arguments: Mapping[str, Any] | str | bytes) -> ToolResult:
-        """Raises ToolUnknown, ArgumentsInvalid, IoFailed when the machine would not, and what the tool raises."""
+        """Call a tool. Raises ToolUnknown, ArgumentsInvalid, IoFailed for OS errors, and the errors of the tool."""
         tool = self.tools.get(name)
         if tool is None:
             raise ToolUnknown(
-                f"there is no tool {printable(name[:80])!r}", op="call", fix_hints=[f"known: {', '.join(self.tools)}"]
+                f"unknown tool {printable(name[:80])!r}", op="call", fix_hints=[f"known tools: {', '.join(self.tools)}"]
             )
         given = _parsed(tool, arguments)
         try:
@@ -143,7 +143,7 @@ class ToolRegistry:
             raise IoFailed(
                 f"{name}: {error.strerror or type(error).__name__}",
                 op=name,
-                fix_hints=["check that there is room, and that the state directory can be written"],
+                fix_hints=["check that the disk has free space and the state directory is writable"],
             ) from error
 
     def answer(
@@ -160,23 +160,23 @@ class ToolRegistry:
 
 
 TOOLS: dict[str, tuple[type[Arguments], str, bool]] = {
-    "read_file": (ReadFile, "Read a file of the workspace, whole or from a line on.", True),
-    "write_file": (WriteFile, "Create a file or replace its content; directories are made as needed.", False),
+    "read_file": (ReadFile, "Read a file of the workspace, completely or from a line on.", True),
+    "write_file": (WriteFile, "Create a file or replace its content. Creates missing directories.", False),
     "edit_file": (EditFile, "Replace an exact text in a file.", False),
-    "apply_patch": (ApplyPatch, "Apply a unified diff to several files: all of it, or nothing.", False),
+    "apply_patch": (ApplyPatch, "Apply a unified diff to one or more files: all of it, or nothing.", False),
     "remove_file": (RemoveFile, "Remove a file or a symbolic link.", False),
-    "list_directory": (ListDirectory, "List what is in a directory.", True),
+    "list_directory": (ListDirectory, "List the entries of a directory.", True),
     "list_files_recursive": (ListFiles, "List every file below a directory.", True),
-    "search_text": (SearchText, "Find lines that match a pattern, in many files.", True),
-    "run_command": (RunCommand, "Run a command in the workspace's sandbox and give its output.", False),
+    "search_text": (SearchText, "Find lines that match a pattern in one or more files.", True),
+    "run_command": (RunCommand, "Run a command in the workspace's sandbox and return its output.", False),
 }
-"""By its name what a tool takes, what it does, and whether it leaves everything as it was."""
+"""For each tool name: its arguments, its description, and whether it is read-only."""
 
 
 def create_tool_registry(
     env: ToolEnvironment, *, only: Collection[str] | None = None, more: Iterable[Tool] = ()
 ) -> ToolRegistry:
-    """The nine tools over an environment, or `only` some of them by name, and `more` that are not its own."""
+    """Create a registry of the nine tools, or of those named in `only`, plus additional tools in `more`."""
     made = [
         make_tool(getattr(env, name), arguments, description, read_only=read_only)
         for name, (arguments, description, read_only) in TOOLS.items()
@@ -188,13 +188,13 @@ def create_tool_registry(
 def make_tool(
     run: Callable[..., ToolResult], arguments: type[Arguments], description: str, *, read_only: bool = False
 ) -> Tool:
-    """A tool called as the function is, with the parameters that `arguments` has."""
+    """Create a tool with the name of the function and the parameters of `arguments`."""
     return Tool(run.__name__, description, _schema(arguments), arguments, run, read_only)
 
 
 @functools.cache
 def _schema(arguments: type[Arguments]) -> dict[str, Any]:
-    """As APIs want it: the object itself, without references or titles."""
+    """Return the schema in the form that APIs require: the object itself, without references or titles."""
     (found,), _ = msgspec.json.schema_components([arguments])
     whole = msgspec.json.schema(arguments)
     schema = dict(whole["$defs"][found["$ref"].rpartition("/")[2]])
@@ -214,5 +214,5 @@ def _parsed(tool: Tool, arguments: Mapping[str, Any] | str | bytes) -> Arguments
         raise ArgumentsInvalid(
             f"{tool.name}: {printable(str(error))}",
             op=tool.name,
-            fix_hints=[f"give what it takes: {', '.join(tool.schema.get('properties', {}))}"],
+            fix_hints=[f"valid arguments: {', '.join(tool.schema.get('properties', {}))}"],
         ) from None

@@ -1,4 +1,4 @@
-"""Text for a model: bounded, and with nothing in it that a terminal or a reader would obey."""
+"""Text for a model: bounded, and without control characters."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ LINE_LIMIT = 500
 
 
 def bounded(words: str, limit: int = TEXT_LIMIT) -> str:
-    """At most `limit` bytes of UTF-8: what is too long keeps its beginning and its end."""
-    # Cut before escaping too: an escape is up to ten times what it stands for, and what is cut need not be escaped.
+    """Return at most `limit` bytes of UTF-8. A longer text keeps its beginning and its end."""
+    # Cut before escaping as well: an escape may be ten times as long, and the part that is cut need not be escaped.
     text = printable(words if len(words) <= 2 * limit else words[:limit] + words[-limit:])
     if len(text.encode()) <= limit:
         return text
-    gap = "\n[… the middle is left out …]\n"
+    gap = "\n[… middle omitted …]\n"
     room = limit - len(gap.encode())
     if room < 2:
         return preview(text, limit)[0]
@@ -24,6 +24,6 @@ def bounded(words: str, limit: int = TEXT_LIMIT) -> str:
 
 
 def one_line(data: bytes) -> str:
-    """One line of a file as it appears in a result: what is not UTF-8 replaced, what is long cut."""
+    """Decode one line of a file for a result: invalid UTF-8 is replaced, and long lines are cut."""
     text = data.decode("utf-8", "replace")
     return text if len(text) <= LINE_LIMIT else text[: LINE_LIMIT - 1] + "…"

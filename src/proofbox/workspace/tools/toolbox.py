@@ -1,4 +1,4 @@
-"""Everything together for one workspace: environment, capabilities, layers, registry. What the CLI and MCP serve.
+"""The complete tools of one workspace: environment, capabilities, layers, registry. Used by the CLI and MCP server.
 
 with open_toolbox("project", capabilities="sandbox") as box:
     box.registry.answer("run_command", {"command": "make test"}).text
@@ -42,9 +42,10 @@ def open_toolbox(
     nudge: bool = True,
     track: bool = True,
 ) -> Iterator[Toolbox]:
-    """A workspace's tools, checked, recorded and with a snapshot after each change; closed with the block.
+    """Open a workspace's tools, with capability checks, an effect log and a snapshot after each change.
 
-    `capabilities` is a preset's name, a file or the thing itself. `check` is a command that must pass after a change.
+    `capabilities` is a preset's name, a file or a Capabilities object. `check` is a command that must pass after each
+    change.
     """
     granted = capabilities if isinstance(capabilities, Capabilities) else Capabilities.load(capabilities)
     with ExitStack() as stack:

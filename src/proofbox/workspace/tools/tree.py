@@ -1,7 +1,7 @@
-"""What the file tools need of the thing that holds the files: a small contract with two implementations.
+"""The interface between the file tools and the storage of files, with two implementations.
 
-`handles.DirectoryTree` is a directory of the host, `memory.MemoryTree` a dictionary. Both check the same guard, on the
-path of what is really opened, after every symbolic link.
+`handles.DirectoryTree` is a directory of the host, `memory.MemoryTree` a dictionary. Both check the guard on the
+resolved path that is actually opened, after all symbolic links.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from proofbox.errors import CapabilityDenied, FileAbsent, FileKindRefused, IoFai
 from proofbox.workspace.tools.contract import EntryType
 
 Access = Literal["read", "write", "delete", "list"]
-"""`list` is for the names in a directory, `read` for content."""
+"""`list` is access to the names in a directory, `read` to content."""
 
 
 class Guard(Protocol):
-    """Who decides what may be done to a path. Paths are from the root, without `.`, `..` or symbolic links."""
+    """Decides about access to a path. Paths are relative to the root, without `.`, `..` or symbolic links."""
 
     def check(self, access: Access, path: str) -> None:
-        """Return, or raise CapabilityDenied."""
+        """Raise CapabilityDenied if the access is denied."""
 
     def visible(self, path: str) -> bool:
-        """Whether a listing may name it."""
+        """Return whether a listing may contain the path."""
 
 
 class AllowAll:
-    """The guard of an environment that has no capabilities."""
+    """The guard of an environment without capabilities."""
 
     def check(self, access: Access, path: str) -> None:
         pass
@@ -44,7 +44,7 @@ class OpenedFile(NamedTuple):
     size: int
     executable: bool
     path: str
-    """Where it really is."""
+    """The resolved path."""
 
 
 class DirectoryItem(NamedTuple):
@@ -58,37 +58,37 @@ class FileTree(Protocol):
 
     @property
     def root(self) -> str:
-        """As paths and commands spell it."""
+        """The root's path as used in commands and absolute paths."""
 
     @property
     def host(self) -> str | None:
-        """Its path on the host, where it has one."""
+        """The root's path on the host, or None."""
 
     def open(self, path: str) -> AbstractContextManager[OpenedFile]:
-        """A regular file, to be read."""
+        """Open a regular file for reading."""
 
     def write(self, path: str, data: bytes, executable: bool | None) -> tuple[str, bool]:
-        """Put a file there, with its directories: where it really is, and whether it is new."""
+        """Write a file and create missing directories. Return its resolved path and whether it is new."""
 
     def remove(self, path: str) -> str:
-        """Remove a file or link: where it really was."""
+        """Remove a file or link. Return its resolved path."""
 
     def check(self, access: Access, path: str) -> str:
-        """Whether `write` or `remove` would be let through: where it really is."""
+        """Check whether `write` or `remove` would be allowed. Return the resolved path."""
 
     def directory(self, path: str) -> tuple[str, list[DirectoryItem]]:
-        """A directory's real path and what is in it, sorted by the bytes of names, without what the guard hides."""
+        """Return a directory's resolved path and its visible entries, sorted by the bytes of their names."""
 
     def is_file(self, path: str) -> bool:
-        """Whether a regular file is there; FileAbsent if nothing is."""
+        """Return whether the path is a regular file. Raises FileAbsent if nothing is there."""
 
 
 def below(
     tree: FileTree, folder: str, items: list[DirectoryItem], depth: int | None = None
 ) -> Iterator[tuple[str, DirectoryItem]]:
-    """Everything in and below a directory that is no directory, each with its own; sorted by the bytes of the path.
+    """Yield everything below a directory except directories, with its parent path, sorted by the bytes of the path.
 
-    A directory that is gone, or may not be read, when its turn comes is left out.
+    Skips a directory that has been removed or is not readable when its turn comes.
     """
     levels = [(folder, iter(_in_order(items)))]
     while levels:
@@ -104,7 +104,7 @@ def below(
                 real, inside = tree.directory(path)
             except (CapabilityDenied, ToolError, IoFailed):
                 continue
-            if real == path:  # else it has become a link
+            if real == path:  # otherwise it was replaced by a link
                 levels.append((path, iter(_in_order(inside))))
 
 
@@ -114,7 +114,7 @@ def _in_order(items: list[DirectoryItem]) -> list[DirectoryItem]:
 
 def absent(path: str) -> FileAbsent:
     return FileAbsent(
-        f"there is no {printable(path[:200])}",
+        f"{printable(path[:200])} does not exist",
         op="path",
         details={"path": printable(path)},
     )

@@ -1,8 +1,8 @@
-"""The conformance suite of tool environments: the same checks for every one, plain functions that raise `Failed`.
+"""The conformance suite of tool environments: one set of checks for all, as plain functions that raise `Failed`.
 
-    results = run_conformance(make)     # make(guard) is a context manager that gives a `ToolWorld`
+    results = run_conformance(make)     # make(guard) is a context manager that yields a `ToolWorld`
 
-An environment that has no directory of the host, or no commands, says so by `ToolWorld.host` and by raising
+An environment without a directory on the host sets `ToolWorld.host` to None, and one without commands raises
 CommandsUnavailable; the checks that need them are then `not_applicable`.
 """
 
@@ -19,12 +19,12 @@ from proofbox.workspace.tools.tree import AllowAll, Guard
 
 __all__ = ["CHECKS", "GUARDED", "MODULES", "Fence", "Make", "ToolWorld", "run_conformance"]
 
-MODULES = (files, changes, search, commands, links, guards)  # their checks are listed as they are loaded
+MODULES = (files, changes, search, commands, links, guards)  # importing them registers their checks
 Make = Callable[[Guard], AbstractContextManager[ToolWorld]]
 
 
 def run_conformance(make: Make, only: Collection[str] | None = None) -> list[CheckResult]:
-    """Every check, or those named, each in a world of its own. Whatever goes wrong in one is in its result."""
+    """Run every check, or those in `only`, each in a new world. Errors are reported in the check's result."""
     checks: list[tuple[str, Check, Guard]] = [(name, check, AllowAll()) for name, check in CHECKS.items()]
     checks += [(name, check, Fence()) for name, check in GUARDED.items()]
     return [_run(name, check, make, guard) for name, check, guard in checks if only is None or name in only]

@@ -1,4 +1,4 @@
-"""Edits and patches: exact, and all or nothing."""
+"""Edits and patches are exact, and change everything or nothing."""
 
 from __future__ import annotations
 

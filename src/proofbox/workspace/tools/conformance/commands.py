@@ -1,4 +1,4 @@
-"""Commands: results however they end, over the same files as the tools."""
+"""Commands return results even if they fail, and see the same files as the tools."""
 
 from __future__ import annotations
 

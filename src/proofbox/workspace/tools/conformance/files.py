@@ -1,4 +1,4 @@
-"""Reading, writing, removing and listing: what is written is read, and nothing is outside."""
+"""Reading, writing, removing and listing files, and staying inside the root."""
 
 from __future__ import annotations
 

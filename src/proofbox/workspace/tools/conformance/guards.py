@@ -1,4 +1,4 @@
-"""A guard's word is kept, about what is really opened. These run under `world.Fence`."""
+"""The guard's decisions are enforced on the path that is actually opened. These checks run under `world.Fence`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a disk has besides files: links, pipes, names that are no text."""
+"""Links, pipes and names that are not valid text."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def links_lead_no_further_than_the_root(world: ToolWorld) -> None:
     )
     same(found_in(env.search_text("root|inside|x")), [("d/f", 1), ("d/made", 1)])
     same(env.remove_file("file").path, "file")
-    expect(os.path.exists("/etc/passwd"), "a link was removed, not what it leads to")
+    expect(os.path.exists("/etc/passwd"), "the link was removed, not its target")
     same(paths_of(env.list_files_recursive("in")), ["d/back", "d/f", "d/made"])
 
 

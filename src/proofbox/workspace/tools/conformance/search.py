@@ -1,4 +1,4 @@
-"""Search: the same lines by whatever engine, and patterns that are refused."""
+"""Search results are the same for every engine, and unsupported patterns are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a check works with: an environment whose root is empty, and the words for what is expected of it."""
+"""Helpers for the checks: an environment with an empty root, and assertions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ E = TypeVar("E", bound=ProofboxError)
 
 
 class ToolWorld(NamedTuple):
-    """An environment whose root is empty, and its root on the host if it has one there."""
+    """An environment with an empty root, and the root's path on the host, if any."""
 
     env: ToolEnvironment
     host: str | None = None
@@ -26,7 +26,7 @@ GUARDED: dict[str, Check] = {}
 
 
 class Fence:
-    """The guard that guarded checks run under: nothing called `secret` can be read, nothing in `fixed` changed."""
+    """The guard for guarded checks: denies reading any `secret`, and changing anything in `fixed`."""
 
     def check(self, access: Access, path: str) -> None:
         names = path.split("/")
@@ -43,7 +43,7 @@ def check(function: Check) -> Check:
 
 
 def guarded(function: Check) -> Check:
-    """A check that runs under `Fence`."""
+    """Register a check that runs under `Fence`."""
     GUARDED[function.__name__.replace("_", "-")] = function
     return function
 
@@ -55,12 +55,12 @@ def refused(kind: type[E], attempt: Callable[..., object], *args: Any, **options
         expect(error.message and "\x1b" not in error.message, f"{error.code} says {error.message!r}")
         return error
     except ProofboxError as error:
-        raise Failed(f"{args!r:.200}: {error.code} ({error.message}) instead of {kind.code}") from None
-    raise Failed(f"{args!r:.200}: not refused with {kind.code} but {given!r:.200}")
+        raise Failed(f"{args!r:.200}: expected {kind.code}, got {error.code} ({error.message})") from None
+    raise Failed(f"{args!r:.200}: expected {kind.code}, got {given!r:.200}")
 
 
 def same(given: object, due: object) -> None:
-    expect(given == due, f"{given!r:.500} instead of {due!r:.500}")
+    expect(given == due, f"expected {due!r:.500}, got {given!r:.500}")
 
 
 def paths_of(listing: Listing) -> list[str]:
@@ -73,5 +73,5 @@ def found_in(result: SearchResult) -> list[tuple[str, int]]:
 
 def host_of(world: ToolWorld) -> str:
     if world.host is None:
-        raise NotApplicable("it has no directory of the host")
+        raise NotApplicable("it has no directory on the host")
     return world.host

@@ -1,4 +1,4 @@
-"""openat2, where the kernel has it: a directory by its whole path in one call, below a handle and through no link."""
+"""openat2, if the kernel supports it: open a nested directory in one call, below a descriptor and without links."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 import os
 import sys
 
-HANDLE = getattr(os, "O_PATH", os.O_RDONLY)  # elsewhere than on Linux a handle is an ordinary descriptor
+HANDLE = getattr(os, "O_PATH", os.O_RDONLY)  # other systems than Linux have no O_PATH
 _FLAGS = HANDLE | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPENAT2 = 437  # the same number on every architecture
 _BENEATH, _NO_MAGICLINKS, _NO_SYMLINKS = 0x08, 0x02, 0x04
@@ -18,7 +18,7 @@ class _How(ctypes.Structure):
 
 
 def open_beneath(root: int, path: str) -> int | None:
-    """A handle, or None: whatever is wrong, walking the path finds it too, and says it better."""
+    """Return a descriptor, or None on any error: walking the path finds the same error and reports it better."""
     syscall = _syscall()
     if syscall is None:
         return None

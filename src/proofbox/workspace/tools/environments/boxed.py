@@ -1,9 +1,8 @@
-"""A workspace's tools under capabilities: files by guarded handles, commands in a box that was made to keep the rules.
+"""A workspace's tools under capabilities: guarded access to files, and commands in a box that enforces the rules.
 
-The box is started with the first command, from the capabilities and the files as they are. Before each command the
-rules are compiled again; when that gives other mounts (a file that must be hidden has appeared, or was replaced by
-another), the box is ended, with what was left running in it, and another started. No command runs meanwhile, so that
-none can move things about.
+The box is started with the first command, for the current capabilities and files. Before each command the rules are
+compiled again. If the mounts would differ (a file that must be hidden was created or replaced), the box and the
+processes left in it are killed, and a new box is started. No command runs meanwhile, so none can move files.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ from proofbox.workspace.search import SearchEngine
 from proofbox.workspace.tools.environments.commands import CommandTools
 from proofbox.workspace.tools.environments.handles import DirectoryTree
 
-_CHEAP = 0.05  # seconds that a walk over all files may take before each command
-_SHARE = 10  # one that takes longer may take this part of the time
+_CHEAP = 0.05  # maximum seconds for a walk over all files before every command
+_SHARE = 10  # a slower walk may take up to 1/_SHARE of the time
 
 
 class BoxedEnvironment(CommandTools):
-    """Close it: it holds the box. `settings` are as for `Sandboxes`; what they forward of variables is filtered."""
+    """Close it to stop the box. `settings` are the settings of `Sandboxes`; forwarded variables are filtered."""
 
     def __init__(
         self,
@@ -79,9 +78,9 @@ class BoxedEnvironment(CommandTools):
     @contextmanager
     def _box(self) -> Iterator[Session]:
         with self._turn:
-            while self._session is None or not self._holds(self._session):
+            while self._session is None or not self._still_enforces(self._session):
                 if self._running == 0:
-                    self._session = self._started()
+                    self._session = self._start_box()
                     break
                 self._turn.wait()
             session = self._session
@@ -93,8 +92,8 @@ class BoxedEnvironment(CommandTools):
                 self._running -= 1
                 self._turn.notify_all()
 
-    def _started(self) -> Session:
-        """A box for the files as they are: nothing runs now that could change them meanwhile."""
+    def _start_box(self) -> Session:
+        """Start a box for the current files. No command is running that could change them meanwhile."""
         if self._session is not None:
             self._session.stop()
             self._session = None
@@ -103,8 +102,8 @@ class BoxedEnvironment(CommandTools):
         self._identities = self._rules.identities(root)
         return self._boxes.start_session(provider=self._provider, **self._rules.options(root))
 
-    def _holds(self, session: Session) -> bool:
-        """Whether the box that runs still keeps the rules, for the files as they are now."""
+    def _still_enforces(self, session: Session) -> bool:
+        """Return whether the running box still enforces the rules for the current files."""
         root, rules = self._files.host, self._rules
         if rules is None or session.info.state != "running" or rules.identities(root) != self._identities:
             return False

@@ -1,4 +1,4 @@
-"""`run_command`, which environments differ in by where it goes: a session, a box that is made for it, nowhere."""
+"""`run_command`. Environments differ in where commands run: in a session, in a box made for them, or not at all."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from proofbox.workspace.tools.environments.files import FileTools
 
 
 class CommandTools(FileTools, ABC):
-    """The tools that work on files, and the one that runs a command."""
+    """The file tools, and the tool that runs a command."""
 
     def run_command(
         self,
@@ -37,7 +37,7 @@ class CommandTools(FileTools, ABC):
 
     @abstractmethod
     def _exec(self, argv: Sequence[str], options: ExecOptions) -> ExecResult:
-        """Run it where this environment runs commands."""
+        """Run a command where this environment runs commands."""
 
 
 def command_argv(command: str | Sequence[str]) -> list[str]:
@@ -64,7 +64,7 @@ def _result(argv: Sequence[str], cwd: str, done: ExecResult, project: str) -> Co
 
 
 def _reach(done: ExecResult, project: str) -> tuple[str, ...]:
-    """What of a command's doings no rollback undoes."""
+    """Return what the command could affect that a rollback does not undo."""
     if done.isolation is Isolation.NONE:
         return ("host", "network")
     found = ["network"] if done.policy.network != "none" else []

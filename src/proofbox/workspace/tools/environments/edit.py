@@ -1,4 +1,4 @@
-"""Replacing text in a file's content, exactly."""
+"""Replace exact text in a file's content."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ class Edited(NamedTuple):
 
 
 def replace(data: bytes, old: bytes, new: bytes, *, path: str, everywhere: bool = False) -> Edited:
-    """`old` must be there: once, or (`everywhere`) at all. Occurrences are counted as they are replaced, one after
-    another and not overlapping, but one that overlaps another makes "once" untrue."""
+    """Replace `old`, which must occur exactly once, or with `everywhere` at least once. Replacements do not overlap,
+    but overlapping occurrences count as more than one."""
     reason = ""
     if not old:
-        reason, hint = "the text to replace is empty", "give the text that is there now, or use write_file"
+        reason, hint = "the text to replace is empty", "give the current text, or use write_file"
     elif old == new:
-        reason, hint = "the new text is the old one", "give another text"
+        reason, hint = "the new text is the same as the old text", "give a different text"
     elif old not in data:
-        reason, hint = "the text to replace is not in it", "read the file: every space and line end counts"
+        reason, hint = "the text to replace was not found", "read the file: whitespace and line endings must match"
     elif not everywhere and data.find(old) != data.rfind(old):
-        reason, hint = "the text to replace is in it more than once", "give more of the lines around it, or replace all"
+        reason, hint = "the text to replace occurs more than once", "include more surrounding lines, or replace all"
     if reason:
         raise EditRefused(f"{printable(path[:200])}: {reason}", op="edit_file", fix_hints=[hint])
     first_line = data.count(b"\n", 0, data.find(old)) + 1

@@ -1,4 +1,4 @@
-"""The eight tools that work on files, over any tree. `commands.py` has the ninth."""
+"""The eight tools that work on files, for any tree. `commands.py` has the ninth."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from proofbox.workspace.tools.environments.search_source import TreeSource
 from proofbox.workspace.tools.tree import DirectoryItem, FileTree, below
 
 FARTHEST = 1 << 30
-"""So many bytes are passed over at most for a line to begin with: a file may be a hole without end."""
+"""Maximum number of bytes to skip before the first line: a sparse file may be almost endless."""
 _PIECE = 1 << 16
 
 
 class FileTools:
-    """What reads and then writes holds a lock, so that two edits of one file never lose each other's."""
+    """The file tools. A tool that reads and then writes holds a lock, so that concurrent edits are not lost."""
 
     def __init__(self, tree: FileTree, *, ignore: Ignore | None = None, engine: SearchEngine | None = None) -> None:
         self._tree = tree
@@ -54,8 +54,8 @@ class FileTools:
     def read_file(
         self, path: str, *, first_line: int = 1, max_lines: int | None = None, max_bytes: int = READ_LIMIT
     ) -> FileContent:
-        _require(first_line >= 1 and (max_lines is None or max_lines >= 1), "lines are counted from 1")
-        _require(1 <= max_bytes <= LARGEST_FILE, f"max_bytes is from 1 to {LARGEST_FILE}")
+        _require(first_line >= 1 and (max_lines is None or max_lines >= 1), "first_line and max_lines must be positive")
+        _require(1 <= max_bytes <= LARGEST_FILE, f"max_bytes must be from 1 to {LARGEST_FILE}")
         with self._tree.open(path) as found:
             data, truncated = _lines(found.stream, first_line, max_lines, max_bytes)
         content = data.decode("utf-8", "replace")
@@ -85,7 +85,7 @@ class FileTools:
         return Listing(entries=entries, truncated=len(items) > LISTING_LIMIT, **path_fields(real or "."))
 
     def list_files_recursive(self, path: str = ".", *, depth: int = 32, max_entries: int = LISTING_LIMIT) -> Listing:
-        _require(depth >= 1 and 1 <= max_entries <= 10 * LISTING_LIMIT, "depth and max_entries are 1 or more")
+        _require(depth >= 1 and 1 <= max_entries <= 10 * LISTING_LIMIT, "depth or max_entries is out of range")
         real, items = self._tree.directory(path)
         entries: list[ListingEntry] = []
         truncated = False
@@ -107,10 +107,12 @@ class FileTools:
         ignore_case: bool = False,
         literal: bool = False,
     ) -> SearchResult:
-        _require(1 <= max_matches <= LISTING_LIMIT, f"max_matches is from 1 to {LISTING_LIMIT}")
-        _require(0 <= context <= 20, "context is from 0 to 20 lines")
-        asked = Search(pattern, glob=glob, most=max_matches, context=context, ignore_case=ignore_case, literal=literal)
-        found = search(asked, TreeSource(self._tree, path, self._ignore), self._engine)
+        _require(1 <= max_matches <= LISTING_LIMIT, f"max_matches must be from 1 to {LISTING_LIMIT}")
+        _require(0 <= context <= 20, "context must be from 0 to 20 lines")
+        request = Search(
+            pattern, glob=glob, most=max_matches, context=context, ignore_case=ignore_case, literal=literal
+        )
+        found = search(request, TreeSource(self._tree, path, self._ignore), self._engine)
         return SearchResult(
             pattern=pattern,
             matches=tuple(
@@ -122,7 +124,7 @@ class FileTools:
 
     def edit_file(self, path: str, old: str, new: str, *, replace_all: bool = False) -> FileEdited:
         with self._changing:
-            data, _, real = self._whole(path)
+            data, _, real = self._read_whole(path)
             changed = edit.replace(data, _encoded(old), _encoded(new), path=real, everywhere=replace_all)
             self._tree.write(path, _encoded(changed.data), None)
         return FileEdited(
@@ -134,39 +136,39 @@ class FileTools:
 
     def apply_patch(self, patch: str) -> PatchApplied:
         with self._changing:
-            planned = [self._planned(each) for each in parse(patch)]
+            planned = [self._plan(each) for each in parse(patch)]
             places = [place for step in planned for place in step.places]
-            if len(set(places)) != len(places):  # by two spellings, or by a link: each was planned without the other
+            if len(set(places)) != len(places):  # two spellings, or a link: each was planned without the other
                 raise refusal("it names a file twice")
             self._carry_out(planned)
-        return PatchApplied(files=tuple(step.told for step in planned))
+        return PatchApplied(files=tuple(step.summary for step in planned))
 
-    # Inside
+    # Internal
 
-    def _whole(self, path: str) -> tuple[bytes, bool, str]:
+    def _read_whole(self, path: str) -> tuple[bytes, bool, str]:
         with self._tree.open(path) as found:
             data = found.stream.read(LARGEST_FILE + 1)
         if len(data) > LARGEST_FILE:
             raise _too_large(found.size)
         return data, found.executable, found.path
 
-    def _planned(self, each: FilePatch) -> _Step:
-        """What a file of the patch will be, with every check made: nothing is changed yet."""
+    def _plan(self, each: FilePatch) -> _Step:
+        """Return the planned change of one file, after all checks. Changes nothing yet."""
         before: bytes | None = None
         was_executable = False
         places = set()
         if each.old is not None:
-            before, was_executable, real = self._whole(each.old)
+            before, was_executable, real = self._read_whole(each.old)
             places.add(real)
         after: bytes | None = _encoded(apply_hunks(before or b"", each))
         if each.new is None:
             if after:
-                raise refusal(f"{printable(str(each.old)[:200])} would not be empty, and is to be deleted")
+                raise refusal(f"{printable(str(each.old)[:200])} is to be deleted, but would not be empty")
             after = None
         if each.new is not None:
             places.add(self._tree.check("write", each.new))
             if each.new != each.old and self._exists(each.new):
-                raise refusal(f"{printable(each.new[:200])} is there already")
+                raise refusal(f"{printable(each.new[:200])} already exists")
         if each.old is not None and each.old != each.new:
             self._tree.check("delete", each.old)
         executable = was_executable if each.executable is None else each.executable
@@ -209,10 +211,10 @@ class _Step(NamedTuple):
     after: bytes | None
     executable: bool
     places: frozenset[str]
-    """The real paths of its names."""
+    """The resolved paths of its names."""
 
     @property
-    def told(self) -> PatchedFile:
+    def summary(self) -> PatchedFile:
         old, new = (None if name is None else path_fields(name)["path"] for name in (self.old, self.new))
         if new is None:
             return PatchedFile(str(old), "deleted")
@@ -222,7 +224,7 @@ class _Step(NamedTuple):
 
 
 def _lines(stream: BinaryIO, first: int, most: int | None, room: int) -> tuple[bytes, bool]:
-    """Lines from `first` on, as many as fit; whether anything comes after them."""
+    """Return the lines from `first` on that fit, and whether more follow."""
     passed = 0
     for _ in range(first - 1):
         piece = b""
@@ -257,7 +259,7 @@ def _encoded(content: str | bytes) -> bytes:
     try:
         data = content if isinstance(content, bytes) else content.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        raise ArgumentsInvalid("the text holds half a character, which no file can", op="write_file") from None
+        raise ArgumentsInvalid("the text contains an unpaired surrogate", op="write_file") from None
     if len(data) > LARGEST_FILE:
         raise _too_large(len(data))
     return data
@@ -265,7 +267,7 @@ def _encoded(content: str | bytes) -> bytes:
 
 def _too_large(size: int) -> FileTooLarge:
     return FileTooLarge(
-        f"{size} bytes are too many: the limit is {LARGEST_FILE}",
+        f"{size} bytes exceed the limit of {LARGEST_FILE}",
         op="file",
         details={"size": size, "limit": LARGEST_FILE},
     )

@@ -1,10 +1,10 @@
-"""A directory of the host, reached through directory handles alone.
+"""A directory of the host, accessed only through directory descriptors.
 
-A path is walked name by name from the root's handle, each directory opened from the one before and never through a
-symbolic link; links are read and walked by ourselves, `..` goes back along the handles that are held, and neither gets
-above the root. What is checked is the way that was really walked, and what is opened is opened from its last handle
-without following: a link or a directory swapped in between is either not followed or fails the open. Where the kernel
-has openat2, a path without links takes one call.
+A path is walked name by name from the root's descriptor. Each directory is opened relative to the previous one and
+never through a symbolic link. Links are read and resolved here, `..` goes back along the open descriptors, and neither
+can leave the root. The guard checks the path that was actually walked, and the file is opened relative to the last
+descriptor without following links: a link or directory that is swapped in meanwhile is not followed, or the open fails.
+If the kernel supports openat2, a path without links takes one call.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ _MAX_HELD = 256
 
 
 class ResolvedPath(NamedTuple):
-    """Where a path leads: a handle on the last directory that exists, and the names after it."""
+    """A resolved path: a descriptor of the last existing directory, and the names after it."""
 
     folder: int
     names: tuple[str, ...]
-    """Empty for the root itself; more than one when directories are missing."""
+    """Empty for the root itself. More than one name if directories are missing."""
     path: str
     info: os.stat_result | None
-    """Of what is there, itself and not where it may lead; None if nothing is."""
+    """The stat result of the entry itself, not of a link's target. None if it does not exist."""
 
 
 class DirectoryTree:
-    """A root's handle, and a guard. Close it."""
+    """An open root directory and a guard. Close it after use."""
 
     def __init__(self, root: str | os.PathLike[str], guard: Guard | None = None, *, spelled: str | None = None) -> None:
         self.host: str = os.path.realpath(os.fspath(root))
@@ -137,23 +137,23 @@ class DirectoryTree:
 
     def _refuse_other_than_file(self, path: str, place: ResolvedPath) -> None:
         if not place.names or (place.info is not None and not stat.S_ISREG(place.info.st_mode)):
-            raise wrong_kind(path, "is there, and is no file")
+            raise wrong_kind(path, "exists and is not a file")
 
     @contextmanager
     def _place(self, path: str, *, follow: bool = True) -> Iterator[ResolvedPath]:
         names = split(path, self.root)
         held: list[int] = []
         try:
-            place = self._quickly(names, held) or self._walk(path, names, held, follow)
+            place = self._walk_fast(names, held) or self._walk(path, names, held, follow)
             if follow and place.info is not None and stat.S_ISLNK(place.info.st_mode):
-                _close(held)  # the quick way ends at a link: walk it
+                _close(held)  # the fast path ends at a link: walk it
                 place = self._walk(path, names, held, follow)
             yield place
         finally:
             _close(held)
 
-    def _quickly(self, names: list[str], held: list[int]) -> ResolvedPath | None:
-        """One call for all directories of a path; None when that is not to be had, or there is a link on the way."""
+    def _walk_fast(self, names: list[str], held: list[int]) -> ResolvedPath | None:
+        """Open all directories of a path in one call. Return None if unsupported or if the path contains links."""
         if len(names) < 2 or ".." in names:
             return None
         fd = open_beneath(self._fd, "/".join(names[:-1]))
@@ -201,7 +201,7 @@ class DirectoryTree:
                 raise refusal(path, f"is deeper than {_MAX_HELD} directories")
             held.append(os.open(name, _DIRECTORY, dir_fd=here))
             walked.append(name)
-        if held:  # the last step was back to it
+        if held:  # the last step went back to it
             return ResolvedPath(held[-1], (".",), "/".join(walked), os.fstat(held[-1]))
         return ResolvedPath(self._fd, (), "", os.fstat(self._fd))
 
@@ -227,9 +227,9 @@ def _typed(error: OSError, path: str) -> ProofboxError:
     if error.errno == errno.ENOENT:
         return absent(path)
     if error.errno in (errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENXIO, errno.EINVAL):
-        return wrong_kind(path, f"can't be used so: {error.strerror}")
+        return wrong_kind(path, f"can't be used this way: {error.strerror}")
     if error.errno == errno.ENAMETOOLONG:
-        return refusal(path, "is longer than a file name can be")
+        return refusal(path, "contains a name that is too long")
     return IoFailed(f"{printable(path[:200])}: {error.strerror}", op="path", details={"path": printable(path)})
 
 
@@ -255,7 +255,7 @@ def _close(held: list[int]) -> None:
 
 @contextmanager
 def _made(place: ResolvedPath) -> Iterator[int]:
-    """A handle on the directory that the last name goes into, made with its parents if need be."""
+    """Yield a descriptor of the directory for the last name. Creates missing directories."""
     folder = place.folder
     try:
         for name in place.names[:-1]:
@@ -268,7 +268,7 @@ def _made(place: ResolvedPath) -> Iterator[int]:
             above, folder = folder, below
             try:
                 if made and os.geteuid() == 0:
-                    _give(below, above)
+                    _give_to_owner(below, above)
             finally:
                 if above != place.folder:
                     os.close(above)
@@ -278,10 +278,10 @@ def _made(place: ResolvedPath) -> Iterator[int]:
             os.close(folder)
 
 
-def _give(made: int, folder: int) -> None:
-    """What root makes in another user's directory is that user's: else the commands in the box could not write it.
+def _give_to_owner(made: int, folder: int) -> None:
+    """Give a directory that root creates to the owner of its parent, so that commands in the box can write to it.
 
-    Empty, so that one that was swapped in meanwhile gives nothing away.
+    Only an empty directory, so that one swapped in meanwhile exposes nothing.
     """
     owner = os.stat(".", dir_fd=folder)
     if os.fstat(made).st_uid == 0 != owner.st_uid and not os.listdir(made):

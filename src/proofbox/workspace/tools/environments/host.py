@@ -1,4 +1,4 @@
-"""Environments over a directory of this machine: with commands in a box, or (by name) without one."""
+"""Environments for a directory of this machine, with commands in a box or, on explicit request, without one."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from proofbox.workspace.tools.tree import Access, AllowAll, Guard
 
 
 class SandboxEnvironment(CommandTools):
-    """Commands in a session of any provider; files on the host's side of its mount, through directory handles.
+    """Commands in a session of any provider; files through directory descriptors on the host side of its mount.
 
-    The session is the caller's to stop. One with a throw-away overlay is refused: its files are not those of the
-    directory. Where the box may only read, so may the tools.
+    The caller stops the session. A session with a temporary overlay is refused, because its files differ from those in
+    the directory. If the box has read-only access, so do the tools.
     """
 
     def __init__(
@@ -36,9 +36,9 @@ class SandboxEnvironment(CommandTools):
         info = session.info
         if info.policy.access == "overlay":
             raise PolicyRefused(
-                "the files of a box with a throw-away overlay are not those of its directory",
+                "the box has a temporary overlay, so its files differ from those in its directory",
                 op="tools",
-                fix_hints=["start the session with access rw, and fork the workspace to throw changes away"],
+                fix_hints=["start the session with access rw, and fork the workspace to be able to discard changes"],
             )
         guard = guard or AllowAll()
         self._files = DirectoryTree(info.project, ReadOnly(guard) if info.policy.access == "ro" else guard)
@@ -61,7 +61,7 @@ class SandboxEnvironment(CommandTools):
 
 
 class HostEnvironment(SandboxEnvironment):
-    """A directory of the host, with commands on the host itself: no isolation at all, for those who say so by name."""
+    """A directory of the host, with commands on the host without isolation. Must be chosen explicitly."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class HostEnvironment(SandboxEnvironment):
 
 
 class ReadOnly:
-    """A guard's answers, but that nothing may be changed: what the box's own mount says."""
+    """A guard that also denies all changes, like the box's read-only mount."""
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
@@ -93,7 +93,7 @@ class ReadOnly:
     def check(self, access: Access, path: str) -> None:
         if access in ("write", "delete"):
             raise CapabilityDenied(
-                "the box may only read its directory, and so may the tools",
+                "the box has read-only access to its directory, and so have the tools",
                 op="tools",
                 fix_hints=["start the session with access rw"],
                 details={"kind": f"fs.{access}", "rule": "access ro"},

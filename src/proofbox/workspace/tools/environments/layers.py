@@ -1,11 +1,11 @@
-"""Adding to what an environment does, a layer at a time.
+"""Layers that add behaviour to an environment.
 
-A layer is called with each call and with what is below it: it may look, refuse, act before and after, and put facts
-into the call for the layers around it. `Layered` is an environment again, so that layers and environments compose.
+A layer receives each call and the next layer below it. It may inspect or refuse the call, act before and after it, and
+add facts to the call for the outer layers. `Layered` is itself an environment, so layers and environments compose.
 
-    env = Layered(HostEnvironment("."), [CapabilityCheck(capabilities), Recording(log), Nudge()])
+    env = Layered(HostEnvironment("."), [CapabilityCheck(capabilities), EffectRecording(log), Nudge()])
 
-The first layer is the outermost. `middleware.py` has the layers, and `workspace_layers` their usual order.
+The first layer is the outermost. `middleware.py` defines the layers, and `workspace_layers` their usual order.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ READING = frozenset({"read_file", "list_directory", "list_files_recursive", "sea
 
 @dataclass
 class ToolInvocation:
-    """One call of a tool on its way through the layers."""
+    """One tool call on its way through the layers."""
 
     tool: str
     arguments: Mapping[str, Any]
@@ -57,7 +57,7 @@ class ToolInvocation:
 
     @property
     def target(self) -> str:
-        """What it is about: the path, the command as a shell reads it, the files of a patch."""
+        """The target of the call: the path, the command in shell syntax, or the files of a patch."""
         if self.tool == "run_command":
             command = self.arguments["command"]
             return command if isinstance(command, str) else shlex.join(command)
@@ -69,7 +69,7 @@ class ToolInvocation:
 
 
 def patched_paths(patch: str) -> list[tuple[str, str]]:
-    """What a patch would do: (`write` or `delete`, path). Raises PatchRefused for what is none."""
+    """Return the actions of a patch as (`write` or `delete`, path). Raises PatchRefused for a malformed patch."""
     found = []
     for each in parse(patch):
         if each.new is not None:
@@ -84,11 +84,11 @@ Below = Callable[[ToolInvocation], ToolResult]
 
 class Layer(Protocol):
     def __call__(self, call: ToolInvocation, below: Below, /) -> ToolResult:
-        """Do as you will, and give what `below(call)` gave, or raise."""
+        """Handle a call: return the result of `below(call)`, or raise."""
 
 
 class Layered:
-    """An environment with layers around it. Closing it is the business of whoever made the environment."""
+    """An environment with layers around it. The creator of the inner environment closes it."""
 
     def __init__(self, env: ToolEnvironment, layers: Sequence[Layer]) -> None:
         self._env = env
@@ -98,7 +98,7 @@ class Layered:
 
         self._top: Below = innermost
         for layer in reversed(layers):
-            self._top = _around(layer, self._top)
+            self._top = _wrapped(layer, self._top)
 
     @property
     def root(self) -> str:
@@ -179,5 +179,5 @@ class Layered:
         return given
 
 
-def _around(layer: Layer, below: Below) -> Below:
+def _wrapped(layer: Layer, below: Below) -> Below:
     return lambda call: layer(call, below)

@@ -1,7 +1,7 @@
-"""Files that are nowhere but in memory: for tests, for plans, and for agents that may not touch a disk at all.
+"""Files in memory only: for tests, for plans, and for agents without disk access.
 
-There are no symbolic links, no owners, and no commands. The search's worker process is given the content it works on
-and opens nothing.
+There are no symbolic links, owners or commands. The search's worker process receives content on stdin and opens no
+files.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class MemoryTree:
         real = self._real(path)
         self.guard.check(access, real)
         if access == "write" and real in self._folders:
-            raise wrong_kind(path, "is there, and is no file")
+            raise wrong_kind(path, "exists and is not a file")
         return real
 
     def directory(self, path: str) -> tuple[str, list[DirectoryItem]]:
@@ -97,15 +97,15 @@ class MemoryTree:
         return real in self._files
 
     def _real(self, path: str) -> str:
-        """The path without `..`; every directory on the way must be one, as on a disk."""
+        """Return the path without `..`. Every parent must be a directory, as on a disk."""
         walked: list[str] = []
         names = split(path, self.root)
         for number, name in enumerate(names):
             if len(os.fsencode(name)) > _NAME_MAX:
-                raise refusal(path, "is longer than a file name can be")
+                raise refusal(path, "contains a name that is too long")
             here = "/".join(walked)
             if here in self._files:
-                raise wrong_kind(path, "can't be used so: Not a directory")
+                raise wrong_kind(path, "can't be used this way: Not a directory")
             if name == "..":
                 if not walked:
                     raise refusal(path, "leads outside the workspace")
@@ -115,12 +115,13 @@ class MemoryTree:
             else:
                 walked.append(name)
                 if "/".join(walked) not in self._folders and ".." in names[number + 1 :]:
-                    raise absent(path) if "/".join(walked) not in self._files else wrong_kind(path, "is no directory")
+                    is_file = "/".join(walked) in self._files
+                    raise wrong_kind(path, "is not a directory") if is_file else absent(path)
         return "/".join(walked)
 
 
 class MemoryEnvironment(CommandTools):
-    """No host access at all."""
+    """An environment without any access to the host."""
 
     def __init__(self, files: Mapping[str, str | bytes] | None = None, guard: Guard | None = None) -> None:
         content = {path: data.encode() if isinstance(data, str) else data for path, data in (files or {}).items()}
@@ -131,9 +132,9 @@ class MemoryEnvironment(CommandTools):
 
     def _exec(self, argv: Sequence[str], options: ExecOptions) -> ExecResult:  # noqa: ARG002
         raise CommandsUnavailable(
-            "an environment in memory has no commands",
+            "an environment in memory can't run commands",
             op="run_command",
-            fix_hints=["use the file tools", "or a workspace on a disk, with a sandbox"],
+            fix_hints=["use the file tools", "or use a workspace on disk with a sandbox"],
         )
 
 

@@ -1,7 +1,7 @@
-"""The layers: capabilities, the record, snapshots, the check after a change, the nudge.
+"""The layers: capability check, effect recording, snapshots, check after a change, nudge.
 
-In their usual order a call goes: capability check → intent record → call → snapshot → outcome record → check (and the
-rollback when it fails). The nudge stands before the call: what goes in circles is not run.
+In their usual order a call passes: capability check → intent record → call → snapshot → outcome record → check (with a
+rollback if it fails). The nudge comes before the call, so that repetitive calls are not run.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _ACCESS: dict[str, Access] = {
 
 
 class CapabilityCheck:
-    """Refuses by the call's own words, before anything is looked up. What is really opened the environment's guard
-    checks again: this layer is for the record, and for environments that have no guard."""
+    """Refuses calls by their arguments, before anything is looked up. The environment's guard checks the resolved path
+    again: this layer serves the effect log, and environments without a guard."""
 
     def __init__(
         self,
@@ -74,8 +74,8 @@ class CapabilityCheck:
             variables = [self._capabilities.env_write.of(name) for name in call.arguments.get("env") or {}]
             return [*variables, self._capabilities.command(command_argv(call.arguments["command"]))]
         if call.tool == "apply_patch":
-            asked = patched_paths(call.arguments["patch"])
-            return [self._file("write" if kind == "write" else "delete", path) for kind, path in asked]
+            actions = patched_paths(call.arguments["patch"])
+            return [self._file("write" if kind == "write" else "delete", path) for kind, path in actions]
         access = _ACCESS[call.tool]
         decisions = [self._file(access, call.arguments["path"])]
         return [self._file("read", call.arguments["path"]), *decisions] if call.tool == "edit_file" else decisions
@@ -89,7 +89,7 @@ class CapabilityCheck:
 
 
 class EffectRecording:
-    """Intent before, outcome after, into the effect log. A call whose intent can't be recorded is not made."""
+    """Logs the intent before a call and the outcome after it. A call whose intent can't be logged is not made."""
 
     def __init__(self, log: EffectLog, head: Callable[[], str] = lambda: "", clock: Clock | None = None) -> None:
         self._log = log
@@ -101,7 +101,7 @@ class EffectRecording:
         call.snapshot_before = call.snapshot_before or self._head()
         self._log.append(id=id, phase="intent", kind=call.tool, **_intent(call))
         began = self._clock.monotonic()
-        ended: dict[str, Any] = {"target": _quietly(call)}
+        ended: dict[str, Any] = {"target": _target_or_empty(call)}
         try:
             result = below(call)
         except BaseException as error:
@@ -118,12 +118,12 @@ class EffectRecording:
             self._log.append(id=id, phase="outcome", kind=call.tool, **ended)
 
     def denied(self, call: ToolInvocation, error: ProofboxError) -> None:
-        """Record a call that was refused before it became an intent."""
+        """Record a call that was refused before its intent was recorded."""
         facts = {**_intent(call), **_refusal(error), "decision": "deny"}
         self._log.append(id=self._log.new_id(), phase="denied", kind=call.tool, **facts)
 
     def saw(self, event: Event) -> None:
-        """What a box tells (`on_event`): of it, whom its commands reached by the proxy, and whom they could not."""
+        """Record events of a box (`on_event`): connections that the proxy allowed or refused."""
         if event.kind != "network" or event.phase not in ("allowed", "denied"):
             return
         allowed = event.phase == "allowed"
@@ -143,7 +143,7 @@ class EffectRecording:
 
 
 class SnapshotOnWrite:
-    """A snapshot before the first change and after each: any step can be rolled back to."""
+    """Takes a snapshot before the first change and after each change, so that any step can be rolled back to."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
@@ -162,7 +162,7 @@ class SnapshotOnWrite:
             call.snapshot_before = self.snapshot("before the first change")
         try:
             return below(call)
-        finally:  # also of a change that failed: a command may have got half way
+        finally:  # even if the change failed: a command may have changed some files
             call.snapshot_after = self.snapshot(f"{call.tool} {call.target}")
 
     def snapshot(self, message: str) -> str:
@@ -176,9 +176,9 @@ class SnapshotOnWrite:
 
 
 class CheckAfterWrite:
-    """Runs a command after each change; when it fails, the files are again what they were when it last passed.
+    """Runs a command after each change. If it fails, the files are rolled back to the last state that passed.
 
-    The command goes through `env`, whose rules hold for it too: give one that records.
+    The command runs through `env` and its rules: use an environment that records.
     """
 
     def __init__(
@@ -201,7 +201,7 @@ class CheckAfterWrite:
     def __call__(self, call: ToolInvocation, below: Below, /) -> ToolResult:
         if not call.writes:
             return below(call)
-        with self._lock:  # one change at a time: whose fault it was must be told
+        with self._lock:  # one change at a time, to know which one made the check fail
             if not self._good:
                 self._good = self._history.head() or self._history.snapshot("before the first change")
             result = below(call)
@@ -213,8 +213,8 @@ class CheckAfterWrite:
             if self._on_rollback is not None:
                 self._on_rollback(back)
         raise CheckFailed(
-            f"after {call.tool} the check `{self._command}` failed with {done.exit_code};"
-            f" the files are again what they were before:\n{done.text(4000)}",
+            f"after {call.tool} the check `{self._command}` failed with exit code {done.exit_code};"
+            f" the change was rolled back:\n{done.text(4000)}",
             op=call.tool,
             details={
                 "exit_code": done.exit_code,
@@ -225,9 +225,9 @@ class CheckAfterWrite:
 
 
 class Nudge:
-    """Stops calls that go in circles: after three identical ones in a row, or ten reads without a write.
+    """Stops repetitive calls: after three identical ones in a row, or ten reads without a write.
 
-    The call is not run, and the next one is: a nudge, not a wall.
+    Only one call is refused, and the next one runs: it is a nudge, not a limit.
     """
 
     def __init__(self, same: int = SAME_CALLS, reads: int = READS_WITHOUT_WRITE) -> None:
@@ -249,10 +249,10 @@ class Nudge:
         self._last = digest
         if self._repeated > self._same:
             self._forget()
-            raise _nudge(call, f"this is the same call for the {self._same + 1}th time in a row", "its result is known")
+            raise _nudge(call, f"the same call {self._same + 1} times in a row", "its result is known")
         if self._read > self._reads:
             self._forget()
-            raise _nudge(call, f"{self._reads} reads in a row and nothing written", "you may know enough to act")
+            raise _nudge(call, f"{self._reads} reads in a row without a write", "you may know enough to act")
 
     def _forget(self) -> None:
         self._last, self._repeated, self._read = "", 0, 0
@@ -267,7 +267,7 @@ def workspace_layers(
     check: str | None = None,
     nudge: bool = True,
 ) -> list[Layer]:
-    """The usual layers, outermost first, for `Layered(env, …)`; without a part, the layers that need it are left out.
+    """Return the usual layers, outermost first, for `Layered(env, …)`. Layers whose part is not given are left out.
 
     `check` is a command that must pass after a change.
     """
@@ -285,7 +285,7 @@ def workspace_layers(
 def _intent(call: ToolInvocation) -> dict[str, Any]:
     allowed = call.decision is not None
     return {
-        "target": _quietly(call),
+        "target": _target_or_empty(call),
         "cwd": str(call.arguments.get("cwd", "")),
         "arguments_sha256": _digest(call.tool, call.arguments),
         "decision": "allow" if allowed else "",
@@ -295,16 +295,16 @@ def _intent(call: ToolInvocation) -> dict[str, Any]:
 
 
 def _refusal(error: BaseException) -> dict[str, str]:
-    """The code of an error, and the rule if a capability decided."""
+    """Return the code of an error, and the rule if a capability denied the call."""
     code = error.code if isinstance(error, ProofboxError) else type(error).__name__
     return {"error": code, "rule": str(error.details.get("rule", "")) if isinstance(error, CapabilityDenied) else ""}
 
 
-def _quietly(call: ToolInvocation) -> str:
+def _target_or_empty(call: ToolInvocation) -> str:
     try:
         return call.target
     except ProofboxError:
-        return ""  # a patch that can't be read has no files to name; the call itself says what is wrong
+        return ""  # a malformed patch names no files; the call itself reports the error
 
 
 def _outcome(result: ToolResult) -> dict[str, Any]:
@@ -320,7 +320,7 @@ def _outcome(result: ToolResult) -> dict[str, Any]:
 
 
 def _digest(tool: str, arguments: Mapping[str, Any]) -> str:
-    """Of the arguments: the log says what was asked without holding it."""
+    """Return a digest of the call, so that the log identifies the arguments without containing them."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, list | tuple):

@@ -1,8 +1,8 @@
-r"""Unified diffs, as `git diff` and `diff -u` write them: parsed whole before anything is touched, and applied exactly.
+r"""Unified diffs in the format of `git diff` and `diff -u`: parsed completely before any change, and applied exactly.
 
-A hunk goes where its header says if its old lines are there; else to the one other place, after the hunks before it,
-where they are. Lines are never matched loosely. Renames, new and deleted files and the executable bit are understood;
-binary patches, symbolic links and submodules are refused.
+A hunk is applied at the line in its header if its old lines are there, otherwise at the only other position after the
+previous hunks where they are. There is no fuzzy matching. Renames, new and deleted files and the executable bit are
+supported; binary patches, symbolic links and submodules are refused.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v
 
 class Hunk(NamedTuple):
     start: int
-    """Of the old lines, counted from 1."""
+    """Number of the first old line, counted from 1."""
     old: tuple[bytes, ...]
     new: tuple[bytes, ...]
-    """Lines with their ends, if they have them."""
+    """Lines including their line endings, if any."""
 
 
 class FilePatch(NamedTuple):
     old: str | None
     """None for a new file."""
     new: str | None
-    """None for a deleted one."""
+    """None for a deleted file."""
     hunks: tuple[Hunk, ...]
     executable: bool | None = None
 
 
 def parse(text: str) -> list[FilePatch]:
-    """Raises PatchRefused for what is no patch, or does something that is not understood here."""
+    """Parse a patch. Raises PatchRefused if it is malformed or uses an unsupported feature."""
     try:
         raw = text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        raise refusal("it holds characters that no file can") from None
+        raise refusal("it contains characters that can't be encoded") from None
     lines = raw.split(b"\n")
     if lines[-1] == b"":
         lines.pop()
     files = _Reader(lines).files()
     if not files:
-        raise refusal("there is no file in it")
+        raise refusal("it contains no file")
     names = [name for each in files for name in {each.old, each.new} if name is not None]
     if len(set(names)) != len(names):
         raise refusal("it names a file twice")
@@ -55,7 +55,7 @@ def parse(text: str) -> list[FilePatch]:
 
 
 def apply_hunks(data: bytes, patch: FilePatch) -> bytes:
-    """The new content. Raises PatchRefused when a hunk does not fit."""
+    """Return the new content. Raises PatchRefused if a hunk does not apply."""
     lines = data.split(b"\n")
     ended = [line + b"\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
     made: list[bytes] = []
@@ -64,13 +64,13 @@ def apply_hunks(data: bytes, patch: FilePatch) -> bytes:
         place = _place(ended, hunk, at)
         if isinstance(place, str):
             name = printable(str(patch.new or patch.old)[:200])
-            raise refusal(f"hunk {number} of {name} does not fit: {place}", file=name, hunk=number)
+            raise refusal(f"hunk {number} of {name} does not apply: {place}", file=name, hunk=number)
         made += ended[at:place]
         made += hunk.new
         at = place + len(hunk.old)
     made += ended[at:]
     if any(not line.endswith(b"\n") for line in made[:-1]):
-        raise refusal("a line without an end would be in the middle of the file")
+        raise refusal("a line without a newline would be in the middle of the file")
     return b"".join(made)
 
 
@@ -83,8 +83,8 @@ def refusal(reason: str, **details: object) -> PatchRefused:
 
 
 def _place(lines: list[bytes], hunk: Hunk, least: int) -> int | str:
-    if not hunk.old:  # nothing to hold on to but the number: after that line
-        return hunk.start if least <= hunk.start <= len(lines) else f"line {hunk.start} is not there"
+    if not hunk.old:  # only the line number says where: after that line
+        return hunk.start if least <= hunk.start <= len(lines) else f"there is no line {hunk.start}"
     stated = hunk.start - 1
     count = len(hunk.old)
     if stated >= least and tuple(lines[stated : stated + count]) == hunk.old:
@@ -92,7 +92,7 @@ def _place(lines: list[bytes], hunk: Hunk, least: int) -> int | str:
     found = [at for at in range(least, len(lines) - count + 1) if tuple(lines[at : at + count]) == hunk.old]
     if len(found) == 1:
         return found[0]
-    return "its lines are in several places, and not where it says" if found else "its old lines are not in the file"
+    return "its old lines occur more than once, and not at its line number" if found else "its old lines were not found"
 
 
 class _Reader:
@@ -109,7 +109,7 @@ class _Reader:
             elif line.startswith((b"@@ ", b"GIT binary patch", b"+++ ")):
                 raise refusal(f"line {self._at + 1} belongs to no file")
             else:
-                self._at += 1  # words around a patch: a commit's message, an index line
+                self._at += 1  # text outside a patch: a commit message, an index line
         return found
 
     def _file(self) -> FilePatch:
@@ -124,17 +124,17 @@ class _Reader:
             if word.startswith(("new file mode ", "deleted file mode ", "new mode ", "old mode ")):
                 what, _, mode = word.rpartition(" ")
                 if mode not in _MODES:
-                    raise refusal(f"a file of mode {mode[:10]}: only plain files can be patched")
+                    raise refusal(f"unsupported file mode {mode[:10]}: only plain files can be patched")
                 created, deleted = created or what == "new file mode", deleted or what == "deleted file mode"
                 executable = _MODES[mode] if what.startswith("new") else executable
             elif word.startswith(("rename from ", "copy from ")):
                 if word.startswith("copy"):
-                    raise refusal("a copy: give it as a new file")
+                    raise refusal("copies are not supported: add the copy as a new file")
                 old, named = _unquoted(word.removeprefix("rename from ")), True
             elif word.startswith("rename to "):
                 new, named = _unquoted(word.removeprefix("rename to ")), True
             elif word.startswith(("GIT binary patch", "Binary files ")):
-                raise refusal("a binary file")
+                raise refusal("binary files are not supported")
             elif not word.startswith(("index ", "similarity index ", "dissimilarity index ")):
                 self._at -= 1
                 break
@@ -144,23 +144,23 @@ class _Reader:
                 old, new = before, after
             hunks = self._hunks()
             if not hunks and not named:
-                raise refusal("a file without a change")
+                raise refusal("it contains a file without changes")
         else:
             hunks = ()
             if not named:
                 old = new = _from_header(header)
                 old, new = (None if created else old), (None if deleted else new)
         if old is None and new is None:
-            raise refusal("a file without a name")
+            raise refusal("it contains a file without a name")
         return FilePatch(old, new, hunks, executable)
 
     def _names(self) -> tuple[str | None, str | None]:
         before = self._name(self._next(), "--- ")
         if not self._peek(b"+++ "):
-            raise refusal(f"line {self._at + 1}: +++ is due after ---")
+            raise refusal(f"line {self._at + 1}: expected +++ after ---")
         after = self._name(self._next(), "+++ ")
         real = [name for name in (before, after) if name is not None]
-        # git's prefixes are taken off when both names have theirs: `a/x` may also be a file in a directory called a.
+        # Remove git's prefixes only if both names have them: `a/x` may also be a file in a directory called a.
         if (before is None or before.startswith("a/")) and (after is None or after.startswith("b/")) and real:
             before, after = (None if name is None else name[2:] for name in (before, after))
         return before, after
@@ -176,7 +176,7 @@ class _Reader:
         while self._peek(b"@@ "):
             header = _HUNK.match(self._next().decode("utf-8", "replace"))
             if header is None:
-                raise refusal(f"line {self._at}: not the head of a hunk")
+                raise refusal(f"line {self._at}: malformed hunk header")
             start, old_count, _, new_count = header.groups()
             hunks.append(self._hunk(int(start), int(old_count or "1"), int(new_count or "1")))
         return tuple(hunks)
@@ -188,9 +188,9 @@ class _Reader:
             if self._at >= len(self._lines):
                 raise refusal("it ends in the middle of a hunk")
             line = self._next()
-            sign, body = line[:1] or b" ", line[1:] + b"\n"  # an editor may have taken the space of an empty line
+            sign, body = line[:1] or b" ", line[1:] + b"\n"  # an editor may have removed the space of an empty line
             if sign not in (b" ", b"-", b"+"):
-                raise refusal(f"line {self._at}: a line of a hunk begins with a space, - or +")
+                raise refusal(f"line {self._at}: a line in a hunk must start with a space, - or +")
             sides = [side for side, signs in ((old, b" -"), (new, b" +")) if sign in signs]
             for side in sides:
                 side.append(body)
@@ -199,7 +199,7 @@ class _Reader:
                 for side in sides:
                     side[-1] = side[-1].removesuffix(b"\n")
         if len(old) != old_count or len(new) != new_count:
-            raise refusal(f"line {self._at}: a hunk has other lines than its head says")
+            raise refusal(f"line {self._at}: the number of lines in the hunk does not match its header")
         return Hunk(start, tuple(old), tuple(new))
 
     def _peek(self, *signs: bytes) -> bool:
@@ -211,14 +211,14 @@ class _Reader:
 
 
 def _from_header(header: bytes | None) -> str:
-    """`diff --git a/NAME b/NAME`: without more, both names are the same."""
+    """Return the name in `diff --git a/NAME b/NAME`, where both names must be the same."""
     text = (header or b"").decode("utf-8", "surrogateescape").removeprefix("diff --git ")
     if text.startswith('"'):
         names = [_unquoted(each) for each in re.findall(r'"(?:[^"\\]|\\.)*"', text)]
     else:
         names = [text[: len(text) // 2], text[len(text) // 2 + 1 :]]
     if len(names) != 2 or not names[0].startswith("a/") or names[1] != f"b/{names[0][2:]}":
-        raise refusal("the names of a file can't be told")
+        raise refusal("the file names in a `diff --git` line are ambiguous")
     return names[0][2:]
 
 
@@ -226,15 +226,15 @@ def _unquoted(text: str) -> str:
     if not text.startswith('"'):
         return text
     if len(text) < 2 or not text.endswith('"'):
-        raise refusal("a name without its closing quote")
+        raise refusal("a quoted name has no closing quote")
 
-    def meant(match: re.Match[str]) -> str:
+    def unescape(match: re.Match[str]) -> str:
         sign = match[1]
         if sign[0] in "01234567":
             return chr(int(sign, 8))
         if sign not in _ESCAPES:
-            raise refusal(f"a name with \\{sign} in it")
+            raise refusal(f"unsupported escape \\{sign} in a name")
         return _ESCAPES[sign]
 
-    spelled = re.sub(r"\\([0-3][0-7]{2}|.)", meant, text[1:-1].encode("utf-8", "surrogateescape").decode("latin-1"))
+    spelled = re.sub(r"\\([0-3][0-7]{2}|.)", unescape, text[1:-1].encode("utf-8", "surrogateescape").decode("latin-1"))
     return spelled.encode("latin-1").decode("utf-8", "surrogateescape")

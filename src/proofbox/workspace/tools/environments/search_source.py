@@ -1,4 +1,4 @@
-"""A tree as a search sees it: files in order, and content by the tree's own handles."""
+"""A file tree as the source of a search: sorted files, read through the tree's own descriptors."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class TreeSource:
             return
         for folder, item in below(self._tree, self.top, self._items):
             path = f"{folder}/{item.name}" if folder else item.name
-            if item.type == "file" and not self._left_out(path):
+            if item.type == "file" and not self._excluded(path):
                 yield path
 
     def included(self, path: str) -> bool:
-        return self._tree.guard.visible(path) and not self._left_out(path)
+        return self._tree.guard.visible(path) and not self._excluded(path)
 
     def read(self, path: str, limit: int) -> bytes | None:
         try:
@@ -42,8 +42,8 @@ class TreeSource:
         except (ProofboxError, OSError):
             return None
 
-    def _left_out(self, path: str) -> bool:
-        """By a name below what was asked for: who names `.git` itself, or what is ignored, means it."""
+    def _excluded(self, path: str) -> bool:
+        """Return whether a name below the search path excludes the file. A path given explicitly is never excluded."""
         names = path[len(self.top) :].strip("/").split("/")
         folder = self.top
         for name in names:
