@@ -461,7 +461,7 @@ static int kill_tagged(gid_t tag) {
     return found;
 }
 
-/* The agent no longer knows which process belongs to which command: kill everything. In a pid namespace, exiting does that.
+/* Processes can no longer be attributed to commands: kill everything. In a pid namespace, exiting does that.
  * Without one, first kill all descendants, including orphans, which are our children because we are their subreaper. */
 static _Noreturn void fail_closed(const char *what) {
     for (uint64_t until = now_us() + KILL_PATIENCE_US; !(features & F_PID1) && now_us() < until;) {

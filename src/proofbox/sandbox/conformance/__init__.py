@@ -1,4 +1,4 @@
-"""The conformance suite: tests by experiment, on this machine, that a provider enforces what it claims.
+"""The conformance suite: checks on this machine that a provider really enforces what it claims.
 
 Every provider runs the same checks. A check of something that the provider does not claim to enforce is
 `not_applicable`, with the reason the provider gives; the claim, not the provider's name, decides. Another check

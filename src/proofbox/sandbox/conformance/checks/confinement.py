@@ -1,4 +1,4 @@
-"""Privileges of a process in the box: it has none that would let it break out."""
+"""Privileges of a process in the box: none of them lets it break out."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def devices(context: CheckContext) -> None:
     expect(not disks, f"the box has block devices: {disks}")
     known = _CHARACTER_DEVICES
     if context.isolation is Isolation.SANDBOXED_KERNEL:
-        known |= {"fuse", "net/tun"}  # devices of its own kernel, which give no access to the host
+        known |= {"fuse", "net/tun"}  # these belong to the sandboxed kernel and give no access to the host
     odd = [name for _, name in found if name not in known and not name.startswith("pts/")]
     expect(not odd, f"the box has other devices: {odd}")
     made = context.sh(session, _MAKE_DEVICES).stdout.splitlines()
