@@ -1,4 +1,4 @@
-"""Settings from files: who wins, what is refused, and that a project can't open its own box."""
+"""Settings files: precedence, refused settings, and projects that try to widen their own box."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "project"
 
 
-def say(project: Path, text: str) -> None:
+def write_settings(project: Path, text: str) -> None:
     (project / config.PROJECT_FILE).write_text(text)
 
 
-def test_nothing_is_said_by_default(project: Path) -> None:
+def test_default_settings_are_empty(project: Path) -> None:
     assert config.load(project) == Settings()
 
 
-def test_the_project_wins_over_the_user_and_a_flag_over_both(project: Path) -> None:
+def test_project_settings_override_user_settings_and_flags_override_both(project: Path) -> None:
     (config_dir() / "config.toml").write_text('provider = "bubblewrap"\npids = 100\naccess = "ro"\n')
-    say(project, 'access = "overlay"\npids = 50\n')
+    write_settings(project, 'access = "overlay"\npids = 50\n')
     assert config.load(project) == Settings(provider="bubblewrap", pids=50, access="overlay")
     with Sandboxes(project) as boxes, pytest.raises(PolicyRefused, match="access overlay"):
         boxes.exec(["true"], provider="off")
     (config_dir() / "config.toml").write_text('provider = "off"\n')
-    say(project, "")
+    write_settings(project, "")
     with Sandboxes(project) as boxes:
         assert boxes.exec(["true"]).provider == "off"
 
@@ -57,14 +57,14 @@ def test_the_project_wins_over_the_user_and_a_flag_over_both(project: Path) -> N
         '[runtimes.process]\ncommand = ["sh"]',
     ],
 )
-def test_what_widens_a_box_needs_the_user_s_word(project: Path, text: str) -> None:
-    say(project, text)
+def test_settings_that_widen_a_box_need_trust(project: Path, text: str) -> None:
+    write_settings(project, text)
     with pytest.raises(PolicyRefused) as raised:
         config.load(project)
     assert "proofbox init --trust" in raised.value.fix_hints[0]
     config.trust(project)
     assert config.load(project) != Settings()
-    say(project, text + "\n# and one byte more\n")
+    write_settings(project, text + "\n# and one byte more\n")
     with pytest.raises(PolicyRefused):
         config.load(project)
 
@@ -85,13 +85,13 @@ def test_what_widens_a_box_needs_the_user_s_word(project: Path, text: str) -> No
         ('network = "allow:example.org"', 'network = "full"', 'network = "allow:example.org"'),
     ],
 )
-def test_what_is_laxer_than_the_user_s_own_settings_needs_the_user_s_word(
+def test_project_settings_laxer_than_user_settings_need_trust(
     project: Path, users: str, laxer: str, as_strict: str
 ) -> None:
     (config_dir() / "config.toml").write_text(users)
-    say(project, as_strict)
+    write_settings(project, as_strict)
     config.load(project)
-    say(project, laxer)
+    write_settings(project, laxer)
     with pytest.raises(PolicyRefused) as raised:
         config.load(project)
     assert raised.value.details["asks_for"]
@@ -100,26 +100,26 @@ def test_what_is_laxer_than_the_user_s_own_settings_needs_the_user_s_word(
 
 
 @pytest.mark.parametrize("name", ["config.toml", "images.lock", "prepare.sh"])
-def test_a_pipe_where_a_file_should_be_is_refused_and_not_waited_for(project: Path, name: str) -> None:
+def test_pipe_instead_of_a_file_is_refused_without_blocking(project: Path, name: str) -> None:
     if name == "prepare.sh":
-        say(project, 'provision = ".proofbox/prepare.sh"')
+        write_settings(project, 'provision = ".proofbox/prepare.sh"')
     os.mkfifo(project / ".proofbox" / name)
     image = Image(name="x", arch="x86_64", url="https://example.org/x", sha256="0" * 64)
 
-    def look() -> None:
+    def read() -> None:
         if name == "images.lock":
             check_lock(project, image)
         config.load(project)
 
     with pytest.raises(UsageError, match="no regular file"):
-        look()
+        read()
 
 
-def test_trust_is_for_one_project(project: Path, tmp_path: Path) -> None:
+def test_trust_applies_to_one_project(project: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     (other / ".proofbox").mkdir(parents=True)
     for each in (project, other):
-        say(each, 'provider = "off"')
+        write_settings(each, 'provider = "off"')
     config.trust(project)
     with pytest.raises(PolicyRefused):
         config.load(other)
@@ -128,8 +128,8 @@ def test_trust_is_for_one_project(project: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "damage", [b"", b"[]", b"{", b'{"projects": 3}', b"\xff\xfe", b'{"schema_version": "x", "projects": {}}']
 )
-def test_a_damaged_record_of_trust_trusts_nothing(project: Path, damage: bytes) -> None:
-    say(project, 'provider = "off"')
+def test_damaged_trust_record_trusts_nothing(project: Path, damage: bytes) -> None:
+    write_settings(project, 'provider = "off"')
     config.trust(project)
     (state_dir() / "trusted.json").write_bytes(damage)
     with pytest.raises(PolicyRefused):
@@ -147,15 +147,15 @@ def test_a_damaged_record_of_trust_trusts_nothing(project: Path, damage: bytes) 
         ("nonsense = 1", "known:"),
     ],
 )
-def test_a_file_that_can_not_be_understood_stops_the_start(project: Path, text: str, hint: str) -> None:
-    say(project, text)
+def test_malformed_settings_prevent_the_start(project: Path, text: str, hint: str) -> None:
+    write_settings(project, text)
     with pytest.raises(UsageError) as raised, Sandboxes(project) as boxes:
         boxes.exec(["true"], provider="off")
     assert hint in " ".join(raised.value.fix_hints)
     assert str(config.PROJECT_FILE) in raised.value.message
 
 
-def test_written_settings_read_back_and_are_trusted(project: Path) -> None:
+def test_written_settings_are_read_back_and_trusted(project: Path) -> None:
     settings = Settings(
         provider="docker", image='odd "name"\n:latest', cpus=1.5, memory=512, mounts=("/usr:/mnt/usr:ro",), env=("CI",)
     )
@@ -163,9 +163,7 @@ def test_written_settings_read_back_and_are_trusted(project: Path) -> None:
     assert config.load(project) == settings
 
 
-def test_variables_are_forwarded_by_name_with_the_value_of_the_moment(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_variables_are_forwarded_with_their_current_value(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config.write(project, Settings(provider="off", env=("MY_NUMBER", "NOT_SET")))
     with Sandboxes(project) as boxes, boxes.start_session() as session:
         for value in ("1", "2"):
@@ -173,7 +171,7 @@ def test_variables_are_forwarded_by_name_with_the_value_of_the_moment(
             assert session.exec(["sh", "-c", "echo $MY_NUMBER${NOT_SET-unset}"]).stdout == f"{value}unset\n"
 
 
-def test_the_value_of_a_variable_is_not_stored_with_a_session(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_value_of_a_variable_is_not_stored_with_a_session(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_TOKEN", "hunter2hunter2")
     config.write(project, Settings(provider="off", env=("MY_TOKEN",)))
     with Sandboxes(project) as boxes, boxes.start_session(detached=True) as session:
@@ -184,8 +182,8 @@ def test_the_value_of_a_variable_is_not_stored_with_a_session(project: Path, mon
 
 
 @pytest.mark.needs("bubblewrap")
-def test_a_command_can_not_open_its_own_next_box(project: Path) -> None:
-    """The whole point of trust: an agent that writes the project's settings gains nothing by it."""
+def test_command_cannot_widen_its_next_box(project: Path) -> None:
+    """The purpose of trust: an agent that writes the project's settings gains nothing."""
     with Sandboxes(project) as boxes:
         text = 'provider = \\"off\\"'
         boxes.exec(["sh", "-c", f'printf "{text}" > .proofbox/config.toml'], provider="bubblewrap")
@@ -194,23 +192,23 @@ def test_a_command_can_not_open_its_own_next_box(project: Path) -> None:
             boxes.exec(["true"])
 
 
-def test_settings_of_runtimes_add_up_and_are_written_as_they_are_read(project: Path) -> None:
+def test_runtime_settings_are_merged_and_round_trip(project: Path) -> None:
     (config_dir() / "config.toml").write_text('[runtimes.a]\nmodel = "user"\nretries = 1\n[runtimes.b]\nx = 1\n')
-    said = Settings(
+    written = Settings(
         strategies=("a!", "b"), runtimes={"a": {"model": 'pro"ject', "extra": {"deep key": [1, {"b": True}]}}}
     )
-    config.write(project, said)
+    config.write(project, written)
     found = config.load(project)
     assert found.strategies == ("a!", "b")
-    assert found.runtimes == {"a": {**said.runtimes["a"], "retries": 1}, "b": {"x": 1}}
+    assert found.runtimes == {"a": {**written.runtimes["a"], "retries": 1}, "b": {"x": 1}}
 
 
-def test_mount_that_leads_elsewhere_than_agreed_is_refused(project: Path, tmp_path: Path) -> None:
+def test_mount_that_leads_elsewhere_than_trusted_is_refused(project: Path, tmp_path: Path) -> None:
     shared, elsewhere = tmp_path / "shared", tmp_path / "elsewhere"
     for path in (shared, elsewhere):
         path.mkdir()
     (tmp_path / "link").symlink_to(shared)
-    say(project, f'mounts = ["{tmp_path}/link:/mnt/x:rw"]')
+    write_settings(project, f'mounts = ["{tmp_path}/link:/mnt/x:rw"]')
     config.trust(project)
     assert config.load(project).mounts
     (tmp_path / "link").unlink()
@@ -222,8 +220,8 @@ def test_mount_that_leads_elsewhere_than_agreed_is_refused(project: Path, tmp_pa
     assert config.load(project).mounts
 
 
-def test_mount_that_did_not_exist_when_it_was_agreed_to_is_refused(project: Path, tmp_path: Path) -> None:
-    say(project, 'mounts = ["later:/mnt/x"]')
+def test_mount_that_did_not_exist_when_trusted_is_refused(project: Path, tmp_path: Path) -> None:
+    write_settings(project, 'mounts = ["later:/mnt/x"]')
     config.trust(project)
     assert config.load(project).mounts
     (project / "later").mkdir()
@@ -231,8 +229,8 @@ def test_mount_that_did_not_exist_when_it_was_agreed_to_is_refused(project: Path
         config.load(project)
 
 
-def test_agreement_of_a_version_without_mounts_on_record_does_not_cover_them(project: Path) -> None:
-    say(project, 'mounts = ["/usr:/mnt/usr:ro"]')
+def test_trust_record_without_mounts_does_not_cover_mounts(project: Path) -> None:
+    write_settings(project, 'mounts = ["/usr:/mnt/usr:ro"]')
     config.trust(project)
     record = msgspec.json.decode((state_dir() / "trusted.json").read_bytes())
     del record["mounts"]
@@ -242,10 +240,10 @@ def test_agreement_of_a_version_without_mounts_on_record_does_not_cover_them(pro
 
 
 @pytest.mark.needs("bubblewrap")
-def test_box_can_not_swap_the_source_of_its_next_mount(project: Path, tmp_path: Path) -> None:
+def test_box_cannot_swap_the_source_of_its_next_mount(project: Path, tmp_path: Path) -> None:
     (project / "data").mkdir()
     (tmp_path / "elsewhere").mkdir()
-    say(project, 'provider = "bubblewrap"\nmounts = ["data:/mnt/data:rw"]')
+    write_settings(project, 'provider = "bubblewrap"\nmounts = ["data:/mnt/data:rw"]')
     config.trust(project)
     with Sandboxes(project) as boxes:
         assert boxes.exec(["sh", "-c", "echo x > /mnt/data/x"]).exit_code == 0

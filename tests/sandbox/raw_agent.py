@@ -1,4 +1,4 @@
-"""The box agent without a provider: started directly, spoken to frame by frame, with the means to see what it left."""
+"""The box agent without a provider: started directly, driven frame by frame, with helpers to find leftovers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _numbers = itertools.count()
 
 
 def wait_until(condition: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
-    """The first true value of `condition`. Looking is all it does: nothing rests on how long a pause is."""
+    """Poll `condition` and return its first true value, so that no test depends on the length of a pause."""
     end = time.monotonic() + seconds
     while not (value := condition()):
         if time.monotonic() > end:
@@ -44,7 +44,7 @@ def wait_until(condition: Callable[[], Any], what: str, seconds: float = PATIENC
 
 
 def state(pid: int) -> str:
-    """The letter of /proc/<pid>/stat; Z where there is no process any more."""
+    """Return the state letter from /proc/<pid>/stat; Z if the process does not exist."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
     except (OSError, IndexError):
@@ -63,7 +63,7 @@ def resident_kb(pid: int, field: str = "VmRSS") -> int:
 
 
 def held(lock: Path) -> bool:
-    """Whether any process holds this lock. A lock is shared with every child, however often it forks or hides."""
+    """Return whether any process holds this lock. Children inherit a lock, however often they fork."""
     with lock.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -72,7 +72,7 @@ def held(lock: Path) -> bool:
     return False
 
 
-# ---- a tree that does not want to die
+# ---- a process tree that resists killing
 
 ESCAPEES = ("background", "setsid", "daemon", "deaf", "hopper")
 _TREE = """
@@ -121,7 +121,7 @@ if last == "stay":
 
 
 def tree(place: Path, kinds: Sequence[str] = ESCAPEES, *, stay: bool = True) -> list[str]:
-    """A command that starts one process of each kind, each with a lock in `place`, says `ready`, and stays or ends."""
+    """Return a command that starts a process of each kind with a lock in `place`, prints `ready`, and stays or ends."""
     return [*PYTHON, _TREE, str(place), ",".join(kinds), "stay" if stay else "end"]
 
 
@@ -130,18 +130,18 @@ def survivors(place: Path) -> list[str]:
 
 
 def assert_all_dead(place: Path, kinds: Sequence[str] = ESCAPEES) -> None:
-    """All were there, and soon none is."""
+    """Assert that all processes started, and wait until none is left."""
     assert {file.stem for file in place.glob("*.ready")} == set(kinds)
     wait_until(lambda: not survivors(place), f"the end of {survivors(place)}")
 
 
-def put_down(place: Path) -> None:
-    """What a test set free on purpose, ended by its own pid (a hopper ends by itself)."""
+def kill_survivors(place: Path) -> None:
+    """Kill processes that a test let escape on purpose, by their pids (a hopper ends by itself)."""
     for file in place.glob("*.ready"):
         if held(file.with_suffix(".lock")) and file.stem != "hopper":
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(file.read_text()), signal.SIGKILL)
-    wait_until(lambda: not survivors(place), "the end of what was left")
+    wait_until(lambda: not survivors(place), "the end of the survivors")
 
 
 # ---- cgroups
@@ -183,8 +183,8 @@ def cgroup() -> Iterator[Path]:
 
 
 @dataclass
-class Told:
-    """What the agent said of one command."""
+class CommandRecord:
+    """The frames that the agent sent about one command."""
 
     chunks: list[tuple[Recv, int, int, bytes]] = field(default_factory=list)
     acked: int = 0
@@ -214,12 +214,12 @@ class Told:
 
 
 class Peer:
-    """One end of a stream to the agent. It reads only while it waits, and gives credit only where told to."""
+    """One end of a stream to the agent. It reads only while it waits, and sends credit only if `credit` is set."""
 
     def __init__(self, sock: socket.socket, *, greet: bool = True) -> None:
         self.sock = sock
         self.decoder = wire.FrameDecoder()
-        self.commands: dict[int, Told] = {}
+        self.commands: dict[int, CommandRecord] = {}
         self.hello: wire.Hello | None = None
         self.fatal: str | None = None
         self.pongs = 0
@@ -232,7 +232,7 @@ class Peer:
     def send(self, data: bytes) -> None:
         self.sock.sendall(data)
 
-    def say(self, kind: Send, id: int = 0, payload: bytes = b"") -> None:
+    def send_frame(self, kind: Send, id: int = 0, payload: bytes = b"") -> None:
         self.send(wire.frame(kind, id, payload))
 
     def start(
@@ -250,8 +250,8 @@ class Peer:
         caps: tuple[int, int] = (0, 0),
         window: int = 0,
         limits: Mapping[int, int] | None = None,
-    ) -> Told:
-        told = self.commands[id] = Told()
+    ) -> CommandRecord:
+        record = self.commands[id] = CommandRecord()
         want = ExecFlag.STDIN * stdin | ExecFlag.STARTED * started | ExecFlag.PTY * (pty is not None)
         self.send(
             wire.execute(
@@ -268,30 +268,30 @@ class Peer:
                 limits=limits or {},
             )
         )
-        return told
+        return record
 
-    def run(self, argv: Sequence[str | bytes], id: int = 1, **options: Any) -> Told:
-        told = self.start(argv, id, **options)
-        self.until(lambda: told.over)
-        return told
+    def run(self, argv: Sequence[str | bytes], id: int = 1, **options: Any) -> CommandRecord:
+        record = self.start(argv, id, **options)
+        self.until(lambda: record.over)
+        return record
 
     def until(self, condition: Callable[[], Any], seconds: float = PATIENCE) -> Any:
-        """Read until the condition holds; the stream's end before that is a failure."""
+        """Read until the condition holds; fail if the stream ends before."""
         end = time.monotonic() + seconds
         while not (value := condition()):
             if self.ended:
                 raise AssertionError(f"the stream ended first; fatal: {self.fatal}")
             if not select.select([self.sock], [], [], max(0.0, end - time.monotonic()))[0]:
-                raise AssertionError(f"not within {seconds:g} s; heard: {self.commands}"[:4000])
-            self.hear()
+                raise AssertionError(f"not within {seconds:g} s; received: {self.commands}"[:4000])
+            self.receive()
         return value
 
     def until_ended(self, seconds: float = PATIENCE) -> str | None:
-        """Read until the stream ends; the agent's last words, if it had any."""
+        """Read until the stream ends; return the text of the agent's FATAL frame, if any."""
         self.until(lambda: self.ended, seconds)
         return self.fatal
 
-    def hear(self) -> None:
+    def receive(self) -> None:
         try:
             data = self.sock.recv(256 << 10)
         except ConnectionResetError:
@@ -299,9 +299,9 @@ class Peer:
         if not data:
             self.ended = True
         for kind, id, payload in self.decoder.feed(data):
-            self._heed(kind, id, payload)
+            self._handle(kind, id, payload)
 
-    def _heed(self, kind: Recv, id: int, payload: bytes) -> None:
+    def _handle(self, kind: Recv, id: int, payload: bytes) -> None:
         if kind is Recv.HELLO:
             self.hello = wire.parse_hello(payload)
         elif kind is Recv.FATAL:
@@ -310,40 +310,40 @@ class Peer:
         elif kind is Recv.PONG:
             self.pongs += 1
         else:
-            told = self.commands[id]
-            assert not told.over, f"a {kind.name} after the end of command {id}"
+            record = self.commands[id]
+            assert not record.over, f"a {kind.name} after the end of command {id}"
             if kind in (Recv.STDOUT, Recv.STDERR):
                 chunk = wire.parse_chunk(payload)
-                told.chunks.append((kind, *chunk))
+                record.chunks.append((kind, *chunk))
                 if self.credit:
                     self.send(wire.credit(id, len(chunk[2])))
             elif kind is Recv.STDIN_ACK:
-                told.acked += wire.parse_count(payload)
+                record.acked += wire.parse_count(payload)
             elif kind is Recv.STARTED:
-                told.started = wire.parse_count(payload)
+                record.started = wire.parse_count(payload)
             elif kind is Recv.EXIT:
-                told.exit = wire.parse_exit(payload)
+                record.exit = wire.parse_exit(payload)
             else:
-                told.failed = wire.parse_failed(payload)
+                record.failed = wire.parse_failed(payload)
 
     def ping(self) -> None:
-        """A round trip: all that was sent before has been acted on."""
+        """Make a round trip, after which the agent has processed everything sent before."""
         before = self.pongs
-        self.say(Send.PING)
+        self.send_frame(Send.PING)
         self.until(lambda: self.pongs > before)
 
     def close(self) -> None:
         self.sock.close()
 
 
-def unended() -> None:
-    """For a client whose agent is the test's own to end: what it would do to a silent one is in test_silence.py."""
+def no_kill() -> None:
+    """Do nothing: the `kill` callback of clients whose agent the test ends itself (test_silence.py tests real ones)."""
 
 
 class Agent:
-    """A box agent, stream-bound (`peer` is its one peer) or listening (`connect` makes more).
+    """A box agent with one stream (`peer`) or listening (`connect` adds peers).
 
-    The first peer of one that listens is there, and has greeted, before it starts: its time to live does not run yet.
+    The first peer of a listening agent connects and sends HELLO before the agent starts, so that no idle time passes.
     """
 
     def __init__(
@@ -358,7 +358,7 @@ class Agent:
     ) -> None:
         self.group = group
         self.address: str | None = None
-        self.said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        self.errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         with contextlib.ExitStack() as stack:
             if ttl is None:
                 ours, theirs = socket.socketpair()
@@ -385,7 +385,7 @@ class Agent:
                 pass_fds=pass_fds,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=self.said,
+                stderr=self.errors,
                 env=dict(env or {}),
                 cwd="/",
                 start_new_session=True,
@@ -416,15 +416,15 @@ class Agent:
         return peer
 
     def account(self) -> str:
-        self.said.seek(0)
-        return self.said.read().decode(errors="replace")
+        self.errors.seek(0)
+        return self.errors.read().decode(errors="replace")
 
     def wait(self, seconds: float = PATIENCE) -> int:
-        """Its exit code. An agent never ends by a signal of its own making."""
+        """Return the exit code."""
         return self.process.wait(seconds)
 
     def close(self) -> None:
-        """End it the ordinary way, and hold it to what it owes: no child, no group, no crash."""
+        """End the agent in the ordinary way, and assert that it did not crash."""
         for peer in self.peers:
             peer.close()
         if self.address is not None and self.process.poll() is None:
@@ -437,12 +437,12 @@ class Agent:
             if self.process.poll() is None:
                 self.process.kill()
                 self.process.wait()
-            self.said.close()
+            self.errors.close()
 
 
 @contextlib.contextmanager
 def agent(mode: str = "minder", **options: Any) -> Iterator[Agent]:
-    """An agent whose kill mechanism is `cgroup` or `minder`."""
+    """Run an agent whose kill mechanism is `cgroup` or `minder`."""
     with contextlib.ExitStack() as stack:
         group = stack.enter_context(cgroup()) if mode == "cgroup" else None
         running = Agent(group=group, **options)

@@ -1,4 +1,4 @@
-"""The async client does what the sync one does, on asyncio and on trio, and its service has the same face."""
+"""The async client behaves like the sync one, on asyncio and on trio, and its service has the same interface."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import anyio
 import pytest
 from pacing import SOON
-from raw_agent import ENV, PATIENCE, PYTHON, Agent, agent, resident_kb, survivors, tree, unended, wait_until
+from raw_agent import ENV, PATIENCE, PYTHON, Agent, agent, no_kill, resident_kb, survivors, tree, wait_until
 
 from proofbox import AsyncSandboxes, Sandboxes
 from proofbox.errors import CommandNotFound, RequestInvalid, SandboxLost, SessionUnknown
@@ -46,7 +46,7 @@ def with_box(loop: str, work: Callable[[Agent, AsyncConnection], Awaitable[None]
     with agent(mode, greet=False) as box:
 
         async def connected() -> None:
-            await work(box, AsyncConnection(box.peer.sock, unended))
+            await work(box, AsyncConnection(box.peer.sock, no_kill))
 
         go(loop, connected)
 
@@ -85,7 +85,7 @@ def test_each_of_32_tasks_gets_its_own_output(loop: str) -> None:
 
 
 @pytest.mark.parametrize("stdin", [None, b"x" * 1_000_000])
-def test_cancellation_kills_the_tree(loop: str, tmp_path: Path, stdin: bytes | None) -> None:
+def test_cancellation_kills_the_process_tree(loop: str, tmp_path: Path, stdin: bytes | None) -> None:
     async def work(_: Agent, connection: AsyncConnection) -> None:
         async with anyio.create_task_group() as tasks:
 
@@ -95,13 +95,13 @@ def test_cancellation_kills_the_tree(loop: str, tmp_path: Path, stdin: bytes | N
             tasks.start_soon(one)
             await until(lambda: len(list(tmp_path.glob("*.ready"))) == 2)
             tasks.cancel_scope.cancel()
-        assert not survivors(tmp_path), "dead before the cancelled call is left"
+        assert not survivors(tmp_path), "the tree is dead before the cancelled call returns"
         assert (await run(connection, ["echo", "on"])).stdout == "on\n"
 
     with_box(loop, work)
 
 
-def test_a_task_that_is_cancelled_while_it_reads_for_all_hands_over(loop: str, tmp_path: Path) -> None:
+def test_cancelled_reader_task_hands_over_to_another(loop: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "gate")
 
     async def work(_: Agent, connection: AsyncConnection) -> None:
@@ -126,7 +126,7 @@ def test_a_task_that_is_cancelled_while_it_reads_for_all_hands_over(loop: str, t
 
 @pytest.mark.parametrize("argv", [["yes"], ["sh", "-c", "echo up; sleep 60"]])
 @pytest.mark.parametrize("stdin", [None, b"x" * 1_000_000])
-def test_an_exception_in_on_output_kills_the_command(loop: str, argv: list[str], stdin: bytes | None) -> None:
+def test_exception_in_on_output_kills_the_command(loop: str, argv: list[str], stdin: bytes | None) -> None:
     def stop(_: Output) -> None:
         raise ValueError("enough")
 
@@ -140,7 +140,7 @@ def test_an_exception_in_on_output_kills_the_command(loop: str, argv: list[str],
     with_box(loop, work)
 
 
-def test_fifty_megabytes_both_ways_in_flat_memory(loop: str) -> None:
+def test_fifty_megabytes_both_ways_in_constant_memory(loop: str) -> None:
     class Source(io.RawIOBase):
         left = 50 << 20
 
@@ -182,7 +182,7 @@ def test_stdin_sources_that_end_early_or_fail(loop: str) -> None:
     with_box(loop, work)
 
 
-def test_the_loss_of_the_box_reaches_every_waiter_at_once(loop: str) -> None:
+def test_loss_of_the_box_reaches_all_waiters_immediately(loop: str) -> None:
     async def work(box: Agent, connection: AsyncConnection) -> None:
         lost: list[SandboxLost] = []
 
@@ -203,7 +203,7 @@ def test_the_loss_of_the_box_reaches_every_waiter_at_once(loop: str) -> None:
     with_box(loop, work)
 
 
-def test_closing_tells_those_who_wait(loop: str) -> None:
+def test_closing_ends_all_waiters(loop: str) -> None:
     async def work(_: Agent, connection: AsyncConnection) -> None:
         async def one() -> None:
             with pytest.raises(SandboxLost):
@@ -220,7 +220,7 @@ def test_closing_tells_those_who_wait(loop: str) -> None:
 
 
 @pytest.mark.parametrize("stdin", [None, b"x" * (4 << 20)])
-def test_an_agent_that_stops_answering_is_a_loss_after_patience(
+def test_unresponsive_agent_is_lost_after_the_timeout(
     loop: str, stdin: bytes | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work(box: Agent, connection: AsyncConnection) -> None:
@@ -239,7 +239,7 @@ def test_an_agent_that_stops_answering_is_a_loss_after_patience(
     with_box(loop, work)
 
 
-def test_a_timeout_inside_and_a_caller_that_is_slow(loop: str) -> None:
+def test_timeout_and_streamed_output_beyond_the_cap(loop: str) -> None:
     async def work(_: Agent, connection: AsyncConnection) -> None:
         assert (await run(connection, ["sleep", "60"], timeout=0.05)).timed_out
         whole = b""
@@ -267,7 +267,7 @@ def public(kind: type) -> dict[str, inspect.Signature]:
 
 
 @pytest.mark.parametrize(("sync", "other"), [(Sandboxes, AsyncSandboxes), (Session, AsyncSession)])
-def test_sync_and_async_have_the_same_face(sync: type, other: type) -> None:
+def test_sync_and_async_have_the_same_interface(sync: type, other: type) -> None:
     assert set(public(sync)) == set(public(other))
     for name, signature in public(sync).items():
         same = public(other)[name]
@@ -283,7 +283,7 @@ def test_sync_and_async_have_the_same_face(sync: type, other: type) -> None:
     ]
 
 
-def test_the_service_reads_as_documented(loop: str, tmp_path: Path) -> None:
+def test_service_works_as_documented(loop: str, tmp_path: Path) -> None:
     (tmp_path / "here").write_text("found")
     events: list[Event] = []
 
@@ -301,7 +301,7 @@ def test_the_service_reads_as_documented(loop: str, tmp_path: Path) -> None:
                 await boxes.get_session("ses-nonsense")
             forgotten = await boxes.start_session(provider="off")
             pid = int((await forgotten.exec(["sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!"])).stdout)
-        wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the end of what was left in a session")
+        wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the end of a session's background process")
 
     go(loop, work)
     assert {("session", "starting"), ("exec", "started"), ("exec", "finished"), ("session", "stopped")} <= {
@@ -309,7 +309,7 @@ def test_the_service_reads_as_documented(loop: str, tmp_path: Path) -> None:
     }
 
 
-def test_a_detached_session_outlives_its_async_maker(loop: str, tmp_path: Path) -> None:
+def test_detached_session_outlives_its_async_client(loop: str, tmp_path: Path) -> None:
     async def work() -> None:
         async with AsyncSandboxes(project_root=tmp_path) as boxes:
             made = await boxes.start_session(provider="off", detached=True, ttl=60)

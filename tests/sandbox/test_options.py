@@ -1,4 +1,4 @@
-"""Options of the SDK: a name that is not known is a TypeError, and limits have one name and one spelling everywhere."""
+"""Options of the SDK: an unknown name is a TypeError, and limits have the same names and syntax everywhere."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ misspelt = {
 
 @pytest.mark.parametrize("call", calls.values(), ids=calls)
 @pytest.mark.parametrize(("name", "suggestion"), misspelt.items())
-def test_a_misspelt_option_is_a_type_error_with_a_suggestion(
+def test_misspelt_option_is_a_type_error_with_a_suggestion(
     boxes: Sandboxes, project: Path, call: Call, name: str, suggestion: str
 ) -> None:
     with boxes, pytest.raises(TypeError, match=f"unexpected option '{name}'") as caught:
@@ -62,23 +62,23 @@ def test_a_misspelt_option_is_a_type_error_with_a_suggestion(
 
 
 @pytest.mark.parametrize("name", sorted(BOX_OPTIONS))
-def test_a_command_in_a_session_can_not_be_given_options_of_the_box(boxes: Sandboxes, name: str) -> None:
+def test_command_in_a_session_does_not_accept_box_options(boxes: Sandboxes, name: str) -> None:
     options: dict[str, Any] = {name: None}
     with boxes, boxes.start_session(provider="off") as session:
-        for ask in (session.exec, lambda argv, **more: boxes.exec_in_session(session.id, argv, **more)):
+        for call in (session.exec, lambda argv, **more: boxes.exec_in_session(session.id, argv, **more)):
             with pytest.raises(TypeError, match=f"unexpected option '{name}' .it is asked of a box"):
-                ask(["true"], **options)
+                call(["true"], **options)
 
 
 @pytest.mark.parametrize("name", sorted(COMMAND_OPTIONS))
-def test_a_session_can_not_be_given_options_of_a_command(boxes: Sandboxes, name: str) -> None:
+def test_session_does_not_accept_command_options(boxes: Sandboxes, name: str) -> None:
     options: dict[str, Any] = {name: None}
     with boxes, pytest.raises(TypeError, match=f"unexpected option '{name}' .it is asked of a command"):
         boxes.start_session(provider="off", **options)
 
 
-def test_a_misspelt_option_is_a_type_error_for_async_callers_too(project: Path) -> None:
-    async def ask() -> None:
+def test_misspelt_async_option_is_a_type_error(project: Path) -> None:
+    async def work() -> None:
         wrong: dict[str, Any] = {"acces": "ro"}
         late: dict[str, Any] = {"timeot": 3}
         async with AsyncSandboxes(project) as boxes:
@@ -93,7 +93,7 @@ def test_a_misspelt_option_is_a_type_error_for_async_callers_too(project: Path) 
                 with pytest.raises(TypeError, match="did you mean timeout"):
                     await boxes.exec_in_session(session.id, ["true"], **late)
 
-    anyio.run(ask)
+    anyio.run(work)
     assert not (project / "ran").exists()
 
 
@@ -107,7 +107,7 @@ def test_limits_have_the_same_names_in_flags_settings_and_options() -> None:
 @pytest.mark.parametrize(
     ("size", "wanted"), [(512, 512), ("512m", 512), ("512M", 512), ("2g", 2048), ("2G", 2048), ("1t", 1 << 20)]
 )
-def test_a_size_is_a_number_of_megabytes_or_has_a_unit(size: int | str, wanted: int, project: Path) -> None:
+def test_size_is_in_megabytes_or_has_a_unit(size: int | str, wanted: int, project: Path) -> None:
     assert megabytes(size, "memory") == wanted
     policy = make_policy(project, {"memory": size, "disk": size, "access": "overlay"}, Settings())
     assert (policy.memory_mb, policy.disk_mb) == (wanted, wanted)
@@ -115,13 +115,13 @@ def test_a_size_is_a_number_of_megabytes_or_has_a_unit(size: int | str, wanted: 
 
 
 @pytest.mark.parametrize("size", ["", "512", "g", "1.5g", "-1g", "1 g", "1gb", "1k", "１g", True, 1.5, [1]])
-def test_what_is_not_a_size_is_refused_with_an_example(size: Any, project: Path) -> None:
+def test_invalid_size_is_refused_with_an_example(size: Any, project: Path) -> None:
     with pytest.raises(RequestInvalid, match="is not a size") as caught:
         make_policy(project, {"memory": size}, Settings())
     assert "'512m'" in caught.value.fix_hints[0]
 
 
-def test_a_project_s_size_is_compared_with_the_user_s_in_one_unit(project: Path) -> None:
+def test_project_and_user_sizes_are_compared_in_one_unit(project: Path) -> None:
     (project / PROJECT_FILE).parent.mkdir()
     (project / PROJECT_FILE).write_text('memory = "1g"\n')
     assert load(project).memory == "1g"
@@ -133,7 +133,7 @@ def test_a_project_s_size_is_compared_with_the_user_s_in_one_unit(project: Path)
         load(project)
 
 
-# A wrong value is the caller's mistake, not the machine's
+# An invalid value is the caller's mistake, not the machine's
 
 
 @pytest.fixture
@@ -154,10 +154,10 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     [{"memory": 1}, {"memory": "1m"}, {"pids": 1}, {"cpus": 0}, {"cpus": True}, {"disk": 5}, {"access": "readonly"}],
     ids=str,
 )
-def test_a_wrong_value_is_refused_before_any_provider_is_tried(
+def test_invalid_value_is_refused_before_any_provider_is_tried(
     boxes: Sandboxes, tried: list[str], options: Any
 ) -> None:
-    for ask in (
+    for call in (
         lambda: boxes.exec(["true"], **options),
         lambda: boxes.start_session(**options),
         lambda: boxes._house.chosen(None, options),
@@ -165,11 +165,11 @@ def test_a_wrong_value_is_refused_before_any_provider_is_tried(
         lambda: Sandboxes(boxes._house.project_root, settings=Settings(**options)).probe(),
     ):
         with pytest.raises(RequestInvalid):
-            ask()
+            call()
     assert tried == []
 
 
-def test_a_wrong_limit_on_the_command_line_is_a_usage_error(
+def test_invalid_limit_on_the_command_line_is_a_usage_error(
     project: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     words = ["session", "start", "--project", str(project), "--json", "--memory"]
@@ -181,20 +181,20 @@ def test_a_wrong_limit_on_the_command_line_is_a_usage_error(
 
 
 @pytest.mark.needs("bubblewrap")
-def test_a_size_with_a_unit_on_the_command_line(project: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_size_with_a_unit_on_the_command_line(project: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     words = ["exec", "--project", str(project), "--provider", "bubblewrap", "--access", "overlay", "--json"]
     assert main([*words, "--memory", "1g", "--disk", "64", "--", "true"]) == 0
     policy = json.loads(capfdbinary.readouterr().out)["policy"]
     assert (policy["memory_mb"], policy["disk_mb"]) == (1024, 64)
 
 
-def test_no_hint_suggests_to_run_without_a_sandbox(
+def test_no_hint_suggests_running_without_a_sandbox(
     boxes: Sandboxes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for ask in (lambda: boxes.exec(["true"]), lambda: boxes.probe("bubblewrap"), lambda: boxes.probe()):
+    for call in (lambda: boxes.exec(["true"]), lambda: boxes.probe("bubblewrap"), lambda: boxes.probe()):
         with pytest.raises((ProviderUnavailable, PolicyRefused)) as caught:
-            ask()
+            call()
         assert caught.value.fix_hints
         assert not [hint for hint in caught.value.fix_hints if "off" in hint.split() or "isolation" in hint]

@@ -47,7 +47,7 @@ def mounts_of(project: Path, policy: Policy | None = None) -> dict[str, Placed]:
 
 
 def code_in(monkeypatch: pytest.MonkeyPatch, *directories: Path) -> None:
-    """Let these directories be the code that proofbox runs."""
+    """Make proofbox treat these directories as its code."""
     monkeypatch.setattr(own_files, "_code_ways", lambda: tuple(walk(each) for each in directories))
 
 
@@ -73,9 +73,9 @@ def test_next_box_over_a_home_directory_keeps_its_settings_for_an_ordinary_user(
                 boxes.exec(["sh", "-c", sys.argv[1], "sh", directory], provider="bubblewrap")
                 print(boxes.exec(["true"]).provider, sorted(os.listdir(directory)))
     """
-    said = ordinary_user.run_code(textwrap.dedent(code), RENAME)
-    assert said.startswith("bubblewrap ")
-    assert "-2" not in said
+    output = ordinary_user.run_code(textwrap.dedent(code), RENAME)
+    assert output.startswith("bubblewrap ")
+    assert "-2" not in output
 
 
 def test_directories_above_code_are_pinned_and_code_is_read_only(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +87,7 @@ def test_directories_above_code_are_pinned_and_code_is_read_only(home: Path, mon
     assert found[str(code)] == Placed(code, str(code), False, cover=True, loose=True)
 
 
-def test_writable_mount_is_protected_at_its_place_even_if_the_project_is_an_overlay(
+def test_writable_mount_is_protected_even_if_the_project_is_an_overlay(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code, project = home / "tools/venv", tmp_path.resolve() / "project"
@@ -148,7 +148,7 @@ def test_link_from_outside_the_project_to_settings_inside_is_followed(home: Path
 
 
 @pytest.mark.parametrize("inside", ["", "package/deep"])
-def test_project_that_is_code_or_lies_in_it_is_refused_if_writable(
+def test_writable_project_that_is_or_is_inside_code_is_refused(
     home: Path, monkeypatch: pytest.MonkeyPatch, inside: str
 ) -> None:
     code = home / "site-packages"
@@ -225,7 +225,7 @@ except PathRefused as error:
 
 
 @pytest.mark.parametrize("link", [False, True])
-def test_program_that_a_box_put_on_the_path_is_not_run(
+def test_program_planted_on_the_path_by_a_box_is_not_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, link: bool
 ) -> None:
     project, ran = tmp_path.resolve() / "project", tmp_path / "ran"

@@ -1,4 +1,4 @@
-"""Projects, working directories and mounts: nothing outside is reached by spelling, symlink or race-free trick."""
+"""Projects, working directories and mounts: no spelling or symlink reaches files outside."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def project(tmp_path: Path) -> Path:
     return inside.resolve()
 
 
-def test_a_project_is_resolved(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_project_is_resolved(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     link = project.parent / "link"
     link.symlink_to(project)
     monkeypatch.chdir(project)
@@ -47,14 +47,14 @@ def test_a_project_is_resolved(project: Path, monkeypatch: pytest.MonkeyPatch) -
         ("up/project", ""),
     ],
 )
-def test_a_cwd_within_the_project(project: Path, cwd: str | None, leads_to: str) -> None:
+def test_cwd_within_the_project(project: Path, cwd: str | None, leads_to: str) -> None:
     assert resolve_cwd(project, cwd) == project / leads_to
 
 
 @pytest.mark.parametrize(
     "cwd", ["..", "up", "to-twin", "sub/../..", "../project-twin", "/", "/tmp", "file", "sub/none"]
 )
-def test_a_cwd_outside_the_project_is_refused_with_both_sides_named(project: Path, cwd: str) -> None:
+def test_error_for_a_cwd_outside_the_project_names_both_paths(project: Path, cwd: str) -> None:
     with pytest.raises(PathRefused) as caught:
         resolve_cwd(project, cwd)
     assert caught.value.fix_hints
@@ -64,9 +64,7 @@ def test_a_cwd_outside_the_project_is_refused_with_both_sides_named(project: Pat
 
 
 @given(parts=st.lists(st.sampled_from(["..", ".", "sub", "deep", "up", "to-deep", "to-twin", "file", "/"]), max_size=6))
-def test_whatever_the_spelling_a_cwd_is_inside_or_refused(
-    tmp_path_factory: pytest.TempPathFactory, parts: list[str]
-) -> None:
+def test_any_spelling_of_a_cwd_is_inside_or_refused(tmp_path_factory: pytest.TempPathFactory, parts: list[str]) -> None:
     base = tmp_path_factory.getbasetemp() / "spelling"
     inside = base / "project"
     if not inside.exists():
@@ -90,7 +88,7 @@ def resolved(project: Path, *texts: str) -> list[Mount]:
     return list(resolve_mounts(project, [parse_mount(text) for text in texts]))
 
 
-def test_mounts_as_written(project: Path) -> None:
+def test_mounts_are_parsed_and_resolved(project: Path) -> None:
     elsewhere = project.parent / "project-twin"
     assert resolved(elsewhere, f"{project}:/mnt/x") == [Mount(project, "/mnt/x")]
     assert resolved(elsewhere, f"{project}:/mnt/x:ro") == [Mount(project, "/mnt/x")]
@@ -99,7 +97,7 @@ def test_mounts_as_written(project: Path) -> None:
     assert resolved(elsewhere, f"{project}/file:/mnt/file") == [Mount(project / "file", "/mnt/file")]
 
 
-def test_relative_source_of_a_mount_counts_from_its_base(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_mount_source_is_resolved_from_its_base(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project / "sub")
     assert resolved(project, "deep:/mnt/x") == [Mount(project / "sub/deep", "/mnt/x")]
     assert parse_mount("sub/deep:/mnt/x", project).host == project / "sub/deep"
@@ -121,13 +119,13 @@ def test_link_below_a_writable_mount_in_the_source_of_another_is_refused(project
     assert resolved(twin, f"{project}:/mnt/p:ro", f"{project}/to-deep:/mnt/x")
 
 
-def test_link_outside_of_what_boxes_can_write_is_followed(project: Path) -> None:
+def test_link_that_boxes_cannot_write_is_followed(project: Path) -> None:
     (project.parent / "link").symlink_to(project / "sub")
     assert resolved(project, f"{project.parent}/link/deep:/mnt/x") == [Mount(project / "sub/deep", "/mnt/x")]
 
 
 @given(text=st.lists(st.sampled_from([*"//::.~ar\0\ud800", "rw", "ro", "/usr"]), max_size=12).map("".join))
-def test_any_other_mount_is_refused_and_nothing_else(text: str) -> None:
+def test_any_invalid_mount_is_refused(text: str) -> None:
     try:
         [mount] = resolved(Path("/nowhere"), text)
     except PathRefused as error:

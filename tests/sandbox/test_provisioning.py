@@ -1,4 +1,4 @@
-"""A provision script: run once, kept, the user's word needed, and never a way for one box into the next."""
+"""Provision scripts: they need trust and run once, their result is kept, and no box can change it for the next."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def phases_of(seen: list[Event]) -> list[str]:
 
 
 @pytest.mark.needs("bubblewrap")
-def test_a_home_is_prepared_once_and_no_box_changes_it_for_the_next(project: Path) -> None:
+def test_home_is_prepared_once_and_changes_stay_in_their_box(project: Path) -> None:
     initialize(project, Settings(provider="bubblewrap", provision="prepare"))
     seen: list[Event] = []
     with Sandboxes(project, on_event=seen.append) as boxes:
@@ -64,7 +64,7 @@ def test_a_home_is_prepared_once_and_no_box_changes_it_for_the_next(project: Pat
 
 
 @pytest.mark.needs("bubblewrap")
-def test_a_script_without_an_interpreter_line_is_for_sh_and_does_not_see_the_project(project: Path) -> None:
+def test_script_without_a_shebang_runs_with_sh_and_cannot_see_the_project(project: Path) -> None:
     (project / "secret").write_text("of the project")
     (project / "prepare").write_text(f"cat {project}/secret > ~/seen 2>/dev/null; id -u > ~/uid")
     initialize(project, Settings(provider="bubblewrap", provision="prepare"))
@@ -73,7 +73,7 @@ def test_a_script_without_an_interpreter_line_is_for_sh_and_does_not_see_the_pro
 
 
 @pytest.mark.needs("bubblewrap")
-def test_a_script_that_fails_is_explained_and_nothing_is_kept(project: Path) -> None:
+def test_failing_script_is_explained_and_leaves_nothing(project: Path) -> None:
     (project / "prepare").write_text("touch ~/half; echo told >&2; exit 7")
     initialize(project, Settings(provider="bubblewrap", provision="prepare"))
     for _ in range(2):
@@ -85,7 +85,7 @@ def test_a_script_that_fails_is_explained_and_nothing_is_kept(project: Path) -> 
 
 
 @pytest.mark.needs("bubblewrap")
-def test_many_at_once_prepare_once(project: Path) -> None:
+def test_concurrent_boxes_prepare_once(project: Path) -> None:
     settings = Settings(provider="bubblewrap", provision="prepare")
     phases: list[str] = []
 
@@ -103,7 +103,7 @@ def test_many_at_once_prepare_once(project: Path) -> None:
 
 
 @pytest.mark.needs("bubblewrap", "unprivileged-user")
-def test_an_ordinary_user_s_home_is_prepared_too(ordinary_user: OrdinaryUser, tmp_path: Path) -> None:
+def test_home_of_an_ordinary_user_is_prepared(ordinary_user: OrdinaryUser, tmp_path: Path) -> None:
     script = (
         "import os, tempfile; from pathlib import Path; from proofbox import Sandboxes, Settings\n"
         "with tempfile.TemporaryDirectory() as d:\n"
@@ -124,19 +124,19 @@ def test_an_ordinary_user_s_home_is_prepared_too(ordinary_user: OrdinaryUser, tm
     assert done.stdout == "prepared\n", done.stderr
 
 
-def test_who_can_keep_nothing_refuses(project: Path) -> None:
+def test_provider_that_cannot_keep_a_home_refuses_a_script(project: Path) -> None:
     initialize(project, Settings(provider="off", provision="prepare"))
     with Sandboxes(project) as boxes, pytest.raises(PolicyRefused, match="off can't keep"):
         boxes.exec(["true"])
 
 
-def test_a_script_that_is_not_there_is_said_before_anything_is_written(project: Path) -> None:
+def test_missing_script_is_reported_before_anything_is_written(project: Path) -> None:
     with pytest.raises(UsageError, match="is not there"):
         initialize(project, Settings(provision="nowhere"))
     assert not (project / config.PROJECT_FILE).exists()
 
 
-def test_a_script_needs_the_user_s_word_and_is_the_project_s(project: Path) -> None:
+def test_script_needs_trust_and_belongs_to_the_project(project: Path) -> None:
     (project / ".proofbox").mkdir()
     (project / config.PROJECT_FILE).write_text('provision = "prepare"')
     with pytest.raises(PolicyRefused, match="asks for provision"):
@@ -165,7 +165,7 @@ def images(engine: ContainerEngine) -> list[str]:
 
 @pytest.mark.needs("docker")
 @pytest.mark.xdist_group("docker-provision")
-def test_an_image_is_prepared_once(project: Path, engine: PrivateEngine) -> None:
+def test_image_is_prepared_once(project: Path, engine: PrivateEngine) -> None:
     (project / "prepare").write_text(
         "#!/bin/sh\nset -e\nmkdir -p /opt\necho prepared > /opt/tool\nchown 12:34 /opt/tool\n"
     )

@@ -1,4 +1,4 @@
-"""`auto` tries for real, explains itself, remembers successes alone, and never falls back to no isolation."""
+"""`auto` tries each provider, explains its choice, caches only successes, and never falls back to no isolation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def trials(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Which providers were tried out, for real."""
+    """Record which providers were really tried."""
     tried: list[str] = []
     real = selection._try_out
 
@@ -48,7 +48,7 @@ def boxes(tmp_path: Path) -> Sandboxes:
     return Sandboxes(project_root=tmp_path / "project")
 
 
-def test_off_is_never_among_the_choices() -> None:
+def test_auto_never_considers_off() -> None:
     assert "off" not in AUTO_ORDER
 
 
@@ -59,7 +59,7 @@ def test_auto_explains_itself(boxes: Sandboxes, cache: Path) -> None:
     found = boxes.probe()
     assert found.provider == "bubblewrap"
     assert found.isolation is Isolation.NAMESPACE
-    assert (found.was_fallback, found.fallback_from) == (False, None), "apple-vm was never possible here"
+    assert (found.was_fallback, found.fallback_from) == (False, None), "apple-vm is not available here"
     assert found.diagnostics["bubblewrap"].available
     rejected = found.diagnostics["apple-vm"]
     assert not rejected.available
@@ -72,25 +72,25 @@ def test_auto_explains_itself(boxes: Sandboxes, cache: Path) -> None:
     assert result.diagnostics["apple-vm"].reason == rejected.reason
 
 
-def test_without_bwrap_auto_fails_closed_and_says_how_to_get_it(
+def test_auto_without_bwrap_fails_closed_with_an_install_hint(
     boxes: Sandboxes, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    for ask in (lambda: boxes.probe(), lambda: boxes.exec(["true"]), lambda: boxes.start_session()):
+    for call in (lambda: boxes.probe(), lambda: boxes.exec(["true"]), lambda: boxes.start_session()):
         with pytest.raises(ProviderUnavailable) as caught:
-            ask()
+            call()
         error = caught.value
         assert (error.code, error.exit_code) == ("SANDBOX_UNAVAILABLE", 3)
         assert any("apt-get install bubblewrap" in hint for hint in error.fix_hints)
-        assert not any("off" in hint.split() for hint in error.fix_hints), "no hint takes the sandbox away"
-        assert not any("on Linux" in hint for hint in error.fix_hints), "no advice to use what just failed"
+        assert not any("off" in hint.split() for hint in error.fix_hints), "no hint suggests running without a sandbox"
+        assert not any("on Linux" in hint for hint in error.fix_hints), "no hint suggests the provider that just failed"
         assert "off" not in error.details["diagnostics"]
         assert not any(found["available"] for found in error.details["diagnostics"].values())
         json.dumps(error.as_dict())
     assert not cache.exists()
 
 
-def test_a_bwrap_that_fails_is_rejected_with_what_it_said(
+def test_failing_bwrap_is_rejected_with_its_error_output(
     boxes: Sandboxes, cache: Path, tmp_path: Path, trials: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = tmp_path / "bwrap"
@@ -100,11 +100,11 @@ def test_a_bwrap_that_fails_is_rejected_with_what_it_said(
     for _ in range(2):
         with pytest.raises(ProviderUnavailable, match="it is raining"):
             boxes.probe("bubblewrap")
-    assert trials == ["bubblewrap", "bubblewrap"], "a failure is never remembered"
+    assert trials == ["bubblewrap", "bubblewrap"], "a failure is never cached"
     assert not cache.exists()
 
 
-def test_a_success_is_remembered_for_this_boot_and_this_program(
+def test_success_is_cached_per_boot_and_program(
     boxes: Sandboxes, cache: Path, trials: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(3):
@@ -135,9 +135,7 @@ def test_a_success_is_remembered_for_this_boot_and_this_program(
     ],
     ids=range(8),
 )
-def test_a_corrupt_memory_is_ignored_and_mended(
-    boxes: Sandboxes, cache: Path, trials: list[str], damage: bytes
-) -> None:
+def test_corrupt_cache_is_ignored_and_replaced(boxes: Sandboxes, cache: Path, trials: list[str], damage: bytes) -> None:
     cache.write_bytes(damage)
     assert boxes.probe("off").provider == "off"
     boxes.probe("off")
@@ -145,40 +143,40 @@ def test_a_corrupt_memory_is_ignored_and_mended(
     assert json.loads(cache.read_bytes())["worked"]["off"]
 
 
-def test_a_memory_that_can_not_be_written_is_done_without(boxes: Sandboxes, cache: Path, trials: list[str]) -> None:
+def test_unwritable_cache_is_tolerated(boxes: Sandboxes, cache: Path, trials: list[str]) -> None:
     cache.mkdir()
     for _ in range(2):
         assert boxes.probe("off").provider == "off"
     assert trials == ["off", "off"]
 
 
-def test_many_threads_may_try_at_once(boxes: Sandboxes, cache: Path) -> None:
+def test_threads_can_select_concurrently(boxes: Sandboxes, cache: Path) -> None:
     start = threading.Barrier(8)
 
-    def ask(_: int) -> str:
+    def call(_: int) -> str:
         start.wait()
         return boxes.probe("off").provider
 
     with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(ask, range(8))) == ["off"] * 8
+        assert list(pool.map(call, range(8))) == ["off"] * 8
 
 
-def test_macos_is_another_name_of_apple_vm(boxes: Sandboxes) -> None:
+def test_macos_is_an_alias_of_apple_vm(boxes: Sandboxes) -> None:
     assert provider_named("macos").name == "apple-vm"
-    asks: list[Callable[[], object]] = [
+    calls: list[Callable[[], object]] = [
         lambda: boxes.probe("macos"),
         lambda: boxes.exec(["true"], provider="macos"),
         lambda: boxes.start_session(provider="apple-vm"),
         lambda: boxes.start_session(provider="apple-vm", detached=True),
     ]
-    for ask in asks:
+    for call in calls:
         with pytest.raises(ProviderUnavailable, match="apple-vm") as caught:
-            ask()
+            call()
         assert caught.value.fix_hints
     assert boxes.list_sessions() == []
 
 
-def test_a_trial_leaves_nothing(boxes: Sandboxes, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trial_leaves_no_files(boxes: Sandboxes, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import tempfile
 
     (tmp_path / "tmp").mkdir()

@@ -1,4 +1,4 @@
-"""Sessions that outlive their maker, and those that must not: records, hostile ids, crashes, and what is left after."""
+"""Detached and attached sessions: records, hostile ids, crashes, and cleanup."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PROVIDERS = ["off", pytest.param("bubblewrap", marks=pytest.mark.needs("bubblewr
 
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A state directory of its own, with every session in it stopped at the end."""
+    """A temporary state directory, in which every session is stopped at the end."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     yield state_dir() / "sessions"
     with Sandboxes(project_root=tmp_path) as boxes:
@@ -56,7 +56,7 @@ def boxes(state: Path, project: Path) -> Iterator[Sandboxes]:
 
 
 class Watched(Sandboxes):
-    """Keeps what it made: a detached session that was stopped by its id still holds its own stream."""
+    """Keeps the sessions that it starts: a detached session that was stopped by its id still holds its stream."""
 
     def __init__(self, project_root: Path) -> None:
         super().__init__(project_root)
@@ -69,7 +69,7 @@ class Watched(Sandboxes):
 
 @contextlib.contextmanager
 def another_process(script: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """Another client: Python with the same environment, its first line waited for by whoever needs it."""
+    """Another client: a Python process with the same environment; callers that need its first line wait for it."""
     process = subprocess.Popen(
         [sys.executable, "-c", script, *arguments], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
     )
@@ -97,7 +97,9 @@ def members(group: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-def test_another_process_finds_uses_and_stops_it(boxes: Sandboxes, project: Path, state: Path, provider: str) -> None:
+def test_another_process_finds_uses_and_stops_a_session(
+    boxes: Sandboxes, project: Path, state: Path, provider: str
+) -> None:
     made = boxes.start_session(provider=provider, detached=True, ttl=60)
     made.exec(["sh", "-c", "echo kept > /tmp/proofbox-kept-$$; ls /tmp | grep kept; rm -f /tmp/proofbox-kept-$$"])
     script = """
@@ -112,9 +114,9 @@ with proofbox.Sandboxes(project_root="/nonexistent") as boxes:
     print(json.dumps([seen.provider, seen.state, seen.project, listed, out, stopped]))
 """
     with another_process(script, made.id) as process:
-        said, _ = process.communicate(timeout=90)
-    provider_said, running, root, listed, out, stopped = json.loads(said)
-    assert (provider_said, running, stopped) == (provider, "running", "stopped")
+        output, _ = process.communicate(timeout=90)
+    other_provider, running, root, listed, out, stopped = json.loads(output)
+    assert (other_provider, running, stopped) == (provider, "running", "stopped")
     assert root == str(project)
     assert listed == [made.id]
     assert out == f"{project}\nfrom afar"
@@ -127,14 +129,14 @@ with proofbox.Sandboxes(project_root="/nonexistent") as boxes:
     made.stop()
 
 
-def test_two_processes_exec_in_one_session_at_once(boxes: Sandboxes, tmp_path: Path) -> None:
+def test_two_processes_exec_concurrently_in_one_session(boxes: Sandboxes, tmp_path: Path) -> None:
     made = boxes.start_session(provider="off", detached=True, ttl=60)
     script = """
 import sys
 import proofbox
 with proofbox.Sandboxes(project_root=".") as boxes:
     me, there = sys.argv[2], sys.argv[3]
-    # Each waits for the other inside the session: they are under way at once, or time out.
+    # Each waits for the other inside the session: they run concurrently, or time out.
     wait = f"echo {me} > {there}/{me}; while [ $(ls {there} | wc -l) -lt 2 ]; do sleep 0.01; done; echo {me}"
     print(boxes.exec_in_session(sys.argv[1], ["sh", "-c", wait], timeout=60).stdout, end="")
     for n in range(20):
@@ -165,7 +167,7 @@ else:
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-def test_a_client_that_was_killed_takes_its_own_command_alone(boxes: Sandboxes, project: Path, provider: str) -> None:
+def test_killing_a_client_ends_only_its_own_command(boxes: Sandboxes, project: Path, provider: str) -> None:
     made = boxes.start_session(provider=provider, detached=True, ttl=60)
     theirs, mine = project / "theirs", project / "mine"
     theirs.mkdir()
@@ -179,14 +181,14 @@ def test_a_client_that_was_killed_takes_its_own_command_alone(boxes: Sandboxes, 
         client.kill()
         client.wait()
     wait_until(lambda: not survivors(theirs), "the end of the dead client's command")
-    assert survivors(mine) == ["daemon", "setsid"], "what others left in the session stays"
+    assert survivors(mine) == ["daemon", "setsid"], "background processes of other commands survive"
     assert made.exec(["echo", "on"]).stdout == "on\n"
     made.stop()
     wait_until(lambda: not survivors(mine), "the end of everything in the session")
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-def test_a_client_that_was_killed_takes_a_session_of_its_own_with_it(state: Path, project: Path, provider: str) -> None:
+def test_killing_a_client_ends_its_own_session(state: Path, project: Path, provider: str) -> None:
     python = ["/usr/bin/python3", *tree(project)[1:]]
     with another_process(CLIENT, str(project), "own", provider, *python) as client:
         assert client.stdout is not None
@@ -195,9 +197,9 @@ def test_a_client_that_was_killed_takes_a_session_of_its_own_with_it(state: Path
         client.kill()
         client.wait()
         if not cgroups.tree().can_kill and provider == "off":
-            pytest.skip("without cgroups a forking process may get away, and is said to")
+            pytest.skip("without cgroups, a forking process may escape, as documented")
         wait_until(lambda: not survivors(project), "the end of the dead client's session")
-    # Its group may be left; whoever comes next takes it away, when the last in it has ended.
+    # Its group may remain; the next client removes it once its last process has ended.
     wait_until(lambda: not any(members(group) for group in groups_of(client.pid)), "the end of the box itself")
     with another_process(
         "import proofbox; print(proofbox.Sandboxes('.').exec(['true'], provider='off').exit_code)"
@@ -206,7 +208,7 @@ def test_a_client_that_was_killed_takes_a_session_of_its_own_with_it(state: Path
     assert groups_of(client.pid) == []
 
 
-def test_sweeping_up_does_not_disturb_sessions_whose_maker_is_gone(state: Path, project: Path) -> None:
+def test_sweep_leaves_sessions_of_dead_clients_running(state: Path, project: Path) -> None:
     script = """
 import sys
 import proofbox
@@ -232,11 +234,11 @@ print(session.id)
         began = time.monotonic()
         assert boxes.stop_session(id).state == "stopped"
         assert time.monotonic() - began < SOON
-        wait_until(lambda: not alive(pid), "the end of what ran in the session")
+        wait_until(lambda: not alive(pid), "the end of the session's processes")
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-def test_a_maker_that_lives_on_keeps_nothing_of_boxes_that_have_ended(boxes: Sandboxes, provider: str) -> None:
+def test_running_client_leaves_no_zombies_of_ended_boxes(boxes: Sandboxes, provider: str) -> None:
     def dead() -> set[str]:
         children = Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()
         return {pid for pid in children if not alive(int(pid))}
@@ -245,17 +247,17 @@ def test_a_maker_that_lives_on_keeps_nothing_of_boxes_that_have_ended(boxes: San
     for _ in range(3):
         boxes.start_session(provider=provider, detached=True, ttl=60).stop()
 
-    def none_is_left() -> bool:
+    def no_zombies() -> bool:
         boxes.exec(["true"], provider="off")
         return dead() <= before
 
-    wait_until(none_is_left, "the next box to take note of those that have ended")
+    wait_until(no_zombies, "the next box to reap the ended ones")
 
 
 # ---- records
 
 
-def test_records_and_their_states(boxes: Sandboxes, state: Path, project: Path) -> None:
+def test_session_records_and_states(boxes: Sandboxes, state: Path, project: Path) -> None:
     made = boxes.start_session(provider="off", detached=True, ttl=77)
     info = boxes.get_session(made.id)
     assert info == made.info
@@ -265,7 +267,7 @@ def test_records_and_their_states(boxes: Sandboxes, state: Path, project: Path) 
         assert stat.S_IMODE(path.stat().st_mode) == mode, path
     assert boxes.stop_session(made.id).state == "stopped"
     for _ in range(3):
-        assert boxes.stop_session(made.id).state == "stopped", "stopping may be repeated"
+        assert boxes.stop_session(made.id).state == "stopped", "stopping twice is allowed"
     assert boxes.get_session(made.id).state == "stopped"
     assert boxes.prune_sessions() == [made.id]
     assert boxes.prune_sessions() == []
@@ -274,7 +276,7 @@ def test_records_and_their_states(boxes: Sandboxes, state: Path, project: Path) 
         boxes.stop_session(made.id)
 
 
-def test_prune_leaves_what_runs(boxes: Sandboxes) -> None:
+def test_prune_keeps_running_sessions(boxes: Sandboxes) -> None:
     runs, ends = (boxes.start_session(provider="off", detached=True, ttl=60) for _ in range(2))
     ends.stop()
     assert boxes.prune_sessions() == [ends.id]
@@ -283,7 +285,7 @@ def test_prune_leaves_what_runs(boxes: Sandboxes) -> None:
     runs.stop()
 
 
-def test_a_box_that_died_is_lost_not_stopped(boxes: Sandboxes) -> None:
+def test_dead_box_is_lost_not_stopped(boxes: Sandboxes) -> None:
     made = boxes.start_session(provider="off", detached=True, ttl=60)
     agent = made._connection.hello
     assert agent is not None
@@ -293,7 +295,7 @@ def test_a_box_that_died_is_lost_not_stopped(boxes: Sandboxes) -> None:
         made.exec(["true"])
     assert time.monotonic() - began < SOON
     made._connection.close()
-    wait_until(lambda: boxes.get_session(made.id).state == "lost", "the loss to show")
+    wait_until(lambda: boxes.get_session(made.id).state == "lost", "the state to become lost")
     with pytest.raises(SandboxLost) as caught:
         boxes.exec_in_session(made.id, ["true"])
     assert caught.value.fix_hints
@@ -302,14 +304,16 @@ def test_a_box_that_died_is_lost_not_stopped(boxes: Sandboxes) -> None:
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-def test_a_session_ends_when_nobody_used_it_for_its_time_to_live(boxes: Sandboxes, provider: str) -> None:
+def test_idle_session_ends_after_its_ttl(boxes: Sandboxes, provider: str) -> None:
     made = boxes.start_session(provider=provider, detached=True, ttl=1)
     made._connection.close()
-    wait_until(lambda: boxes.get_session(made.id).state == "lost", "its end, however often it is asked after")
+    wait_until(
+        lambda: boxes.get_session(made.id).state == "lost", "the end of the session, although its state is queried"
+    )
     assert boxes.prune_sessions() == [made.id]
 
 
-def test_sessions_of_this_object_are_listed_and_end_with_it(project: Path, state: Path) -> None:
+def test_sessions_are_listed_and_end_with_their_service(project: Path, state: Path) -> None:
     with Sandboxes(project_root=project, clock=ManualClock()) as boxes:
         session = boxes.start_session(provider="off")
         assert session.info.created_at == "2026-01-01T00:00:00.000000Z"
@@ -318,7 +322,7 @@ def test_sessions_of_this_object_are_listed_and_end_with_it(project: Path, state
         assert boxes.exec_in_session(session.id, ["echo", "by id"]).stdout == "by id\n"
     assert not alive(pid)
     assert session.info.state == "stopped"
-    assert not list(state.glob("*")), "nothing of it is ever on disk"
+    assert not list(state.glob("*")), "no record of it is ever on disk"
     session.stop()
 
 
@@ -342,21 +346,21 @@ hostile: list[Any] = [
 
 
 @pytest.mark.parametrize("id", hostile, ids=range(len(hostile)))
-def test_an_id_that_names_nothing_is_unknown(boxes: Sandboxes, state: Path, id: str) -> None:
-    asks: list[Callable[[], object]] = [
+def test_invalid_id_is_unknown(boxes: Sandboxes, state: Path, id: str) -> None:
+    calls: list[Callable[[], object]] = [
         lambda: boxes.get_session(id),
         lambda: boxes.stop_session(id),
         lambda: boxes.exec_in_session(id, ["true"]),
     ]
-    for ask in asks:
+    for call in calls:
         with pytest.raises(SessionUnknown) as caught:
-            ask()
+            call()
         assert caught.value.fix_hints
         assert len(caught.value.message) < 1000
         assert caught.value.exit_code == 2
 
 
-def test_an_id_of_a_record_elsewhere_is_unknown(boxes: Sandboxes, state: Path, tmp_path: Path) -> None:
+def test_id_of_a_record_outside_the_state_directory_is_unknown(boxes: Sandboxes, state: Path, tmp_path: Path) -> None:
     made = boxes.start_session(provider="off", detached=True, ttl=60)
     other = "ses-" + "0" * 26
     (state / other).mkdir()
@@ -383,7 +387,7 @@ def test_an_id_of_a_record_elsewhere_is_unknown(boxes: Sandboxes, state: Path, t
     ],
     ids=range(11),
 )
-def test_a_damaged_record_is_passed_over(boxes: Sandboxes, state: Path, damage: bytes | str) -> None:
+def test_damaged_record_is_ignored(boxes: Sandboxes, state: Path, damage: bytes | str) -> None:
     good = boxes.start_session(provider="off", detached=True, ttl=60)
     bad = "ses-" + "0" * 26
     place = state / bad / "session.json"
@@ -403,13 +407,11 @@ def test_a_damaged_record_is_passed_over(boxes: Sandboxes, state: Path, damage: 
     assert [info.id for info in boxes.list_sessions()] == [good.id]
     with pytest.raises(SessionUnknown):
         boxes.get_session(bad)
-    assert boxes.prune_sessions() == [bad], "a record that can't be read and a box that isn't there: a leftover"
+    assert boxes.prune_sessions() == [bad], "an unreadable record without a box is stale"
     good.stop()
 
 
-def test_a_state_directory_with_a_long_name_works(
-    tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_state_directory_with_a_long_name_works(tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / ("long" * 30) / ("name" * 30)))
     with Sandboxes(project_root=project) as boxes:
         made = boxes.start_session(provider="off", detached=True, ttl=60)
@@ -419,7 +421,7 @@ def test_a_state_directory_with_a_long_name_works(
         assert boxes.prune_sessions() == [made.id]
 
 
-def test_a_state_directory_that_others_may_write_is_refused(boxes: Sandboxes, state: Path) -> None:
+def test_state_directory_writable_by_others_is_refused(boxes: Sandboxes, state: Path) -> None:
     state.parent.chmod(0o777)
     try:
         with pytest.raises(ProofboxError) as caught:
@@ -429,7 +431,7 @@ def test_a_state_directory_that_others_may_write_is_refused(boxes: Sandboxes, st
         state.parent.chmod(0o700)
 
 
-def test_a_project_whose_name_is_not_text_is_refused_soon_and_leaves_nothing(state: Path, tmp_path: Path) -> None:
+def test_project_with_an_undecodable_name_is_refused_and_leaves_nothing(state: Path, tmp_path: Path) -> None:
     odd = os.fsdecode(os.fsencode(tmp_path) + b"/\xff")
     os.mkdir(odd)
     with Sandboxes(project_root=odd) as boxes:
@@ -443,7 +445,7 @@ def test_a_project_whose_name_is_not_text_is_refused_soon_and_leaves_nothing(sta
     assert not state.exists() or not list(state.iterdir())
 
 
-def test_many_threads_in_one_session_while_it_is_stopped(boxes: Sandboxes) -> None:
+def test_stopping_a_session_used_by_many_threads(boxes: Sandboxes) -> None:
     session = boxes.start_session(provider="off")
 
     def work(_: int) -> str:

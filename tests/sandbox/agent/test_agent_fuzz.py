@@ -1,7 +1,7 @@
-"""The box agent's frame parser against everything a broken or hostile peer may send.
+"""Fuzz tests of the box agent's frame parser: anything that a broken or hostile peer may send.
 
-Whatever comes, the agent answers, says FATAL or ends the connection; it never ends by a signal, never takes the memory
-that a length claims, and leaves no child. The same runs on a build with the address and undefined behaviour sanitizers.
+For any input, the agent answers, sends FATAL or ends the connection. It never crashes, leaves no child, and allocates
+memory only for bytes that arrive. The same tests run on a build with the address and undefined behaviour sanitizers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from proofbox.sandbox.client import wire
 from proofbox.sandbox.client.wire import ExecFlag, Send
 from proofbox.sandbox.host.binaries import program
 
-# One build with the sanitizers for all of these: they go to one worker.
+# One worker runs all of these tests, so that the sanitizer build is made once.
 pytestmark = pytest.mark.xdist_group("fuzz")
 SOURCE = Path(wire.__file__).parents[1] / "agent" / "boxagent.c"
 
@@ -48,7 +48,7 @@ def binary(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def converse(binary: Path, pieces: list[bytes], greet: bool) -> None:
-    """Send the pieces, hang up, and hold the agent to its promises."""
+    """Send the pieces, disconnect, and assert that the agent behaves as described above."""
     box = Agent(binary=binary, greet=greet, env={"ASAN_OPTIONS": "detect_leaks=0:handle_segv=0"})
     try:
         peer = box.peer
@@ -57,9 +57,9 @@ def converse(binary: Path, pieces: list[bytes], greet: bool) -> None:
             for piece in pieces:
                 peer.send(piece)
         except (BrokenPipeError, ConnectionResetError):
-            pass  # it has hung up on us, which is its right
+            pass  # the agent may disconnect
         peer.sock.shutdown(1)
-        # What it says is well-formed to the last byte.
+        # All frames that it sends are well-formed.
         while not peer.ended:
             try:
                 data = peer.sock.recv(1 << 16)
@@ -71,7 +71,7 @@ def converse(binary: Path, pieces: list[bytes], greet: bool) -> None:
                 for _ in peer.decoder.feed(data):
                     pass
             except ProtocolError as error:
-                raise AssertionError("the agent spoke nonsense") from error
+                raise AssertionError("the agent sent a malformed frame") from error
         peer.ended = True
         code = box.wait()
         account = box.account()
@@ -138,7 +138,7 @@ def conversations(draw: st.DrawFn) -> list[bytes]:
 
 @st.composite
 def damaged(draw: st.DrawFn) -> list[bytes]:
-    """A valid sequence with some bits flipped, a piece cut out, or its end missing."""
+    """A valid sequence with flipped bits, a missing piece, or a missing end."""
     data = bytearray(b"".join(draw(st.lists(valid_frames, min_size=1, max_size=8))))
     for at in draw(st.lists(st.integers(0, len(data) * 8 - 1), max_size=4)):
         data[at // 8] ^= 1 << at % 8
@@ -160,13 +160,13 @@ quick = settings(max_examples=max(1, settings().max_examples // 2), suppress_hea
 
 @quick
 @given(pieces=garbage(), greet=st.booleans())
-def test_garbage(binary: Path, pieces: list[bytes], greet: bool) -> None:
+def test_random_bytes(binary: Path, pieces: list[bytes], greet: bool) -> None:
     converse(binary, pieces, greet)
 
 
 @given(pieces=conversations())
 @settings(suppress_health_check=list(HealthCheck))
-def test_frames_good_and_bad(binary: Path, pieces: list[bytes]) -> None:
+def test_valid_and_invalid_frames(binary: Path, pieces: list[bytes]) -> None:
     converse(binary, pieces, greet=True)
 
 
@@ -178,7 +178,7 @@ def test_damaged_frames(binary: Path, pieces: list[bytes]) -> None:
 
 @pytest.mark.parametrize("length", [4 << 20, (4 << 20) + 1, 2**31, 2**32 - 1])
 @pytest.mark.parametrize("kind", [Send.EXEC, Send.STDIN])
-def test_a_claimed_length_is_not_allocated(length: int, kind: Send) -> None:
+def test_claimed_frame_length_is_not_allocated(length: int, kind: Send) -> None:
     box = Agent()
     try:
         before = resident_kb(box.pid, "VmHWM")
@@ -195,7 +195,7 @@ def test_a_claimed_length_is_not_allocated(length: int, kind: Send) -> None:
 
 
 @pytest.mark.parametrize("count", [2**32 - 1, 2**30, 2**20 + 1, 250_000])
-def test_claimed_counts_and_lengths_within_a_frame_are_not_allocated(count: int) -> None:
+def test_claimed_counts_and_lengths_in_a_frame_are_not_allocated(count: int) -> None:
     good = exec_frame(1, [b"true"])[9:]
     head = good[: good.index(b"/") + 1]  # up to cwd
     bodies = [
@@ -208,22 +208,22 @@ def test_claimed_counts_and_lengths_within_a_frame_are_not_allocated(count: int)
         box = Agent()
         try:
             before = resident_kb(box.pid, "VmHWM")
-            box.peer.say(Send.EXEC, 1, body)
+            box.peer.send_frame(Send.EXEC, 1, body)
             assert box.peer.until_ended() == "malformed EXEC"
         finally:
             box.close()
         assert before < 20_000
 
 
-def test_a_frame_of_the_largest_size_is_taken(rounds: Callable[[int, int], int]) -> None:
+def test_largest_frame_is_accepted(rounds: Callable[[int, int], int]) -> None:
     box = Agent()
     try:
         for _ in range(rounds(3, 300)):
             argv = [b"true"] + [b"x" * 1000] * 3900
-            told = box.peer.commands[1] = type(box.peer.start(["true"], 2))()
+            record = box.peer.commands[1] = type(box.peer.start(["true"], 2))()
             box.peer.send(exec_frame(1, argv))
-            box.peer.until(lambda told=told: told.over)  # type: ignore[misc]
-            assert told.failed is not None, "the kernel takes less"
+            box.peer.until(lambda record=record: record.over)  # type: ignore[misc]
+            assert record.failed is not None, "the kernel accepts less"
             box.peer.until(lambda: box.peer.commands[2].over)
         assert resident_kb(box.pid, "VmHWM") < 30_000
     finally:

@@ -14,7 +14,7 @@ import pytest
 from proofbox import Sandboxes
 from proofbox.sandbox.contract import Network
 
-# Each line: the way, and 1 if a socket of AF_VSOCK (40) was opened. i386 numbers: 102 socketcall, 359 socket.
+# Each line: the ABI, and 1 if a socket of AF_VSOCK (40) was opened. i386 numbers: 102 socketcall, 359 socket.
 FOREIGN = r"""
 #define _GNU_SOURCE
 #include <stdio.h>
@@ -63,7 +63,7 @@ print("usable")
 
 
 @pytest.mark.needs("bubblewrap", "cc")
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="the other ways into the kernel are those of x86_64")
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the other system call ABIs exist only on x86_64")
 def test_foreign_abis_cannot_open_denied_sockets(tmp_path: Path) -> None:
     (tmp_path / "foreign.c").write_text(FOREIGN)
     subprocess.run(["cc", "-O1", "-static", "-o", tmp_path / "foreign", tmp_path / "foreign.c"], check=True)

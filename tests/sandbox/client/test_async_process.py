@@ -1,4 +1,4 @@
-"""A command that is talked to while it runs, and the door that leads from a box without a network to one socket."""
+"""Interactive processes, and doors from a box without a network to one socket."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ async def read(process: AsyncProcess, size: int) -> bytes:
     held = b""
     while len(held) < size:
         piece = await process.receive()
-        assert piece is not None, f"it ended after {held!r}"
+        assert piece is not None, f"the output ended after {held!r}"
         held += piece.data
     return held
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-def test_a_question_and_its_answer_take_turns(tmp_path: Path, provider: str) -> None:
+def test_input_and_output_alternate(tmp_path: Path, provider: str) -> None:
     async def work(session: AsyncSession) -> None:
         async with open_process(session, ["cat"]) as process:
             for number in range(20):
@@ -62,7 +62,7 @@ def test_a_question_and_its_answer_take_turns(tmp_path: Path, provider: str) -> 
     in_session(tmp_path, provider, work)
 
 
-def test_neither_side_fills_our_memory(tmp_path: Path) -> None:
+def test_unread_data_does_not_fill_memory(tmp_path: Path) -> None:
     total = 48 << 20
 
     async def work(session: AsyncSession) -> None:
@@ -79,7 +79,7 @@ def test_neither_side_fills_our_memory(tmp_path: Path) -> None:
 
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(pour)
-                # Nobody receives: the sender must come to a halt, not to an end.
+                # No reader: the sender must block, not end.
                 still, before_that = 0, (-1, -1)
                 while still < 20:
                     await anyio.sleep(0.02)
@@ -100,7 +100,7 @@ def test_neither_side_fills_our_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["left", "cancelled", "raised"])
-def test_leaving_the_block_kills_the_whole_tree(tmp_path: Path, how: str) -> None:
+def test_leaving_the_block_kills_the_process_tree(tmp_path: Path, how: str) -> None:
     pids: list[int] = []
     script = "setsid sleep 1000 & echo $!; exec sleep 1000"
 
@@ -124,18 +124,18 @@ def test_leaving_the_block_kills_the_whole_tree(tmp_path: Path, how: str) -> Non
     in_session(tmp_path, "off", work)
 
 
-def test_signals_streams_and_what_never_ran(tmp_path: Path) -> None:
+def test_signals_streams_and_failed_starts(tmp_path: Path) -> None:
     async def work(session: AsyncSession) -> None:
         script = "trap 'echo caught >&2; exit 5' TERM; echo ready; while :; do sleep 0.01; done"
         async with open_process(session, ["sh", "-c", script], env={"A": "b"}) as process:
             assert await read(process, 6) == b"ready\n"
             await process.signal(signal.SIGTERM)
-            said = b""
-            while b"caught" not in said:  # the shell may first tell of its `sleep`, which was signalled as well
+            errors = b""
+            while b"caught" not in errors:  # the shell may first report its `sleep`, which got the signal as well
                 piece = await process.receive()
                 assert piece is not None
                 assert piece.stream == "stderr"
-                said += piece.data
+                errors += piece.data
             assert (await process.wait()).exit_code == 5
         async with open_process(session, ["no-such-program"]) as process:
             with pytest.raises(CommandNotFound):
@@ -145,7 +145,7 @@ def test_signals_streams_and_what_never_ran(tmp_path: Path) -> None:
 
 
 @pytest.mark.needs("bubblewrap")
-def test_the_end_of_the_box_is_a_loss_for_both_sides(tmp_path: Path) -> None:
+def test_end_of_the_box_is_a_loss_for_reader_and_writer(tmp_path: Path) -> None:
     async def work(session: AsyncSession) -> None:
         async with open_process(session, ["sleep", "1000"]) as process:
             lost: list[str] = []
@@ -172,7 +172,7 @@ def test_the_end_of_the_box_is_a_loss_for_both_sides(tmp_path: Path) -> None:
 
 # ---- doors
 
-ASK = ["sh", "-c", "exec 3<>/dev/tcp/127.0.0.1/8123 && echo hello >&3 && cat <&3"]
+SEND_HELLO = ["sh", "-c", "exec 3<>/dev/tcp/127.0.0.1/8123 && echo hello >&3 && cat <&3"]
 
 
 @pytest.fixture
@@ -192,7 +192,7 @@ def listener(tmp_path: Path) -> Iterator[Path]:
                 except OSError:
                     return
                 with stream:
-                    stream.sendall(b"heard " + stream.recv(100))
+                    stream.sendall(b"received " + stream.recv(100))
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
@@ -202,24 +202,24 @@ def listener(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.needs("bubblewrap")
-def test_a_door_leads_to_one_socket_and_there_is_no_other_network(tmp_path: Path, listener: Path) -> None:
+def test_door_reaches_one_socket_and_no_other_network(tmp_path: Path, listener: Path) -> None:
     project = tmp_path / "project"
     project.mkdir()
     with Sandboxes(project) as boxes:
         with boxes.start_session(provider="bubblewrap", network="none", doors=[Door(8123, listener)]) as session:
-            assert session.exec(["bash", *ASK[1:]]).stdout == "heard hello\n"
+            assert session.exec(["bash", *SEND_HELLO[1:]]).stdout == "received hello\n"
             assert session.exec(["cat", "/proc/net/dev"]).stdout.count(":") == 1
             assert session.exec(["ls", str(listener.parent)]).exit_code != 0
             result = session.exec(["true"])
             assert result.policy.doors == (Door(8123, listener),)
             assert result.policy.network == "none"
         with boxes.start_session(provider="bubblewrap") as session:
-            assert "heard" not in session.exec(["bash", *ASK[1:]]).stdout
+            assert "received" not in session.exec(["bash", *SEND_HELLO[1:]]).stdout
     assert stat.S_IMODE(listener.parent.stat().st_mode) == 0o700
 
 
 @pytest.mark.needs("docker")
-def test_a_container_has_doors_too(tmp_path: Path, listener: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_container_has_doors(tmp_path: Path, listener: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project = tmp_path / "project"
     project.mkdir()
     with private_engine.private_engine() as engine:
@@ -227,11 +227,11 @@ def test_a_container_has_doors_too(tmp_path: Path, listener: Path, monkeypatch: 
         with Sandboxes(project) as boxes:
             doors = [Door(8123, listener)]
             with boxes.start_session(provider="docker", image=private_engine.IMAGE, doors=doors) as session:
-                asked = session.exec(["sh", "-c", "echo hello | nc 127.0.0.1 8123"], timeout=PATIENCE)
-                assert asked.stdout == "heard hello\n", asked.stderr
+                result = session.exec(["sh", "-c", "echo hello | nc 127.0.0.1 8123"], timeout=PATIENCE)
+                assert result.stdout == "received hello\n", result.stderr
 
 
-def test_doors_that_mean_nothing_are_refused(tmp_path: Path, listener: Path) -> None:
+def test_invalid_doors_are_refused(tmp_path: Path, listener: Path) -> None:
     with Sandboxes(tmp_path) as boxes:
         for doors, error in (
             ([Door(80, listener)], RequestInvalid),

@@ -1,4 +1,4 @@
-"""A client's end of the stream: many threads, interruptions, loss, and an agent that stops answering."""
+"""The client's connection: concurrent threads, interrupts, loss, and an unresponsive agent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from pacing import SOON
-from raw_agent import ENV, MODES, PATIENCE, PYTHON, Agent, agent, resident_kb, survivors, tree, unended, wait_until
+from raw_agent import ENV, MODES, PATIENCE, PYTHON, Agent, agent, no_kill, resident_kb, survivors, tree, wait_until
 
 from proofbox.errors import CommandNotFound, ProtocolError, RequestInvalid, SandboxLost
 from proofbox.sandbox.client import connection as connection_module
@@ -37,7 +37,7 @@ def box(request: pytest.FixtureRequest) -> Iterator[Agent]:
 
 @pytest.fixture
 def connection(box: Agent) -> Connection:
-    return Connection(box.peer.sock, unended)
+    return Connection(box.peer.sock, no_kill)
 
 
 def run(
@@ -72,8 +72,8 @@ def test_each_of_32_threads_gets_its_own_output(connection: Connection) -> None:
         list(pool.map(work, range(32)))
 
 
-def test_threads_that_wait_long_do_not_hold_up_others(connection: Connection, tmp_path: Path) -> None:
-    """Whoever reads for all hands over when its own command is done, whichever ends first."""
+def test_long_waiting_threads_do_not_block_others(connection: Connection, tmp_path: Path) -> None:
+    """The thread that reads for all hands over when its own command ends, in any order of ends."""
     gates = [tmp_path / str(number) for number in range(8)]
     for gate in gates:
         os.mkfifo(gate)
@@ -87,7 +87,7 @@ def test_threads_that_wait_long_do_not_hold_up_others(connection: Connection, tm
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
 @pytest.mark.parametrize("argv", [["yes"], ["sh", "-c", "echo up; sleep 60"]])
-def test_an_exception_in_on_output_kills_the_command(
+def test_exception_in_on_output_kills_the_command(
     box: Agent, connection: Connection, error: type[BaseException], argv: list[str]
 ) -> None:
     def stop(_: Output) -> None:
@@ -100,7 +100,7 @@ def test_an_exception_in_on_output_kills_the_command(
     assert run(connection, ["echo", "on"]).stdout == "on\n"
 
 
-def test_an_interrupt_while_waiting_kills_the_tree(connection: Connection, tmp_path: Path) -> None:
+def test_interrupt_while_waiting_kills_the_process_tree(connection: Connection, tmp_path: Path) -> None:
     main = threading.get_ident()
     kinds = ("setsid", "daemon")
 
@@ -117,7 +117,7 @@ def test_an_interrupt_while_waiting_kills_the_tree(connection: Connection, tmp_p
     assert run(connection, ["echo", "on"]).stdout == "on\n"
 
 
-def test_an_abandoned_command_costs_the_others_nothing(connection: Connection, tmp_path: Path) -> None:
+def test_abandoned_command_does_not_affect_others(connection: Connection, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "gate")
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(run, connection, ["sh", "-c", f"read x < {tmp_path}/gate; echo mine"])
@@ -144,7 +144,7 @@ def test_streaming_is_ordered_timed_and_complete(connection: Connection) -> None
     assert result.stdout_bytes.endswith(b"bytes left out]\n" + whole[-500:])
 
 
-def test_fifty_megabytes_both_ways_in_flat_memory(box: Agent, connection: Connection) -> None:
+def test_fifty_megabytes_both_ways_in_constant_memory(box: Agent, connection: Connection) -> None:
     size, total, wrong = 50 << 20, 0, 0
     block = bytes(range(256)) * 256
 
@@ -171,7 +171,7 @@ def test_fifty_megabytes_both_ways_in_flat_memory(box: Agent, connection: Connec
     assert resident_kb(box.pid, "VmHWM") < 24_000
 
 
-def test_stdin_that_is_not_read_to_its_end_is_no_error(connection: Connection) -> None:
+def test_partly_read_stdin_is_not_an_error(connection: Connection) -> None:
     assert run(connection, ["head", "-c", "3"], stdin=b"abcdef" * 1_000_000).stdout == "abc"
     assert run(connection, ["true"], stdin=b"x" * 10_000_000).exit_code == 0
     assert run(connection, ["wc", "-c"], stdin=b"x" * 3_000_000).stdout.strip() == "3000000"
@@ -190,7 +190,7 @@ def closed() -> io.BytesIO:
 
 
 @pytest.mark.parametrize("source", [Broken(), closed(), io.StringIO("text")], ids=["broken", "closed", "text"])
-def test_a_stdin_source_that_fails_is_told_and_the_command_killed(connection: Connection, source: Any) -> None:
+def test_failing_stdin_source_is_reported_and_kills_the_command(connection: Connection, source: Any) -> None:
     began = time.monotonic()
     with pytest.raises(RequestInvalid, match="stdin") as caught:
         run(connection, ["cat"], stdin=source, timeout=PATIENCE)
@@ -199,9 +199,9 @@ def test_a_stdin_source_that_fails_is_told_and_the_command_killed(connection: Co
     assert run(connection, ["echo", "on"]).stdout == "on\n"
 
 
-def test_the_loss_of_the_box_reaches_every_waiter_at_once() -> None:
+def test_loss_of_the_box_reaches_all_waiters_immediately() -> None:
     with agent("minder", greet=False) as box:
-        connection = Connection(box.peer.sock, unended)
+        connection = Connection(box.peer.sock, no_kill)
         with ThreadPoolExecutor(16) as pool:
             waiting = [pool.submit(run, connection, ["sh", "-c", "echo up; exec sleep 60"]) for _ in range(16)]
             wait_until(lambda: len(connection._calls) == 16, "commands under way")
@@ -217,9 +217,9 @@ def test_the_loss_of_the_box_reaches_every_waiter_at_once() -> None:
             run(connection, ["true"])
 
 
-def test_an_agent_that_was_killed_is_a_loss_not_a_result() -> None:
+def test_killed_agent_is_a_loss_not_a_result() -> None:
     box = Agent(greet=False)
-    connection = Connection(box.peer.sock, unended)
+    connection = Connection(box.peer.sock, no_kill)
     try:
         with ThreadPoolExecutor(1) as pool:
             seen: list[Output] = []
@@ -234,16 +234,16 @@ def test_an_agent_that_was_killed_is_a_loss_not_a_result() -> None:
     finally:
         connection.close()
         box.process.wait()
-        box.said.close()
+        box.errors.close()
 
 
 @contextlib.contextmanager
 def frozen(patience: float, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Agent, Connection]]:
-    """An agent that holds its stream open and does nothing."""
+    """An agent that keeps its stream open and does nothing."""
     with agent("minder", greet=False) as box:
         with monkeypatch.context() as patch:
-            patch.setattr(connection_module, "PATIENCE", patience)  # for sending it counts from the start
-            connection = Connection(box.peer.sock, unended)
+            patch.setattr(connection_module, "PATIENCE", patience)  # for sending, it applies from the start
+            connection = Connection(box.peer.sock, no_kill)
         assert run(connection, ["echo", "up"]).stdout == "up\n"
         monkeypatch.setattr(connection_module, "PATIENCE", patience)
         box.process.send_signal(signal.SIGSTOP)
@@ -253,7 +253,7 @@ def frozen(patience: float, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[A
             box.process.send_signal(signal.SIGCONT)
 
 
-def test_an_agent_that_stops_answering_is_a_loss_after_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unresponsive_agent_is_lost_after_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     with frozen(0.3, monkeypatch) as (_, connection):
         began = time.monotonic()
         with pytest.raises(SandboxLost, match="does not answer") as caught:
@@ -264,7 +264,7 @@ def test_an_agent_that_stops_answering_is_a_loss_after_patience(monkeypatch: pyt
             run(connection, ["true"], timeout=0.2)
 
 
-def test_an_agent_that_stops_reading_is_a_loss_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agent_that_stops_reading_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     with frozen(0.3, monkeypatch) as (_, connection):
         began = time.monotonic()
         with pytest.raises(SandboxLost):
@@ -272,7 +272,7 @@ def test_an_agent_that_stops_reading_is_a_loss_too(monkeypatch: pytest.MonkeyPat
         assert time.monotonic() - began < SOON
 
 
-def test_an_agent_that_does_not_take_one_whole_request_is_a_loss_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agent_that_reads_only_part_of_a_request_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     with frozen(0.3, monkeypatch) as (_, connection):
         began = time.monotonic()
         with pytest.raises(SandboxLost):
@@ -280,7 +280,7 @@ def test_an_agent_that_does_not_take_one_whole_request_is_a_loss_too(monkeypatch
         assert time.monotonic() - began < SOON
 
 
-def test_every_thread_that_waits_for_a_frozen_agent_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_threads_waiting_for_a_frozen_agent_get_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     with frozen(0.3, monkeypatch) as (_, connection), ThreadPoolExecutor(8) as pool:
         began = time.monotonic()
         for one in [pool.submit(run, connection, ["true"], timeout=0.2) for _ in range(8)]:
@@ -289,7 +289,7 @@ def test_every_thread_that_waits_for_a_frozen_agent_hears_of_it(monkeypatch: pyt
         assert time.monotonic() - began < SOON
 
 
-def test_a_greeting_that_never_comes_is_a_loss() -> None:
+def test_missing_hello_is_a_loss() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         began = time.monotonic()
@@ -310,7 +310,7 @@ def test_a_greeting_that_never_comes_is_a_loss() -> None:
         struct.pack("<IBI", 5, Recv.STDOUT, 1),
     ],
 )
-def test_another_program_at_the_other_end_is_a_protocol_error(answer: bytes) -> None:
+def test_another_program_as_peer_is_a_protocol_error(answer: bytes) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(answer)
@@ -318,7 +318,7 @@ def test_another_program_at_the_other_end_is_a_protocol_error(answer: bytes) -> 
             run(Connection(ours, theirs.close), ["true"], timeout=PATIENCE)
 
 
-def test_a_stream_that_ends_in_the_middle_of_a_frame_is_a_loss() -> None:
+def test_stream_that_ends_within_a_frame_is_a_loss() -> None:
     ours, theirs = socket.socketpair()
     with ours:
         theirs.sendall(struct.pack("<IBI", 100, Recv.STDOUT, 1) + b"half")
@@ -327,7 +327,7 @@ def test_a_stream_that_ends_in_the_middle_of_a_frame_is_a_loss() -> None:
             run(Connection(ours, theirs.close), ["true"], timeout=PATIENCE)
 
 
-def test_a_closed_connection_tells_those_who_wait(connection: Connection, tmp_path: Path) -> None:
+def test_closing_the_connection_ends_all_waiters(connection: Connection, tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         waiting = [pool.submit(run, connection, ["sleep", "60"]) for _ in range(4)]
         wait_until(lambda: len(connection._calls) == 4, "commands under way")
@@ -337,23 +337,23 @@ def test_a_closed_connection_tells_those_who_wait(connection: Connection, tmp_pa
                 one.result(PATIENCE)
 
 
-def test_a_command_that_was_not_found_leaves_the_connection_whole(connection: Connection) -> None:
+def test_connection_survives_a_command_that_was_not_found(connection: Connection) -> None:
     for _ in range(3):
         with pytest.raises(CommandNotFound):
             run(connection, ["no-such-program"])
     assert run(connection, ["echo", "on"]).stdout == "on\n"
 
 
-def test_shutdown_returns_when_all_is_over(box: Agent, connection: Connection, tmp_path: Path) -> None:
+def test_shutdown_returns_when_all_processes_are_dead(box: Agent, connection: Connection, tmp_path: Path) -> None:
     run(connection, tree(tmp_path, ("setsid", "daemon"), stay=False))
     assert survivors(tmp_path) == ["daemon", "setsid"]
     connection.shutdown()
     assert not survivors(tmp_path)
     assert box.wait() == 0
-    connection.shutdown()  # and may be repeated
+    connection.shutdown()  # closing twice is allowed
 
 
-def test_timeouts_and_signals_read_as_a_shell_would_say(connection: Connection) -> None:
+def test_timeouts_and_signals_use_shell_exit_codes(connection: Connection) -> None:
     result = run(connection, ["sleep", "60"], timeout=0.05)
     assert (result.exit_code, result.timed_out, result.signal) == (124, True, signal.SIGKILL)
     result = run(connection, ["sh", "-c", "kill -TERM $$"])

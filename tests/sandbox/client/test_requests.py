@@ -1,4 +1,4 @@
-"""What can be asked for wrongly: each mistake has its error, with a code and a hint, and leaves nothing running."""
+"""Invalid requests: each raises its own error, with a code and a hint, and leaves nothing running."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from proofbox.sandbox.service import Session
 
 
 def children() -> set[str]:
-    """Of every thread: a box is started by whichever asks."""
+    """Return the child processes of all threads, because any thread may start a box."""
     found: set[str] = set()
     for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):  # a thread that has ended meanwhile
+        with contextlib.suppress(OSError):  # a thread that has just ended
             found.update((task / "children").read_text().split())
     return found
 
@@ -126,7 +126,7 @@ def short(value: object) -> str:
 @pytest.mark.parametrize(
     ("argv", "options", "kind", "code"), requests, ids=[f"{short(r[0])}{short(r[1])}" for r in requests]
 )
-def test_a_bad_request_is_refused_and_the_session_goes_on(
+def test_bad_request_is_refused_and_the_session_survives(
     session: Session, tmp_path: Path, argv: Any, options: dict[str, Any], kind: type[ProofboxError], code: str
 ) -> None:
     project = tmp_path / "project"
@@ -144,7 +144,7 @@ def test_a_bad_request_is_refused_and_the_session_goes_on(
     assert session.exec(["echo", "on"]).stdout == "on\n"
 
 
-def test_a_bad_request_in_a_box_of_its_own_leaves_no_box(boxes: Sandboxes) -> None:
+def test_bad_one_shot_request_leaves_no_box(boxes: Sandboxes) -> None:
     for argv in ([], ["no-such-program"], ["true", "\0"]):
         with pytest.raises(ProofboxError) as caught:
             boxes.exec(argv, provider="off")
@@ -152,10 +152,10 @@ def test_a_bad_request_in_a_box_of_its_own_leaves_no_box(boxes: Sandboxes) -> No
 
 
 @pytest.mark.parametrize("name", ["nonsense", "", "OFF", "../off", "off\0", "x" * 1_000_000])
-def test_an_unknown_provider_is_named_with_the_known_ones(boxes: Sandboxes, name: str) -> None:
-    for ask in (lambda: boxes.exec(["true"], provider=name), lambda: boxes.probe(name)):
+def test_error_for_an_unknown_provider_lists_the_known_ones(boxes: Sandboxes, name: str) -> None:
+    for call in (lambda: boxes.exec(["true"], provider=name), lambda: boxes.probe(name)):
         with pytest.raises(ProviderUnknown) as caught:
-            ask()
+            call()
         check(caught.value, "SANDBOX_PROVIDER_UNKNOWN")
         assert "bubblewrap" in caught.value.fix_hints[-1]
         assert caught.value.exit_code == 2
@@ -164,15 +164,15 @@ def test_an_unknown_provider_is_named_with_the_known_ones(boxes: Sandboxes, name
 @pytest.mark.parametrize(
     "project", ["missing", "file", "/", "/usr", "/proc", "a\0b", "\ud800", "loop", "~no-such-user-1"]
 )
-def test_a_project_that_can_not_be_one(tmp_path: Path, project: str) -> None:
+def test_invalid_projects_are_refused(tmp_path: Path, project: str) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "loop").symlink_to("loop")
     before = children()
     place = project if project.startswith(("/", "~")) else f"{tmp_path}/{project}"
     with Sandboxes(project_root=place) as boxes:
-        for ask in (lambda: boxes.exec(["true"], provider="off"), lambda: boxes.start_session(provider="off")):
+        for call in (lambda: boxes.exec(["true"], provider="off"), lambda: boxes.start_session(provider="off")):
             with pytest.raises(PathRefused) as caught:
-                ask()
+                call()
             check(caught.value, "SANDBOX_PATH_REFUSED")
     assert children() <= before
 
@@ -214,7 +214,7 @@ policies: list[tuple[dict[str, Any], type[ProofboxError]]] = [
 
 @pytest.mark.parametrize(("policy", "kind"), policies, ids=[short(policy) for policy, _ in policies])
 @pytest.mark.parametrize("provider", ["off", pytest.param("bubblewrap", marks=pytest.mark.needs("bubblewrap"))])
-def test_a_policy_that_means_nothing(boxes: Sandboxes, provider: str, policy: Any, kind: type[ProofboxError]) -> None:
+def test_invalid_policies_are_refused(boxes: Sandboxes, provider: str, policy: Any, kind: type[ProofboxError]) -> None:
     with pytest.raises(kind) as caught:
         boxes.exec(["true"], provider=provider, **policy)
     assert caught.value.exit_code == 2
@@ -224,7 +224,7 @@ def test_a_policy_that_means_nothing(boxes: Sandboxes, provider: str, policy: An
 @pytest.mark.parametrize(
     "policy", [{"network": "none"}, {"access": "ro"}, {"access": "overlay"}, {"mounts": ["/usr:/mnt/usr"]}]
 )
-def test_a_policy_that_can_not_be_enforced_is_refused_by_name(boxes: Sandboxes, policy: Any) -> None:
+def test_unenforceable_policy_is_refused_by_name(boxes: Sandboxes, policy: Any) -> None:
     with pytest.raises(PolicyRefused) as caught:
         boxes.exec(["true"], provider="off", **policy)
     check(caught.value, "SANDBOX_POLICY_REFUSED")
@@ -233,14 +233,16 @@ def test_a_policy_that_can_not_be_enforced_is_refused_by_name(boxes: Sandboxes, 
 
 
 @pytest.mark.parametrize("ttl", [0, -1, float("nan"), float("inf"), 1e12])
-def test_a_time_to_live_that_means_nothing(boxes: Sandboxes, ttl: float) -> None:
+def test_invalid_ttl_is_refused(boxes: Sandboxes, ttl: float) -> None:
     with pytest.raises(RequestInvalid) as caught:
         boxes.start_session(provider="off", detached=True, ttl=ttl)
     check(caught.value, "SANDBOX_REQUEST_INVALID")
     assert not [info for info in boxes.list_sessions() if info.state == "running"]
 
 
-def test_a_missing_bwrap_says_how_to_get_it(boxes: Sandboxes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_for_missing_bwrap_says_how_to_install_it(
+    boxes: Sandboxes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ProviderUnavailable) as caught:
         boxes.exec(["true"], provider="bubblewrap")
@@ -249,10 +251,10 @@ def test_a_missing_bwrap_says_how_to_get_it(boxes: Sandboxes, tmp_path: Path, mo
     assert caught.value.details["diagnostics"]["bubblewrap"]["available"] is False
 
 
-# ---- what may be asked for
+# ---- valid requests
 
 
-def test_what_may_be_asked_for_arrives(session: Session, tmp_path: Path) -> None:
+def test_valid_options_take_effect(session: Session, tmp_path: Path) -> None:
     project = tmp_path / "project"
     (project / "sub").mkdir()
     assert session.exec(["pwd"], cwd="sub").stdout == f"{project}/sub\n"
@@ -267,7 +269,7 @@ def test_what_may_be_asked_for_arrives(session: Session, tmp_path: Path) -> None
     assert result.stdout.endswith("99999\n100000\n")
 
 
-def test_what_is_in_the_callers_environment_stays_outside(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_caller_environment_stays_outside(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_API_KEY", "secret")
     monkeypatch.setenv("LC_ALL", "C.UTF-8")
     with Sandboxes(project_root=session.info.project) as boxes:
@@ -278,7 +280,7 @@ def test_what_is_in_the_callers_environment_stays_outside(session: Session, monk
     assert "LC_ALL" in names
 
 
-def test_env_as_written_on_a_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_env_options_from_a_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HERE", "from here")
     monkeypatch.delenv("NOT_HERE", raising=False)
     assert parse_env(["A=1", "B=", "C=x=y", "HERE"]) == {"A": "1", "B": "", "C": "x=y", "HERE": "from here"}
@@ -299,7 +301,7 @@ text = st.one_of(st.text(max_size=30), st.binary(max_size=30))
     max_output=st.integers(-(2**70), 2**70),
     limits=st.dictionaries(st.sampled_from([*RLIMITS, "other"]), st.integers(-1, 2**65), max_size=3),
 )
-def test_a_request_is_encoded_or_refused_and_nothing_else(
+def test_any_request_is_encoded_or_refused(
     argv: list[str | bytes], env: dict[str, str], cwd: str, **options: Any
 ) -> None:
     try:

@@ -1,12 +1,12 @@
-"""A signal is heard whenever it comes, also where it interrupts nothing."""
+"""A signal takes effect whenever it arrives, even if it does not interrupt a system call."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 
-# The main thread waits in a call, and the signal comes in another one: that call goes on. A signal that comes right
-# before the call is entered does the same, and can't be timed.
+# The main thread blocks in a call while the signal arrives in another thread, so that the call is not interrupted. A
+# signal right before the call has the same effect, but can't be timed.
 ELSEWHERE = """
 import os, signal, sys, threading
 from proofbox.sandbox.client.signals import ending_on, hearing
@@ -41,15 +41,15 @@ def ended(block: str) -> tuple[int, str]:
         return process.returncode, process.stdout.read()
 
 
-def test_it_ends_a_block_that_waits() -> None:
+def test_signal_ends_a_waiting_block() -> None:
     assert ended("ending_on([signal.SIGTERM])") == (143, "")
 
 
-def test_it_is_passed_on_while_the_block_waits() -> None:
+def test_signal_handler_runs_while_the_block_waits() -> None:
     assert ended("hearing([signal.SIGTERM], lambda number: os.write(outbound, b'x'))") == (0, "done\n")
 
 
-def test_a_block_in_another_is_woken_by_the_outer_one() -> None:
+def test_outer_block_wakes_a_nested_block() -> None:
     inner = "hearing([signal.SIGWINCH], print)"
     assert ended(f"ending_on([signal.SIGTERM]), {inner}") == (143, "")
     assert ended(f"{inner}, ending_on([signal.SIGTERM])") == (143, "")

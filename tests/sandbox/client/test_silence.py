@@ -1,6 +1,6 @@
-"""An agent that says nothing more: the client ends the box itself, and only then says that it was lost.
+"""An unresponsive agent: the client kills the box itself, and only then reports it as lost.
 
-The agent is stopped from outside, with a command of its under way that nobody else would end.
+The tests stop the agent from outside while it runs a command that would not end otherwise.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def stop_agent_above(marker: str) -> int:
 
 
 def assert_ended(marker: str, agent: int) -> None:
-    assert not commands_of(marker), "the command lives on"
-    wait_until(lambda: not alive(agent), "the end of a process that was killed")
+    assert not commands_of(marker), "the command is still running"
+    wait_until(lambda: not alive(agent), "the death of the killed agent")
 
 
 def lose(session: Session, marker: str) -> None:
@@ -67,12 +67,12 @@ def lose(session: Session, marker: str) -> None:
         session.exec(["true"])
 
 
-def test_a_command_has_ended_when_its_caller_hears_that_it_is_lost(tmp_path: Path, marker: str) -> None:
+def test_command_is_dead_before_its_loss_is_reported(tmp_path: Path, marker: str) -> None:
     with Sandboxes(tmp_path) as boxes, boxes.start_session(provider="bubblewrap") as session:
         lose(session, marker)
 
 
-def test_so_it_is_in_a_session_that_outlives_its_client(tmp_path: Path, marker: str) -> None:
+def test_command_of_a_detached_session_is_dead_before_its_loss_is_reported(tmp_path: Path, marker: str) -> None:
     with Sandboxes(tmp_path) as boxes:
         session = boxes.start_session(provider="bubblewrap", detached=True)
         lose(session, marker)
@@ -80,7 +80,7 @@ def test_so_it_is_in_a_session_that_outlives_its_client(tmp_path: Path, marker: 
         boxes.prune_sessions()
 
 
-def test_and_when_its_caller_is_interrupted(tmp_path: Path, marker: str) -> None:
+def test_command_is_dead_after_its_caller_is_interrupted(tmp_path: Path, marker: str) -> None:
     agents: list[int] = []
 
     def interrupt(_: object) -> None:
@@ -94,7 +94,7 @@ def test_and_when_its_caller_is_interrupted(tmp_path: Path, marker: str) -> None
         assert session.info.state == "lost"
 
 
-def test_a_thread_that_only_waits_ends_it_too(tmp_path: Path, marker: str) -> None:
+def test_waiting_thread_kills_the_silent_box(tmp_path: Path, marker: str) -> None:
     with Sandboxes(tmp_path) as boxes, boxes.start_session(provider="bubblewrap") as session:
 
         def read() -> None:
@@ -103,7 +103,7 @@ def test_a_thread_that_only_waits_ends_it_too(tmp_path: Path, marker: str) -> No
 
         reading = threading.Thread(target=read)
         reading.start()
-        wait_until(lambda: session._connection._reading and commands_of(marker), "a command under way")
+        wait_until(lambda: session._connection._reading and commands_of(marker), "a running command")
         agent = stop_agent_above(marker)
         with pytest.raises(SandboxLost, match="does not answer"):
             session.exec(["true"], timeout=0.1)
@@ -113,7 +113,7 @@ def test_a_thread_that_only_waits_ends_it_too(tmp_path: Path, marker: str) -> No
 
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("detached", [False, True])
-def test_the_async_client_does_the_same(tmp_path: Path, marker: str, loop: str, detached: bool) -> None:
+def test_async_client_kills_the_silent_box(tmp_path: Path, marker: str, loop: str, detached: bool) -> None:
     async def work() -> None:
         agents: list[int] = []
         async with AsyncSandboxes(tmp_path) as boxes:
@@ -131,7 +131,7 @@ def test_the_async_client_does_the_same(tmp_path: Path, marker: str, loop: str, 
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_a_process_is_dead_when_its_block_is_left(tmp_path: Path, marker: str, loop: str) -> None:
+def test_process_is_dead_after_its_block(tmp_path: Path, marker: str, loop: str) -> None:
     async def work() -> None:
         async with AsyncSandboxes(tmp_path) as boxes:
             session = await boxes.start_session(provider="bubblewrap")

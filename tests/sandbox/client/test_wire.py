@@ -1,4 +1,4 @@
-"""The client's half of the wire format: whatever comes from the other end, it is a frame or a `ProtocolError`."""
+"""The client's half of the wire format: any received bytes give frames or a `ProtocolError`."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
 
 
 @given(frames=frames, cuts=st.lists(st.integers(0, 5000), max_size=20))
-def test_frames_come_back_under_any_chunking(frames: list[tuple[Recv, int, bytes]], cuts: list[int]) -> None:
+def test_frames_survive_any_chunking(frames: list[tuple[Recv, int, bytes]], cuts: list[int]) -> None:
     decoder = FrameDecoder()
     data = b"".join(encoded(*frame) for frame in frames)
     assert [frame for piece in pieces(data, cuts) for frame in decoder.feed(piece)] == frames
 
 
 @given(data=st.binary(max_size=400), cuts=st.lists(st.integers(0, 400), max_size=10))
-def test_arbitrary_bytes_raise_nothing_else(data: bytes, cuts: list[int]) -> None:
+def test_arbitrary_bytes_raise_only_protocol_errors(data: bytes, cuts: list[int]) -> None:
     decoder = FrameDecoder()
     try:
         for piece in pieces(data, cuts):
@@ -60,7 +60,7 @@ parsers: list[Callable[[bytes], Any]] = [
 
 @given(payload=st.binary(max_size=80))
 @pytest.mark.parametrize("parse", parsers)
-def test_arbitrary_payloads_raise_nothing_else(parse: Callable[[bytes], Any], payload: bytes) -> None:
+def test_arbitrary_payloads_raise_only_protocol_errors(parse: Callable[[bytes], Any], payload: bytes) -> None:
     try:
         parse(payload)
     except ProtocolError:
@@ -68,7 +68,7 @@ def test_arbitrary_payloads_raise_nothing_else(parse: Callable[[bytes], Any], pa
 
 
 @given(frames=frames)
-def test_a_command_fed_with_anything_ends_in_a_result_or_a_typed_error(frames: list[tuple[Recv, int, bytes]]) -> None:
+def test_any_frames_end_in_a_result_or_a_typed_error(frames: list[tuple[Recv, int, bytes]]) -> None:
     call = ActiveCall(1, make_request(["true"], cwd="/", env={}, streamed=True))
     try:
         for kind, _, payload in frames:
@@ -78,18 +78,18 @@ def test_a_command_fed_with_anything_ends_in_a_result_or_a_typed_error(frames: l
 
 
 @pytest.mark.parametrize("length", [0, 4, wire.MAX_FRAME + 1, 2**31, 2**32 - 1])
-def test_an_impossible_length_is_refused_at_once(length: int) -> None:
+def test_impossible_length_is_refused_immediately(length: int) -> None:
     with pytest.raises(ProtocolError, match="impossible length"):
         list(FrameDecoder().feed(struct.pack("<I", length)))
 
 
-def test_an_unknown_type_is_refused() -> None:
+def test_unknown_frame_type_is_refused() -> None:
     for kind in (0, 1, 64, 74, 255):
         with pytest.raises(ProtocolError, match="unknown type"):
             list(FrameDecoder().feed(encoded(kind, 0, b"")))
 
 
-def test_no_more_than_a_frame_is_kept() -> None:
+def test_decoder_buffers_at_most_one_frame() -> None:
     decoder = FrameDecoder()
     big = encoded(Recv.STDOUT, 1, bytes(1 << 20))
     tracemalloc.start()
@@ -98,7 +98,7 @@ def test_no_more_than_a_frame_is_kept() -> None:
             for start in range(0, len(big), 50_000):
                 for _, _, payload in decoder.feed(big[start : start + 50_000]):
                     assert len(payload) == 1 << 20
-        # A claim of the largest length, and little of it: what is held is what came.
+        # A frame that claims the maximum length but is incomplete: only the received bytes are held.
         assert list(decoder.feed(struct.pack("<IBI", wire.MAX_FRAME, Recv.STDOUT, 1) + bytes(100))) == []
         held, peak = tracemalloc.get_traced_memory()
     finally:
@@ -107,7 +107,7 @@ def test_no_more_than_a_frame_is_kept() -> None:
     assert peak < 8 << 20
 
 
-def test_a_consumer_that_fails_loses_no_later_frame() -> None:
+def test_failing_consumer_loses_no_later_frame() -> None:
     decoder = FrameDecoder()
     data = b"".join(encoded(Recv.PONG, id, b"") for id in range(3))
     for _, id, _ in decoder.feed(data):
@@ -126,7 +126,7 @@ words = st.binary(max_size=50)
     cwd=words,
     limits=st.dictionaries(st.integers(0, 255), st.integers(0, 2**64 - 1), max_size=3),
 )
-def test_exec_is_laid_out_as_documented(
+def test_exec_frame_has_the_documented_layout(
     id: int, argv: list[bytes], env: dict[bytes, bytes], cwd: bytes, limits: dict[int, int]
 ) -> None:
     data = wire.execute(
@@ -166,7 +166,7 @@ def test_exec_is_laid_out_as_documented(
 
 
 @given(cap=st.integers(1, 50), sizes=st.lists(st.integers(0, 30), max_size=10))
-def test_a_watched_stream_is_kept_like_a_capped_one(cap: int, sizes: list[int]) -> None:
+def test_streamed_output_is_capped_like_kept_output(cap: int, sizes: list[int]) -> None:
     true = bytes(n % 251 for n in range(sum(sizes)))
     gathered, at = CollectedOutput(cap), 0
     for size in sizes:
@@ -183,6 +183,6 @@ def test_a_watched_stream_is_kept_like_a_capped_one(cap: int, sizes: list[int]) 
 
 
 @pytest.mark.parametrize("version", [0, 2, 65535])
-def test_another_version_is_refused_by_name(version: int) -> None:
+def test_other_protocol_version_is_refused_by_number(version: int) -> None:
     with pytest.raises(ProtocolError, match=f"protocol {version}"):
         wire.parse_hello(struct.pack("<IHIII", wire.MAGIC, version, 0, 1, 0))

@@ -1,7 +1,7 @@
-"""Every provider passes the conformance suite: as root, and as an ordinary user.
+"""Every provider passes the conformance suite, as root and as an ordinary user.
 
-Each check is a test of its own. Those of an ordinary user run, where the tests are root's, in a process of theirs that
-takes the names of checks on stdin and answers with reports.
+Each check is a separate test. If the tests run as root, the checks as an ordinary user run in a process of that user,
+which reads names of checks from stdin and prints reports.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ for line in sys.stdin:
     print(msgspec.json.encode(run_conformance(provider, only=[check])).decode(), flush=True)
 """
 
-Ask = Callable[[str, str], Report]
+RunCheck = Callable[[str, str], Report]
 
 
 @pytest.fixture(scope="module")
-def as_ordinary_user(ordinary_user: OrdinaryUser) -> Generator[Ask]:
+def as_ordinary_user(ordinary_user: OrdinaryUser) -> Generator[RunCheck]:
     process = subprocess.Popen(
         [ordinary_user.python, "-c", SERVE],
         stdin=subprocess.PIPE,
@@ -53,12 +53,12 @@ def as_ordinary_user(ordinary_user: OrdinaryUser) -> Generator[Ask]:
     assert questions is not None
     assert answers is not None
 
-    def ask(provider: str, check: str) -> Report:
+    def run_check(provider: str, check: str) -> Report:
         questions.write(f"{provider} {check}\n")
         questions.flush()
         return msgspec.json.decode(answers.readline(), type=Report)
 
-    yield ask
+    yield run_check
     questions.close()
     answers.close()
     assert process.wait(60) == 0
@@ -69,8 +69,8 @@ def verdict(report: Report) -> None:
     if result.outcome == "failed":
         pytest.fail(result.detail, pytrace=False)
     if result.outcome == "not_applicable":
-        # Not a skip: the provider says what it does not do, and `policy.refusals` holds it to that.
-        assert result.detail, "a check that does not apply must say why"
+        # Not a skip: the provider declares what it does not enforce, and `policy.refusals` tests that it refuses it.
+        assert result.detail, "a check that does not apply must give a reason"
     if result.outcome == "not_checked":
         pytest.skip(result.detail)
 
@@ -88,7 +88,7 @@ def test_bubblewrap_as_root(check: str) -> None:
 
 @pytest.mark.needs("bubblewrap", "unprivileged-user")
 @pytest.mark.parametrize("check", NAMES)
-def test_bubblewrap_as_an_ordinary_user(check: str, as_ordinary_user: Ask) -> None:
+def test_bubblewrap_as_ordinary_user(check: str, as_ordinary_user: RunCheck) -> None:
     verdict(as_ordinary_user("bubblewrap", check))
 
 
@@ -96,7 +96,7 @@ def test_bubblewrap_as_an_ordinary_user(check: str, as_ordinary_user: Ask) -> No
 @pytest.mark.parametrize(
     "check", [name for name in NAMES if name.startswith(("killing", "loss", "detached", "policy"))]
 )
-def test_off_as_an_ordinary_user(check: str, as_ordinary_user: Ask) -> None:
+def test_off_as_ordinary_user(check: str, as_ordinary_user: RunCheck) -> None:
     verdict(as_ordinary_user("off", check))
 
 
@@ -113,21 +113,21 @@ def run_one(
 
 
 def passes(context: CheckContext) -> None:
-    expect(context.project.is_dir(), "there is a project")
+    expect(context.project.is_dir(), "the project is missing")
 
 
-def test_a_check_that_returns_has_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_that_returns_has_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     result = run_one(monkeypatch, passes)
     assert (result.outcome, result.detail) == ("passed", "")
     assert result.duration_ms > 0
 
 
-def test_what_is_not_as_expected_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unmet_expectation_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     result = run_one(monkeypatch, lambda _: expect(False, "three instead of two"))
     assert (result.outcome, result.detail) == ("failed", "three instead of two")
 
 
-def test_an_unexpected_error_is_a_failure_that_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_error_is_a_failure_with_its_location(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(context: CheckContext) -> None:
         context.refused(UsageError, "a sum", lambda: 1 // 0)
 
@@ -136,7 +136,7 @@ def test_an_unexpected_error_is_a_failure_that_says_where(monkeypatch: pytest.Mo
     assert result.detail.startswith("ZeroDivisionError at context.py:")
 
 
-def test_a_check_that_hangs_is_given_up_and_its_box_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_check_fails_and_its_box_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     markers = []
 
     def run(context: CheckContext) -> None:
@@ -147,12 +147,12 @@ def test_a_check_that_hangs_is_given_up_and_its_box_ended(monkeypatch: pytest.Mo
     began = time.monotonic()
     result = in_time(lambda limit: run_one(monkeypatch, run, seconds=limit), lambda _: markers)
     assert result.outcome == "failed"
-    assert result.detail.startswith("still under way after ")
+    assert result.detail.startswith("still running after ")
     assert time.monotonic() - began < SOON
     assert processes_with(markers[-1]) == []
 
 
-def test_what_could_not_be_found_out_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_not_checked_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(_: CheckContext) -> None:
         raise NotChecked("no interpreter")
 
@@ -160,18 +160,18 @@ def test_what_could_not_be_found_out_says_why(monkeypatch: pytest.MonkeyPatch) -
     assert (result.outcome, result.detail) == ("not_checked", "no interpreter")
 
 
-def test_what_a_provider_does_not_claim_does_not_apply_with_its_own_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unclaimed_check_is_not_applicable_with_the_provider_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     result = run_one(monkeypatch, passes, NETWORK)
     assert result.outcome == "not_applicable"
     assert "the provider is off" in result.detail
 
 
-def test_a_gap_without_a_reason_is_still_named() -> None:
+def test_gap_without_a_reason_is_named() -> None:
     assert MEMORY.unmet("box", Enforcement()) == "box does not enforce memory"
     assert MEMORY.unmet("box", Enforcement(memory=True)) is None
 
 
-def test_what_a_check_leaves_running_is_a_failure_and_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_left_by_a_check_is_a_failure_and_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     left: list[subprocess.Popen[bytes]] = []
 
     def run(context: CheckContext) -> None:
@@ -179,12 +179,12 @@ def test_what_a_check_leaves_running_is_a_failure_and_is_ended(monkeypatch: pyte
 
     result = run_one(monkeypatch, run)
     assert result.outcome == "failed"
-    assert "left running" in result.detail
+    assert "still running" in result.detail
     left[0].communicate()
     assert left[0].returncode == -9
 
 
-def test_nothing_of_a_check_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_directories_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Path] = []
 
     def run(context: CheckContext) -> None:
@@ -198,7 +198,7 @@ def test_nothing_of_a_check_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not seen[0].exists()
 
 
-def test_only_some_and_each_result_as_it_comes() -> None:
+def test_only_selects_checks_and_on_result_gets_each_result() -> None:
     seen: list[CheckResult] = []
     report = run_conformance("off", only=["policy", "commands.exit-codes"], on_result=seen.append)
     assert tuple(seen) == report.results
@@ -206,14 +206,14 @@ def test_only_some_and_each_result_as_it_comes() -> None:
     assert [result.check for result in seen if result.subject == "commands"] == ["commands.exit-codes"]
 
 
-def test_names_that_do_not_exist_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"no check 'commands\.nothing'"):
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"unknown check 'commands\.nothing'"):
         run_conformance("off", only=["commands.nothing"])
     with pytest.raises(ProviderUnknown):
         run_conformance("elsewhere")
 
 
-def test_a_report_survives_json() -> None:
+def test_report_survives_json() -> None:
     report = run_conformance("off", only=["commands.exit-codes"])
     plain = msgspec.to_builtins(report)
     assert plain["schema_version"] == "proofbox.conformance/1"
@@ -222,6 +222,6 @@ def test_a_report_survives_json() -> None:
     assert report.ok
 
 
-def test_every_check_has_a_name_of_its_own() -> None:
+def test_check_names_are_unique() -> None:
     assert len(set(NAMES)) == len(NAMES)
     assert all(check.name.startswith(f"{check.subject}.") for check in CHECKS)

@@ -1,4 +1,4 @@
-"""An engine killed under its boxes, on an engine of this test's own: what is lost says so, and the rest goes on."""
+"""A private engine is killed while boxes run: lost boxes are reported as lost, and the others continue."""
 
 from __future__ import annotations
 
@@ -32,9 +32,7 @@ def boxes(engine: PrivateEngine, tmp_path: Path) -> Sandboxes:
     return Sandboxes(tmp_path, settings=Settings(provider="docker", image=IMAGE))
 
 
-def test_a_killed_engine_is_unavailable_at_once_and_running_commands_go_on(
-    engine: PrivateEngine, boxes: Sandboxes
-) -> None:
+def test_killed_engine_is_unavailable_and_running_commands_continue(engine: PrivateEngine, boxes: Sandboxes) -> None:
     session = boxes.start_session()
     result = session.exec(
         ["sh", "-c", "echo up; read -r x; echo over"],
@@ -48,7 +46,7 @@ def test_a_killed_engine_is_unavailable_at_once_and_running_commands_go_on(
     assert time.monotonic() - began < SOON
     assert raised.value.fix_hints
     began = time.monotonic()
-    with pytest.raises(ProviderUnavailable):  # that the container is gone can't be confirmed, and is not claimed
+    with pytest.raises(ProviderUnavailable):  # the removal of the container can't be confirmed, and is not reported
         session.stop()
     assert time.monotonic() - began < SOON
     with pytest.raises(SandboxLost):
@@ -56,7 +54,7 @@ def test_a_killed_engine_is_unavailable_at_once_and_running_commands_go_on(
 
 
 @pytest.mark.needs("gvisor")
-def test_a_box_behind_the_engine_s_own_stream_is_lost_with_it(engine: PrivateEngine, boxes: Sandboxes) -> None:
+def test_box_attached_through_the_engine_is_lost_with_it(engine: PrivateEngine, boxes: Sandboxes) -> None:
     session = boxes.start_session(runtime="runsc")
     began = 0.0
 
@@ -73,7 +71,7 @@ def test_a_box_behind_the_engine_s_own_stream_is_lost_with_it(engine: PrivateEng
 
 
 class Resumed(io.RawIOBase):
-    """A stdin that does something before its only line is read."""
+    """A stdin that calls a function before its only line is read."""
 
     def __init__(self, act: Callable[[], None]) -> None:
         self._lines = [b"go\n"]

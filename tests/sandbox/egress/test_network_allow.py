@@ -1,4 +1,4 @@
-"""`--network allow:…` in a real box: the listed endpoint is reached, and nothing else is."""
+"""`--network allow:…` in a real box: only the listed endpoints are reachable."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from proofbox.core.dirs import state_dir
 from proofbox.errors import PolicyRefused
 from proofbox.sandbox.contract import Door, Event
 
-# Speaks HTTP by hand: a box need have neither curl nor a proxy-aware program. By the shell's own means where there is
-# bash, else by python3.
+# Sends HTTP requests without curl or any proxy-aware program, which a box may lack: with bash if the box has it, else
+# with python3.
 FETCH = """
 import socket, sys
 host, port, line = sys.argv[1], int(sys.argv[2]), sys.argv[3]
@@ -60,7 +60,7 @@ def port() -> Iterator[int]:
 
 
 @pytest.mark.needs("bubblewrap")
-def test_a_box_reaches_what_is_listed_and_nothing_else(tmp_path: Path, port: int) -> None:
+def test_box_reaches_only_listed_endpoints(tmp_path: Path, port: int) -> None:
     events: list[Event] = []
     request = r"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
     with Sandboxes(tmp_path, on_event=events.append) as boxes:
@@ -89,7 +89,7 @@ def test_a_box_reaches_what_is_listed_and_nothing_else(tmp_path: Path, port: int
 
 @pytest.mark.parametrize("network", [f"allow:localhost:{port}" for port in (80, 3128)])
 @pytest.mark.needs("bubblewrap")
-def test_endpoints_that_can_not_appear_inside_are_refused(tmp_path: Path, network: str) -> None:
+def test_endpoints_that_cannot_appear_in_a_box_are_refused(tmp_path: Path, network: str) -> None:
     with Sandboxes(tmp_path) as boxes, pytest.raises(PolicyRefused, match="can't appear in a box"):
         boxes.exec(["true"], provider="bubblewrap", network=network)
     with Sandboxes(tmp_path) as boxes, pytest.raises(PolicyRefused, match="can't appear in a box"):
@@ -105,8 +105,8 @@ time.sleep(60)
 
 
 @pytest.mark.needs("bubblewrap")
-def test_a_command_that_takes_every_connection_holds_up_nobody(tmp_path: Path) -> None:
-    """Behind the door somebody listens and accepts nobody, as a proxy without room: the agent does not wait for it."""
+def test_command_that_uses_every_connection_does_not_block_others(tmp_path: Path) -> None:
+    """If the listener behind a door accepts no connections, like an overloaded proxy, the agent does not block."""
     (tmp_path / "project").mkdir()
     with Sandboxes(tmp_path / "project") as boxes, socket.socket(socket.AF_UNIX) as full, ThreadPoolExecutor(1) as pool:
         full.bind(str(tmp_path / "door"))
@@ -135,7 +135,7 @@ print(session.id); session.detach()
 
 
 def outlets() -> list[int]:
-    """The proxies of sessions that outlive their clients, of this test run."""
+    """Return the proxies of this test run's detached sessions."""
     mine = os.environ["XDG_STATE_HOME"].encode()
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
@@ -145,7 +145,7 @@ def outlets() -> list[int]:
     return found
 
 
-def wait_for_no_outlet() -> None:
+def wait_until_no_outlets() -> None:
     deadline = time.monotonic() + 60
     while outlets() or any(state_dir().glob("scratch-*")):
         assert time.monotonic() < deadline, outlets()
@@ -153,7 +153,7 @@ def wait_for_no_outlet() -> None:
 
 
 @pytest.mark.needs("bubblewrap")
-def test_a_session_that_outlives_its_client_keeps_its_way_out_and_no_other(tmp_path: Path, port: int) -> None:
+def test_detached_session_keeps_only_its_allowed_endpoints(tmp_path: Path, port: int) -> None:
     words = [sys.executable, "-c", START, str(tmp_path), f"allow:127.0.0.1:{port}"]
     id = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
     request = r"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
@@ -169,28 +169,28 @@ def test_a_session_that_outlives_its_client_keeps_its_way_out_and_no_other(tmp_p
         assert '"denied"' in log
         assert "other.example" in log
         boxes.stop_session(id)
-        wait_for_no_outlet()
+        wait_until_no_outlets()
         assert id in boxes.prune_sessions()
 
 
 @pytest.mark.needs("bubblewrap")
-def test_a_proxy_that_is_killed_leaves_no_way_out_and_a_box_that_ends_no_proxy(tmp_path: Path, port: int) -> None:
+def test_killed_proxy_closes_the_network_and_proxy_ends_with_its_box(tmp_path: Path, port: int) -> None:
     with Sandboxes(tmp_path) as boxes:
         session = boxes.start_session(provider="bubblewrap", network=f"allow:127.0.0.1:{port}", detached=True, ttl=1)
         [outlet] = outlets()
         os.kill(outlet, signal.SIGKILL)
         request = r"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-        said = session.exec(["python3", "-c", FETCH, "127.0.0.1", str(port), request], timeout=60)
-        assert "found" not in said.stdout
+        result = session.exec(["python3", "-c", FETCH, "127.0.0.1", str(port), request], timeout=60)
+        assert "found" not in result.stdout
         session.stop()
         boxes.prune_sessions()
-        wait_for_no_outlet()
+        wait_until_no_outlets()
         boxes.start_session(provider="bubblewrap", network=f"allow:127.0.0.1:{port}", detached=True, ttl=1).detach()
-        wait_for_no_outlet()  # by its time to live
+        wait_until_no_outlets()  # when its TTL expires
         boxes.prune_sessions()
 
 
-def test_where_there_is_no_box_an_allowlist_is_refused(tmp_path: Path) -> None:
+def test_allowlist_without_a_box_is_refused(tmp_path: Path) -> None:
     with Sandboxes(tmp_path) as boxes:
         with pytest.raises(PolicyRefused, match="network allow"):
             boxes.exec(["true"], provider="off", network="allow:example.org")

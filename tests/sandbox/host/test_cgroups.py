@@ -1,4 +1,4 @@
-"""Control groups: what is written where, by hierarchy, and what is refused where there are none."""
+"""Control groups: the files written in each hierarchy, and the policies refused without control groups."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from proofbox.sandbox.host import cgroups
 from proofbox.sandbox.host.cgroups import CgroupTree, Group
 from proofbox.sandbox.providers.off import Off
 
-NOBODY_HAS = 4_194_305  # above the largest pid there can be
+NOBODY_HAS = 4_194_305  # above the largest possible pid
 
 
 @pytest.fixture
 def unified(tmp_path: Path) -> Path:
-    """A mounted cgroup2, as far as files can play one."""
+    """A directory that imitates a mounted cgroup2 hierarchy."""
     mount = tmp_path / "unified"
     (mount / "proofbox").mkdir(parents=True)
     (mount / "cgroup.controllers").write_text("cpuset cpu io memory pids\n")
@@ -87,7 +87,7 @@ def test_v1_limits_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     )
 
 
-def test_on_a_hybrid_machine_limits_are_v1s_and_the_kill_v2s(
+def test_hybrid_machine_uses_v1_limits_and_v2_kill(
     tmp_path: Path, unified: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (unified / "cgroup.controllers").write_text("\n")
@@ -102,7 +102,7 @@ def test_on_a_hybrid_machine_limits_are_v1s_and_the_kill_v2s(
     assert options == ["--cgroup", "5", "--join", str(group.memory / "cgroup.procs")]
 
 
-def test_only_what_is_limited_gets_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_limited_resources_get_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree = look(monkeypatch, *v1_mounts(tmp_path))
     Group(tree, "box", Policy(pids=10), owner=None)
     assert not (tmp_path / "memory" / "proofbox" / f"box.{os.getpid()}").exists()
@@ -110,7 +110,7 @@ def test_only_what_is_limited_gets_a_group(tmp_path: Path, monkeypatch: pytest.M
     assert cgroups.group("box2", Policy(), owner=None) is None
 
 
-def test_without_control_groups_a_limit_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limit_without_control_groups_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     tree = look(monkeypatch)
     assert not tree.can_kill
     assert tree.reason
@@ -128,7 +128,7 @@ def test_without_control_groups_a_limit_is_refused_with_the_reason(monkeypatch: 
     assert cgroups.group("box", Policy(), owner=None) is None
 
 
-def test_without_control_groups_commands_still_run_and_die(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_commands_run_and_are_killed_without_control_groups(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tree = look(monkeypatch)
     monkeypatch.setattr(cgroups, "tree", lambda: tree)
     from proofbox import Sandboxes
@@ -139,7 +139,7 @@ def test_without_control_groups_commands_still_run_and_die(monkeypatch: pytest.M
         assert not result.survivors
 
 
-def test_an_old_kernels_v2_is_no_kill(unified: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_v2_of_an_old_kernel_has_no_kill(unified: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (unified / "proofbox" / "cgroup.kill").unlink()
     tree = look(monkeypatch, ("cgroup2", unified, ["rw"]))
     assert not tree.can_kill
@@ -147,7 +147,7 @@ def test_an_old_kernels_v2_is_no_kill(unified: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("policy", [Policy(cpus=0.01), Policy(cpus=64)])
-def test_a_cpu_quota_is_what_the_kernel_takes(unified: Path, monkeypatch: pytest.MonkeyPatch, policy: Policy) -> None:
+def test_cpu_quota_is_within_kernel_limits(unified: Path, monkeypatch: pytest.MonkeyPatch, policy: Policy) -> None:
     tree = look(monkeypatch, ("cgroup2", unified, ["rw"]))
     group = Group(tree, "box", policy, owner=None)
     assert group.unified is not None
@@ -156,15 +156,15 @@ def test_a_cpu_quota_is_what_the_kernel_takes(unified: Path, monkeypatch: pytest
     assert int(quota) / int(period) == policy.cpus
 
 
-def test_a_sweep_takes_only_empty_groups_of_dead_makers(unified: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_removes_only_empty_groups_of_dead_processes(unified: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = unified / "proofbox"
     (home / f"dead.{NOBODY_HAS}" / "c0").mkdir(parents=True)
-    (home / f"busy.{NOBODY_HAS}" / "processes").mkdir(parents=True)  # stands for what rmdir refuses
+    (home / f"busy.{NOBODY_HAS}" / "processes").mkdir(parents=True)  # makes rmdir fail
     (home / f"alive.{os.getpid()}").mkdir()
-    (home / "somebody-elses").mkdir()
+    (home / "not-ours").mkdir()
     look(monkeypatch, ("cgroup2", unified, ["rw"]))
     left = {child.name for child in home.iterdir() if child.is_dir()}
-    assert left == {f"busy.{NOBODY_HAS}", f"alive.{os.getpid()}", "somebody-elses"}
+    assert left == {f"busy.{NOBODY_HAS}", f"alive.{os.getpid()}", "not-ours"}
 
 
 TIDY = """
@@ -178,8 +178,8 @@ while True:
 
 
 @pytest.mark.needs("root")
-def test_others_that_leave_take_nothing_from_those_who_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever thinks itself the last removes the directory of all, and may do so at any moment."""
+def test_group_is_created_while_others_remove_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any client that considers itself the last removes the common directory, at any moment."""
     with cgroup() as mount, subprocess.Popen([sys.executable, "-S", "-c", TIDY, str(mount / "proofbox")]) as other:
         try:
             for number in range(300):
@@ -200,7 +200,7 @@ def test_oom_kills_are_read_from_either_hierarchy(tmp_path: Path) -> None:
 
 
 @pytest.mark.needs("root")
-def test_a_limit_holds_on_this_machine(tmp_path: Path) -> None:
+def test_process_limit_is_enforced(tmp_path: Path) -> None:
     from proofbox import Sandboxes
 
     if not cgroups.tree().can_limit("pids"):

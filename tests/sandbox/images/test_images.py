@@ -1,4 +1,4 @@
-"""Images: a catalogue that is checked, downloads that survive a bad network and refuse wrong bytes, and the lock."""
+"""Images: validation of the catalogue, downloads over an unreliable network, digests, and the lock file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from proofbox.sandbox.images.catalogue import architecture
 from proofbox.sandbox.images.download import FRUITLESS, download
 from proofbox.sandbox.images.pull import LOCK_FILE
 
-BODY = b"".join(hashlib.sha256(str(n).encode()).digest() for n in range(9_375))  # 300 kB that no part repeats
+BODY = b"".join(hashlib.sha256(str(n).encode()).digest() for n in range(9_375))  # 300 kB without repeated parts
 OTHER = bytes(reversed(BODY))
 
 
@@ -37,7 +37,7 @@ def sha256(data: bytes) -> str:
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Serves one file, and misbehaves as told: `plan` has one word for each request, and then it behaves."""
+    """Serves one file; `plan` names a fault for each of the next requests, after which it works normally."""
 
     daemon_threads = True
 
@@ -46,7 +46,7 @@ class Server(http.server.ThreadingHTTPServer):
         self.body = BODY
         self.etag: str | None = '"one"'
         self.plan: list[str] = []
-        self.asked: list[dict[str, str]] = []
+        self.requests: list[dict[str, str]] = []
 
     @property
     def url(self) -> str:
@@ -58,7 +58,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         server = self.server
-        server.asked.append(dict(self.headers))
+        server.requests.append(dict(self.headers))
         how = server.plan.pop(0) if server.plan else "well"
         body, begin, total = server.body, 0, len(server.body)
         if how.isdigit():
@@ -112,7 +112,7 @@ def serving() -> Generator[Server]:
 
 @pytest.fixture
 def server(serving: Server) -> Server:
-    serving.body, serving.etag, serving.plan, serving.asked = BODY, '"one"', [], []
+    serving.body, serving.etag, serving.plan, serving.requests = BODY, '"one"', [], []
     return serving
 
 
@@ -142,38 +142,38 @@ def entry(server: Server, name: str = "small", **more: Any) -> dict[str, Any]:
 # Downloads.
 
 
-def test_a_download_is_verified_and_leaves_nothing_else(server: Server, tmp_path: Path) -> None:
+def test_download_is_verified_and_leaves_no_other_file(server: Server, tmp_path: Path) -> None:
     seen: list[tuple[int, int | None]] = []
     assert fetch(server, tmp_path / "x.rootfs", on_progress=lambda done, total: seen.append((done, total)))
     assert (tmp_path / "x.rootfs").read_bytes() == BODY
     assert os.listdir(tmp_path) == ["x.rootfs"]
     assert seen[-1] == (len(BODY), len(BODY))
     assert not fetch(server, tmp_path / "x.rootfs")
-    assert len(server.asked) == 1
+    assert len(server.requests) == 1
 
 
-def test_a_cut_goes_on_where_it_ended(server: Server, tmp_path: Path) -> None:
+def test_interrupted_download_resumes(server: Server, tmp_path: Path) -> None:
     server.plan = ["cut", "slam", "503", "cut"]
     assert fetch(server, tmp_path / "x.rootfs")
     assert (tmp_path / "x.rootfs").read_bytes() == BODY
-    begins = [asked.get("Range") for asked in server.asked]
+    begins = [request.get("Range") for request in server.requests]
     half = f"bytes={len(BODY) // 2}-"
     assert begins == [None, half, half, half, f"bytes={len(BODY) // 4 * 3}-"]
-    assert server.asked[1]["If-Range"] == '"one"'
+    assert server.requests[1]["If-Range"] == '"one"'
 
 
-def test_a_server_that_gives_up_is_a_typed_error_and_the_next_call_goes_on(server: Server, tmp_path: Path) -> None:
+def test_failing_server_is_a_typed_error_and_the_next_call_resumes(server: Server, tmp_path: Path) -> None:
     server.plan = ["cut", *["cut-at-once"] * FRUITLESS]
     with pytest.raises(DownloadFailed) as raised:
         fetch(server, tmp_path / "x.rootfs")
     assert raised.value.retryable
     assert raised.value.details["have"] == len(BODY) // 2
     assert fetch(server, tmp_path / "x.rootfs")
-    assert server.asked[-1]["Range"] == f"bytes={len(BODY) // 2}-"
+    assert server.requests[-1]["Range"] == f"bytes={len(BODY) // 2}-"
     assert os.listdir(tmp_path) == ["x.rootfs"]
 
 
-def test_refused_ranges_start_over(server: Server, tmp_path: Path) -> None:
+def test_download_restarts_if_ranges_are_refused(server: Server, tmp_path: Path) -> None:
     server.plan = ["cut", "no-ranges", "cut", "other-range"]
     server.plan[1:1] = ["no-ranges"]
     assert fetch(server, tmp_path / "x.rootfs")
@@ -182,7 +182,7 @@ def test_refused_ranges_start_over(server: Server, tmp_path: Path) -> None:
     assert (tmp_path / "y.rootfs").read_bytes() == BODY
 
 
-def test_another_version_in_the_middle_is_begun_anew(server: Server, tmp_path: Path) -> None:
+def test_download_restarts_if_the_file_changes(server: Server, tmp_path: Path) -> None:
     server.plan = ["cut", *["slam"] * FRUITLESS]
     with pytest.raises(DownloadFailed):
         fetch(server, tmp_path / "x.rootfs", sha256(OTHER))
@@ -192,19 +192,19 @@ def test_another_version_in_the_middle_is_begun_anew(server: Server, tmp_path: P
 
 
 @pytest.mark.parametrize("etag", [None, 'W/"weak"'])
-def test_without_a_strong_version_the_digest_decides(server: Server, tmp_path: Path, etag: str | None) -> None:
+def test_digest_decides_without_a_strong_etag(server: Server, tmp_path: Path, etag: str | None) -> None:
     server.etag = etag
     server.plan = ["cut", *["slam"] * FRUITLESS]
     with pytest.raises(DownloadFailed):
         fetch(server, tmp_path / "x.rootfs", sha256(OTHER))
-    server.body = OTHER  # the pieces are of two versions: noticed, and fetched once more in one piece
+    server.body = OTHER  # the parts are of two versions: detected, and fetched again as a whole
     assert fetch(server, tmp_path / "x.rootfs", sha256(OTHER))
-    assert "If-Range" not in server.asked[-2]
-    assert "Range" not in server.asked[-1]
+    assert "If-Range" not in server.requests[-2]
+    assert "Range" not in server.requests[-1]
 
 
 @pytest.mark.parametrize("plan", [[], ["cut"], ["no-length"]])
-def test_wrong_bytes_are_a_typed_error_and_not_kept(server: Server, tmp_path: Path, plan: list[str]) -> None:
+def test_wrong_digest_is_a_typed_error_and_removes_the_file(server: Server, tmp_path: Path, plan: list[str]) -> None:
     server.plan = list(plan)
     with pytest.raises(ImageCorrupt) as raised:
         fetch(server, tmp_path / "x.rootfs", sha256(b"something else"))
@@ -212,25 +212,25 @@ def test_wrong_bytes_are_a_typed_error_and_not_kept(server: Server, tmp_path: Pa
     assert os.listdir(tmp_path) == []
 
 
-def test_more_than_the_size_is_refused_early_and_less_is_a_cut(server: Server, tmp_path: Path) -> None:
+def test_oversized_download_is_refused_and_short_one_is_interrupted(server: Server, tmp_path: Path) -> None:
     with pytest.raises(ImageCorrupt, match="more than 1000 bytes"):
         fetch(server, tmp_path / "x.rootfs", size=1000)
     assert os.listdir(tmp_path) == []
     server.plan = ["cut-without-length"]
     assert fetch(server, tmp_path / "x.rootfs", size=len(BODY))
-    assert server.asked[-1]["Range"] == f"bytes={len(BODY) // 2}-"
+    assert server.requests[-1]["Range"] == f"bytes={len(BODY) // 2}-"
 
 
 @pytest.mark.parametrize("status", ["401", "404", "410"])
-def test_what_is_not_there_is_said_at_once(server: Server, tmp_path: Path, status: str) -> None:
+def test_missing_file_fails_without_retries(server: Server, tmp_path: Path, status: str) -> None:
     server.plan = [status]
     with pytest.raises(ImageUnavailable, match=status):
         fetch(server, tmp_path / "x.rootfs")
-    assert len(server.asked) == 1
+    assert len(server.requests) == 1
     assert os.listdir(tmp_path) == []
 
 
-def test_a_part_that_was_whole_is_not_fetched_again(server: Server, tmp_path: Path) -> None:
+def test_complete_partial_file_is_not_fetched_again(server: Server, tmp_path: Path) -> None:
     (tmp_path / "x.part").write_bytes(BODY)
     assert fetch(server, tmp_path / "x.rootfs")
     (tmp_path / "y.part").write_bytes(BODY + b"and more")
@@ -245,18 +245,18 @@ WORDS = ["well", "cut", "cut-at-once", "slam", "503", "429", "no-ranges", "other
 @given(
     plan=st.lists(st.sampled_from(WORDS), max_size=12), changes_at=st.integers(0, 12), etag=st.sampled_from([0, 1, 2])
 )
-def test_whatever_the_network_does_the_file_is_right_or_absent(
+def test_file_is_correct_or_absent_after_any_network_failure(
     serving: Server, tmp_path_factory: pytest.TempPathFactory, plan: list[str], changes_at: int, etag: int
 ) -> None:
     folder = tmp_path_factory.mktemp("pull")
-    serving.body, serving.etag, serving.asked = BODY, [None, '"v"', 'W/"v"'][etag], []
+    serving.body, serving.etag, serving.requests = BODY, [None, '"v"', 'W/"v"'][etag], []
     serving.plan = list(plan)
     for _ in range(15):
         try:
             fetch(serving, folder / "x.rootfs")
         except DownloadFailed:
             assert not (folder / "x.rootfs").exists()
-            if len(serving.asked) >= changes_at and serving.etag == '"v"':
+            if len(serving.requests) >= changes_at and serving.etag == '"v"':
                 (folder / "x.version").write_text('"older"')  # as if the file had changed on the server
         else:
             break
@@ -267,12 +267,12 @@ def test_whatever_the_network_does_the_file_is_right_or_absent(
 def wait_until_blocked(process: subprocess.Popen[str]) -> None:
     deadline = time.monotonic() + 60
     while not any("->" in line and f" {process.pid} " in line for line in Path("/proc/locks").read_text().splitlines()):
-        assert process.poll() is None, "it did not wait for the first"
+        assert process.poll() is None, "the second process did not wait for the first"
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
-def test_two_processes_fetch_once_and_a_killed_one_is_taken_over(server: Server, tmp_path: Path) -> None:
+def test_concurrent_processes_download_once_and_one_resumes_after_a_kill(server: Server, tmp_path: Path) -> None:
     server.plan = ["cut", "slam", "slam"]
     script = (
         "import sys; from pathlib import Path; from proofbox.sandbox.images.download import download\n"
@@ -289,13 +289,13 @@ def test_two_processes_fetch_once_and_a_killed_one_is_taken_over(server: Server,
             first.send_signal(signal.SIGKILL)
             assert second.communicate(timeout=60)[0].splitlines()[-1] == "True"
     assert (tmp_path / "x.rootfs").read_bytes() == BODY
-    assert server.asked[-1]["Range"] == f"bytes={len(BODY) // 2}-"
+    assert server.requests[-1]["Range"] == f"bytes={len(BODY) // 2}-"
 
 
 # The catalogue, and the lock.
 
 
-def test_an_empty_catalogue_says_what_to_do(project: Path) -> None:
+def test_empty_catalogue_has_a_fix_hint(project: Path) -> None:
     assert proofbox.list_images() == []
     with pytest.raises(ImageUnavailable) as raised:
         proofbox.resolve_default_image()
@@ -311,7 +311,7 @@ def test_images_are_listed_by_architecture(project: Path, server: Server) -> Non
     assert [image.name for image in proofbox.list_images(foreign)] == ["far"]
     assert proofbox.list_images("arm64") == proofbox.list_images("aarch64")
     assert proofbox.resolve_default_image().name == "large"
-    assert proofbox.resolve_default_image(foreign).name == "far", "the only one is the default"
+    assert proofbox.resolve_default_image(foreign).name == "far", "the only image is the default"
     catalogue(entry(server), entry(server, "large"))
     with pytest.raises(ImageUnavailable, match="no default"):
         proofbox.resolve_default_image()
@@ -333,20 +333,20 @@ def test_images_are_listed_by_architecture(project: Path, server: Server) -> Non
         {"size": "big"},
     ],
 )
-def test_an_entry_that_makes_no_sense_is_refused(project: Path, server: Server, change: dict[str, Any]) -> None:
+def test_invalid_catalogue_entry_is_refused(project: Path, server: Server, change: dict[str, Any]) -> None:
     catalogue({**entry(server), **change})
     with pytest.raises(UsageError, match=r"images\.toml"):
         proofbox.list_images()
 
 
 @pytest.mark.parametrize("text", ["x = [", "\xff", 'schema_version = "proofbox.images/9"', "", "a" * (2 << 20)])
-def test_a_file_that_is_no_catalogue_is_refused(project: Path, text: str) -> None:
+def test_malformed_catalogue_is_refused(project: Path, text: str) -> None:
     (config_dir() / "images.toml").write_bytes(text.encode("latin-1"))
     with pytest.raises(UsageError):
         proofbox.list_images()
 
 
-def test_doubles_are_refused(project: Path, server: Server) -> None:
+def test_duplicate_images_are_refused(project: Path, server: Server) -> None:
     catalogue(entry(server), entry(server))
     with pytest.raises(UsageError, match="twice"):
         proofbox.list_images()
@@ -372,7 +372,7 @@ def test_pulling_locks_the_project_to_the_digest(project: Path, server: Server) 
     assert json.loads((project / LOCK_FILE).read_text())["images"][0]["sha256"] == sha256(OTHER)
 
 
-def test_a_damaged_archive_is_noticed_and_removed(project: Path, server: Server) -> None:
+def test_damaged_archive_is_detected_and_removed(project: Path, server: Server) -> None:
     catalogue(entry(server))
     path = proofbox.pull_image(project_root=project).path
     path.write_bytes(OTHER)
@@ -383,7 +383,7 @@ def test_a_damaged_archive_is_noticed_and_removed(project: Path, server: Server)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"schema_version": "proofbox.images_lock/9"}'])
-def test_a_damaged_lock_is_refused(project: Path, server: Server, text: str) -> None:
+def test_damaged_lock_is_refused(project: Path, server: Server, text: str) -> None:
     catalogue(entry(server))
     (project / LOCK_FILE).parent.mkdir()
     (project / LOCK_FILE).write_text(text)
@@ -391,15 +391,15 @@ def test_a_damaged_lock_is_refused(project: Path, server: Server, text: str) -> 
         proofbox.pull_image(project_root=project)
 
 
-def test_the_commands(project: Path, server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_images_commands(project: Path, server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["images", "list"]) == 0
     assert "no images" in capsys.readouterr().out
     assert main(["images", "default", "--json"]) == 3
     assert json.loads(capsys.readouterr().out)["error"]["code"] == "SANDBOX_IMAGE_UNAVAILABLE"
     catalogue(entry(server, description="a \x1b[31mred\x1b[0m one"))
     assert main(["images", "pull", "--project", str(project), "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert (said["downloaded"], said["image"]["pulled"]) == (True, True)
+    document = json.loads(capsys.readouterr().out)
+    assert (document["downloaded"], document["image"]["pulled"]) == (True, True)
     assert main(["images", "list"]) == 0
     listed = capsys.readouterr().out
     assert "small" in listed
@@ -414,13 +414,13 @@ def test_the_commands(project: Path, server: Server, capsys: pytest.CaptureFixtu
     assert len(os.listdir(cache_dir() / "images")) == 1
 
 
-def test_the_bar_fits_its_line() -> None:
+def test_progress_bar_fits_its_line() -> None:
     assert bar("small", 50, 100, 60).startswith("small  50% [")
     assert all(len(bar("a" * 100, done, 10**9, 60)) == 60 for done in (0, 1, 10**9, 2 * 10**9))
     assert "\x1b" not in bar("\x1b[31m", 1, None, 60)
 
 
-# What `init` does, from Python.
+# `init` from Python.
 
 
 def test_initialize_writes_trusts_and_refuses_to_overwrite(project: Path) -> None:

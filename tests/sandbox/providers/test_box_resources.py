@@ -8,7 +8,7 @@ import pytest
 
 from proofbox import Sandboxes
 
-PYTHON = "/usr/bin/python3"  # a box has no other
+PYTHON = "/usr/bin/python3"  # the only python3 that a box has
 with_python = pytest.mark.skipif(not Path(PYTHON).exists(), reason=f"no {PYTHON}")
 
 USE_UP_INOTIFY = """
@@ -22,7 +22,7 @@ print(held)
 
 @with_python
 @pytest.mark.needs("bubblewrap", "root")
-def test_a_box_can_not_use_up_the_inotify_instances_of_root(tmp_path: Path) -> None:
+def test_box_cannot_exhaust_inotify_instances_of_root(tmp_path: Path) -> None:
     limit = int(Path("/proc/sys/user/max_inotify_instances").read_text())
     with Sandboxes(tmp_path) as boxes:
         done = boxes.exec([PYTHON, "-I", "-c", USE_UP_INOTIFY], provider="bubblewrap")
@@ -31,7 +31,7 @@ def test_a_box_can_not_use_up_the_inotify_instances_of_root(tmp_path: Path) -> N
 
 
 @pytest.mark.needs("bubblewrap", "root")
-def test_a_box_can_not_use_up_the_inotify_watches_of_root(tmp_path: Path) -> None:
+def test_box_cannot_exhaust_inotify_watches_of_root(tmp_path: Path) -> None:
     place = "/proc/sys/user/max_inotify_watches"
     with Sandboxes(tmp_path) as boxes:
         done = boxes.exec(["cat", place], provider="bubblewrap")
@@ -40,7 +40,7 @@ def test_a_box_can_not_use_up_the_inotify_watches_of_root(tmp_path: Path) -> Non
 
 @with_python
 @pytest.mark.needs("bubblewrap", "root")
-def test_multiprocessing_works_in_a_box_of_root(tmp_path: Path) -> None:
+def test_multiprocessing_works_in_a_box_started_by_root(tmp_path: Path) -> None:
     code = "import multiprocessing; multiprocessing.Lock(); print('locked')"
     with Sandboxes(tmp_path) as boxes:
         done = boxes.exec([PYTHON, "-I", "-c", code], provider="bubblewrap")

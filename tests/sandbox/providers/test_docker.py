@@ -1,4 +1,4 @@
-"""`docker` against a real engine of our own: the conformance suite, and what a container adds to it."""
+"""The `docker` provider with a private engine: the conformance suite, and tests specific to containers."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from proofbox.sandbox.containers.engine import ContainerEngine
 from proofbox.sandbox.containers.ownership import our_containers
 from proofbox.sandbox.images.catalogue import architecture
 
-# One engine for all of these: they go to one worker.
+# One worker runs all of these tests, so that they share one engine.
 pytestmark = [pytest.mark.needs("docker"), pytest.mark.xdist_group("docker")]
 
 
-# gVisor takes a second for what others do in a tenth: those checks where it differs most, and all of them in a soak.
+# gVisor is ten times slower than the others: run the checks where it differs most, and all of them in a soak.
 SOAK = os.environ.get("PROOFBOX_SOAK", "") not in ("", "0")
 SAMPLED = {"agent", "kernel", "killing", "limits", "policy", "commands.one-death-among-many", "network.socket-families"}
 
@@ -79,7 +79,7 @@ def conforms(check: str, settings: Settings) -> None:
     assert result.outcome == "passed" or result.detail
 
 
-def test_commands_run_as_the_project_s_owner(engine: PrivateEngine, tmp_path: Path) -> None:
+def test_commands_run_as_the_project_owner(engine: PrivateEngine, tmp_path: Path) -> None:
     os.chown(tmp_path, 4321, 8765)
     with Sandboxes(tmp_path, settings=Settings(provider="docker", image=IMAGE)) as found:
         result = found.exec(["sh", "-c", "id -u; id -g; touch made"])
@@ -87,8 +87,8 @@ def test_commands_run_as_the_project_s_owner(engine: PrivateEngine, tmp_path: Pa
     assert ((tmp_path / "made").stat().st_uid, (tmp_path / "made").stat().st_gid) == (4321, 8765)
 
 
-def test_an_image_without_anything_is_enough(engine: PrivateEngine, boxes: Sandboxes) -> None:
-    """Not a shell, not a directory: the agent brings itself, and says that there is no such command."""
+def test_empty_image_is_sufficient(engine: PrivateEngine, boxes: Sandboxes) -> None:
+    """In an image without a shell or any directory, the agent runs and reports that the command is missing."""
     empty = b"\0" * 10240
     engine.engine.call("POST", "/images/create", op="import", query={"fromSrc": "-", "repo": "empty"}, body=empty)
     with boxes.start_session(image="empty") as session, pytest.raises(ProofboxError) as raised:
@@ -96,21 +96,21 @@ def test_an_image_without_anything_is_enough(engine: PrivateEngine, boxes: Sandb
     assert raised.value.code == "SANDBOX_COMMAND_NOT_FOUND"
 
 
-def test_auto_takes_docker_when_an_image_is_asked_for(engine: PrivateEngine, tmp_path: Path) -> None:
+def test_auto_selects_docker_if_an_image_is_requested(engine: PrivateEngine, tmp_path: Path) -> None:
     with Sandboxes(tmp_path) as found:
         result = found.exec(["true"], image=IMAGE)
     assert result.provider == "docker"
     assert "image" in result.diagnostics["bubblewrap"].reason
 
 
-def test_no_image_and_an_unknown_one_are_explained(boxes: Sandboxes, tmp_path: Path) -> None:
+def test_missing_and_unknown_images_are_explained(boxes: Sandboxes, tmp_path: Path) -> None:
     with pytest.raises(StartFailed, match="has no image 'nowhere'"):
         boxes.exec(["true"], image="nowhere")
     with Sandboxes(tmp_path, settings=Settings()) as plain, pytest.raises(PolicyRefused, match="needs an image"):
         plain.exec(["true"], provider="docker")
 
 
-def test_an_image_of_the_catalogue_is_imported_when_it_is_first_used(
+def test_catalogue_image_is_imported_on_first_use(
     engine: PrivateEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("STATE", "CACHE", "CONFIG"):
@@ -133,13 +133,11 @@ def test_an_image_of_the_catalogue_is_imported_when_it_is_first_used(
         result = found.exec(["sh", "-c", "echo from the catalogue"])
         assert result.stdout == "from the catalogue\n"
         assert result.policy.image == f"proofbox-image/small:{digest}"
-        place.unlink()  # imported once: the engine has it now
+        place.unlink()  # imported only once: the engine has it now
         assert found.exec(["true"]).exit_code == 0
 
 
-def test_what_is_no_archive_is_explained(
-    engine: PrivateEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invalid_archive_is_explained(engine: PrivateEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     digest = hashlib.sha256(b"no archive").hexdigest()
@@ -155,7 +153,7 @@ def test_what_is_no_archive_is_explained(
     assert "import" in raised.value.message
 
 
-def test_a_container_killed_under_a_command_is_a_lost_box(engine: PrivateEngine, boxes: Sandboxes) -> None:
+def test_container_killed_during_a_command_is_a_lost_box(engine: PrivateEngine, boxes: Sandboxes) -> None:
     with boxes.start_session() as session:
         session.exec(["true"])
         container = our_containers(engine.engine)[session.id]
@@ -168,7 +166,7 @@ def test_a_container_killed_under_a_command_is_a_lost_box(engine: PrivateEngine,
 
 
 @pytest.mark.parametrize("runtime", [None, pytest.param("runsc", marks=pytest.mark.needs("gvisor"))])
-def test_an_agent_killed_under_a_command_is_a_lost_box(
+def test_agent_killed_during_a_command_is_a_lost_box(
     engine: PrivateEngine, boxes: Sandboxes, runtime: str | None
 ) -> None:
     with boxes.start_session(runtime=runtime) as session:
@@ -190,7 +188,7 @@ def test_an_agent_killed_under_a_command_is_a_lost_box(
             session.exec(["true"])
 
 
-def test_a_client_killed_leaves_no_container(engine: PrivateEngine, tmp_path: Path) -> None:
+def test_killed_client_leaves_no_container(engine: PrivateEngine, tmp_path: Path) -> None:
     script = (
         "import sys; from proofbox import Sandboxes; from proofbox.config.settings import Settings\n"
         f"s = Sandboxes({str(tmp_path)!r}, settings=Settings(provider='docker', image={IMAGE!r})).start_session()\n"
@@ -207,10 +205,10 @@ def test_a_client_killed_leaves_no_container(engine: PrivateEngine, tmp_path: Pa
     assert session not in our_containers(engine.engine)
 
 
-def test_prune_reaps_what_killed_clients_left(
+def test_prune_removes_containers_of_killed_clients(
     engine: PrivateEngine, boxes: Sandboxes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A client killed between creating a container and starting it: nothing but its labels tells of it."""
+    """A client is killed between creating and starting a container: only the container's labels identify it."""
     with monkeypatch.context() as patch:
         patch.setattr("proofbox.sandbox.providers.docker.DockerBox._run", lambda _: os.kill(os.getpid(), 9))
         if (child := os.fork()) == 0:
@@ -239,9 +237,7 @@ def test_prune_works_without_an_engine(tmp_path: Path, monkeypatch: pytest.Monke
         assert found.list_sessions() == []
 
 
-def test_a_detached_session_outlives_its_killed_client_by_its_ttl_and_no_longer(
-    engine: PrivateEngine, tmp_path: Path
-) -> None:
+def test_detached_session_outlives_its_killed_client_by_its_ttl(engine: PrivateEngine, tmp_path: Path) -> None:
     script = (
         "import os; from proofbox import Sandboxes; from proofbox.config.settings import Settings\n"
         f"s = Sandboxes({str(tmp_path)!r}, settings=Settings(provider='docker', image={IMAGE!r}))\n"
@@ -253,14 +249,14 @@ def test_a_detached_session_outlives_its_killed_client_by_its_ttl_and_no_longer(
     assert session in our_containers(engine.engine)
     deadline = time.monotonic() + 60
     while session in our_containers(engine.engine):
-        assert time.monotonic() < deadline, "it outlived its time to live"
+        assert time.monotonic() < deadline, "the session outlived its TTL"
         time.sleep(0.05)
     with Sandboxes(tmp_path) as found:
         assert found.get_session(session).state == "lost"
         assert session in found.prune_sessions()
 
 
-def test_fifty_sessions_at_once(engine: PrivateEngine, boxes: Sandboxes, rounds: object) -> None:
+def test_fifty_concurrent_sessions(engine: PrivateEngine, boxes: Sandboxes, rounds: object) -> None:
     count = rounds(8, 50)  # type: ignore[operator]
     sessions = [boxes.start_session() for _ in range(count)]
     assert [session.exec(["sh", "-c", f"exit {n}"]).exit_code for n, session in enumerate(sessions)] == list(
@@ -279,7 +275,7 @@ def test_gvisor_is_reached_over_the_attached_streams(boxes: Sandboxes) -> None:
         assert session.exec(["sleep", "600"], timeout=0.5).timed_out
 
 
-def test_an_allowlist_reaches_the_listed_endpoint_and_nothing_else(boxes: Sandboxes) -> None:
+def test_allowlist_reaches_only_the_listed_endpoint(boxes: Sandboxes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
 
@@ -298,7 +294,7 @@ def test_an_allowlist_reaches_the_listed_endpoint_and_nothing_else(boxes: Sandbo
             assert "403" in refused.stderr
 
 
-def test_an_engine_that_is_not_there_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_engine_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for address in (f"unix://{tmp_path}/nothing.sock", "ssh://somewhere", "tcp://127.0.0.1:1"):
         monkeypatch.setenv("DOCKER_HOST", address)
         with Sandboxes(tmp_path, settings=Settings(image=IMAGE)) as found, pytest.raises(ProviderUnavailable) as raised:

@@ -31,7 +31,7 @@ MOUNTS = {
     "tmpfs": BASE,
     "bind": 'cd "$1" && mkdir project source && mount --bind source project',
     "fuse": f"{BASE} && bindfs -o allow_other lower project",
-    # The project itself can be mapped, and what is mounted in it can't.
+    # The project itself can be idmapped, but the mount inside it can't.
     "mount inside": f"{BASE} && mkdir project/sub && {OVERLAY} project/sub",
 }
 UNSUPPORTED = ("overlay", "fuse", "mount inside")
@@ -100,7 +100,7 @@ def test_root_ids_are_never_mapped(place: Path, kind: str, owner: str, advised: 
         assert answer["code"] == "SANDBOX_IDMAP_UNSUPPORTED"
         assert f"chown -R {advised} {place}/project" in answer["fix_hints"][0]
         return
-    assert answer["opened"] == ["control"], "no setting of the kernel opens for writing"
+    assert answer["opened"] == ["control"], "no kernel setting can be opened for writing"
     assert answer["made"]
     assert "0" not in [*answer["uid_map"], *answer["gid_map"]]
 
@@ -141,7 +141,7 @@ def owned_by(user: OrdinaryUser) -> str:
 
 @pytest.mark.needs("bubblewrap", "root")
 @pytest.mark.parametrize("access", ["ro", "overlay"])
-def test_read_only_and_overlay_access_are_refused_too(place: Path, access: str) -> None:
+def test_read_only_and_overlay_access_are_refused(place: Path, access: str) -> None:
     assert try_box(place, "overlay", "0:0", access=access)["code"] == "SANDBOX_IDMAP_UNSUPPORTED"
 
 

@@ -50,7 +50,7 @@ def test_pinned_mount_survives_the_replacement_of_its_path(project: Path, tmp_pa
     swap = 'mv "$1" "$1-2"; ln -s /etc/passwd "$1"; cat "$2" "$2/kept" 2>/dev/null; ls "$0"'
     done = launch("--stage", stage, "--pin", source, stage / "0", "--", "sh", "-c", swap, stage, source, stage / "0")
     assert done.stdout == "data0\n", done.stderr
-    assert not list(stage.iterdir()), "the staging directory shows outside"
+    assert not list(stage.iterdir()), "the staging directory is visible outside"
 
 
 @pytest.mark.needs("root")
@@ -75,9 +75,7 @@ def test_part_of_the_project_can_be_mounted_elsewhere(boxes: Sandboxes, project:
 
 
 @pytest.mark.needs("bubblewrap")
-def test_source_that_is_swapped_while_boxes_start_is_never_followed(
-    boxes: Sandboxes, project: Path, tmp_path: Path
-) -> None:
+def test_source_swapped_while_boxes_start_is_never_followed(boxes: Sandboxes, project: Path, tmp_path: Path) -> None:
     elsewhere, other = tmp_path / "elsewhere", project / "other"
     elsewhere.mkdir()
     elsewhere.chmod(0o777)
@@ -105,7 +103,7 @@ def test_source_that_is_swapped_while_boxes_start_is_never_followed(
     assert not list(elsewhere.iterdir())
 
 
-def test_box_whose_launcher_ends_at_once_is_reported_and_cleaned_up(
+def test_box_whose_launcher_exits_immediately_is_reported_and_cleaned_up(
     boxes: Sandboxes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[LocalBox] = []
@@ -120,7 +118,7 @@ def test_box_whose_launcher_ends_at_once_is_reported_and_cleaned_up(
     assert started[0]._process.returncode is not None
 
 
-def test_source_that_was_replaced_after_the_start_of_a_container_is_noticed(project: Path) -> None:
+def test_source_replaced_after_container_start_is_detected(project: Path) -> None:
     policy = Policy(mounts=(Mount(project / "data", "/mnt/data", writable=True),))
     mounts = placed(project, policy)
     before = sources(mounts)
@@ -137,7 +135,7 @@ def test_source_that_was_replaced_after_the_start_of_a_container_is_noticed(proj
 
 @pytest.mark.needs("bubblewrap")
 @pytest.mark.parametrize("place", ["/opt/proofbox-new", "/usr/proofbox-new/deep", "/bin/sh"])
-def test_place_that_can_not_be_made_in_the_host_s_own_directories_is_refused(
+def test_mount_point_that_cannot_be_created_in_a_host_directory_is_refused(
     boxes: Sandboxes, tmp_path: Path, place: str
 ) -> None:
     with pytest.raises(PathRefused, match=place) as raised:
@@ -146,7 +144,7 @@ def test_place_that_can_not_be_made_in_the_host_s_own_directories_is_refused(
 
 
 @pytest.mark.needs("bubblewrap")
-def test_place_in_a_mount_over_the_host_s_own_directory_can_be_made(boxes: Sandboxes, tmp_path: Path) -> None:
+def test_mount_point_in_a_mount_over_a_host_directory_is_created(boxes: Sandboxes, tmp_path: Path) -> None:
     (tmp_path / "opt/new").mkdir(parents=True)
     (tmp_path / "new").mkdir()
     (tmp_path / "new/f").write_text("seen")
@@ -154,14 +152,14 @@ def test_place_in_a_mount_over_the_host_s_own_directory_can_be_made(boxes: Sandb
     assert boxes.exec(["cat", "/opt/new/f"], mounts=mounts).stdout == "seen"
 
 
-def test_place_in_a_read_only_project_must_exist(project: Path, tmp_path: Path) -> None:
+def test_mount_point_in_a_read_only_project_must_exist(project: Path, tmp_path: Path) -> None:
     mount = Mount(tmp_path, f"{project}/new")
     with pytest.raises(PathRefused, match="read-only"):
         placed(project, Policy(access="ro", mounts=(mount,)))
     assert placed(project, Policy(access="rw", mounts=(mount,)))
 
 
-def test_place_behind_a_link_in_the_project_is_refused(project: Path, tmp_path: Path) -> None:
+def test_mount_point_behind_a_link_in_the_project_is_refused(project: Path, tmp_path: Path) -> None:
     (project / "link").symlink_to("/oldroot/etc")
     with pytest.raises(PathRefused, match="symbolic link"):
         placed(project, Policy(access="rw", mounts=(Mount(tmp_path, f"{project}/link/new"),)))

@@ -1,4 +1,4 @@
-"""Podman's socket in the place of Docker's: the same provider, the same checks."""
+"""The `docker` provider with Podman's socket passes the same checks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SAMPLED = (
     "agent.descriptors-of-the-agent",
     "detached.used-by-another-process",
 )
-# Podman reads a bind mount's source as a list of options when it holds a colon; proofbox refuses it before.
+# Podman parses a bind mount's source that contains a colon as options; proofbox refuses it before.
 REFUSED = "commands.odd-project-names"
 
 
@@ -52,7 +52,7 @@ def test_conformance(check: str, engine: PrivateEngine) -> None:
 
 
 @pytest.mark.parametrize("name", ["with:colon", "with,comma"])
-def test_a_path_that_podman_would_misread_is_refused(engine: PrivateEngine, tmp_path: Path, name: str) -> None:
+def test_path_that_podman_would_misparse_is_refused(engine: PrivateEngine, tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir()
     with (
         Sandboxes(tmp_path / name, settings=Settings(provider="docker", image=IMAGE)) as boxes,
@@ -61,7 +61,7 @@ def test_a_path_that_podman_would_misread_is_refused(engine: PrivateEngine, tmp_
         boxes.exec(["true"])
 
 
-def test_commands_run_as_the_project_s_owner(engine: PrivateEngine, tmp_path: Path) -> None:
+def test_commands_run_as_the_project_owner(engine: PrivateEngine, tmp_path: Path) -> None:
     os.chown(tmp_path, 4321, 8765)
     with Sandboxes(tmp_path, settings=Settings(provider="docker", image=IMAGE)) as boxes:
         result = boxes.exec(["sh", "-c", "id -u; id -g; touch made; touch ~/made && echo home"])

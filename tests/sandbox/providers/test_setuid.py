@@ -1,6 +1,6 @@
-"""A box leaves no program that would run as somebody else: the ways to make one that a shell has not.
+"""A box can't create setuid or setgid files with system calls that a shell can't make.
 
-The ways that it has are in the conformance suite, as `confinement.setuid-bits`.
+The conformance check `confinement.setuid-bits` covers the others.
 """
 
 from __future__ import annotations
@@ -41,10 +41,12 @@ print("done")
 
 
 @pytest.mark.needs("bubblewrap")
-def test_no_way_to_create_a_file_gives_it_the_bits(tmp_path: Path) -> None:
+def test_no_system_call_sets_setuid_or_setgid_bits(tmp_path: Path) -> None:
     with Sandboxes(tmp_path) as boxes, boxes.start_session(provider="bubblewrap") as session:
         if session.exec(["sh", "-c", "command -v python3"]).exit_code:
             pytest.skip("the box has no python3")
         assert session.exec(["python3", "-c", OPENAT2], timeout=60).stdout.split() == ["-1", str(errno.ENOSYS)]
-        assert session.exec(["python3", "-c", MODES], timeout=60).stdout == "done\n", "every other mode is as it was"
+        assert session.exec(["python3", "-c", MODES], timeout=60).stdout == "done\n", (
+            "all other modes are set as requested"
+        )
     assert not list(tmp_path.iterdir())

@@ -1,47 +1,49 @@
-/* boxagent: the helper inside every sandbox. It starts commands, carries their streams, and kills their trees.
+/* boxagent: the helper inside every box. It starts commands, transfers their streams, and kills their process trees.
  *
- *   boxagent --stream RFD WFD [options]       serve one peer; end, with everything started, when its stream ends
- *   boxagent --listen FD --ttl SECONDS [...]  serve any number of peers; end after SECONDS with no peer and no command,
- *                                             which count once the first peer has come
- *   boxagent --connect PATH [options]         the same as --stream, over a unix socket somebody listens on
- *   boxagent --listen-path PATH --ttl SECONDS the same as --listen, on a unix socket made here
+ *   boxagent --stream RFD WFD [options]       serve one peer; exit, with all started processes, when its stream ends
+ *   boxagent --listen FD --ttl SECONDS [...]  serve any number of peers; exit after SECONDS with no peer and no command,
+ *                                             counted from the first peer on
+ *   boxagent --connect PATH [options]         the same as --stream, connected to the unix socket PATH
+ *   boxagent --listen-path PATH --ttl SECONDS the same as --listen, on a new unix socket PATH
  *     --userns FD       first join this user namespace (made by boxlaunch), as its uid 0, keeping three capabilities
  *     --as UID GID      become this user, keeping the same three capabilities
  *     --user UID GID    commands run as this user; the agent keeps its own
- *     --cgroup FD       a delegated cgroup v2 directory: each command gets a child of it, so that kill-tree is sure
- *     --forward PORT PATH  what connects to 127.0.0.1:PORT in here is passed on to the unix socket PATH
- *     --tag             know a command's processes by a group of their own rather than by descent, where the kernel has no
- *                       subreapers (gVisor); needs --user, and to be pid 1
- *     --carry           go on in a pid namespace of its own, and carry its bytes between there and --stream from outside it:
- *                       for a kernel that lets others open a process's descriptors by way of /proc (gVisor)
- *     --home PATH       make this directory, for the commands' user
- *     --rw PATH         landlock: nothing may be written but beneath these paths (and the devices)
- *     --seccomp         refuse the system calls and the kinds of sockets that a command has no use for in a box
- *     --no-suid         with it: refuse to give a file the setuid or setgid bit, which would count outside
+ *     --cgroup FD       a delegated cgroup v2 directory: each command gets a child of it, so that killing a tree is reliable
+ *     --forward PORT PATH  forward connections to 127.0.0.1:PORT in the box to the unix socket PATH
+ *     --tag             identify a command's processes by a supplementary group instead of by descent, for a kernel without
+ *                       subreapers (gVisor); requires --user, and that boxagent is pid 1
+ *     --carry           run in a new pid namespace, with processes outside it that copy bytes to and from --stream: for a
+ *                       kernel that lets other processes open a process's descriptors through /proc (gVisor)
+ *     --home PATH       create this directory for the commands' user
+ *     --rw PATH         landlock: allow writing only beneath these paths (and to devices)
+ *     --seccomp         refuse system calls and socket types that commands in a box do not need
+ *     --no-suid         with --seccomp: refuse to set setuid or setgid bits, which would be effective outside the box
  *     --version         print the protocol version
  *
- * The wire. Integers are little-endian. A frame is  u32 length | u8 type | u32 id | payload  where length counts all
- * that follows it. `id` names a command; its peer chooses it. Strings are  u32 length | bytes. Peer to agent:
- *   HELLO   u32 magic, u16 version     must come first; any other opening ends the connection
+ * Wire format. Integers are little-endian. A frame is  u32 length | u8 type | u32 id | payload  where length counts all
+ * bytes after itself. `id` identifies a command and is chosen by the peer. Strings are  u32 length | bytes. Peer to agent:
+ *   HELLO   u32 magic, u16 version     must come first; any other first frame ends the connection
  *   EXEC    u32 flags, u32 timeout_ms, u32 grace_ms, u64 cap_stdout, u64 cap_stderr, u32 window, u16 rows, u16 cols,
  *           u8 n x {u8 resource, u64 value}, cwd, u32 argc, argv..., u32 envc, env...
  *   STDIN   data      STDIN_EOF      SIGNAL u8 signo (to the process group)      KILL (the whole tree)
  *   RESIZE  u16 rows, u16 cols      CREDIT u32 bytes      PING      SHUTDOWN
  * Agent to peer:
  *   HELLO   u32 magic, u16 version, u32 features, u32 pid, u32 landlock_abi
- *   STARTED u32 pid                    only where asked for
+ *   STARTED u32 pid                    only if requested
  *   STDOUT, STDERR  u64 microseconds since the start, u64 offset in the stream, data
- *           an offset that is not where the last frame ended means that what lies between was not kept (the cap)
+ *           a gap between the end of the last frame and the offset means that output beyond the cap was dropped
  *   STDIN_ACK u32 bytes taken
  *   EXIT    i32 code (-1 if signalled), i32 signal, u8 why, u8 flags, u64 wall_us, u64 user_us, u64 sys_us,
  *           u64 max_rss_kb, u64 bytes of stdout, u64 bytes of stderr
  *   FAILED  u8 stage, i32 errno        the command never ran
  *   PONG      FATAL text, after which the connection ends
  *
- * Three rules hold it together. Memory is bounded: input grows only as bytes arrive, output stops being read from a
- * command while its peer is behind, caps keep head and tail. A killed command is reported only when its whole tree is
- * gone: by cgroup.kill, or else by a minder process that is subreaper to that command alone, or knows its tag. And where the agent can't
- * be sure, it ends, and the box with it: fail closed.
+ * Three invariants:
+ * - Memory is bounded: input buffers grow only as bytes arrive, a command's output is not read while its peer is behind,
+ *   and caps keep only head and tail.
+ * - A killed command is reported only when its whole process tree is dead. Trees are killed by cgroup.kill, or else by a
+ *   minder process, which is the subreaper of that command alone or knows its tag.
+ * - If the agent can't be sure of that, it exits, and the box ends with it: fail closed.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -88,16 +90,16 @@ enum { PIPES_HELD = 1, SURVIVORS = 2 };
 enum { AT_REQUEST = 1, AT_FORK, AT_SETUP, AT_CWD, AT_EXEC };
 enum { F_CGROUP = 1, F_UID_SPLIT = 2, F_LANDLOCK = 4, F_SECCOMP = 8, F_PID1 = 16, F_LISTENING = 32 };
 
-#define MAX_FRAME (4u << 20)     /* the kernel takes no larger argv and environment by default */
+#define MAX_FRAME (4u << 20)     /* the kernel accepts no larger argv and environment by default */
 #define OUT_HIGH (1u << 20)      /* stop reading from commands while the peer is this far behind */
 #define STDIN_WINDOW (256u << 10)
 #define READ_CHUNK (64u << 10)
 #define MAX_TAIL (32u << 20)
-#define MAX_RELAYS 256           /* no more than a proxy serves at once */
-#define FIRST_TAG 0x70000000u    /* groups from here on mark commands, and nobody has them otherwise */
+#define MAX_RELAYS 256           /* the number of connections that a proxy serves concurrently */
+#define FIRST_TAG 0x70000000u    /* group ids from here on mark commands and are not used otherwise */
 #define LAST_TAG 0x76000000u
-#define KILL_PATIENCE_US 5000000 /* a tree that outlives SIGKILL this long hangs in the kernel: said, not waited for */
-#define FIRST_PEER_US 30000000   /* the least time that one which listens waits for its first peer */
+#define KILL_PATIENCE_US 5000000 /* a tree that survives SIGKILL this long hangs in the kernel: report it instead of waiting */
+#define FIRST_PEER_US 30000000   /* the minimum time that a listening agent waits for its first peer */
 
 struct buffer { uint8_t *data; size_t start, end, size; };
 
@@ -108,47 +110,47 @@ struct peer {
     struct peer *next;
 };
 
-/* One child cgroup, used again when it is empty; but never after a kill: the kernel (seen on 6.18) kills whatever clone3
- * puts into such a group afterwards, since it compares the group's count of kills with that of the parent's group. */
+/* One child cgroup, reused when it is empty, but never after a kill: the kernel (seen on 6.18) kills any process that clone3
+ * puts into such a group afterwards, because it compares the group's kill count with that of the parent's group. */
 struct slot { uint32_t number; int dir, procs, kill; bool busy, spent; struct slot *next; };
 
 struct output {
-    int fd;              /* -1 once at its end */
+    int fd;              /* -1 after end of file */
     uint8_t type;
-    bool dry;            /* read to the bottom after the command's end: what comes later is a stray's */
+    bool dry;            /* drained after the command ended: later output comes from processes that it left running */
     uint64_t total, head, tail;
     uint8_t *ring;       /* the last `tail` bytes past `head` */
 };
 
 struct command {
     uint32_t id;
-    struct peer *peer;   /* NULL once nobody is to be told any more */
+    struct peer *peer;   /* NULL once there is no peer to report to */
     pid_t pid, minder;
-    int report_fd;       /* of its minder; without one, of its child, until that execs */
+    int report_fd;       /* from its minder; without a minder, from its child until that execs */
     struct slot *slot;
     int stdin_fd, pty;
     bool want_started, stdin_eof, reaped, told, killing, minder_gone, survivors;
     struct buffer input;
     struct output out[2];
-    uint32_t window, unacked; /* unacked: output sent and not credited, where there is a window */
+    uint32_t window, unacked; /* unacked: output sent but not yet credited, if there is a window */
     uint64_t started, ended, deadline, grace, kill_deadline;
     uint8_t why;
     int status;
     struct rusage usage;
-    uint64_t pending;    /* signals that came before it had started: bit n is signal n + 1 */
+    uint64_t pending;    /* signals that arrived before it started: bit n is signal n + 1 */
     struct command *next;
 };
 
 struct forward { int fd; const char *path; struct forward *next; };
 
-struct relay { /* bytes[i] were read from end[i] and are for the other end */
+struct relay { /* bytes[i] were read from end[i] and go to the other end */
     int end[2];
     struct buffer bytes[2];
     bool over[2], passed_on[2];
     struct relay *next;
 };
 
-struct spawn { /* what a child needs between fork and exec; no allocation happens there */
+struct spawn { /* the data that a child needs between fork and exec, where it must not allocate */
     char **argv, **envp, *cwd;
     int in, out, err;
     bool pty;
@@ -172,7 +174,7 @@ static int listen_fd = -1, cgroup_fd = -1, signal_fd = -1;
 static uid_t run_uid = (uid_t)-1;
 static gid_t run_gid = (gid_t)-1;
 static uint32_t features, landlock_abi, next_slot;
-static gid_t next_tag; /* 0: commands are known by descent */
+static gid_t next_tag; /* 0: commands are identified by descent */
 static uint64_t ttl_us, idle_since;
 static bool in_use_before;
 static struct peer *the_stream;
@@ -252,7 +254,7 @@ static uint64_t take(struct cursor *c, int bytes) {
     return value;
 }
 
-static char *take_string(struct cursor *c) { /* NUL-terminated copy; a NUL inside is refused */
+static char *take_string(struct cursor *c) { /* NUL-terminated copy; an embedded NUL is refused */
     size_t n = take(c, 4);
     if (c->bad || n > c->left || memchr(c->p, 0, n)) return c->bad = true, NULL;
     char *s = malloc(n + 1);
@@ -266,7 +268,7 @@ static char *take_string(struct cursor *c) { /* NUL-terminated copy; a NUL insid
 
 static char **take_strings(struct cursor *c) {
     size_t n = take(c, 4);
-    if (c->bad || n > c->left / 4) return c->bad = true, NULL; /* each takes four bytes at least */
+    if (c->bad || n > c->left / 4) return c->bad = true, NULL; /* each takes at least four bytes */
     char **all = calloc(n + 1, sizeof *all);
     if (!all) die("out of memory");
     for (size_t i = 0; i < n && !c->bad; i++) all[i] = take_string(c);
@@ -319,7 +321,7 @@ static void search_and_exec(struct spawn *s) {
         if (n > 0 && (size_t)n < sizeof candidate) {
             execve(candidate, s->argv, s->envp);
             if (errno != ENOENT && errno != ENOTDIR && errno != EACCES) return;
-            struct stat st; /* EACCES on a directory of PATH is no finding; on the file itself it is */
+            struct stat st; /* EACCES on a directory of PATH is ignored; on the file itself it counts */
             if (errno == EACCES && !stat(candidate, &st) && S_ISREG(st.st_mode)) best = EACCES;
         }
         if (!*end) break;
@@ -328,8 +330,8 @@ static void search_and_exec(struct spawn *s) {
     errno = best;
 }
 
-/* Who can't be traced belongs to root in /proc. That keeps everybody out, unless commands are root themselves (of a
- * container, without capabilities): then our own uid, which is nobody else's, is the better owner. */
+/* The /proc entry of a process that is not dumpable belongs to root, so that other users can't open it. If the commands
+ * themselves run as root (in a container, without capabilities), the entry must belong to the agent's own uid instead. */
 static void guard_own_entry(void) {
     prctl(PR_SET_DUMPABLE, run_uid == 0 && geteuid() != 0, 0, 0, 0);
 }
@@ -352,8 +354,8 @@ static _Noreturn void child(struct spawn *s, int report_fd) {
     if (features & F_UID_SPLIT && (syscall(SYS_setgroups, s->tag ? 1 : 0, s->tag ? &s->tag : NULL) || syscall(SYS_setresgid, run_gid, run_gid, run_gid) ||
                                    syscall(SYS_setresuid, run_uid, run_uid, run_uid)))
         goto failed;
-    if (features & F_UID_SPLIT) set_caps(0); /* leaving uid 0 has dropped them; leaving another has not */
-    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0); /* until it execs it holds a copy of what the agent holds */
+    if (features & F_UID_SPLIT) set_caps(0); /* leaving uid 0 drops them, leaving another uid does not */
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0); /* until it execs, it has a copy of the agent's memory and descriptors */
     s->stage = AT_CWD;
     if (chdir(s->cwd)) goto failed;
     signal(SIGPIPE, SIG_DFL);
@@ -368,9 +370,9 @@ failed:;
     _exit(127);
 }
 
-/* From its change of uid until it execs, a child can be stopped by other commands. So nobody waits for it: that it execs is
- * seen by the end of its reports, which its parent hears among everything else. With clone3 it is born inside its cgroup,
- * which costs nothing, where moving it there afterwards costs a third of a millisecond. */
+/* Between its change of uid and its exec, a child can be stopped by other commands. So its parent does not block: it polls
+ * the report pipe, which is close-on-exec, with its other descriptors and sees end of file at the exec. clone3 creates the
+ * child inside its cgroup at no cost; moving it there afterwards would take a third of a millisecond. */
 static pid_t spawn_child(struct spawn *s, int cgroup, int *report_fd) {
     struct clone_args a = {.flags = CLONE_INTO_CGROUP, .exit_signal = SIGCHLD, .cgroup = (uint64_t)cgroup};
     int reports[2];
@@ -385,15 +387,15 @@ static pid_t spawn_child(struct spawn *s, int cgroup, int *report_fd) {
     return pid;
 }
 
-/* ---- the minder: subreaper to one command, where there is no cgroup ---------------------------------------------- */
+/* ---- the minder: subreaper of one command, if there is no cgroup ------------------------------------------------- */
 
-static char *last(char *text, const char *what) { /* what follows its last occurrence */
+static char *last(char *text, const char *what) { /* the text after the last occurrence */
     char *found = NULL;
     for (char *at = text; (at = strstr(at, what)); at++) found = at + strlen(what);
     return found;
 }
 
-static void kill_descendants(void) { /* one pass over /proc: everything that descends from this process */
+static void kill_descendants(void) { /* one pass over /proc: all descendants of this process */
     static struct { pid_t pid, parent; } all[32768];
     int n = 0;
     DIR *d = opendir("/proc");
@@ -407,7 +409,7 @@ static void kill_descendants(void) { /* one pass over /proc: everything that des
         if (fd >= 0) close(fd);
         if (got <= 0) continue;
         line[got] = 0;
-        char *paren = strrchr(line, ')'); /* the name may hold anything, parentheses too */
+        char *paren = strrchr(line, ')'); /* the name may contain any character, including parentheses */
         int parent;
         if (paren && sscanf(paren + 1, " %*c %d", &parent) == 1) {
             all[n].pid = atoi(e->d_name);
@@ -426,8 +428,8 @@ static void kill_descendants(void) { /* one pass over /proc: everything that des
             }
 }
 
-/* The same by tag. A process without any tag that is not ours has got rid of it, however it did: it goes too. Returns how
- * many were alive. */
+/* The same by tag. A process of another uid without any tag must have dropped its tag: it is killed as well. Returns the
+ * number of processes that were alive. */
 static int kill_tagged(gid_t tag) {
     int found = 0;
     DIR *d = opendir("/proc");
@@ -441,7 +443,7 @@ static int kill_tagged(gid_t tag) {
         if (fd >= 0) close(fd);
         if (got <= 0) continue;
         text[got] = 0;
-        /* By the last match: a process chooses its own name, which comes first. */
+        /* Use the last match: the name, which a process can choose, comes first. */
         char *state = last(text, "\nState:\t"), *uid = last(text, "\nUid:\t"), *groups = last(text, "\nGroups:\t");
         if (!state || !uid || !groups) { found++; continue; }
         if (*state == 'Z' || *state == 'X' || strtoul(uid, NULL, 10) == geteuid()) continue;
@@ -459,8 +461,8 @@ static int kill_tagged(gid_t tag) {
     return found;
 }
 
-/* Whose process is whose is no longer known: end everything. In a pid namespace our own end does that; without one, all
- * that descends from us is ended first, orphans included, since those are ours as their subreaper. */
+/* Processes can no longer be attributed to commands: kill everything. In a pid namespace, exiting does that.
+ * Without one, first kill all descendants, including orphans, which are our children because we are their subreaper. */
 static _Noreturn void fail_closed(const char *what) {
     for (uint64_t until = now_us() + KILL_PATIENCE_US; !(features & F_PID1) && now_us() < until;) {
         kill_descendants();
@@ -473,13 +475,13 @@ static _Noreturn void fail_closed(const char *what) {
 }
 
 static _Noreturn void minder(struct spawn *s, int status_fd, pid_t agent) {
-    /* Hold nothing of the agent's: a copy of its stream would hide its end from the peer. */
+    /* Close the agent's descriptors: with a copy of its stream open, the peer would not see the agent's end. */
     int keep[4] = {s->in, s->out, s->err, status_fd};
     for (int i = 0; i < 4; i++)
         if ((keep[i] = fcntl(keep[i], F_DUPFD_CLOEXEC, 64)) < 0) _exit(125);
-    for (int i = 0; i < 4; i++) /* 10..13 may be in use: the copies above are safe from this */
+    for (int i = 0; i < 4; i++) /* 10..13 may be in use: the copies above are not affected */
         if (dup3(keep[i], 10 + i, O_CLOEXEC) < 0) _exit(125);
-    if (syscall(SYS_close_range, 14, ~0u, 0)) { /* a kernel without it, or gVisor: those that are open, one by one */
+    if (syscall(SYS_close_range, 14, ~0u, 0)) { /* not available in old kernels and gVisor: close open descriptors one by one */
         DIR *d = opendir("/proc/self/fd");
         if (!d) _exit(125);
         for (struct dirent *e; (e = readdir(d));)
@@ -496,8 +498,8 @@ static _Noreturn void minder(struct spawn *s, int status_fd, pid_t agent) {
     sigaddset(&mine, SIGUSR2);
     sigprocmask(SIG_SETMASK, &mine, NULL);
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
-    prctl(PR_SET_PDEATHSIG, SIGUSR1, 0, 0, 0); /* the agent is gone: sweep, then go too */
-    if (getppid() != agent) _exit(125);        /* it went before it could be noticed */
+    prctl(PR_SET_PDEATHSIG, SIGUSR1, 0, 0, 0); /* when the agent exits: kill the tree, then exit */
+    if (getppid() != agent) _exit(125);        /* it exited before PDEATHSIG was set */
     int heard = -1, signals = signalfd(-1, &mine, SFD_NONBLOCK | SFD_CLOEXEC);
     pid_t pid = signals < 0 ? -1 : spawn_child(s, -1, &heard);
     if (pid < 0) {
@@ -505,7 +507,7 @@ static _Noreturn void minder(struct spawn *s, int status_fd, pid_t agent) {
         _exit(write(status_fd, &r, sizeof r) != sizeof r);
     }
     for (int fd = 10; fd < 13; fd++) close(fd);
-    bool sweeping = false, released = !s->tag; /* with a tag, orphans are not our children: who sweeps must be here still */
+    bool sweeping = false, released = !s->tag; /* with a tag, orphans are not our children: stay until released, to sweep */
     int clean = 0;
     for (;;) {
         struct pollfd set[2] = {{signals, POLLIN, 0}, {heard, POLLIN, 0}};
@@ -522,10 +524,10 @@ static _Noreturn void minder(struct spawn *s, int status_fd, pid_t agent) {
         while ((gone = wait4(-1, &status, WNOHANG, &usage)) > 0)
             if (gone == pid) ended = true, end.status = status, end.usage = usage;
         bool childless = gone < 0 && errno == ECHILD;
-        /* Whatever ended has let go of its reports before: its start is told first. */
+        /* A process that ended closed its report pipe before: report its start first. */
         ssize_t n = heard < 0 ? -1 : read(heard, &r, sizeof r);
         if (n >= 0) shut(&heard);
-        /* If the agent is gone, nobody else will sweep. */
+        /* If the agent has exited, the minder must sweep. */
         if (n >= 0 && write(status_fd, &r, sizeof r) != sizeof r) sweeping = true;
         if (n > 0) _exit(0);
         if (ended && write(status_fd, &end, sizeof end) != sizeof end) sweeping = true;
@@ -541,7 +543,7 @@ static bool slot_empty(struct slot *s) {
     char c;
     ssize_t n = pread(s->procs, &c, 1, 0);
     if (n >= 0) return n == 0;
-    s->spent = true; /* somebody removed it from outside, which the kernel allows only while it is empty */
+    s->spent = true; /* it was removed from outside, which the kernel allows only while it is empty */
     return errno == ENODEV;
 }
 
@@ -580,7 +582,7 @@ static void return_slot(struct slot *s) {
     s->busy = false;
     for (struct slot **at = &slots; s->spent && *at; at = &(*at)->next)
         if (*at == s) {
-            if (!remove_slot(s)) return; /* not empty yet: it goes with the box */
+            if (!remove_slot(s)) return; /* not empty yet: it is removed with the box */
             *at = s->next;
             close(s->dir);
             close(s->procs);
@@ -632,19 +634,19 @@ static void keep(struct command *c, struct output *o, const uint8_t *data, size_
         data += fits;
         n -= fits;
     }
-    o->total += n; /* a cap of nothing keeps nothing */
+    o->total += n; /* with an empty tail, count the bytes and drop them */
 }
 
 static bool may_read(const struct command *c) {
-    if (c->minder > 0 && !c->pid) return false; /* not before it is known to have started */
-    if (!c->peer) return true; /* nobody listens: read and throw away, so that a stray doesn't die of SIGPIPE */
-    if (c->window && !c->killing && c->unacked >= c->window) return false; /* a killed one needs no leave */
+    if (c->minder > 0 && !c->pid) return false; /* not before its start is reported */
+    if (!c->peer) return true; /* no peer: discard, so that a process left running does not die of SIGPIPE */
+    if (c->window && !c->killing && c->unacked >= c->window) return false; /* a killed command needs no credit */
     return held(&c->peer->out) < OUT_HIGH;
 }
 
 static void pump(struct command *c, struct output *o) {
     static uint8_t chunk[READ_CHUNK];
-    size_t strays = 1u << 20; /* after the command's end: what a pipe can hold, and no stray may feed us for ever */
+    size_t strays = 1u << 20; /* read limit after the command's end: a process left running may write for ever */
     while (o->fd >= 0 && may_read(c)) {
         size_t want = sizeof chunk;
         if (c->peer && c->window && !c->killing && c->window - c->unacked < want) want = c->window - c->unacked;
@@ -654,7 +656,7 @@ static void pump(struct command *c, struct output *o) {
             if (c->reaped && !c->killing) o->dry = true;
             return;
         }
-        if (n <= 0) { /* the end; EIO is how a pty says it */
+        if (n <= 0) { /* end of file, which a pty reports as EIO */
             if (o->fd == c->pty) c->pty = c->stdin_fd = -1;
             shut(&o->fd);
             return;
@@ -670,7 +672,7 @@ static void feed(struct command *c) {
         ssize_t n = write(c->stdin_fd, c->input.data + c->input.start, held(&c->input));
         if (n < 0 && errno == EINTR) continue;
         if (n < 0 && errno == EAGAIN) return;
-        size_t taken = n > 0 ? (size_t)n : held(&c->input); /* nobody reads any more: the rest is taken, and dropped */
+        size_t taken = n > 0 ? (size_t)n : held(&c->input); /* the reader has closed it: acknowledge and drop the rest */
         if (n <= 0 && c->stdin_fd != c->pty) shut(&c->stdin_fd);
         c->input.start += taken;
         if (c->peer && !c->told) {
@@ -691,14 +693,14 @@ static void tell_exit(struct command *c) {
     struct peer *p = c->peer;
     uint8_t flags = (uint8_t)((c->out[0].fd >= 0 || c->out[1].fd >= 0 ? PIPES_HELD : 0) | (c->survivors ? SURVIVORS : 0));
     c->told = true;
-    if (next_tag && !c->killing && c->minder > 0) kill(c->minder, SIGUSR2); /* what it left running may go on */
+    if (next_tag && !c->killing && c->minder > 0) kill(c->minder, SIGUSR2); /* processes that it left running may continue */
     if (p) {
         for (int i = 0; i < 2; i++) {
             struct output *o = &c->out[i];
             if (!o->ring) continue;
             uint64_t past = o->total - o->head, size = past < o->tail ? past : o->tail;
             size_t at = (size_t)((past - size) % o->tail);
-            for (uint64_t done = 0; done < size;) { /* in pieces, since a frame is bounded */
+            for (uint64_t done = 0; done < size;) { /* in pieces, because frame size is limited */
                 size_t n = o->tail - at < size - done ? o->tail - at : (size_t)(size - done);
                 if (n > READ_CHUNK) n = READ_CHUNK;
                 emit(c, o, o->ring + at, n, o->total - size + done);
@@ -733,15 +735,15 @@ static void main_reaped(struct command *c, int status, const struct rusage *usag
     c->ended = now_us();
 }
 
-/* Is the command over? Its main process is reaped, both streams are read to the bottom, and if it was killed, nothing of
- * its tree is left. Returns true when there is nothing more to do for it at all. */
+/* Report the command's end once its main process is reaped, both streams are drained and, if it was killed, its process tree
+ * is dead. Returns true when the command needs no further work. */
 static bool settle(struct command *c, uint64_t now) {
-    if (c->killing && !c->reaped && now >= c->kill_deadline) { /* not even its main process could be ended */
+    if (c->killing && !c->reaped && now >= c->kill_deadline) { /* not even its main process could be killed */
         if (!c->slot) fail_closed("a minder does not answer");
         main_reaped(c, SIGKILL, &(struct rusage){0});
         c->survivors = true;
     }
-    if (c->reaped && c->why == WHY_TIMEOUT) kill_tree(c, WHY_TIMEOUT); /* it obeyed SIGTERM; its children need not have */
+    if (c->reaped && c->why == WHY_TIMEOUT) kill_tree(c, WHY_TIMEOUT); /* it obeyed SIGTERM, but its children may not have */
     if (c->reaped && !c->told) {
         if (c->killing && !c->survivors) {
             bool gone = c->slot ? slot_empty(c->slot) : c->minder_gone;
@@ -766,7 +768,7 @@ static void forget(struct command *c) {
     free(c);
 }
 
-static void files_as(uid_t uid, gid_t gid) { /* what is created now belongs to them */
+static void files_as(uid_t uid, gid_t gid) { /* new files belong to this user */
     if (!(features & F_UID_SPLIT)) return;
     int error = errno;
     syscall(SYS_setfsgid, gid);
@@ -806,7 +808,7 @@ static bool open_pipes(struct command *c, struct spawn *s, bool want_stdin) {
 }
 
 static void set_cap(struct output *o, uint64_t cap) {
-    o->tail = cap ? cap / 2 : UINT64_MAX; /* a cap of 0 means none */
+    o->tail = cap ? cap / 2 : UINT64_MAX; /* a cap of 0 means no cap */
     if (cap && o->tail > MAX_TAIL) o->tail = MAX_TAIL;
     o->head = cap ? cap - o->tail : UINT64_MAX;
 }
@@ -849,7 +851,7 @@ static void start(struct peer *p, uint32_t id, struct cursor *q) {
     s.pty = flags & WANT_PTY;
     s.tag = next_tag ? next_tag++ : 0;
     s.stage = AT_SETUP;
-    if (s.pty || !next_tag) files_as(run_uid, run_gid); /* they are the command's own: it may open them again by name, as /dev/stdout */
+    if (s.pty || !next_tag) files_as(run_uid, run_gid); /* so that it can reopen its streams by name (/dev/stdout) */
     bool opened = s.pty ? open_pty(c, &s, rows, cols) : open_pipes(c, &s, flags & WANT_STDIN);
     if (s.pty || !next_tag) files_as(geteuid(), getegid());
     if (!opened) {
@@ -893,9 +895,9 @@ static void hear_report(struct command *c) {
     struct report r = {.kind = REPORT_STARTED, .pid = c->pid};
     ssize_t n = read(c->report_fd, &r, sizeof r);
     if (n < 0) return;
-    if (c->slot) { /* it failed, or it let go of its end by its exec */
+    if (c->slot) { /* it failed, or its exec closed the pipe */
         shut(&c->report_fd);
-    } else if (n == 0) { /* it ended: nothing of the tree is left, unless it was itself killed */
+    } else if (n == 0) { /* the minder exited: its tree is dead, unless the minder itself was killed */
         shut(&c->report_fd);
         c->minder_gone = true;
         if (!c->reaped) fail_closed("a minder was killed");
@@ -912,7 +914,7 @@ static void hear_report(struct command *c) {
         if (c->peer) failed(c->peer, c->id, r.stage, r.error);
         c->told = c->reaped = true;
         c->peer = NULL;
-        for (int i = 0; i < 2; i++) /* nobody holds the other ends */
+        for (int i = 0; i < 2; i++) /* no process holds the other ends */
             if (c->out[i].fd != c->pty) shut(&c->out[i].fd);
             else c->out[i].fd = -1;
         if (c->stdin_fd != c->pty) shut(&c->stdin_fd);
@@ -923,7 +925,7 @@ static void hear_report(struct command *c) {
 
 static void reap(void) {
     struct signalfd_siginfo si;
-    while (read(signal_fd, &si, sizeof si) == sizeof si) /* asked from outside, where a sender has no pid in here */
+    while (read(signal_fd, &si, sizeof si) == sizeof si) /* a sender outside the namespace has pid 0 here */
         if (si.ssi_signo != SIGCHLD && !(features & F_PID1 && si.ssi_pid)) stopping = true;
     int status;
     struct rusage usage;
@@ -933,7 +935,7 @@ static void reap(void) {
                 if (c->minder == pid) fail_closed("a minder was stopped");
                 continue;
             }
-            if (c->slot && c->pid == pid && starting(c)) hear_report(c); /* one that failed to start was no command */
+            if (c->slot && c->pid == pid && starting(c)) hear_report(c); /* a failed start is no exit */
             if (c->slot && c->pid == pid && !c->reaped) main_reaped(c, status, &usage);
             if (c->minder == pid) {
                 if (WIFSIGNALED(status)) fail_closed("a minder was killed"); /* attribution is lost: end the box */
@@ -960,13 +962,13 @@ static void handle(struct peer *p, uint8_t type, uint32_t id, struct cursor q) {
     if (type == SHUTDOWN) { stopping = true; return; }
     if (type < STDIN || type > CREDIT) { fatal(p, "unknown frame type"); return; }
     struct command *c = find(p, id);
-    if (!c) return; /* it has ended, and the peer could not know yet */
+    if (!c) return; /* it has ended, but the peer does not know yet */
     if (type == STDIN) {
         if (held(&c->input) + q.left > STDIN_WINDOW) { fatal(p, "more stdin than the window allows"); return; }
         if (c->stdin_fd >= 0) {
             put_bytes(&c->input, q.p, q.left);
             feed(c);
-        } else if (q.left) { /* it has no stdin, or closed it: taken, and dropped */
+        } else if (q.left) { /* it has no stdin, or closed it: acknowledge and drop */
             frame(p, A_STDIN_ACK, id, 4);
             put(&p->out, q.left, 4);
         }
@@ -1008,14 +1010,14 @@ static void listen_to(struct peer *p) {
     if (!held(&p->in) && p->in.size > OUT_HIGH) drop(&p->in);
 }
 
-static int own(int fd) { /* out of the way of 0, 1, 2, and out of every command */
+static int own(int fd) { /* move above the standard streams, and close on exec */
     int copy = fcntl(fd, F_DUPFD_CLOEXEC, 16);
     if (copy < 0) die("a descriptor that was named is not open");
     close(fd);
     return copy;
 }
 
-/* ---- forwarding: ports in here that lead to unix sockets mounted from outside ------------------------------------- */
+/* ---- forwarding from ports in the box to unix sockets mounted from outside ---------------------------------------- */
 
 static void open_forward(int port, const char *path) {
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr = {htonl(INADDR_LOOPBACK)}};
@@ -1036,7 +1038,7 @@ static void accept_forward(struct forward *f) {
     int in = accept4(f->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK), out = -1;
     struct sockaddr_un at = {.sun_family = AF_UNIX};
     snprintf(at.sun_path, sizeof at.sun_path, "%s", f->path);
-    /* Never a connect that waits: who listens there may have no room, and commands fill it. */
+    /* Never block in connect: commands can fill the listener's backlog. */
     if (in >= 0 && relay_count < MAX_RELAYS && (out = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)) >= 0 &&
         !connect(out, (struct sockaddr *)&at, sizeof at)) {
         struct relay *r = calloc(1, sizeof *r);
@@ -1048,11 +1050,11 @@ static void accept_forward(struct forward *f) {
         relay_count++;
         return;
     }
-    shut(&in); /* nobody answers there, or there are too many: the caller sees its connection end */
+    shut(&in); /* no listener, or too many connections: close the caller's connection */
     shut(&out);
 }
 
-static bool move(struct relay *r) { /* pass on what can be; false when the relay is over */
+static bool move(struct relay *r) { /* pass on available bytes; false when the relay is finished */
     for (int i = 0; i < 2; i++) {
         struct buffer *b = &r->bytes[i];
         while (!r->over[i] && held(b) < READ_CHUNK) {
@@ -1089,7 +1091,7 @@ static size_t watch_relays(struct pollfd *set) {
     return n;
 }
 
-static void serve_relays(const struct pollfd *set) { /* in the order of watch_relays; new relays come after the loop */
+static void serve_relays(const struct pollfd *set) { /* in the order of watch_relays; new relays are added after the loop */
     struct relay *watched = relays;
     size_t n = 0;
     for (struct forward *f = forwards; f; f = f->next)
@@ -1113,12 +1115,12 @@ static void serve_relays(const struct pollfd *set) { /* in the order of watch_re
 #define DENY(name) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_##name, 0, 1), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM)
 #define MISSING(name) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_##name, 0, 1), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS)
 
-#define ARGUMENT(n) BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args) + 8 * (n)) /* its lower half */
+#define ARGUMENT(n) BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args) + 8 * (n)) /* the lower 32 bits */
 #define NO_SUID(name, mode) \
     BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_##name, 0, 4), ARGUMENT(mode), \
     BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, S_ISUID | S_ISGID, 0, 1), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM), \
     BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)
-#define NO_SUID_CREATED(name, flags, mode) /* what creates nothing has no mode, and anything in its place */ \
+#define NO_SUID_CREATED(name, flags, mode) /* without O_CREAT and O_TMPFILE, mode is undefined */ \
     BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_##name, 0, 6), ARGUMENT(flags), \
     BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, O_CREAT | (O_TMPFILE & ~O_DIRECTORY), 0, 3), ARGUMENT(mode), \
     BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, S_ISUID | S_ISGID, 0, 1), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM), \
@@ -1153,8 +1155,8 @@ static void install_seccomp(bool no_suid) {
 #else
 #error "boxagent knows x86_64 and aarch64"
 #endif
-    /* A deny list, on top of namespaces: what reaches kernel parts that no build or test needs, and has had holes.
-     * Foreign architectures (i386, x32) would pass a list of native numbers, so they are absent altogether. */
+    /* A deny list in addition to namespaces: system calls into kernel parts that builds and tests don't need and that have
+     * had vulnerabilities. Foreign architectures (i386, x32) would bypass a list of native numbers, so they are refused. */
     struct sock_filter filter[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, arch)),
         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, ARCH, 1, 0),
@@ -1171,14 +1173,14 @@ static void install_seccomp(bool no_suid) {
         DENY(open_by_handle_at), DENY(reboot), DENY(swapon), DENY(swapoff), DENY(acct),
         DENY(quotactl), DENY(settimeofday), DENY(clock_settime), DENY(clock_adjtime), DENY(adjtimex),
         DENY(sethostname), DENY(setdomainname), DENY(syslog),
-        MISSING(io_uring_setup), MISSING(io_uring_enter), MISSING(io_uring_register), /* it opens sockets, too */
+        MISSING(io_uring_setup), MISSING(io_uring_enter), MISSING(io_uring_register), /* io_uring can also open sockets */
         ONLY_KNOWN_SOCKETS,
         no_suid ? (struct sock_filter)BPF_STMT(BPF_JMP | BPF_JA, 0) : (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
 #if defined(__x86_64__)
         NO_SUID(chmod, 1), NO_SUID(creat, 1), NO_SUID(mknod, 1), NO_SUID_CREATED(open, 1, 2),
 #endif
         NO_SUID(fchmod, 1), NO_SUID(fchmodat, 2), NO_SUID(fchmodat2, 2), NO_SUID(mknodat, 2), NO_SUID_CREATED(openat, 2, 3),
-        MISSING(openat2), /* its mode is in memory, where no filter can look */
+        MISSING(openat2), /* its mode is in memory, which a filter can't read */
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
     };
     struct sock_fprog program = {sizeof filter / sizeof *filter, filter};
@@ -1188,19 +1190,19 @@ static void install_seccomp(bool no_suid) {
 
 #define FS_REFER (1ull << 13)
 #define FS_TRUNCATE (1ull << 14)
-#define WRITES 0x1ff2ull /* of ABI 1: write and remove files, remove directories, make anything */
+#define WRITES 0x1ff2ull /* ABI 1: write and remove files, remove directories, create any file type */
 
 static void allow_beneath(int ruleset, int fd, uint64_t access) {
     struct stat st;
     if (fstat(fd, &st)) die("landlock");
-    if (!S_ISDIR(st.st_mode)) access &= 2 | FS_TRUNCATE; /* of these, a file takes only writing and truncation */
+    if (!S_ISDIR(st.st_mode)) access &= 2 | FS_TRUNCATE; /* for a file, only writing and truncation apply */
     struct landlock_path_beneath_attr rule = {.allowed_access = access, .parent_fd = fd};
     if (syscall(SYS_landlock_add_rule, ruleset, LANDLOCK_RULE_PATH_BENEATH, &rule, 0)) die("landlock rule");
 }
 
 static void install_landlock(char **rw, int count) {
     long abi = syscall(SYS_landlock_create_ruleset, NULL, 0, LANDLOCK_CREATE_RULESET_VERSION);
-    if (abi < 2) return; /* absent, or so old that it forbids every rename across directories */
+    if (abi < 2) return; /* not supported, or ABI 1, which forbids all renames across directories */
     landlock_abi = (uint32_t)abi;
     struct { uint64_t fs, net, scoped; } attr = {WRITES | FS_REFER | (abi >= 3 ? FS_TRUNCATE : 0), 0, abi >= 6 ? 3 : 0};
     int ruleset = (int)syscall(SYS_landlock_create_ruleset, &attr, abi >= 6 ? 24 : abi >= 4 ? 16 : 8, 0);
@@ -1211,14 +1213,14 @@ static void install_landlock(char **rw, int count) {
         allow_beneath(ruleset, fd, attr.fs);
         close(fd);
     }
-    if (cgroup_fd >= 0) allow_beneath(ruleset, cgroup_fd, attr.fs); /* reached by this descriptor alone */
+    if (cgroup_fd >= 0) allow_beneath(ruleset, cgroup_fd, attr.fs); /* accessible only through this descriptor */
     if (syscall(SYS_landlock_restrict_self, ruleset, 0)) die("landlock");
     close(ruleset);
     features |= F_LANDLOCK;
 }
 
 static void become(uid_t uid, gid_t gid) {
-    /* To start commands as another user, and to signal them. Where they share our uid they would inherit: keep none. */
+    /* Needed to start commands as another user and to signal them. Commands with our uid would inherit them: keep none. */
     uint32_t keep_caps = run_uid == uid ? 0 : 1u << CAP_SETUID | 1u << CAP_SETGID | 1u << CAP_KILL;
     for (int cap = 0, has; (has = prctl(PR_CAPBSET_READ, cap, 0, 0, 0)) >= 0; cap++)
         if (has && (cap > 31 || !(keep_caps >> cap & 1)) && prctl(PR_CAPBSET_DROP, cap, 0, 0, 0)) die("dropping a capability");
@@ -1237,17 +1239,18 @@ static void copy(int from, int to) {
         }
 }
 
-/* What is open as a file can be opened again in gVisor, by whoever may open the file, and the container's streams are
- * root's. Sockets can't be. So the agent has sockets, and who holds the streams is in no /proc that a command can see. */
+/* In gVisor, any process that may open a file can reopen another process's descriptor of it, and the container's streams
+ * belong to root. Sockets can't be reopened. So the agent uses sockets, and the processes that hold the streams are in no
+ * /proc that a command can see. */
 static void carry(int *rfd, int *wfd) {
     int stream[2], account[2];
     if (socketpair(AF_UNIX, SOCK_STREAM, 0, stream) || socketpair(AF_UNIX, SOCK_STREAM, 0, account)) die("socketpair");
     pid_t inwards = fork();
-    if (inwards == 0) { /* each holds its own ends alone: the end of the others must show */
+    if (inwards == 0) { /* each process holds only its own ends, so that end of file is visible */
         close(stream[1]), close(account[0]), close(account[1]), close(*wfd);
         set_caps(0);
         copy(*rfd, stream[0]);
-        shutdown(stream[0], SHUT_WR); /* the agent ends with its stream */
+        shutdown(stream[0], SHUT_WR); /* the agent exits when its stream ends */
         _exit(0);
     }
     pid_t said = fork();
@@ -1261,7 +1264,7 @@ static void carry(int *rfd, int *wfd) {
     pid_t agent = fork();
     if (agent < 0) die("fork");
     if (agent == 0) {
-        /* Read-only: it lacks what the engine had mounted over its own /proc, such as a read-only /proc/sys. */
+        /* Read-only, because this /proc lacks the engine's protective mounts, such as a read-only /proc/sys. */
         if (mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_RDONLY, NULL)) die("mounting /proc");
         close(*rfd), close(*wfd), close(stream[0]), close(account[0]);
         if (dup2(account[1], 2) < 0) die("dup2");
@@ -1286,7 +1289,7 @@ static void enter_userns(int fd) {
 
 /* ---- the loop ------------------------------------------------------------------------------------------------------ */
 
-static void end_everything(void) { /* as pid 1 of a namespace, our own end is everything's */
+static void end_everything(void) { /* if pid 1 of a namespace exits, the kernel kills all its processes */
     if (features & F_PID1) _exit(0);
     for (struct slot *s = slots; s; s = s->next) kill_slot(s);
     for (struct command *c = commands; c; c = c->next)
@@ -1319,7 +1322,7 @@ static void remove_ended_peers(void) {
         if (!p->ended) { at = &p->next; continue; }
         if (p == the_stream) end_everything();
         for (struct command *c = commands; c; c = c->next)
-            if (c->peer == p) { /* its client is gone: nobody would ever stop it */
+            if (c->peer == p) { /* its client has disconnected and can't stop it */
                 kill_tree(c, WHY_KILLED);
                 c->peer = NULL;
             }
@@ -1331,7 +1334,7 @@ static void remove_ended_peers(void) {
     }
 }
 
-static uint64_t expire(uint64_t now) { /* act on what is due; return when to look again */
+static uint64_t expire(uint64_t now) { /* handle expired deadlines; return the time of the next one */
     uint64_t next = UINT64_MAX;
     for (struct command *c = commands; c; c = c->next) {
         if (c->deadline && !c->reaped && !c->killing) {
@@ -1348,13 +1351,13 @@ static uint64_t expire(uint64_t now) { /* act on what is due; return when to loo
         if (c->killing && !c->told && now + 1000 < next) next = now + 1000;
     }
     if (listen_fd >= 0) {
-        bool busy = false; /* who connects and says nothing only asks whether we are there, which is no use */
+        bool busy = false; /* a peer that has sent nothing only tests whether we are running, which does not count */
         for (struct peer *p = peers; p; p = p->next) busy |= p->greeted;
         for (struct command *c = commands; c; c = c->next) busy |= !c->told;
         in_use_before |= busy;
         if (busy) idle_since = 0;
         else if (!idle_since) idle_since = now;
-        /* Whoever started us comes as soon as the machine lets it: the idle time is for what follows. */
+        /* On a busy machine, the first peer may take long to connect: the idle time applies after that. */
         uint64_t idle_us = in_use_before || ttl_us > FIRST_PEER_US ? ttl_us : FIRST_PEER_US;
         if (idle_since && now >= idle_since + idle_us) end_everything();
         if (idle_since && idle_since + idle_us < next) next = idle_since + idle_us;
@@ -1375,7 +1378,7 @@ static void serve(void) {
         for (struct peer *p = peers; p; p = p->next) flush(p);
         remove_ended_peers();
         if (stopping) end_everything();
-        uint64_t next = expire(now); /* last, since an end above may be what lets the idle time begin */
+        uint64_t next = expire(now); /* last, because a disconnect above may start the idle time */
 
         size_t n = 2 + 2 * relay_count;
         for (struct forward *f = forwards; f; f = f->next) n++;
@@ -1392,11 +1395,11 @@ static void serve(void) {
         size_t first_command = n;
         struct command *newest = commands;
         for (struct command *c = commands; c; c = c->next) {
-            bool ready = may_read(c); /* a descriptor of -1 is passed over by poll */
+            bool ready = may_read(c); /* poll ignores a descriptor of -1 */
             for (int i = 0; i < 2; i++)
                 set[n++] = (struct pollfd){ready && !(c->out[i].dry && !c->told) ? c->out[i].fd : -1, POLLIN, 0};
             set[n++] = (struct pollfd){held(&c->input) ? c->stdin_fd : -1, POLLOUT, 0};
-            /* Without a minder its end is heard anyway, with that of the child: to wake up for its start is for who asked. */
+            /* Without a minder, the child's end is noticed anyway: wake up for its start only if the peer requested that. */
             set[n++] = (struct pollfd){c->slot && !c->want_started && !c->pending ? -1 : c->report_fd, POLLIN, 0};
         }
         size_t first_relay = n;
@@ -1411,7 +1414,7 @@ static void serve(void) {
         if (set[1].revents) {
             int fd = accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC);
             if (fd >= 0) add_peer(fd, fd);
-            else if (errno == EMFILE || errno == ENFILE) poll(NULL, 0, 10); /* who knocks must wait; don't spin */
+            else if (errno == EMFILE || errno == ENFILE) poll(NULL, 0, 10); /* new peers must wait; don't spin */
         }
         serve_relays(set + first_relay);
         n = first_command;
@@ -1422,7 +1425,7 @@ static void serve(void) {
             if (set[n + 3].revents && c->report_fd >= 0) hear_report(c);
         }
         n = 2;
-        for (struct peer *p = peers; p && n < first_command; p = p->next) { /* a new peer is first, and has no entry yet */
+        for (struct peer *p = peers; p && n < first_command; p = p->next) { /* a new peer is first and has no entry yet */
             if (set[n].fd != p->rfd) continue;
             if (set[n].revents) listen_to(p);
             if (set[n + 1].revents & (POLLERR | POLLHUP | POLLNVAL)) p->ended = true;
@@ -1444,7 +1447,7 @@ static int unix_socket(const char *path, bool listening) {
     if (strlen(path) >= sizeof at.sun_path) errno = ENAMETOOLONG, die(path);
     strcpy(at.sun_path, path);
     if (fd < 0 || (listening ? bind : connect)(fd, (struct sockaddr *)&at, sizeof at)) die(path);
-    if (listening && (chmod(path, 0666) || listen(fd, 64))) die(path); /* who may reach it, its directory says */
+    if (listening && (chmod(path, 0666) || listen(fd, 64))) die(path); /* its directory decides who may connect */
     return fd;
 }
 
@@ -1482,7 +1485,7 @@ int main(int argc, char **argv) {
         errno = EINVAL, die("--carry needs --stream, and --tag needs --user");
     if (no_suid && !seccomp) errno = EINVAL, die("--no-suid needs --seccomp");
 
-    /* Nothing a command could read, trace or inherit: no dumps, no environment, no stray descriptors. */
+    /* Leave nothing that a command could read, trace or inherit: no dumps, no environment, no extra descriptors. */
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
     prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
@@ -1493,7 +1496,7 @@ int main(int argc, char **argv) {
     if (as_uid >= 0) become((uid_t)as_uid, (gid_t)as_gid);
     if (connect_to) rfd = wfd = unix_socket(connect_to, false);
     if (listen_on) listen_fd = unix_socket(listen_on, true);
-    guard_own_entry(); /* a change of ids resets it */
+    guard_own_entry(); /* changing ids resets the dumpable flag */
     bool same = rfd == wfd;
     if (rfd >= 0) rfd = own(rfd), wfd = same ? rfd : own(wfd);
     if (listen_fd >= 0) listen_fd = own(listen_fd), fcntl(listen_fd, F_SETFL, O_NONBLOCK);
@@ -1506,8 +1509,8 @@ int main(int argc, char **argv) {
     struct rlimit files;
     if (!getrlimit(RLIMIT_NOFILE, &files)) files.rlim_cur = files.rlim_max, setrlimit(RLIMIT_NOFILE, &files);
 
-    /* Who started us in the background ignores some signals; glibc's posix_spawn ignores one that no libc would let us
-       change. The kernel's structure is all zero for the default, on every machine. */
+    /* A process started in the background inherits ignored signals; glibc's posix_spawn ignores one that libc functions
+       can't change. The kernel's structure for the default action is all zero on every architecture. */
     static const unsigned long by_default[8];
     for (int sig = 1; sig <= 64; sig++) syscall(SYS_rt_sigaction, sig, by_default, NULL, (size_t)8);
     signal(SIGPIPE, SIG_IGN);
@@ -1515,7 +1518,7 @@ int main(int argc, char **argv) {
     sigemptyset(&set);
     for (const int *s = (const int[]){SIGCHLD, SIGTERM, SIGINT, SIGHUP, 0}; *s; s++) sigaddset(&set, *s);
     signal_fd = signalfd(-1, &set, SFD_NONBLOCK | SFD_CLOEXEC);
-    sigaddset(&set, SIGUSR1); /* for the minders, who must not die of one that comes before they are ready for it */
+    sigaddset(&set, SIGUSR1); /* for minders, which must not be killed by a signal that arrives before they handle it */
     sigaddset(&set, SIGUSR2);
     sigprocmask(SIG_SETMASK, &set, NULL);
     if (signal_fd < 0) die("signalfd");

@@ -1,27 +1,27 @@
-/* boxlaunch: what must happen outside, before bubblewrap, with the caller's privileges.
+/* boxlaunch: prepares cgroups, namespaces and mounts with the caller's privileges, and then runs bubblewrap.
  *
  *   boxlaunch [option...] -- COMMAND [ARG...]
  *     --join FILE              enter a cgroup: write our pid to its cgroup.procs
- *     --cgroup FD              go on in a child that is born in this cgroup v2 directory, and wait for it: entering by
- *                              --join takes the kernel up to 20 ms, being born there nothing
- *     --userns FD MAP GIDMAP   make a user namespace with these maps ("0 100000 1,1000 0 1": inside, outside, count),
- *                              in which no further one can be made and which can't use up the caller's inotify
+ *     --cgroup FD              continue in a child created in this cgroup v2 directory, and wait for it: entering with
+ *                              --join takes the kernel up to 20 ms, creating a child there takes no extra time
+ *     --userns FD MAP GIDMAP   create a user namespace with these maps ("0 100000 1,1000 0 1": inside, outside, count),
+ *                              in which no further one can be created and which can't use up the caller's inotify
  *                              instances and watches, and leave it open as descriptor FD for boxagent
  *     --idmap PATH UID GID TOUID TOGID
- *                              what UID and GID own beneath PATH is TOUID's and TOGID's from here on, both ways, so that
- *                              an unprivileged box can work in root's project, and what it writes is root's outside
- *     --overlay PATH BYTES     cover PATH by a throw-away copy-on-write layer in memory (BYTES: its size limit, 0 none)
+ *                              map the owners UID and GID beneath PATH to TOUID and TOGID, in both directions, so that
+ *                              an unprivileged box can work in root's project and the files it writes belong to root
+ *     --overlay PATH BYTES     cover PATH with a temporary copy-on-write layer in memory (BYTES: size limit, 0 for none)
  *     --layers PATH COUNT LOWER... UPPER WORK
- *                              cover PATH by COUNT directories, the first on top, with what is changed kept in UPPER
- *     --stage DIR              cover DIR by an empty directory in memory, for mounts of --pin
- *     --pin PATH AT            mount what is at PATH on AT, a new name in a staging directory; PATH leads through no
- *                              symbolic link, or the start fails. Whoever may write there can change where PATH leads
- *                              later, and not what is at AT
+ *                              cover PATH with COUNT layered directories, the first on top, and store changes in UPPER
+ *     --stage DIR              cover DIR with an empty directory in memory, for mounts of --pin
+ *     --pin PATH AT            mount PATH on AT, a new name in a staging directory; fail if PATH contains a symbolic
+ *                              link. A process that can write to PATH's parents can later change what PATH refers to,
+ *                              but not what is mounted at AT
  *     --version
  *
- * All mounts are in a mount namespace of our own: nothing shows outside it, and nothing is left when the box ends. Those of
- * --idmap, --overlay and --layers are laid over PATH itself. Options act in the order given. As an ordinary user --overlay,
- * --layers, --stage and --pin work in a user namespace of our own; --userns and --idmap are for root.
+ * All mounts are made in a new mount namespace: they are invisible outside it and disappear when the box ends. --idmap,
+ * --overlay and --layers mount over PATH itself. Options are applied in the order given. For an ordinary user, --overlay,
+ * --layers, --stage and --pin work in a new user namespace; --userns and --idmap require root.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -47,7 +47,7 @@
 #define SYS_openat2 437
 #endif
 
-enum { PROTOCOL = 1 }; /* the two programs are built together, and say so */
+enum { PROTOCOL = 1 }; /* must match boxagent's: the two programs are built together */
 
 static _Noreturn void die(const char *what, const char *of) {
     dprintf(2, "boxlaunch: %s %s: %s\n", what, of, strerror(errno));
@@ -60,7 +60,7 @@ static void write_file(const char *path, const char *text) {
     close(fd);
 }
 
-static void write_map(pid_t pid, const char *name, const char *map) { /* commas become lines */
+static void write_map(pid_t pid, const char *name, const char *map) { /* commas become newlines */
     char path[64], lines[256];
     snprintf(path, sizeof path, "/proc/%d/%s", pid, name);
     snprintf(lines, sizeof lines, "%s", map);
@@ -84,8 +84,9 @@ static void quarter(const char *path, char *text, size_t size) {
     snprintf(text, size, "%ld", strtol(text, NULL, 10) / 4);
 }
 
-/* A user namespace with these maps, held open. It takes a process inside it for a moment, since maps are written to one.
- * With `seal`, it is limited, and no user namespace can be made within it: every other namespace needs one first. */
+/* Create a user namespace with these maps and return its descriptor. Maps are written through a process inside it, so this
+ * needs a short-lived child. With `seal`, its inotify use is limited and no user namespace can be created within it, and so
+ * no other namespace either, because those require one. */
 static int make_userns(const char *uids, const char *gids, bool seal) {
     int go[2], status;
     char byte, path[64], limits[SHARED][32];
@@ -108,11 +109,11 @@ static int make_userns(const char *uids, const char *gids, bool seal) {
     if (fd < 0) die("opening", path);
     close(go[1]);
     close(go[0]);
-    if (waitpid((pid_t)pid, &status, 0) != pid || status) _exit(125); /* the child has said why */
+    if (waitpid((pid_t)pid, &status, 0) != pid || status) _exit(125); /* the child has printed the reason */
     return fd;
 }
 
-static void own_mounts(void) { /* once: a mount namespace whose changes nobody outside sees */
+static void own_mounts(void) { /* once: enter a mount namespace whose changes are invisible outside */
     static bool done;
     if (done) return;
     done = true;
@@ -135,7 +136,7 @@ static void go_on_in(int cgroup) {
     long pid = syscall(SYS_clone3, &a, sizeof a);
     if (pid < 0) die("starting in a cgroup", "");
     if (pid == 0) return;
-    syscall(SYS_close_range, 3, ~0u, 0); /* hold nothing open that its end should close */
+    syscall(SYS_close_range, 3, ~0u, 0); /* keep no descriptor open that should close when the child exits */
     int status;
     while (waitpid((pid_t)pid, &status, 0) < 0)
         if (errno != EINTR) _exit(125);
@@ -170,7 +171,7 @@ static void overlay(const char *path, const char *bytes) {
     struct stat owner;
     own_mounts();
     int tree = clone_tree(path);
-    if (fstat(tree, &owner)) die("stat", path); /* as seen through an idmapped mount, where there is one */
+    if (fstat(tree, &owner)) die("stat", path); /* as seen through an idmapped mount, if any */
     snprintf(options, sizeof options, "mode=0755,size=%s", bytes);
     if (mount("proofbox", path, "tmpfs", MS_NOSUID | MS_NODEV, strcmp(bytes, "0") ? options : "mode=0755")) die("tmpfs on", path);
     snprintf(lower, sizeof lower, "%s/lower", path);
@@ -179,7 +180,7 @@ static void overlay(const char *path, const char *bytes) {
     if (mkdir(lower, 0755) || mkdir(upper, owner.st_mode & 07777) || mkdir(work, 0755)) die("mkdir in", path);
     if (geteuid() == 0 && (chown(upper, owner.st_uid, owner.st_gid) || chmod(upper, owner.st_mode & 07777))) die("chown", upper);
     attach(tree, lower);
-    /* Options are separated by commas and layers by colons: work from inside, and no name of the caller's is in them. */
+    /* Commas separate options and colons separate layers: use relative names, so that the caller's paths are not in them. */
     if (chdir(path)) die("chdir", path);
     const char *layers = geteuid() ? "lowerdir=lower,upperdir=upper,workdir=work,userxattr"
                                    : "lowerdir=lower,upperdir=upper,workdir=work,volatile";
@@ -187,7 +188,7 @@ static void overlay(const char *path, const char *bytes) {
     if (chdir("/")) die("chdir", "/");
 }
 
-/* Options are separated by commas and layers by colons: the layers are named by their descriptors. */
+/* Commas separate options and colons separate layers, so name the layers by their descriptors. */
 static void add_layer(char *options, size_t size, const char *before, const char *path) {
     int fd = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) die("opening", path);
@@ -199,8 +200,8 @@ static void layers(const char *path, char **lower, unsigned count, const char *u
     char options[4096 + 16] = "redirect_dir=nofollow,metacopy=off,index=off";
     struct stat owner;
     own_mounts();
-    /* What is kept in UPPER is the workload's, as LOWER is through an idmapped mount. UPPER has none: the kernel works there
-     * as root, which such a mount would not know. */
+    /* Files in UPPER must belong to the workload's user, as LOWER's do through an idmapped mount. UPPER can't be idmapped:
+     * the kernel accesses it as root, which such a mount does not map. */
     if (stat(lower[0], &owner)) die("stat", lower[0]);
     if (geteuid() == 0 && chown(upper, owner.st_uid, owner.st_gid)) die("chown", upper);
     for (unsigned n = 0; n < count; n++) add_layer(options, 4096, n ? ":" : ",lowerdir=", lower[n]);
@@ -249,7 +250,7 @@ int main(int argc, char **argv) {
             i += 1;
         } else if (!strcmp(a[0], "--userns") && left >= 3) {
             int fd = make_userns(a[2], a[3], true), as = (int)number(a[1]);
-            if (dup2(fd, as) < 0) die("dup2", a[1]); /* stays open over exec */
+            if (dup2(fd, as) < 0) die("dup2", a[1]); /* stays open across exec */
             i += 3;
         } else if (!strcmp(a[0], "--idmap") && left >= 5) {
             idmap(a[1], number(a[2]), number(a[3]), number(a[4]), number(a[5]));

@@ -1,17 +1,17 @@
-/* boxrun: `proofbox` as a program in a box sees it. It asks the supervisor outside to run a command, and is its terminal.
+/* boxrun: the `proofbox` program inside a box. It asks the supervisor outside to run a command, and connects its streams.
  *
  *   proofbox run [-n] [--] COMMAND [ARG...]        -n: the command's stdin is empty
  *   proofbox mcp proxy [--] COMMAND [ARG...]       COMMAND is an MCP server on stdin and stdout
  *   proofbox --version
  *
- * The supervisor listens at PROOFBOX_FUNNEL, or where it always does. It starts the command, and keeps the record; this
- * program carries bytes. What it says is not believed, so that it checks nothing on anyone's behalf.
+ * The supervisor listens at the path in PROOFBOX_FUNNEL, or at its default path. It starts the command and keeps the record;
+ * this program only transfers bytes. The supervisor does not trust it, so it performs no checks.
  *
  * Frames both ways: u8 type, u32 length (most significant byte first), payload.
- *   to the supervisor    Q the request: strings, each ended by NUL: version, mode, cwd, argc, argv..., environment...
- *                        I stdin      E its end      S u8 signal
- *   from it              O stdout      R stderr      C u32 how much more stdin it takes      X u8 exit code, the last frame
- *                        F u8 exit code and a message: the command did not run, or not to its end; the last frame
+ *   to the supervisor    Q request: NUL-terminated strings: version, mode, cwd, argc, argv..., environment...
+ *                        I stdin      E end of stdin      S u8 signal
+ *   from the supervisor  O stdout      R stderr      C u32 stdin credit in bytes      X u8 exit code, the last frame
+ *                        F u8 exit code and a message: the command did not run or did not finish; the last frame
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -57,7 +57,7 @@ static void send_all(const void *data, size_t size) {
     for (const char *at = data; size;) {
         ssize_t sent = send(sock, at, size, MSG_NOSIGNAL);
         if (sent < 0 && errno == EINTR) continue;
-        if (sent < 0) return; /* it has ended the call: what it had to say is still to be read */
+        if (sent < 0) return; /* the supervisor has closed its end; its last frames can still be read */
         at += sent;
         size -= (size_t)sent;
     }
@@ -99,7 +99,7 @@ static void send_request(const char *mode, char **argv) {
     send_frame('Q', request, used);
 }
 
-/* A stream that is closed must not become our socket: what can be neither read nor written takes its place. */
+/* Our socket must not get the number of a closed standard stream: open a directory, which can't be read or written, instead. */
 static void fill_closed_streams(void) {
     int fd;
     do fd = open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -119,7 +119,7 @@ static void reach_supervisor(void) {
 
 static void on_signal(int signo) { came[signo] = 1; }
 
-/* Signals arrive only while we wait. One that was ignored when we began stays so: somebody wanted that (nohup). */
+/* Signals are delivered only while we wait. A signal that was ignored at the start (as by nohup) stays ignored. */
 static sigset_t catch_signals(void) {
     sigset_t caught, before;
     struct sigaction old, ours = {.sa_handler = on_signal};
@@ -144,7 +144,7 @@ static void pass_signals_on(void) {
 }
 
 static unsigned char in[HEADER + MAX_FRAME];
-static size_t have, shown; /* of `in`: what has come, and how much of a frame with output has been written */
+static size_t have, shown; /* bytes in `in`, and how many of its output frame have been written */
 
 static bool output_waits(void) { return have >= HEADER && have >= HEADER + number(in + 1) && (in[0] == 'O' || in[0] == 'R'); }
 
@@ -156,14 +156,14 @@ static void drop_frame(void) {
 }
 
 static void write_output(int fd) {
-    size_t left = number(in + 1) - shown, most = left < PIPE_BUF ? left : PIPE_BUF; /* so much never blocks once there is room */
+    size_t left = number(in + 1) - shown, most = left < PIPE_BUF ? left : PIPE_BUF; /* never blocks once there is room */
     ssize_t wrote = write(fd, in + HEADER + shown, most);
-    if (wrote < 0 && errno != EAGAIN && errno != EINTR) fail(fd == 1 ? "stdout" : "stderr", strerror(errno)); /* and the command ends */
+    if (wrote < 0 && errno != EAGAIN && errno != EINTR) fail(fd == 1 ? "stdout" : "stderr", strerror(errno)); /* ends the command */
     if (wrote > 0) shown += (size_t)wrote;
     if (shown == number(in + 1)) drop_frame();
 }
 
-/* Every whole frame but output, which waits for its reader. */
+/* Process all complete frames except output, which waits until it can be written. */
 static void take_frames(size_t *credit) {
     while (have >= HEADER) {
         uint32_t size = number(in + 1);

@@ -1,12 +1,12 @@
-/* treestat: which files are not what they were, by their times alone. For the workspace's scans: Python takes twice as
- * long for what a system call takes, and can't do two at once.
+/* treestat: finds changed files by their metadata, for the workspace's scans. In Python, each system call takes twice as
+ * long, and two can't run in parallel.
  *
  *   treestat ROOTFD <questions >answers
  *
- * A question is about a directory: a head, its path from ROOTFD with a NUL, its file names each with a NUL, and for each of
- * them a record as workspace/tree.py packs it. An answer is for a directory that something is different of: its number, what
- * to do (LOOK at the files whose numbers follow, LIST it anew, or it is GONE), and how many numbers follow. Both are in this
- * machine's byte order. Questions are a file, to be mapped. Nothing is opened but directories, and none by a symbolic link.
+ * A question describes a directory: a head, its path from ROOTFD with a NUL, its file names each with a NUL, and for each
+ * name a record as packed by the workspace's scanner. An answer is given only for a changed directory: its number, the action
+ * (LOOK at the files whose numbers follow, LIST it again, or it is GONE), and the count of numbers. Both use the machine's
+ * byte order. The questions are a file, which is mapped. Only directories are opened, and never through a symbolic link.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -34,7 +34,7 @@ struct __attribute__((packed)) record {
     uint64_t ino;
 };
 
-/* The lower 64 bits, as workspace/tree.py keeps them: a file may be of the year 2400. */
+/* The lower 64 bits, as the workspace's scanner stores them: a file's time may be in the year 2400. */
 static int64_t ns(struct timespec t) { return (int64_t)((uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec); }
 
 static void answer(uint32_t number, uint32_t what, const uint32_t *look, uint32_t count) {

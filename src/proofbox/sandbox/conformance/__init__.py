@@ -1,13 +1,13 @@
-"""The conformance suite: whether a provider does what it says, found out by trying, on this machine.
+"""The conformance suite: checks on this machine that a provider really enforces what it claims.
 
-Every provider passes the same checks. A check that asks for something the provider does not claim is
-`not_applicable`, with the provider's own reason; the claim, not the provider's name, decides. That it then refuses to
-be asked for it is itself checked (`policy.refusals`).
+Every provider runs the same checks. A check of something that the provider does not claim to enforce is
+`not_applicable`, with the reason the provider gives; the claim, not the provider's name, decides. Another check
+(`policy.refusals`) tests that the provider refuses such policies.
 
     report = run_conformance("bubblewrap")
     report.ok, [result.detail for result in report.of("failed")]
 
-The checks start boxes, attack them from inside, and use the network on 127.0.0.1 alone. They leave nothing behind.
+The checks start boxes, attack them from inside, and use the network only on 127.0.0.1. They clean up after themselves.
 """
 
 from __future__ import annotations
@@ -82,16 +82,16 @@ def run_conformance(
     on_result: Callable[[CheckResult], None] | None = None,
     settings: Settings | None = None,
 ) -> Report:
-    """Check a provider by name; `only` names checks or whole subjects, `settings` an image or a runtime to check with.
+    """Check a provider by name; `only` selects checks or whole subjects, `settings` the image or runtime to check with.
 
-    Raises `UsageError` for a check that does not exist and `ProviderUnknown` for such a provider. Whatever goes wrong
-    in a check is in its result. It changes the environment of this process while it runs (see `own_directories`).
+    Raises `UsageError` for an unknown check and `ProviderUnknown` for an unknown provider. Errors inside a check are
+    recorded in its result. Changes this process's environment while it runs (see `own_directories`).
     """
     known = {name for check in CHECKS for name in (check.name, check.subject)}
     unknown = sorted(set(only or ()) - known)
     if unknown:
         raise UsageError(
-            f"there is no check {unknown[0]!r}", op="conformance", fix_hints=[f"known: {', '.join(sorted(known))}"]
+            f"unknown check {unknown[0]!r}", op="conformance", fix_hints=[f"known: {', '.join(sorted(known))}"]
         )
     chosen = provider_named(provider)
     enforcement = chosen.enforcement(Policy(runtime=settings.runtime if settings is not None else None))
@@ -114,16 +114,16 @@ def _run(check: ProviderCheck, provider: Provider, enforcement: Enforcement) -> 
     try:
         context = CheckContext(provider, enforcement)
     except OSError as error:
-        return CheckResult(check.name, check.subject, "not_checked", f"no place to work in: {error}")
-    # In a thread, so that a box that hangs its client hangs neither us nor the checks after it.
+        return CheckResult(check.name, check.subject, "not_checked", f"cannot create the check's directories: {error}")
+    # Run in a thread, so that a box that hangs its client blocks neither the caller nor the remaining checks.
     outcome: Outcome = "failed"
-    detail = f"still under way after {check.seconds:g} s"
+    detail = f"still running after {check.seconds:g} s"
     finished = _bounded(lambda: _attempt(check, context), check.seconds)
     if finished is not None:
         outcome, detail = finished
     problems = _bounded(context.close, LIMIT)
     if problems is None:
-        problems = [f"the boxes could not be ended in {LIMIT:g} s"]
+        problems = [f"the boxes could not be stopped within {LIMIT:g} s"]
     if problems:
         outcome, detail = "failed", "; ".join([*([detail] if detail else []), *problems])
     return CheckResult(check.name, check.subject, outcome, detail, round((time.monotonic() - began) * 1000, 1))
@@ -138,7 +138,7 @@ def _attempt(check: ProviderCheck, context: CheckContext) -> tuple[Outcome, str]
         return "not_applicable", str(error)
     except NotChecked as error:
         return "not_checked", str(error)
-    except IdmapUnsupported as error:  # about where the checks' own projects are, not about the provider
+    except IdmapUnsupported as error:  # concerns the checks' own directories, not the provider
         return "not_checked", f"{error.message}; set TMPDIR to a directory on another file system"
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)
@@ -149,9 +149,9 @@ def _attempt(check: ProviderCheck, context: CheckContext) -> tuple[Outcome, str]
 
 
 def _bounded(work: Callable[[], T], seconds: float) -> T | None:
-    """What it gave, or None when it took too long; the thread is then left to itself, and ends with its boxes."""
-    given: list[T] = []
-    thread = threading.Thread(target=lambda: given.append(work()), name="proofbox-conformance", daemon=True)
+    """Return the result of `work`, or None on timeout; the abandoned thread then ends with its boxes."""
+    results: list[T] = []
+    thread = threading.Thread(target=lambda: results.append(work()), name="proofbox-conformance", daemon=True)
     thread.start()
     thread.join(seconds)
-    return given[0] if given else None
+    return results[0] if results else None

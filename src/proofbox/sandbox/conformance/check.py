@@ -1,9 +1,8 @@
-"""What a check is, what it needs, and what may come of it.
+"""Checks, the claims that they require, and their outcomes.
 
-A check is a plain function over a `CheckContext`. It returns when the provider kept its word, and raises otherwise:
-`Failed` by way of `expect`, `NotApplicable` when the provider never gave that word, `NotChecked` when this machine or
-this box lacks what is needed to find out. Any other exception is a failure too: an error that was not expected is a
-finding.
+A check is a plain function that takes a `CheckContext`. It returns if the provider behaves as claimed and raises
+otherwise: `Failed` (through `expect`) if it does not, `NotApplicable` if the provider makes no such claim, `NotChecked`
+if this machine or this box lacks what the check needs. Any other exception also counts as a failure.
 """
 
 from __future__ import annotations
@@ -25,21 +24,21 @@ SCHEMA = "proofbox.conformance/1"
 
 
 class Failed(Exception):
-    """The provider did not keep its word; the message says what was seen."""
+    """The provider does not behave as claimed; the message says what was observed."""
 
 
 class NotApplicable(Exception):
-    """The provider does not say that it does this; the message is its own reason."""
+    """The provider does not claim to do this; the message gives its reason."""
 
 
 class NotChecked(Exception):
-    """It could not be found out here; the message says what was missing."""
+    """The check could not be run here; the message says what was missing."""
 
 
 class Need(msgspec.Struct, frozen=True):
-    """What a provider must say it enforces for a check to mean anything.
+    """A claim that a provider must make for a check to apply.
 
-    `gap` is the name it has in `Enforcement.gaps`.
+    `gap` is the key of the claim in `Enforcement.gaps`.
     """
 
     gap: str
@@ -55,8 +54,8 @@ class Need(msgspec.Struct, frozen=True):
 NOTHING = Need("anything", lambda _: True)
 NETWORK = Need("network none", lambda e: e.network_none)
 FILESYSTEM = Need("filesystem", lambda e: e.filesystem)
-# There is no claim of its own for processes: whatever hides the host's files hides its processes too, or it would not
-# hide the files (/proc/PID/root), so that the same word is held against it.
+# Hiding the host's processes is not a separate claim: a visible process would expose the host's files through
+# /proc/PID/root, so a provider that claims to hide the files must hide the processes as well.
 PROCESSES = FILESYSTEM
 READ_ONLY = Need("access ro", lambda e: e.access_ro)
 OVERLAY = Need("access overlay", lambda e: e.access_overlay)
@@ -72,30 +71,30 @@ AGENT_HIDDEN = Need("agent hidden", lambda e: e.agent_hidden)
 
 
 class ProviderCheck(msgspec.Struct, frozen=True):
-    """One thing that is checked of every provider."""
+    """One check, which every provider runs."""
 
     name: str
     subject: str
     needs: Need
     run: Callable[[CheckContext], None]
     seconds: float = LIMIT
-    """The check is given up after this long, as failed: it never hangs its caller."""
+    """Time limit; a check that exceeds it has failed, so that it never hangs its caller."""
 
 
 class CheckResult(msgspec.Struct, frozen=True):
     check: str
     """SUBJECT.NAME, such as `network.tcp`."""
     subject: str
-    """What kind of promise it is about."""
+    """The kind of claim that the check tests, such as `network`."""
     outcome: Outcome
-    """`not_applicable`: nobody promised it. `not_checked`: it could not be found out here."""
+    """`not_applicable`: the provider does not claim it. `not_checked`: the check could not be run here."""
     detail: str = ""
-    """What was seen when it failed; else why it does not apply or could not be checked."""
+    """What was observed on failure; otherwise why the check does not apply or could not be run."""
     duration_ms: float = 0.0
 
 
 class Measured:
-    """A report of results, whatever was checked."""
+    """The results of a set of checks; base class of reports."""
 
     __slots__ = ()
     results: tuple[CheckResult, ...]
@@ -110,7 +109,7 @@ class Measured:
 
 @stored(SCHEMA, at="STATE/doctor.json, of each provider")
 class Report(Measured, msgspec.Struct, frozen=True):
-    """What was measured of one provider, on this machine, as this user. JSON-ready by `msgspec.to_builtins`."""
+    """Measured behaviour of one provider, on this machine, as this user. `msgspec.to_builtins` makes it JSON-ready."""
 
     provider: str
     isolation: Isolation
@@ -121,7 +120,7 @@ class Report(Measured, msgspec.Struct, frozen=True):
 
 
 class ProviderChecks:
-    """The checks of one module, gathered as they are defined."""
+    """The checks of one module, collected as they are defined."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -130,7 +129,7 @@ class ProviderChecks:
     def check(
         self, needs: Need = NOTHING, *, seconds: float = LIMIT
     ) -> Callable[[Callable[[CheckContext], None]], Callable[[CheckContext], None]]:
-        """The function's name is the check's name, its docstring is for the reader."""
+        """Return a decorator that adds a function as a check, named after the function."""
 
         def add(run: Callable[[CheckContext], None]) -> Callable[[CheckContext], None]:
             self.add(run.__name__.replace("_", "-"), needs, run, seconds=seconds)

@@ -1,7 +1,7 @@
-"""What a check works with: a project of its own, boxes over it that are gone afterwards, and eyes on the host.
+"""The context of one check: a temporary project, boxes that use it, and functions that inspect the host.
 
-Scripts are for a plain `sh`, so that a box with nothing but busybox can be checked. What takes system calls or
-sockets is in `probing.py`, for whichever interpreter the box has.
+Scripts use only plain `sh`, so that a box that has only busybox can be checked. Attacks that need system calls or
+sockets are in `probing.py`, written for any interpreter that the box may have.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from proofbox.sandbox.host import cgroups
 from proofbox.sandbox.service import Sandboxes, Session
 
 E = TypeVar("E", bound=ProofboxError)
-PATIENCE = 30.0  # a busy machine is no finding
+PATIENCE = 30.0  # long enough that a busy machine does not fail a check
 _DIRECTORIES = ("XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")
 
 
 class CheckContext:
-    """One check's own world.
+    """The directories, boxes and helper processes of one check.
 
-    Everything it makes lies beneath `scratch` and bears `marker` in its name or its arguments.
+    Every file that the check creates is beneath `scratch`; every process that it starts has `marker` in its arguments.
     """
 
     def __init__(self, provider: Provider, enforcement: Enforcement) -> None:
@@ -47,18 +47,18 @@ class CheckContext:
         self.project = self.scratch / "project"
         self.outside = self.scratch / "outside"
         self._exit = contextlib.ExitStack()
-        # Open to everyone on purpose: what hides `outside` must be the box, not a mode.
+        # World-readable on purpose: the box must hide `outside`, not its mode.
         for directory in (self.scratch, self.project, self.outside):
             directory.mkdir()
             directory.chmod(0o755)
         self._sessions: list[Session] = []
-        self._settings = load(self.project)  # now: a check may point the configuration elsewhere
+        self._settings = load(self.project)  # loaded now, because a check may redirect the configuration
         self.boxes = self.over(self.project)
 
     # Boxes
 
     def over(self, project: Path) -> Sandboxes:
-        """A service over another project than the usual one."""
+        """Return a service for another project than the check's own."""
         return self._exit.enter_context(Sandboxes(project, settings=self._settings))
 
     def session(self, boxes: Sandboxes | None = None, **policy: Unpack[PolicyOptions]) -> Session:
@@ -67,12 +67,12 @@ class CheckContext:
         return session
 
     def sh(self, session: Session, script: str, *args: str, **options: Unpack[ExecOptions]) -> ExecResult:
-        """Run a script by the box's shell, with our marker as its $0, so that it can be found on the host."""
+        """Run a script with the box's shell, with the marker as its $0 so that it can be found on the host."""
         options.setdefault("timeout", PATIENCE)
         return session.exec(["sh", "-c", script, self.marker, *args], **options)
 
     def once(self, script: str, *args: str, **policy: Unpack[PolicyOptions]) -> ExecResult:
-        """The same in a box of its own."""
+        """Run a script in a new box and stop the box."""
         session = self.session(**policy)
         try:
             return self.sh(session, script, *args)
@@ -84,29 +84,29 @@ class CheckContext:
         expect(result.stdout == "alive\n", f"the session answered {result.stdout!r}, exit {result.exit_code}")
 
     def fence(self, session: Session) -> None:
-        """Before an attack: that there is a box at all. Without one it would be this machine that is attacked."""
+        """Fail unless the box hides the host; call this before an attack, which would otherwise hit this machine."""
         secret, text = self.secret("fence")
         with self.host_process():
             script = 'cat "$1"; for p in /proc/[0-9]*; do tr "\\0" " " < $p/cmdline; echo; done'
             seen = self.sh(session, f"({script}) 2>/dev/null", str(secret)).stdout
         if text in seen or f"{self.marker}-host" in seen:
-            raise Failed("files or processes of the host can be seen from inside: nothing was attacked")
+            raise Failed("files or processes of the host are visible in the box; the attack was not attempted")
 
     def refused(self, kind: type[E], what: str, attempt: Callable[..., object], *args: Any, **options: Any) -> E:
-        """The attempt must raise this error, and say something in it."""
+        """Expect that the attempt raises this error with a message, and return the error."""
         try:
             attempt(*args, **options)
         except kind as error:
-            expect(error.message, f"{what}: the {error.code} says nothing")
+            expect(error.message, f"{what}: {error.code} has no message")
             return error
         except ProofboxError as error:
             raise Failed(f"{what}: {error.code} ({error.message}) instead of {kind.code}") from None
-        raise Failed(f"{what}: was not refused with {kind.code}")
+        raise Failed(f"{what}: not refused with {kind.code}")
 
     # The host
 
     def secret(self, name: str = "secret", mode: int = 0o644) -> tuple[Path, str]:
-        """A file outside the project, and the text in it that must not come out of a box."""
+        """Create a file outside the project; return its path and its text, which no box may read."""
         text = f"kept-{secrets.token_hex(12)}"
         path = self.outside / name
         path.write_text(text + "\n")
@@ -115,7 +115,7 @@ class CheckContext:
 
     @contextlib.contextmanager
     def host_process(self, env: dict[str, str] | None = None) -> Iterator[int]:
-        """A process of the host that a box must not see; found by the marker and `-host` in its arguments."""
+        """Run a process on the host that a box must not see; its arguments contain the marker followed by `-host`."""
         process = subprocess.Popen(
             ["sh", "-c", "read -r _", f"{self.marker}-host"],
             stdin=subprocess.PIPE,
@@ -130,31 +130,29 @@ class CheckContext:
             process.communicate()
 
     def close(self) -> list[str]:
-        """End everything the check made; what had to be ended by force, or could not be removed."""
+        """Stop and remove everything that the check created; return what was left running or could not be removed."""
         problems: list[str] = []
         for session in self._sessions:
-            with contextlib.suppress(Exception):  # a check that breaks a session has said so itself
+            with contextlib.suppress(Exception):  # a check that breaks a session has already reported it
                 session.stop()
         with contextlib.suppress(Exception):
             self._exit.close()
         for pid in settled(lambda: processes_with(self.marker)):
-            problems.append(f"left running: {pid} {command_line(pid)[:200]}")
+            problems.append(f"still running: {pid} {command_line(pid)[:200]}")
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         problems += [f"left behind: {path}" for path in settled(left_groups)]
-        problems += [
-            f"could not be removed: {self.scratch / left.path}: {left.reason}" for left in remove_tree(self.scratch)
-        ]
+        problems += [f"cannot remove {self.scratch / left.path}: {left.reason}" for left in remove_tree(self.scratch)]
         return problems
 
 
 @contextlib.contextmanager
 def own_directories(settings: Settings) -> Iterator[None]:
-    """State, cache and configuration elsewhere, so that the user's own sessions and settings are left alone.
+    """Use temporary state, cache and configuration directories instead of the user's own.
 
-    The settings to check with are the configuration there: other processes that a check starts find them too.
+    `settings` become the configuration in these directories, so that processes started by a check use them as well.
 
-    It changes this process's environment while it lasts: nothing else may use proofbox in it meanwhile.
+    This changes the environment of the whole process: nothing else in it may use proofbox in the meantime.
     """
     with (
         tempfile.TemporaryDirectory(prefix="proofbox-conformance-state-") as directory,
@@ -166,7 +164,7 @@ def own_directories(settings: Settings) -> Iterator[None]:
 
 @contextlib.contextmanager
 def with_environment(**variables: str) -> Iterator[None]:
-    """This process's environment with these, for a while."""
+    """Set these variables in this process's environment, and restore it at the end."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -180,7 +178,7 @@ def with_environment(**variables: str) -> Iterator[None]:
 
 
 def processes_with(marker: str) -> list[int]:
-    """The living processes of this machine whose arguments hold this text."""
+    """Return the running processes of this machine whose arguments contain this text."""
     found = []
     for entry in os.listdir("/proc"):
         if entry.isdigit() and int(entry) != os.getpid() and marker in command_line(int(entry)):
@@ -189,12 +187,12 @@ def processes_with(marker: str) -> list[int]:
 
 
 def commands_of(marker: str) -> list[int]:
-    """Those that have it as an argument of its own: what we started in a box, and not what carries the box."""
+    """Return the processes that have the marker as a whole argument: commands in a box, not what runs the box."""
     return [pid for pid in processes_with(marker) if marker in command_line(pid).split(" ")]
 
 
 def command_line(pid: int) -> str:
-    """Empty for a zombie, and for one that is gone."""
+    """Return the command line of a process; empty if it is a zombie or has ended."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
     return ""
@@ -202,13 +200,13 @@ def command_line(pid: int) -> str:
 
 def parent(pid: int) -> int:
     with contextlib.suppress(OSError, ValueError):
-        # "pid (name) state ppid …", where the name may hold anything.
+        # "pid (name) state ppid …", where the name may contain any character.
         return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
     return 0
 
 
 def left_groups() -> list[str]:
-    """Control groups that this process made and that are still there."""
+    """Return the control groups that this process created and that still exist."""
     tree, found = cgroups.tree(), []
     for home in {*tree.v1.values(), *([tree.unified] if tree.unified else [])}:
         with contextlib.suppress(OSError):
@@ -219,9 +217,9 @@ def left_groups() -> list[str]:
 T = TypeVar("T")
 
 
-def settled(look: Callable[[], list[T]], seconds: float = 10.0) -> list[T]:
-    """What is still there after a while: dying takes a moment, and that is no finding."""
+def settled(find: Callable[[], list[T]], seconds: float = 10.0) -> list[T]:
+    """Call `find` until it returns nothing or the time is up; return its last result. Processes take time to die."""
     end = time.monotonic() + seconds
-    while (found := look()) and time.monotonic() < end:
+    while (found := find()) and time.monotonic() < end:
         time.sleep(0.02)
     return found

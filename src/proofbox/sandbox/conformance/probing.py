@@ -1,6 +1,7 @@
-"""Attacks that a shell can't make: system calls and sockets, by whichever interpreter the box has.
+"""Attacks that a shell cannot make: system calls and sockets, through python3 or perl in the box.
 
-Debian's boxes always have perl, many have python3, one of busybox has neither: then the checks that need one say so.
+Debian boxes always have perl and often python3. In a box with neither, such as busybox, the checks that need one are
+`not_checked`.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from proofbox.sandbox.conformance.check import Failed, NotChecked
 from proofbox.sandbox.conformance.context import PATIENCE, CheckContext
 from proofbox.sandbox.service import Session
 
-# Each argument is one call: a label, the number, then integers, `s:text` for a string, `$` for the last call's answer.
-# Each prints: label, what the kernel answered, errno.
+# Each argument is one call: a label, the number, then integers, `s:text` for a string, `$` for the last call's result.
+# Each call prints its label, result and errno.
 _SYSCALL = {
     "python3": """
 import ctypes, sys
@@ -48,7 +49,7 @@ for my $call (@ARGV) {
 """,
 }
 
-# Each argument is a way out: tcp=PORT, udp=PORT (of 127.0.0.1), abstract=NAME, path=PATH, name=HOSTNAME.
+# Each argument is a destination: tcp=PORT, udp=PORT (of 127.0.0.1), abstract=NAME, path=PATH, name=HOSTNAME.
 _CONNECT = {
     "python3": """
 import socket, sys
@@ -134,52 +135,52 @@ _NUMBERS = {
 
 
 class SystemCalls:
-    """The system calls of the box's machine, made by a process inside it."""
+    """Makes system calls from a process inside the box."""
 
     def __init__(self, context: CheckContext, session: Session) -> None:
         self._session = session
         self._program = _interpreter(context, session, _SYSCALL)
         machine = context.sh(session, "uname -m").stdout.strip()
         if machine not in _NUMBERS:
-            raise NotChecked(f"the numbers of system calls on {machine} are not known here")
+            raise NotChecked(f"system call numbers for {machine} are not known")
         self._numbers = _NUMBERS[machine]
 
     def allowed(self, *calls: Sequence[object]) -> list[str]:
-        """Each is (label, name, argument…), by one process; the labels of those that the kernel carried out."""
+        """Make calls, each (label, name, argument…), from one process; return the labels of those that succeeded."""
         known = [("control", "getppid"), *(call for call in calls if call[1] in self._numbers)]
         words = [",".join([str(call[0]), str(self._numbers[str(call[1])]), *map(_word, call[2:])]) for call in known]
         result = self._session.exec([*self._program, *words], timeout=PATIENCE)
         answers: dict[str, list[tuple[int, int]]] = {}
         for line in result.stdout.splitlines():
             label, value, error = line.rsplit(" ", 2)
-            # A clone answers twice, in parent and child.
+            # A clone returns twice, in parent and child.
             answers.setdefault(label, []).append((int(value), int(error)))
         missing = [str(call[0]) for call in known if call[0] not in answers]
         if missing:
-            raise Failed(f"{missing[0]} gave no answer; exit {result.exit_code}: {result.stderr[-300:]!r}")
+            raise Failed(f"{missing[0]} printed no result; exit {result.exit_code}: {result.stderr[-300:]!r}")
         if answers.pop("control")[0][0] < 0:
-            raise NotChecked("getppid failed, which never does: the numbers of system calls are others here")
-        return [label for label, given in answers.items() if any(value >= 0 for value, _ in given)]
+            raise NotChecked("getppid failed, which is impossible: the system call numbers do not match this kernel")
+        return [label for label, results in answers.items() if any(value >= 0 for value, _ in results)]
 
 
 def connect(context: CheckContext, session: Session, way: str) -> str:
-    """What came of a way out, as the process inside saw it."""
+    """Try to reach a destination from inside the box, and return the result that the process printed."""
     kind, _, to = way.partition("=")
     try:
         argv = [*_interpreter(context, session, _CONNECT), way]
     except NotChecked:
-        # This one busybox can do.
+        # Busybox can make a TCP connection.
         if kind != "tcp" or not context.sh(session, "command -v nc").stdout:
             raise
         argv = ["sh", "-c", 'nc -w 2 127.0.0.1 "$1" </dev/null && echo "tcp reached" || echo "tcp blocked"', "sh", to]
     result = session.exec(argv, timeout=PATIENCE)
     if not result.stdout.startswith(f"{kind} "):
-        raise Failed(f"the attempt {way} gave no answer; exit {result.exit_code}: {result.stderr[-300:]!r}")
+        raise Failed(f"connecting to {way} printed no result; exit {result.exit_code}: {result.stderr[-300:]!r}")
     return result.stdout.partition(" ")[2].strip()
 
 
 class Listener:
-    """Something on this host that a box may not reach: a socket, and whether anyone came."""
+    """A listening socket on this host that a box must not reach."""
 
     def __init__(self, family: socket.AddressFamily, kind: socket.SocketKind, address: object) -> None:
         self._socket = socket.socket(family, kind)
@@ -194,6 +195,7 @@ class Listener:
         return int(self._socket.getsockname()[1])
 
     def visited(self) -> bool:
+        """Return whether a connection or datagram has arrived."""
         with contextlib.suppress(TimeoutError):
             if self._stream:
                 self._socket.accept()[0].close()
@@ -213,7 +215,7 @@ class Listener:
 
 @contextlib.contextmanager
 def listeners(context: CheckContext) -> Iterator[dict[str, tuple[str, Listener]]]:
-    """One of each kind: kind → the way as `connect` writes it, and the listener."""
+    """Open one listener of each kind; yield kind → (destination for `connect`, listener)."""
     path = context.outside / "socket"
     tcp = Listener(socket.AF_INET, socket.SOCK_STREAM, ("127.0.0.1", 0))
     udp = Listener(socket.AF_INET, socket.SOCK_DGRAM, ("127.0.0.1", 0))
@@ -234,7 +236,7 @@ def _interpreter(context: CheckContext, session: Session, programs: dict[str, st
         found = context.sh(session, 'command -v "$1"', name).stdout.strip()
         if found:
             return [found, "-c" if name == "python3" else "-e", text]
-    raise NotChecked("the box has neither python3 nor perl, and a shell can't do this")
+    raise NotChecked("the box has neither python3 nor perl, and a shell cannot do this")
 
 
 def _word(value: object) -> str:

@@ -1,8 +1,8 @@
-"""The box agent, attacked from inside: by its memory, its descriptors, its environment, and by signals.
+"""Attacks on the box agent from inside the box: through its memory, descriptors and environment, and by signals.
 
-A command may at worst end its own session, which is then reported as lost; it may never take the agent over, hear what
-other commands do, or leave the caller waiting. Before any signal is sent, a process of the host is looked for from
-inside: where one can be seen, nothing is attacked.
+At worst, a command may end its own session, which is then reported as lost. It must never take over the agent, observe
+other commands, or leave the caller waiting. Before sending any signal, a check looks for a host process from inside
+the box; if it sees one, it does not attack.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ check = subject.check
 PTRACE_ATTACH = 16
 PTRACE_SEIZE = 0x4206
 
-# The agent is pid 1 or an ancestor, perhaps with a minder in between: all of them are attacked.
+# The agent is pid 1 or an ancestor, perhaps with a supervising process in between: all of them are attacked.
 _ANCESTORS = """
 ancestors() {
     echo 1
@@ -66,45 +66,45 @@ for p in $(ancestors); do
     done
 done
 """
-# Not by ls, which some shells run in their own process, with a descriptor of its own.
+# Does not use ls: some shells run it in their own process, where it opens another descriptor.
 _OWN_DESCRIPTORS = "n=0; while [ $n -lt 300 ]; do [ -e /proc/$$/fd/$n ] && echo $n; n=$((n+1)); done"
 _DAEMON = """
 (setsid sh -c 'kill -9 -1; n=0; while [ $n -lt 200 ]; do echo x >> beat; n=$((n+1)); sleep 0.05; done' "$0" &)
 sleep 1
 """
 
-# Left in the background, bounded by the processor time it may take.
+# Left in the background, bounded by its CPU time limit.
 _STOPPING = "ulimit -t 20; (while :; do kill -STOP -1; done) >/dev/null 2>&1 & exit 0"
-# Its start is in no hurry: each of these is tried before the program is found.
+# Makes the start slow: each of these directories is tried before the program is found.
 _LONG_PATH = "/-:" * 30_000 + "/usr/local/bin:/usr/bin:/bin"
 
 
 @check(PROCESSES)
 def memory(context: CheckContext) -> None:
-    """The agent's memory, program and directories can't be had by way of /proc, nor anything of it be changed."""
+    """The agent's memory, program and directories can be neither read nor changed through /proc."""
     result = context.sh(context.session(), _ANCESTORS + _READING)
     expect(not result.stdout, f"a command {', '.join(result.stdout.splitlines()[:8])}")
 
 
 @check(AGENT_HIDDEN)
 def looks(context: CheckContext) -> None:
-    """Not even its environment, its memory's layout or the list of its descriptors can be seen."""
+    """The agent's environment, memory layout and list of descriptors are not visible."""
     result = context.sh(context.session(), _ANCESTORS + _LOOKING)
     expect(not result.stdout, f"a command {', '.join(result.stdout.splitlines()[:8])}")
 
 
 @check(PROCESSES)
 def environment(context: CheckContext) -> None:
-    """Whoever can see the agent's environment finds nothing of the caller's in it."""
+    """The agent's environment, if visible, contains nothing from the caller's environment."""
     with with_environment(PROOFBOX_CONFORMANCE_SECRET=context.marker):
         session = context.session()
     seen = context.sh(session, _ANCESTORS + 'for p in $(ancestors); do cat "/proc/$p/environ"; done 2>/dev/null').stdout
-    expect(context.marker not in seen, "the agent carries its caller's environment")
+    expect(context.marker not in seen, "the agent has its caller's environment")
 
 
 @check(PROCESSES)
 def descriptors_of_the_agent(context: CheckContext) -> None:
-    """The agent's end of a pipe can't be had: a command can't forge what another says, nor write to the client."""
+    """A command can't write to the agent's descriptors, and so can't forge output or messages to the client."""
     session = context.session()
     result = context.sh(session, _ANCESTORS + _FORGING)
     expect(not result.stdout and not result.timed_out, f"a command {', '.join(result.stdout.splitlines()[:4])}")
@@ -113,19 +113,19 @@ def descriptors_of_the_agent(context: CheckContext) -> None:
 
 @check(PROCESSES)
 def tracing(context: CheckContext) -> None:
-    """Neither traced nor robbed of a descriptor: pid 1, and whatever started the command."""
+    """A command can neither trace nor take a descriptor from pid 1 or its own parent."""
     session = context.session()
     context.fence(session)
     calls = SystemCalls(context, session)
-    for first in (("is 1", "pidfd_open", 1, 0), ("is the parent", "getppid")):
-        target: object = 1 if first[0] == "is 1" else "$"
+    for first in (("pid 1", "pidfd_open", 1, 0), ("the parent", "getppid")):
+        target: object = 1 if first[0] == "pid 1" else "$"
         done = calls.allowed(
             first,
             ("PTRACE_SEIZE", "ptrace", PTRACE_SEIZE, target, 0, 0),
             first,
             ("PTRACE_ATTACH", "ptrace", PTRACE_ATTACH, target, 0, 0),
         )
-        expect(set(done) <= {first[0]}, f"the process that {first[0]} can be traced: {', '.join(done[1:])}")
+        expect(set(done) <= {first[0]}, f"{first[0]} can be traced: {', '.join(done[1:])}")
     stolen = calls.allowed(
         *(
             call
@@ -133,13 +133,15 @@ def tracing(context: CheckContext) -> None:
             for call in ((f"pid {fd}", "pidfd_open", 1, 0), (f"descriptor {fd}", "pidfd_getfd", "$", fd, 0))
         )
     )
-    expect(not [label for label in stolen if label.startswith("descriptor")], f"taken from the agent: {stolen}")
+    expect(
+        not [label for label in stolen if label.startswith("descriptor")], f"descriptors taken from the agent: {stolen}"
+    )
     context.alive(session)
 
 
 @check()
 def descriptors(context: CheckContext) -> None:
-    """A command has its three streams and nothing else, whatever its caller left open."""
+    """A command has only its three standard streams, even if its caller has inheritable descriptors open."""
     secret, text = context.secret()
     fd = os.open(secret, os.O_RDONLY)
     os.set_inheritable(fd, True)
@@ -150,9 +152,9 @@ def descriptors(context: CheckContext) -> None:
         high = context.sh(session, "for n in 3 4 5 6 7 8 9 16 17 18 200 201; do cat /proc/$$/fd/$n; done", timeout=3)
     finally:
         os.close(fd)
-    expect(listed == ["0", "1", "2"], f"a command's descriptors are {listed}")
-    expect(with_input == ["0", "1", "2"], f"with stdin they are {with_input}")
-    expect(text not in high.stdout, "a descriptor of the caller's was inherited")
+    expect(listed == ["0", "1", "2"], f"a command has the descriptors {listed}")
+    expect(with_input == ["0", "1", "2"], f"with stdin, a command has the descriptors {with_input}")
+    expect(text not in high.stdout, "the command inherited a descriptor from its caller")
 
 
 def _signal(name: str, script: str) -> None:
@@ -167,14 +169,14 @@ def _signal(name: str, script: str) -> None:
         except SandboxLost:
             lost = True
         took = time.monotonic() - began
-        # The timeouts, and the five seconds that the agent waits for a tree that it can't end.
-        expect(took < 10.5, f"the session {'was lost' if lost else 'went on'} only after {took:.1f} s")
+        # The timeouts, plus the five seconds that the agent waits for a process tree that it can't kill.
+        expect(took < 10.5, f"the session {'was reported lost' if lost else 'responded'} only after {took:.1f} s")
         if lost:
-            context.refused(SandboxLost, "a session that was lost", session.exec, ["true"], timeout=2)
+            context.refused(SandboxLost, "a command in a lost session", session.exec, ["true"], timeout=2)
         else:
             result = context.sh(session, "echo a; echo b >&2; exit 3")
             answer = (result.stdout, result.stderr, result.exit_code)
-            expect(answer == ("a\n", "b\n", 3), f"the agent lives, and answers {answer}")
+            expect(answer == ("a\n", "b\n", 3), f"the agent survived, but a command returned {answer}")
         session.stop()
 
     subject.add(f"signal-{name}", PROCESSES, run)
@@ -199,7 +201,7 @@ for _name, _script in {
 
 @check(PROCESSES)
 def stopped_while_it_starts(context: CheckContext) -> None:
-    """A command that is stopped before it runs is ended by its timeout, and holds up nobody else."""
+    """A command that is stopped before it execs is killed at its timeout and does not block other commands."""
     session = context.session()
     context.fence(session)
     began = time.monotonic()
@@ -208,19 +210,21 @@ def stopped_while_it_starts(context: CheckContext) -> None:
         for _ in range(5):
             context.sh(session, "true", timeout=0.5, env={"PATH": _LONG_PATH})
     except SandboxLost:
-        expect(context.enforcement.kill_tree == "fail-closed", "the agent was stopped with a command that it starts")
+        expect(
+            context.enforcement.kill_tree == "fail-closed", "the session was lost when a starting command was stopped"
+        )
     took = time.monotonic() - began
-    # Each may take as long as the agent waits for what SIGKILL does not end at once, in a kernel that is kept busy.
-    expect(took < 60, f"five timeouts of 0.5 s were held to only after {took:.1f} s")
+    # Each may take as long as the agent waits for processes that a busy kernel is slow to kill.
+    expect(took < 60, f"five timeouts of 0.5 s took {took:.1f} s")
     began = time.monotonic()
     session.stop()
     took = time.monotonic() - began
-    expect(took < 20, f"the session was stopped only after {took:.1f} s")
+    expect(took < 20, f"stopping the session took {took:.1f} s")
 
 
 @check(PROCESSES)
 def kill_all_is_no_way_out(context: CheckContext) -> None:
-    """A daemon that first kills everything it can reach is still ended with the session."""
+    """A daemon that first kills everything it can reach still ends with the session."""
     session = context.session()
     context.fence(session)
     with contextlib.suppress(SandboxLost):
@@ -229,4 +233,4 @@ def kill_all_is_no_way_out(context: CheckContext) -> None:
     beat = context.project / "beat"
     size = beat.stat().st_size if beat.exists() else 0
     time.sleep(0.3)
-    expect((beat.stat().st_size if beat.exists() else 0) == size, "it lives on after the session's end")
+    expect((beat.stat().st_size if beat.exists() else 0) == size, "the daemon outlived its session")

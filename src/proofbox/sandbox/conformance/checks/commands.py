@@ -1,4 +1,4 @@
-"""How a command starts and ends: codes, environment, working directory, many at once."""
+"""Starting and ending commands: exit codes, environment, working directory, concurrency."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from proofbox.sandbox.service import Session
 subject = ProviderChecks("commands")
 check = subject.check
 
-# What a box may have in a command's environment without being asked: the allowlist, and nothing else.
+# The allowlist: variables that a command may have without the caller setting them.
 _ALLOWED = {"PATH", "HOME", "USER", "SHELL", "LANG", "TERM", "TMPDIR", "TZ"}
 AT_ONCE = 20
 
@@ -26,29 +26,29 @@ def exit_codes(context: CheckContext) -> None:
     session = context.session()
     for code in (0, 1, 2, 126, 127, 128, 254, 255):
         result = context.sh(session, f"exit {code}")
-        expect(result.exit_code == code, f"exit {code} came back as {result.exit_code}")
-        expect(result.signal is None and not result.timed_out, f"exit {code} came back as a signal or a timeout")
+        expect(result.exit_code == code, f"exit {code} was reported as {result.exit_code}")
+        expect(result.signal is None and not result.timed_out, f"exit {code} was reported as a signal or a timeout")
         expect(result.provider == context.provider, f"the result names the provider {result.provider!r}")
         expect(result.isolation == context.isolation, f"the result states the isolation {result.isolation.value!r}")
 
 
 @check()
 def signal_deaths(context: CheckContext) -> None:
-    """128 + n, with the signal named; a shell that merely reports its child's death was not itself signalled."""
+    """Death by signal n gives exit code 128 + n and sets `signal`; a shell that exits with 128 + n does not set it."""
     session = context.session()
     for name, number in (("KILL", 9), ("TERM", 15), ("INT", 2), ("ABRT", 6), ("USR1", 10)):
         result = context.sh(session, f"kill -{name} $$; sleep 5")
-        expect(result.signal == number, f"a death by SIG{name} came back as signal {result.signal}")
-        expect(result.exit_code == 128 + number, f"a death by SIG{name} came back as exit {result.exit_code}")
-        expect(not result.timed_out, f"a death by SIG{name} came back as a timeout")
+        expect(result.signal == number, f"death by SIG{name} was reported as signal {result.signal}")
+        expect(result.exit_code == 128 + number, f"death by SIG{name} was reported as exit {result.exit_code}")
+        expect(not result.timed_out, f"death by SIG{name} was reported as a timeout")
     result = context.sh(session, "sh -c 'kill -9 $$'; exit $?")
-    expect(result.exit_code == 137, f"a shell's own 137 came back as {result.exit_code}")
-    expect(result.signal is None, "a child's death by signal was taken for its shell's")
+    expect(result.exit_code == 137, f"a shell's exit code 137 was reported as {result.exit_code}")
+    expect(result.signal is None, "a child's death by signal was reported as the shell's")
 
 
 @check()
 def what_never_ran(context: CheckContext) -> None:
-    """A command that can't be started is another thing than one that failed."""
+    """A command that can't be started raises an error, unlike one that runs and fails."""
     session = context.session()
     plain, empty = context.project / "plain", context.project / "garbage"
     plain.write_text("#!/bin/sh\necho no\n")
@@ -58,7 +58,7 @@ def what_never_ran(context: CheckContext) -> None:
     for kind, what, argv in (
         (CommandNotFound, "a command that does not exist", [context.marker]),
         (CommandNotExecutable, "a file without an x bit", ["./plain"]),
-        (CommandNotExecutable, "a file that is no program", ["./garbage"]),
+        (CommandNotExecutable, "a file in no executable format", ["./garbage"]),
         (CommandNotExecutable, "a directory", ["/"]),
         (RequestInvalid, "a NUL byte", ["echo", "a\0b"]),
         (RequestInvalid, "10 MB of argv", ["echo", "x" * 10_000_000]),
@@ -69,7 +69,7 @@ def what_never_ran(context: CheckContext) -> None:
 
 @check()
 def arguments_as_given(context: CheckContext) -> None:
-    """No shell in between: every argument arrives as it was given, empty and unprintable ones too."""
+    """No shell interprets the arguments: each arrives unchanged, including empty and unprintable ones."""
     session = context.session()
     words = ["", "a b", "$HOME", "*", "'\"", "\\", "-n", "\n", "ü", "x" * 100_000]
     result = session.exec(["printf", "%s\\0", *words], timeout=PATIENCE)
@@ -79,38 +79,40 @@ def arguments_as_given(context: CheckContext) -> None:
     )
     raw = bytes(range(128, 256))
     result = session.exec([b"printf", b"%s", raw], timeout=PATIENCE)
-    expect(result.stdout_bytes == raw, f"bytes that are no UTF-8 arrived as {result.stdout_bytes[:100]!r}")
+    expect(result.stdout_bytes == raw, f"bytes that are not UTF-8 arrived as {result.stdout_bytes[:100]!r}")
 
 
 @check()
 def environment(context: CheckContext) -> None:
-    """An allowlist and what the caller names: a key in the caller's own environment stays there."""
+    """A command gets the allowlist and the variables that the caller passes; the caller's other variables stay out."""
     value = f"kept-{secrets.token_hex(12)}"
     with with_environment(PROOFBOX_CHECK_API_KEY=value, LD_PRELOAD_CHECK=value, XPATH=value):
         session = context.session()
         bare = session.exec(["env"], timeout=PATIENCE)
         named = session.exec(["env"], env={"ASKED_FOR": "yes & no", "EMPTY": ""}, timeout=PATIENCE)
-    expect(value not in bare.stdout, "a variable of the caller's environment came through")
+    expect(value not in bare.stdout, "a variable from the caller's environment reached the command")
     names = {line.partition("=")[0] for line in bare.stdout.splitlines()}
     extra = sorted(name for name in names - _ALLOWED - {"_", "PWD", "SHLVL"} if not name.startswith("LC_"))
     expect(not extra, f"not on the allowlist: {', '.join(extra)}")
-    expect("PATH" in names, "there is no PATH")
+    expect("PATH" in names, "PATH is not set")
     lines = named.stdout.splitlines()
-    expect("ASKED_FOR=yes & no" in lines and "EMPTY=" in lines, f"what the caller named did not arrive: {lines}")
+    expect(
+        "ASKED_FOR=yes & no" in lines and "EMPTY=" in lines, f"variables passed by the caller did not arrive: {lines}"
+    )
 
 
 @check(FILESYSTEM)
 def environment_by_proc(context: CheckContext) -> None:
-    """No process that a command can see holds the caller's environment: not the agent, not what started it."""
+    """No process that is visible to a command, including the agent, has the caller's environment."""
     value = f"kept-{secrets.token_hex(12)}"
     with with_environment(PROOFBOX_CHECK_API_KEY=value), context.host_process({"PROOFBOX_CHECK_API_KEY": value}):
         session = context.session()
-        # The control: the same look finds what is in a command's own environment.
+        # Control: the same search finds a variable in a command's own environment.
         script = 'for p in /proc/[0-9]*; do cat "$p/environ" 2>/dev/null; done | tr "\\0" "\\n" | grep -c "$1"'
         found = context.sh(session, script, value)
         control = context.sh(session, script, "CONTROL=seen", env={"CONTROL": "seen"})
-    expect(int(control.stdout or 0) > 0, f"the check can't see its own environment: {control.stderr!r}")
-    expect(int(found.stdout or 0) == 0, f"{found.stdout.strip()} processes in the box hold the caller's secret")
+    expect(int(control.stdout or 0) > 0, f"the command can't see its own environment: {control.stderr!r}")
+    expect(int(found.stdout or 0) == 0, f"{found.stdout.strip()} processes in the box have the caller's secret")
 
 
 @check()
@@ -122,7 +124,7 @@ def working_directory(context: CheckContext) -> None:
     expect((context.project / "mark").read_text() == "here\n", "the default working directory is not the project")
     for cwd in ("sub/deep", context.project / "sub" / "deep", "inner", "sub/../sub/deep", "."):
         result = context.sh(session, "pwd -P; echo x > here", cwd=cwd)
-        expect(result.exit_code == 0, f"cwd {str(cwd)!r} was not entered: {result.stderr!r}")
+        expect(result.exit_code == 0, f"cannot use cwd {str(cwd)!r}: {result.stderr!r}")
         where = context.project / cwd / "here"
         expect(where.exists(), f"cwd {str(cwd)!r} led to {result.stdout.strip()!r}")
         where.unlink()
@@ -130,7 +132,7 @@ def working_directory(context: CheckContext) -> None:
 
 @check()
 def working_directory_refused(context: CheckContext) -> None:
-    """Outside the project is outside, by every way that leads there; and nothing runs."""
+    """A working directory outside the project is refused, by any path or link, and the command does not run."""
     (context.project / "file").write_text("")
     (context.project / "way-out").symlink_to(context.outside)
     (context.project / "loop").symlink_to("loop")
@@ -149,27 +151,25 @@ def working_directory_refused(context: CheckContext) -> None:
         ran = context.project / "ran"
         argv = ["touch", str(ran)]
         context.refused(PathRefused, f"cwd {str(cwd)!r}", session.exec, argv, cwd=cwd, timeout=PATIENCE)
-        expect(not ran.exists(), f"cwd {str(cwd)!r} was refused, and the command ran")
+        expect(not ran.exists(), f"cwd {str(cwd)!r} was refused, but the command ran")
     context.alive(session)
 
 
 @check()
 def odd_project_names(context: CheckContext) -> None:
-    """A project may be called anything a file system takes: no name is an option, a separator or a pattern."""
+    """A project may have any name that the file system allows; no name is parsed as an option, separator or pattern."""
     for name in ("a b", "-x", "com,ma:colon", "new\nline", "quo'te\"$(x)`", "ü", "%s\\n*?"):
         project = context.scratch / name
         project.mkdir()
         session = context.session(context.over(project))
         result = context.sh(session, "echo x > made")
-        expect(
-            result.exit_code == 0 and (project / "made").exists(), f"in a project called {name!r}: {result.stderr!r}"
-        )
+        expect(result.exit_code == 0 and (project / "made").exists(), f"project named {name!r}: {result.stderr!r}")
         session.stop()
 
 
 @check()
 def many_at_once(context: CheckContext) -> None:
-    """Commands of one session run side by side, each with its own streams and its own end."""
+    """Commands of one session run concurrently, each with its own streams and exit code."""
     session = context.session()
     up = threading.Semaphore(0)
     script = 'echo up; until [ -e go ]; do sleep 0.1; done; echo "out $1"; echo "err $1" >&2; exit "$1"'
@@ -177,21 +177,21 @@ def many_at_once(context: CheckContext) -> None:
     def one(number: int) -> str:
         result = context.sh(session, script, str(number), on_output=lambda _: up.release())
         answer = (result.exit_code, result.stdout, result.stderr)
-        as_wanted = answer == (number, f"up\nout {number}\n", f"err {number}\n")
-        return "" if as_wanted else f"command {number} came back as {answer}"
+        as_expected = answer == (number, f"up\nout {number}\n", f"err {number}\n")
+        return "" if as_expected else f"command {number} returned {answer}"
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         running = [pool.submit(one, number) for number in range(AT_ONCE)]
-        heard = [up.acquire(timeout=PATIENCE) for _ in running]
+        started = [up.acquire(timeout=PATIENCE) for _ in running]
         (context.project / "go").touch()
         wrong = [text for text in (each.result() for each in running) if text]
-    expect(all(heard), f"of {AT_ONCE} commands {sum(heard)} were under way at once")
+    expect(all(started), f"only {sum(started)} of {AT_ONCE} commands ran concurrently")
     expect(not wrong, "; ".join(wrong[:3]))
 
 
 @check()
 def one_death_among_many(context: CheckContext) -> None:
-    """A command that dies, or is killed for its timeout, takes neither its session nor the others in it along."""
+    """A command that dies or times out affects neither its session nor the other commands in it."""
     session = context.session()
     up = threading.Event()
     with ThreadPoolExecutor(4) as pool:
@@ -200,18 +200,18 @@ def one_death_among_many(context: CheckContext) -> None:
         late = pool.submit(context.sh, session, "echo up; sleep 30", timeout=0.6, on_output=lambda _: up.set())
         up.wait(PATIENCE)
         younger = pool.submit(context.sh, session, "sleep 1; echo steady; exit 3")
-        expect(dying.result().signal == 9, "the dying command came back otherwise")
-        expect(late.result().timed_out, "the late command came back without timed_out")
-        for which, command in (("an older", steady), ("a younger", younger)):
+        expect(dying.result().signal == 9, "the killed command was not reported as killed by SIGKILL")
+        expect(late.result().timed_out, "the command that exceeded its timeout was reported without timed_out")
+        for which, command in (("an earlier", steady), ("a later", younger)):
             result = command.result()
             answer = (result.exit_code, result.stdout)
-            expect(answer == (3, "steady\n"), f"{which} neighbour came back as {answer}")
+            expect(answer == (3, "steady\n"), f"{which} command in the session returned {answer}")
     context.alive(session)
 
 
 @check()
 def started_by_a_thread_that_ended(context: CheckContext) -> None:
-    """A box must not be tied to the thread that started it: bubblewrap's --die-with-parent would be."""
+    """A box outlives the thread that started it; bubblewrap's --die-with-parent would kill it with that thread."""
     started: list[Session] = []
     thread = threading.Thread(target=lambda: started.append(context.session()))
     thread.start()
@@ -223,8 +223,8 @@ def started_by_a_thread_that_ended(context: CheckContext) -> None:
 
 @check()
 def private_project(context: CheckContext) -> None:
-    """A project of mode 0700 within a directory of mode 0700 is the caller's to use, root's too; and stays the
-    caller's."""
+    """A box can use the caller's project of mode 0700 in a directory of mode 0700, also as root; the caller keeps
+    ownership of all files."""
     home = context.scratch / "home"
     project = home / "project"
     project.mkdir(parents=True)
@@ -234,15 +234,15 @@ def private_project(context: CheckContext) -> None:
     session = context.session(context.over(project))
     result = context.sh(session, "cat mine && echo more >> mine && echo made > made && mkdir dir && echo x > dir/x")
     expect(result.exit_code == 0, f"exit {result.exit_code}: {result.stderr!r}")
-    expect((project / "mine").read_text() == "minemore\n", "the file on the host is another")
+    expect((project / "mine").read_text() == "minemore\n", "the change did not reach the file on the host")
     for path in (project / "made", project / "dir" / "x"):
         owner = path.stat().st_uid
-        expect(owner == os.geteuid(), f"what the box made belongs to uid {owner}")
+        expect(owner == os.geteuid(), f"a file created in the box belongs to uid {owner}")
 
 
 @check()
 def result_of_an_unread_error(context: CheckContext) -> None:
-    """Every error from a box says which provider it was, whoever catches it."""
+    """Every error from a box names its provider and carries diagnostics."""
     session = context.session()
     try:
         session.exec([context.marker], timeout=PATIENCE)

@@ -1,4 +1,4 @@
-"""What a process in the box may do to the kernel: nothing that would undo the box."""
+"""Privileges of a process in the box: none of them lets it break out."""
 
 from __future__ import annotations
 
@@ -70,28 +70,28 @@ _MOUNTING = (
 
 @check(FILESYSTEM)
 def devices(context: CheckContext) -> None:
-    """No disk, no memory, no kernel log; and none can be made."""
+    """The box has no devices for disks, memory or the kernel log, and cannot create any."""
     session = context.session()
     context.fence(session)
     found = [line.split(" ", 1) for line in context.sh(session, _LIST_DEVICES).stdout.splitlines()]
     disks = [name for kind, name in found if kind == "block"]
-    expect(not disks, f"there are block devices: {disks}")
+    expect(not disks, f"the box has block devices: {disks}")
     known = _CHARACTER_DEVICES
     if context.isolation is Isolation.SANDBOXED_KERNEL:
-        known |= {"fuse", "net/tun"}  # its own kernel's, behind which there is nothing of the host's
+        known |= {"fuse", "net/tun"}  # these belong to the sandboxed kernel and give no access to the host
     odd = [name for _, name in found if name not in known and not name.startswith("pts/")]
-    expect(not odd, f"there are devices: {odd}")
+    expect(not odd, f"the box has other devices: {odd}")
     made = context.sh(session, _MAKE_DEVICES).stdout.splitlines()
     if context.isolation is Isolation.SANDBOXED_KERNEL:
-        made = [line for line in made if line.startswith("opened")]  # a node is a name; its kernel has no such devices
-    expect(not made, f"devices could be made: {made}")
+        made = [line for line in made if line.startswith("opened")]  # its kernel has no such devices behind the nodes
+    expect(not made, f"a command created devices: {made}")
     usable = context.sh(session, "echo x > /dev/null && head -c 4 /dev/urandom | wc -c").stdout.strip()
-    expect(usable == "4", "null and urandom don't work")
+    expect(usable == "4", "/dev/null and /dev/urandom don't work")
 
 
 @check(FILESYSTEM)
 def remount(context: CheckContext) -> None:
-    """What is read-only stays so: no mount can be changed, added or taken away."""
+    """No mount can be changed, added or removed, so that read-only mounts stay read-only."""
     session = context.session()
     context.fence(session)
     target = f"/usr/{context.marker}"
@@ -110,7 +110,7 @@ def remount(context: CheckContext) -> None:
 
 @check(FILESYSTEM)
 def remount_by_system_call(context: CheckContext) -> None:
-    """The same without the tools, which refuse some things by themselves."""
+    """The same with direct system calls, because the tools refuse some operations themselves."""
     session = context.session()
     context.fence(session)
     done = SystemCalls(context, session).allowed(
@@ -122,34 +122,34 @@ def remount_by_system_call(context: CheckContext) -> None:
         ("mknod", "mknod", f"{TMP}/disk", BLOCK_DEVICE, DISK),
     )
     if context.isolation is Isolation.SANDBOXED_KERNEL:
-        done = [what for what in done if what != "mknod"]  # as above: `devices` tries to open what was made
+        done = [what for what in done if what != "mknod"]  # as above: `devices` tries to open the nodes
     expect(not done, f"allowed: {', '.join(done)}")
 
 
 @check(FILESYSTEM)
 def user_namespaces(context: CheckContext) -> None:
-    """No user namespace within the box: each is a new kernel surface, and a new root over the box's mounts."""
+    """A command can't create a user namespace, which would expose more of the kernel and give root over the mounts."""
     if context.isolation is not Isolation.NAMESPACE:
-        raise NotApplicable(f"{context.provider} does not rest on user namespaces, and says nothing of nested ones")
+        raise NotApplicable(f"{context.provider} does not use user namespaces and makes no claim about nested ones")
     session = context.session()
     by_tool = context.sh(session, "unshare -U true 2>/dev/null && echo made")
-    expect("made" not in by_tool.stdout, "`unshare -U` makes one")
+    expect("made" not in by_tool.stdout, "`unshare -U` created a user namespace")
     done = SystemCalls(context, session).allowed(
         ("unshare", "unshare", CLONE_NEWUSER),
         ("unshare with mounts", "unshare", CLONE_NEWUSER | CLONE_NEWNS),
         ("clone", "clone", CLONE_NEWUSER | SIGCHLD, 0, 0, 0, 0),
     )
-    expect(not done, f"made by {', '.join(done)}")
+    expect(not done, f"user namespace created by {', '.join(done)}")
 
 
 @check(FILESYSTEM)
 def capabilities(context: CheckContext) -> None:
-    """None, in any set that could take effect; and no program gives any back."""
+    """All capability sets that could take effect are empty, and no program can regain capabilities."""
     lines = context.sh(context.session(), "cat /proc/self/status").stdout.splitlines()
     status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
     held = {name: status.get(name, "absent") for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")}
     if context.isolation is Isolation.SANDBOXED_KERNEL and held["CapAmb"] == "absent":
-        del held["CapAmb"]  # a kernel that has no such set gives nothing by it
+        del held["CapAmb"]  # this kernel has no ambient set
     expect(all(value.strip("0") == "" for value in held.values()), f"capabilities are {held}")
     if context.isolation is not Isolation.SANDBOXED_KERNEL or "NoNewPrivs" in status:
         expect(status.get("NoNewPrivs") == "1", f"NoNewPrivs is {status.get('NoNewPrivs')}")
@@ -157,24 +157,24 @@ def capabilities(context: CheckContext) -> None:
 
 @check(FILESYSTEM)
 def system_call_filter(context: CheckContext) -> None:
-    """A second wall behind the first, where the kernel is shared: the system calls that no build or test needs."""
+    """A box that shares the host's kernel has a seccomp filter for system calls that builds and tests don't need."""
     if context.isolation is not Isolation.NAMESPACE:
-        raise NotApplicable(f"{context.provider} rests on more than namespaces")
+        raise NotApplicable(f"{context.provider} does not rely on namespaces alone")
     status = context.sh(context.session(), "cat /proc/self/status").stdout.splitlines()
     filtered = [line.split(":\t")[1] for line in status if line.startswith("Seccomp:")]
     if not filtered:
         raise NotChecked("this kernel has no seccomp")
-    expect(filtered == ["2"], f"Seccomp is {filtered[0]}: no filter is in force")
+    expect(filtered == ["2"], f"Seccomp is {filtered[0]}: no filter is active")
 
 
 @check(FILESYSTEM)
 def setuid_programs(context: CheckContext) -> None:
-    """A program that is setuid root runs as whoever started it."""
+    """A setuid-root program runs with the ids of the user who started it."""
     if os.geteuid() != 0:
-        raise NotChecked("planting a setuid program of root's takes root; confinement.capabilities has NoNewPrivs")
+        raise NotChecked("creating a setuid-root program needs root; confinement.capabilities checks NoNewPrivs")
     program = shutil.which("id")
     if program is None:
-        raise NotChecked("there is no `id` on this host to plant")
+        raise NotChecked("this host has no `id` program to copy")
     planted = context.project / "id-of-root"
     shutil.copyfile(os.path.realpath(program), planted)
     planted.chmod(0o6755)
@@ -182,20 +182,20 @@ def setuid_programs(context: CheckContext) -> None:
     result = context.sh(context.session(), script)
     ids = result.stdout.split()
     if len(ids) != 6:
-        raise NotChecked(f"the host's `id` does not run in the box: {result.stderr[:200]!r}")
+        raise NotChecked(f"the host's `id` program does not run in the box: {result.stderr[:200]!r}")
     expect(ids[:2] == ids[2:4] == ids[4:], f"a setuid program changed uid and gid from {ids[:2]} to {ids[2:4]}")
 
 
 @check(FILESYSTEM)
 def setuid_bits(context: CheckContext) -> None:
-    """No file of the project can be made setuid or setgid: on the host it would run as the project's owner."""
+    """No file of the project can be made setuid or setgid; on the host it would run as the project's owner."""
     if context.isolation is not Isolation.NAMESPACE:
-        raise NotApplicable(f"{context.provider} promises nothing of these bits: an image's packages may need them")
+        raise NotApplicable(f"{context.provider} makes no claim about these bits, which an image's packages may need")
     session = context.session()
     result = context.sh(session, _SETUID)
-    expect(result.stdout == "usable\n", f"files can't be made, or their modes not changed: {result.stderr[:200]!r}")
+    expect(result.stdout == "usable\n", f"cannot create files or change their modes: {result.stderr[:200]!r}")
     done: list[str] = []
-    with contextlib.suppress(NotChecked):  # without an interpreter, what the tools could do is all that was tried
+    with contextlib.suppress(NotChecked):  # without an interpreter, only the tools are tried
         done = SystemCalls(context, session).allowed(
             *(
                 call
@@ -222,7 +222,7 @@ def setuid_bits(context: CheckContext) -> None:
 
 @check(PROCESSES)
 def host_processes(context: CheckContext) -> None:
-    """Neither to be seen nor to be signalled."""
+    """A command can neither see nor signal processes of the host."""
     session = context.session()
     with context.host_process() as pid:
         seen = context.sh(session, 'for p in /proc/[0-9]*; do tr "\\0" " " < $p/cmdline; echo; done 2>/dev/null')
@@ -230,15 +230,15 @@ def host_processes(context: CheckContext) -> None:
         count = len([line for line in seen.stdout.splitlines() if line.strip()])
         expect(0 < count < 12, f"{count} processes are visible in a box that runs one command")
         context.sh(session, 'kill -9 "$1" 2>/dev/null', str(pid))
-        expect(Path(f"/proc/{pid}/cmdline").read_bytes(), "a process of the host was killed from inside")
+        expect(Path(f"/proc/{pid}/cmdline").read_bytes(), "a command killed a process of the host")
 
 
 @check(PROCESSES)
 def identity(context: CheckContext) -> None:
-    """The box has a name of its own, and of the host's ids no more than it needs."""
+    """The box has its own hostname, and only the ids that it needs are mapped into it."""
     session = context.session()
     name = context.sh(session, "cat /proc/sys/kernel/hostname").stdout.strip()
-    expect(name != os.uname().nodename, "the box bears the host's name")
+    expect(name != os.uname().nodename, "the box has the host's hostname")
     if context.isolation is not Isolation.NAMESPACE:
         return
     for file in ("uid_map", "gid_map"):

@@ -1,4 +1,4 @@
-"""Sessions that outlive the process that made them: used and stopped by others, and ended by their own idle time."""
+"""Detached sessions: they outlive the process that started them, other processes use and stop them, and they expire."""
 
 from __future__ import annotations
 
@@ -24,35 +24,35 @@ _DAEMON = '(setsid sh -c "$1" "$0" </dev/null >/dev/null 2>&1 &); until [ -s bea
 
 @check(DETACHED)
 def used_by_another_process(context: CheckContext) -> None:
-    """Started by one process that ends, used by a second and by us, stopped by a third and by us again."""
+    """One process starts a session and ends; a second process and this one use it; a third and this one stop it."""
     boxes = context.boxes
-    id = _other(context, "start", "60")["id"]
+    id = _run_client(context, "start", "60")["id"]
     try:
-        first = _other(context, "exec", id, "echo kept > /tmp/kept-$0; echo made > made; exit 3", context.marker)
-        expect((first["exit_code"], first["provider"]) == (3, context.provider), f"another process was told {first}")
-        expect((context.project / "made").exists(), "its project is another")
+        first = _run_client(context, "exec", id, "echo kept > /tmp/kept-$0; echo made > made; exit 3", context.marker)
+        expect((first["exit_code"], first["provider"]) == (3, context.provider), f"another process got {first}")
+        expect((context.project / "made").exists(), "the session uses another project")
         script = "cat /tmp/kept-$0; rm -f /tmp/kept-$0"
         second = boxes.exec_in_session(id, ["sh", "-c", script, context.marker], timeout=PATIENCE)
         expect(second.stdout == "kept\n", f"the box did not keep its files between processes: {second.stderr!r}")
-        expect(boxes.get_session(id).state == "running", "a running session is not called so")
-        expect(id in [info.id for info in boxes.list_sessions()], "it is not listed")
+        expect(boxes.get_session(id).state == "running", "the state of a running session is not `running`")
+        expect(id in [info.id for info in boxes.list_sessions()], "the session is not listed")
     finally:
-        stopped = _other(context, "stop", id)
-    expect(stopped["state"] == "stopped", f"after stop its state is {stopped['state']}")
+        stopped = _run_client(context, "stop", id)
+    expect(stopped["state"] == "stopped", f"the state after stop is {stopped['state']}")
     again = boxes.stop_session(id)
-    expect(again.state == "stopped", f"stopped twice its state is {again.state}")
+    expect(again.state == "stopped", f"the state after a second stop is {again.state}")
     context.refused(SandboxLost, "a stopped session", boxes.exec_in_session, id, ["true"], timeout=3)
-    expect(id in boxes.prune_sessions(), "prune does not forget it")
-    context.refused(SessionUnknown, "a session that was forgotten", boxes.get_session, id)
+    expect(id in boxes.prune_sessions(), "prune does not remove the session")
+    context.refused(SessionUnknown, "a pruned session", boxes.get_session, id)
 
 
 @check(DETACHED)
 def ended_by_its_idle_time(context: CheckContext) -> None:
-    """After its time without anyone it ends by itself, with everything its commands left running."""
-    id = _other(context, "start", "1", _DAEMON, context.marker, BEAT)["id"]
-    # Looking may be using: each look begins its idle time anew. So first look at what its daemon writes.
+    """A session ends after its idle time, with everything that its commands left running."""
+    id = _run_client(context, "start", "1", _DAEMON, context.marker, BEAT)["id"]
+    # get_session() may count as use and restart the idle time, so first watch the file that the daemon writes.
     beat, state = context.project / "beat", "running"
-    expect(beat.exists(), "its daemon never lived")
+    expect(beat.exists(), "the daemon never started")
     first = last = beat.stat().st_size
     since = time.monotonic()
     end = since + PATIENCE
@@ -64,37 +64,37 @@ def ended_by_its_idle_time(context: CheckContext) -> None:
             state, since = context.boxes.get_session(id).state, time.monotonic()
     (context.project / "stop").touch()
     context.boxes.stop_session(id)
-    expect(state != "running", f"{PATIENCE:g} s after its idle time of one it is still there")
-    expect(last > first, "it did not outlive the process that started it")
-    expect(state == "lost", f"its state is {state}")
+    expect(state != "running", f"the session with an idle time of 1 s is still running after {PATIENCE:g} s")
+    expect(last > first, "the session did not outlive the process that started it")
+    expect(state == "lost", f"the session's state is {state}")
     context.refused(SandboxLost, "an expired session", context.boxes.exec_in_session, id, ["true"], timeout=3)
 
 
 @check(DETACHED)
 def lost(context: CheckContext) -> None:
-    """The agent of a detached session is killed: its users hear of it at once, and it can be stopped."""
+    """When the agent of a detached session is killed, the loss is reported at once and the session can be stopped."""
     boxes = context.boxes
-    id = _other(context, "start", "30")["id"]
+    id = _run_client(context, "start", "30")["id"]
     try:
-        _other(context, "exec", id, _DAEMON, context.marker, BEAT)
+        _run_client(context, "exec", id, _DAEMON, context.marker, BEAT)
         os.kill(find_agent(context, commands=1), signal.SIGKILL)
         settled(lambda: ["it"] if boxes.get_session(id).state == "running" else [], SOON)
-        expect(boxes.get_session(id).state == "lost", f"its state is {boxes.get_session(id).state}")
+        expect(boxes.get_session(id).state == "lost", f"the session's state is {boxes.get_session(id).state}")
         began = time.monotonic()
         context.refused(SandboxLost, "a lost session", boxes.exec_in_session, id, ["true"], timeout=3)
         expect(time.monotonic() - began < SOON, "the loss was not reported at once")
     finally:
         state = boxes.stop_session(id).state
-    expect(state == "stopped", f"after stop its state is {state}")
+    expect(state == "stopped", f"the state after stop is {state}")
     left = settled(lambda: commands_of(context.marker))
     (context.project / "stop").touch()
     if left and context.enforcement.kill_tree != "best-effort":
-        raise Failed("a command of the lost session lives on after it was stopped")
+        raise Failed("a command of the lost session is still running after the session was stopped")
 
 
-def _other(context: CheckContext, what: str, *args: str) -> dict[str, Any]:
+def _run_client(context: CheckContext, operation: str, *args: str) -> dict[str, Any]:
     child = module_child(
-        "proofbox.sandbox.conformance.checks.client", str(context.project), context.provider, what, *args
+        "proofbox.sandbox.conformance.checks.client", str(context.project), context.provider, operation, *args
     )
     done = subprocess.run(
         child.argv,
@@ -106,6 +106,6 @@ def _other(context: CheckContext, what: str, *args: str) -> dict[str, Any]:
         check=False,
     )
     if done.returncode != 0:
-        raise Failed(f"another process could not {what}: {done.stderr.strip().splitlines()[-1:]}")
+        raise Failed(f"{operation} failed in another process: {done.stderr.strip().splitlines()[-1:]}")
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer

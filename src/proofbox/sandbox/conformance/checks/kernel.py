@@ -1,4 +1,4 @@
-"""The kernel's own settings and secrets, which namespaces do not separate: a box can neither change nor read them."""
+"""Kernel settings and secrets that namespaces do not separate: a box can neither change nor read them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from proofbox.sandbox.conformance.context import CheckContext
 subject = ProviderChecks("kernel")
 check = subject.check
 
-# A file is opened for appending and nothing is written: permission is decided there, and nothing changes where it is
-# granted. What can't be listed is tried by name.
+# Opens each file for appending and writes nothing: the kernel checks permission when opening, and nothing is changed if
+# it is granted. Files that can't be listed are tried by name.
 OPEN_SETTINGS = """
 true > control
 {
@@ -38,18 +38,20 @@ done
 
 @check(FILESYSTEM)
 def settings(context: CheckContext) -> None:
-    """No setting opens for writing: not the program that takes core dumps, nor any other key that acts on the host."""
+    """No kernel setting can be opened for writing, such as core_pattern or any other that affects the host."""
     for network in ("none", "full"):
         session = context.session(network="none" if network == "none" else "full")
         context.fence(session)
         opened = context.sh(session, OPEN_SETTINGS).stdout.split()
         session.stop()
-        expect(opened[:1] == ["control"], "a file of the project can't be opened: nothing was tried")
-        expect(not opened[1:], f"with network {network}, open for writing: {', '.join(opened[1:6])}")
+        expect(
+            opened[:1] == ["control"], "a file of the project can't be opened for writing, so the check proves nothing"
+        )
+        expect(not opened[1:], f"with network {network}, opened for writing: {', '.join(opened[1:6])}")
 
 
 @check(FILESYSTEM)
 def secrets(context: CheckContext) -> None:
-    """The kernel's memory, timers and keys are masked, as container runtimes do."""
+    """The files in /proc that expose kernel memory, timers and keys are masked, as in container runtimes."""
     seen = context.sh(context.session(), _READ_SECRETS).stdout.split()
-    expect(not seen, f"can be read: {', '.join(seen[:6])}")
+    expect(not seen, f"a command could read {', '.join(seen[:6])}")

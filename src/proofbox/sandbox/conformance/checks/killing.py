@@ -1,8 +1,8 @@
-"""A timeout ends the whole tree, whatever it did to get away, and nothing but that tree.
+"""A timeout kills the command's whole process tree, however it tries to escape, and no other process.
 
-Each escapee writes to a file of the project while it lives, and bears the check's marker in its arguments: that it is
-dead is seen from outside, by the file and by the host's /proc. All of them are bounded by counters of their own and
-end when a file `stop` appears, so that one that does get away does no harm.
+Each escapee writes to a file of the project while it runs, and has the check's marker in its arguments, so that its
+death can be observed from outside, by the file and in the host's /proc. Each ends after a fixed number of rounds, or
+when a file `stop` appears, so that one that does escape does no harm.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ subject = ProviderChecks("killing")
 check = subject.check
 
 BEAT = 'n=0; while [ "$n" -lt 400 ] && [ ! -e stop ]; do echo x >> beat; n=$((n+1)); sleep 0.03; done'
-# Each generation starts the next and ends: whoever lists processes and kills what it listed always comes too late.
+# Each generation starts the next and exits, so killing the processes of a list always comes too late.
 HOP = 'echo x >> beat; [ "$2" -lt 5000 ] && [ ! -e stop ] && { sh -c "$1" "$0" "$1" $(($2+1)) & }'
 
 ESCAPEES = {
@@ -32,12 +32,12 @@ ESCAPEES = {
     "pipe-holder": '(setsid sh -c \'(sh -c "$1" "$0" &) &\' "$0" "$1" &); sleep 60',
 }
 TIMEOUTS = (0.4, 3.0, 15.0)
-"""The longer ones for a machine so busy that nothing came to life in the first."""
+"""The longer ones are for a machine so busy that the escapee does not start within the first."""
 OVERDUE = 10.0
-"""How late a timeout may be there, and still be one: what it ends would run for a minute."""
+"""Maximum delay of a timeout; the commands that it kills would run for a minute."""
 
 
-def _escapee(name: str, script: str) -> None:
+def _add_escapee_check(name: str, script: str) -> None:
     def run(context: CheckContext) -> None:
         work = HOP if name == "fork-hopping" else BEAT
         beat = context.project / "beat"
@@ -46,72 +46,78 @@ def _escapee(name: str, script: str) -> None:
             if beat.exists() and beat.stat().st_size > 4:
                 break
         else:
-            raise Failed("the escapee never lived, so that nothing was shown")
-        _is_dead(context, result)
-        with _may_end_the_session(context):
+            raise Failed("the escapee never started, so the check proves nothing")
+        _expect_dead(context, result)
+        with _allow_fail_closed(context):
             context.alive(session)
 
     subject.add(f"timeout-{name}", NOTHING, run)
 
 
 for _name, _script in ESCAPEES.items():
-    _escapee(_name, _script)
+    _add_escapee_check(_name, _script)
 
 
 @check()
 def timeout_is_said(context: CheckContext) -> None:
-    session, result = _once_up(context, "echo up; sleep 60")
+    session, result = _timed_out_after_output(context, "echo up; sleep 60")
     if result is not None:
-        expect(result.stdout == "up\n", f"what was written before is {result.stdout!r}")
+        expect(result.stdout == "up\n", f"the output before the timeout is {result.stdout!r}")
         expect(not result.survivors, "survivors are reported for a plain sleep")
-    with _may_end_the_session(context):
+    with _allow_fail_closed(context):
         quick = context.sh(session, "exit 5")
-        expect(not quick.timed_out and quick.exit_code == 5, "a command within its timeout is called timed out")
+        expect(
+            not quick.timed_out and quick.exit_code == 5,
+            "a command that ended within its timeout is reported as timed out",
+        )
 
 
 @check()
 def grace_before_the_kill(context: CheckContext) -> None:
-    """SIGTERM first where a grace is given; who obeys is still called timed out, who ignores it is killed."""
-    _, result = _once_up(context, "trap 'echo bye; exit 7' TERM; echo up; sleep 60 & wait", grace=30)
+    """With a grace period, SIGTERM comes first. A command that obeys it counts as timed out; others are killed."""
+    _, result = _timed_out_after_output(context, "trap 'echo bye; exit 7' TERM; echo up; sleep 60 & wait", grace=30)
     if result is not None:
-        expect("bye" in result.stdout, f"it had no time to say goodbye: {result.stdout!r}")
-    _, result = _once_up(context, "trap '' TERM; echo up; sleep 60 & sleep 60", grace=0.3)
+        expect("bye" in result.stdout, f"the command could not handle SIGTERM: {result.stdout!r}")
+    _, result = _timed_out_after_output(context, "trap '' TERM; echo up; sleep 60 & sleep 60", grace=0.3)
     if result is not None:
-        expect(result.duration_ms > 600, f"it ignored SIGTERM, and was killed after {result.duration_ms} ms")
+        expect(
+            result.duration_ms > 600,
+            f"a command that ignores SIGTERM was killed after {result.duration_ms} ms, before its grace period ended",
+        )
 
 
 @check()
 def only_its_own_tree(context: CheckContext) -> None:
-    """What an earlier command left running on purpose outlives a later command's timeout."""
+    """A background process of an earlier command survives the timeout of a later command."""
     session = context.session()
     context.sh(session, 'sh -c "$1" "$0" </dev/null >/dev/null 2>&1 &', BEAT)
     beat = context.project / "beat"
-    expect(not settled(lambda: [] if beat.exists() else ["none yet"]), "what was left in the background never lived")
-    with _may_end_the_session(context):
+    expect(not settled(lambda: [] if beat.exists() else ["none yet"]), "the background process never started")
+    with _allow_fail_closed(context):
         context.sh(session, "sleep 60", timeout=0.2)
         before = beat.stat().st_size
-        resting = settled(lambda: [] if beat.stat().st_size > before else ["no beat"])
-        expect(not resting, "a timeout killed a neighbour's child")
+        silent = settled(lambda: [] if beat.stat().st_size > before else ["no beat"])
+        expect(not silent, "a timeout killed another command's background process")
     (context.project / "stop").touch()
 
 
 @check()
 def the_end_of_a_box(context: CheckContext) -> None:
-    """Stopping a session ends what its commands left, and does not wait for it."""
+    """Stopping a session kills the processes that its commands left, without waiting for them to finish."""
     session = context.session()
     context.sh(session, ESCAPEES["daemon"].replace("sleep 60", "until [ -s beat ]; do sleep 0.05; done"), BEAT)
-    expect((context.project / "beat").exists(), "the daemon never lived")
+    expect((context.project / "beat").exists(), "the daemon never started")
     began = time.monotonic()
     session.stop()
     took = time.monotonic() - began
-    expect(took < OVERDUE, f"stopping took {took:.1f} s: it waited for an orphan")
-    _is_dead(context, None)
+    expect(took < OVERDUE, f"stopping took {took:.1f} s: it waited for an orphaned process")
+    _expect_dead(context, None)
     session.stop()
 
 
 @check()
 def abandoned_by_its_caller(context: CheckContext) -> None:
-    """A caller that is interrupted while it waits (as by Ctrl-C) leaves no command behind, and keeps its session."""
+    """A caller interrupted while waiting (as by Ctrl-C) leaves no command running and keeps its session."""
 
     class Interrupted(Exception):
         pass
@@ -120,53 +126,55 @@ def abandoned_by_its_caller(context: CheckContext) -> None:
         raise Interrupted
 
     session = context.session()
-    with _may_end_the_session(context):
+    with _allow_fail_closed(context):
         try:
             context.sh(session, 'echo go; sh -c "$1" "$0" & wait', BEAT, on_output=interrupt)
         except Interrupted:
             pass
         else:
-            raise Failed("the caller's own exception did not come back to it")
-    _is_dead(context, None)
-    with _may_end_the_session(context):
+            raise Failed("the caller's own exception was not raised")
+    _expect_dead(context, None)
+    with _allow_fail_closed(context):
         context.alive(session)
 
 
 def _timed_out(
     context: CheckContext, timeout: float, script: str, *args: str, grace: float = 0.0
 ) -> tuple[Session, ExecResult | None]:
-    """Run what does not end by itself, in a session of its own, and see that its time was held to.
+    """Run an endless script in a new session, and expect that it times out on time.
 
-    The result is None where the session was lost by it, and may be.
+    The result is None if the session was lost, which is allowed for a provider that fails closed.
     """
     session = context.session()
     began = time.monotonic()
-    with _may_end_the_session(context):
+    with _allow_fail_closed(context):
         result = context.sh(session, script, *args, timeout=timeout, grace=grace)
         ended = f"exit {result.exit_code}, timed_out {result.timed_out}, after {result.duration_ms} ms"
-        expect(result.timed_out and result.exit_code == 124, f"it came back as {ended}")
+        expect(result.timed_out and result.exit_code == 124, f"the command was reported as {ended}")
         late = result.duration_ms / 1000 - timeout
-        expect(-0.1 < late < OVERDUE, f"a timeout of {timeout} s came back as {ended}")
+        expect(-0.1 < late < OVERDUE, f"a timeout of {timeout} s was reported as {ended}")
         return session, result
     took = time.monotonic() - began
     expect(took < timeout + OVERDUE, f"a timeout of {timeout} s took {took:.1f} s")
     return session, None
 
 
-def _once_up(context: CheckContext, script: str, grace: float = 0.0) -> tuple[Session, ExecResult | None]:
-    """The same with a script that says when it is up, and was by then."""
+def _timed_out_after_output(
+    context: CheckContext, script: str, grace: float = 0.0
+) -> tuple[Session, ExecResult | None]:
+    """Time out a script that prints when it has started; try longer timeouts until its output arrives."""
     for timeout in TIMEOUTS:
         session, result = _timed_out(context, timeout, script, grace=grace)
         if result is None or result.stdout:
             break
     else:
-        raise Failed(f"nothing of what it wrote came back in {timeout:g} s")
+        raise Failed(f"no output of the command arrived within {timeout:g} s")
     return session, result
 
 
 @contextlib.contextmanager
-def _may_end_the_session(context: CheckContext) -> Iterator[None]:
-    """Where a provider fails closed, the loss of the session is a right answer to a tree that can't be ended surely."""
+def _allow_fail_closed(context: CheckContext) -> Iterator[None]:
+    """Accept the loss of the session if the provider fails closed when it can't be sure to kill a process tree."""
     try:
         yield
     except SandboxLost:
@@ -174,20 +182,21 @@ def _may_end_the_session(context: CheckContext) -> Iterator[None]:
             raise
 
 
-def _is_dead(context: CheckContext, result: ExecResult | None) -> None:
+def _expect_dead(context: CheckContext, result: ExecResult | None) -> None:
     beat = context.project / "beat"
     found = settled(lambda: commands_of(context.marker), 3.0)
-    # A box whose processes can't be seen from here is judged by the file alone.
+    # If the box's processes are not visible on the host, only the file counts.
     size = beat.stat().st_size if beat.exists() else 0
     time.sleep(0.25)
     growing = beat.exists() and beat.stat().st_size > size
     (context.project / "stop").touch()
-    said = result is not None and result.survivors
-    if not (found or growing or said):
+    survivors = result is not None and result.survivors
+    if not (found or growing or survivors):
         return
-    seen = f"{len(found)} processes are alive, the file {'still grows' if growing else 'rests'}, survivors said: {said}"
+    file = "still grows" if growing else "no longer grows"
+    seen = f"{len(found)} processes are alive, the file {file}, the result says survivors={survivors}"
     if context.enforcement.kill_tree == "best-effort":
         raise NotApplicable(
-            f"killing the tree is best effort here ({context.enforcement.gaps.get('kill tree', '')}): {seen}"
+            f"killing the process tree is best-effort here ({context.enforcement.gaps.get('kill tree', '')}): {seen}"
         )
     raise Failed(seen)

@@ -1,4 +1,4 @@
-"""A box that dies is reported as lost, at once, and never as a command that failed."""
+"""A box that dies is reported as lost immediately, and never as a failed command."""
 
 from __future__ import annotations
 
@@ -18,26 +18,29 @@ subject = ProviderChecks("loss")
 check = subject.check
 
 SOON = 5.0
-"""Far below the patience of whoever waits for an answer, so that it was heard of, and not given up on."""
+"""Far below the commands' timeouts, so that a loss reported within this time was detected and is not a timeout."""
 
 
 @check()
 def under_commands(context: CheckContext) -> None:
-    """The agent is killed from outside while three commands run: all three callers hear of it at once."""
+    """When the agent is killed from outside while three commands run, all three callers get the error immediately."""
     _needs_host_processes(context)
     session = context.session()
     context.alive(session)
-    heard: list[float] = []
+    reported: list[float] = []
 
     def wait() -> None:
         try:
             result = context.sh(session, "sleep 60; exit 0", timeout=40)
         except SandboxLost as error:
-            heard.append(time.monotonic())
-            expect(error.code == "SANDBOX_LOST" and error.retryable, "the error is not the one for a loss")
+            reported.append(time.monotonic())
+            expect(
+                error.code == "SANDBOX_LOST" and error.retryable,
+                f"the error is {error.code} with retryable={error.retryable}",
+            )
             expect(error.details.get("provider") == context.provider, "the error does not name its provider")
             return
-        raise Failed(f"a lost box came back as a command's exit {result.exit_code}")
+        raise Failed(f"the loss of the box was reported as exit code {result.exit_code} of the command")
 
     with ThreadPoolExecutor(3) as pool:
         waiting = [pool.submit(wait) for _ in range(3)]
@@ -46,33 +49,33 @@ def under_commands(context: CheckContext) -> None:
         os.kill(agent, signal.SIGKILL)
         for one in waiting:
             one.result()
-    took = max(heard) - killed
+    took = max(reported) - killed
     expect(took < SOON, f"the loss was reported after {took:.2f} s")
-    _and_then(context, session)
+    _expect_lost(context, session)
 
 
 @check()
 def between_commands(context: CheckContext) -> None:
     _needs_host_processes(context)
     session = context.session()
-    agent = _agent_of_idle(context, session)
+    agent = _find_agent_of_idle(context, session)
     os.kill(agent, signal.SIGKILL)
     began = time.monotonic()
-    context.refused(SandboxLost, "a command in a box that had died", context.sh, session, "true")
+    context.refused(SandboxLost, "a command in a dead box", context.sh, session, "true")
     took = time.monotonic() - began
     expect(took < SOON, f"the loss was reported after {took:.2f} s")
-    _and_then(context, session)
+    _expect_lost(context, session)
 
 
 @check()
 def stopped_under_a_command(context: CheckContext) -> None:
-    """Another thread stops the session: the one that waits in it hears of it, and does not wait for ever."""
+    """When another thread stops the session, a thread that waits for a command gets an error and does not hang."""
     session = context.session()
-    up = threading.Event()
+    started = threading.Event()
     with ThreadPoolExecutor(1) as pool:
         script = "echo up; sleep 60; exit 0"
-        waiting = pool.submit(context.sh, session, script, timeout=40, on_output=lambda _: up.set())
-        expect(up.wait(PATIENCE), f"a command that says something at once was not heard in {PATIENCE:g} s")
+        waiting = pool.submit(context.sh, session, script, timeout=40, on_output=lambda _: started.set())
+        expect(started.wait(PATIENCE), f"the first output of a command did not arrive within {PATIENCE:g} s")
         began = time.monotonic()
         session.stop()
         stopped = time.monotonic() - began
@@ -81,9 +84,9 @@ def stopped_under_a_command(context: CheckContext) -> None:
         except SandboxLost:
             result = None
         took = time.monotonic() - began
-    expect(result is None, "a command whose box was stopped came back with a result")
+    expect(result is None, "a command returned a result although its box was stopped")
     expect(stopped < 10, f"stopping took {stopped:.1f} s")
-    expect(took < 10, f"the waiting caller heard of it after {took:.1f} s")
+    expect(took < 10, f"the waiting caller got the error after {took:.1f} s")
 
 
 @check()
@@ -92,28 +95,27 @@ def stopped_twice(context: CheckContext) -> None:
     context.alive(session)
     session.stop()
     session.stop()
-    expect(session.info.state == "stopped", f"its state is {session.info.state}")
+    expect(session.info.state == "stopped", f"the session's state is {session.info.state}")
     context.refused(SandboxLost, "a command in a stopped session", session.exec, ["true"], timeout=3)
 
 
 def _needs_host_processes(context: CheckContext) -> None:
     if context.isolation is Isolation.SANDBOXED_KERNEL:
-        raise NotApplicable("the processes of a sandboxed kernel are not the host's: none can be killed from here")
+        raise NotApplicable(
+            "the processes of a sandboxed kernel are not processes of the host and can't be killed from it"
+        )
 
 
 def find_agent(context: CheckContext, commands: int) -> int:
-    """The pid, on this host, of the box agent above running commands that bear our marker.
+    """Return the host pid of the box agent, found as an ancestor of running commands with our marker.
 
-    Their scripts go on after what they wait for: some shells let the last command take their own place.
+    The commands' scripts must not end with the program that they wait for: some shells exec the last command.
     """
-    if context.isolation is Isolation.SANDBOXED_KERNEL:
-        raise NotApplicable(
-            "the processes of a sandboxed kernel are not the host's: none of them can be killed from here"
-        )
+    _needs_host_processes(context)
     end = time.monotonic() + PATIENCE
-    while len(found := _of_commands(context)) < commands:
+    while len(found := _shells_in_box(context)) < commands:
         if time.monotonic() > end:
-            raise NotChecked("the box's processes can't be seen from the host")
+            raise NotChecked("the box's processes are not visible on the host")
         time.sleep(0.02)
     agent, above = 0, parent(found[0])
     while above > 1:
@@ -121,18 +123,18 @@ def find_agent(context: CheckContext, commands: int) -> int:
             agent = above
         above = parent(above)
     if not agent:
-        raise NotChecked("no box agent is above the command, as far as can be seen from the host")
+        raise NotChecked("the command has no ancestor on the host that is a box agent")
     if os.geteuid() != 0 and os.stat(f"/proc/{agent}").st_uid not in (0, os.geteuid()):
-        raise NotChecked("the box agent belongs to another user, and can't be killed")
+        raise NotChecked("the box agent belongs to another user and can't be killed")
     return agent
 
 
-def _of_commands(context: CheckContext) -> list[int]:
-    """The shells we started in the box; their children (sleep) don't bear the marker."""
+def _shells_in_box(context: CheckContext) -> list[int]:
+    """Return the shells that the check started in the box; their children (sleep) don't have the marker."""
     return commands_of(context.marker)
 
 
-def _agent_of_idle(context: CheckContext, session: Session) -> int:
+def _find_agent_of_idle(context: CheckContext, session: Session) -> int:
     seen = context.project / "seen"
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(context.sh, session, "until [ -e seen ]; do sleep 0.05; done; exit 0")
@@ -144,14 +146,14 @@ def _agent_of_idle(context: CheckContext, session: Session) -> int:
     return agent
 
 
-def _and_then(context: CheckContext, session: Session) -> None:
-    """After a loss: the next command says it again, stopping works, and nothing is left."""
+def _expect_lost(context: CheckContext, session: Session) -> None:
+    """After a loss, expect that the next command reports it again, that stopping works, and that no process is left."""
     again = time.monotonic()
     context.refused(SandboxLost, "the next command after a loss", session.exec, ["true"], timeout=3)
-    expect(time.monotonic() - again < SOON, "the second report took long")
+    expect(time.monotonic() - again < SOON, f"the second report took longer than {SOON:g} s")
     began = time.monotonic()
     session.stop()
-    expect(time.monotonic() - began < 10, f"stopping what was lost took {time.monotonic() - began:.1f} s")
-    left = settled(lambda: _of_commands(context), SOON)
+    expect(time.monotonic() - began < 10, f"stopping the lost session took {time.monotonic() - began:.1f} s")
+    left = settled(lambda: _shells_in_box(context), SOON)
     if left and context.enforcement.kill_tree != "best-effort":
-        raise Failed(f"commands of the lost box live on: {[command_line(pid) for pid in left]}")
+        raise Failed(f"commands of the lost box are still running: {[command_line(pid) for pid in left]}")

@@ -1,7 +1,7 @@
-"""Network none is none: no interface, no route, no socket of the host, by whatever family.
+"""With network `none`, a box has no interface, no route and no access to the host's sockets of any family.
 
-The listeners are on this host's 127.0.0.1 and in its abstract name space. `off` makes the same attempt as the
-control, so that a box in which the attempt itself is broken does not pass for a closed one.
+The listeners are on this host's 127.0.0.1 and in its abstract socket namespace. As a control, the same attempt is made
+with `off`, so that an attempt that fails for another reason does not pass as isolation.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from proofbox.sandbox.service import Sandboxes
 subject = ProviderChecks("network")
 check = subject.check
 
-LAST_FAMILY = 63  # well beyond the highest one that Linux has
+LAST_FAMILY = 63  # well beyond the highest family in Linux
 LAST_NETLINK = 31
 SOCK_PACKET = 10
 IPPROTO_SMC, IPPROTO_MPTCP = 256, 262
-_ROOM = "x" * 63  # where a call may write its answer
+_ROOM = "x" * 63  # buffer for a call's output
 _FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6)
 _KINDS = (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_RAW, socket.SOCK_SEQPACKET)
 _PROTOCOLS = (socket.IPPROTO_SCTP, socket.IPPROTO_UDPLITE, IPPROTO_SMC, IPPROTO_MPTCP)
@@ -31,34 +31,34 @@ _PROTOCOLS = (socket.IPPROTO_SCTP, socket.IPPROTO_UDPLITE, IPPROTO_SMC, IPPROTO_
 
 @check(NETWORK)
 def no_interface(context: CheckContext) -> None:
-    """Nothing but its own loopback, and no way to anywhere."""
+    """The box has only its own loopback interface and no routes."""
     session = context.session(network="none")
-    interfaces, routes = _look(context, "none")
-    expect(interfaces <= {"lo"}, f"there are the interfaces {sorted(interfaces)}")
-    expect(not routes, f"there are routes: {routes}")
-    expect(context.sh(session, "true").policy.network == "none", "the result does not state it")
+    interfaces, routes = _interfaces_and_routes(context, "none")
+    expect(interfaces <= {"lo"}, f"the box has the interfaces {sorted(interfaces)}")
+    expect(not routes, f"the box has routes: {routes}")
+    expect(context.sh(session, "true").policy.network == "none", "the result does not state the network policy")
 
 
-def _reaches_nobody(name: str, kind: str) -> None:
+def _add_unreachable_check(name: str, kind: str) -> None:
     def run(context: CheckContext) -> None:
-        with listeners(context) as there:
-            way, listener = there[kind]
+        with listeners(context) as by_kind:
+            way, listener = by_kind[kind]
             _control(context, way)
-            expect(listener.visited(), f"the control by `off` did not reach the {kind} listener")
+            expect(listener.visited(), f"the control with `off` did not reach the {kind} listener")
             seen = connect(context, context.session(network="none"), way)
-            expect(not listener.visited(), f"a {kind} listener of the host was reached ({seen})")
-            expect(not seen.startswith("reached"), f"the attempt says {seen!r}")
+            expect(not listener.visited(), f"the box reached a {kind} listener of the host ({seen})")
+            expect(not seen.startswith("reached"), f"the box reports {seen!r} for the {kind} listener")
 
     subject.add(name, NETWORK, run)
 
 
 for _name, _kind in (("tcp", "tcp"), ("udp", "udp"), ("abstract-socket", "abstract"), ("socket-by-path", "path")):
-    _reaches_nobody(_name, _kind)
+    _add_unreachable_check(_name, _kind)
 
 
 @check(NETWORK)
 def sockets_unseen(context: CheckContext) -> None:
-    """The names of the host's sockets are not even listed."""
+    """The names of the host's abstract sockets are not listed."""
     with listeners(context):
         listed = context.once('cat /proc/net/unix | grep -c "$1"', context.marker, network="none")
     expect(listed.stdout.strip() == "0", "the host's abstract sockets are listed in /proc/net/unix")
@@ -66,29 +66,29 @@ def sockets_unseen(context: CheckContext) -> None:
 
 @check(NETWORK)
 def no_names(context: CheckContext) -> None:
-    """No name is resolved, and the attempt ends soon: by no resolver on the network, and by no socket of one on the
+    """Name resolution fails, and soon: the box reaches neither a resolver on the network nor a socket of one on the
     host."""
-    interfaces, routes = _look(context, "none")
+    interfaces, routes = _interfaces_and_routes(context, "none")
     if not interfaces <= {"lo"} or routes:
-        raise NotChecked("the box has a network: a question would leave this machine")
+        raise NotChecked("the box has a network: a DNS query would leave this machine")
     session = context.session(network="none")
     began = time.monotonic()
     seen = connect(context, session, "name=conformance.proofbox.example")
     took = time.monotonic() - began
     expect(not seen.startswith("reached"), f"a name was resolved: {seen}")
-    expect(took < 9, f"the attempt took {took:.1f} s")
-    doors = (
+    expect(took < 9, f"name resolution took {took:.1f} s to fail")
+    services = (
         "/run/nscd /var/run/nscd /run/systemd/resolve /run/dbus /run/docker.sock /var/run/docker.sock /run/avahi-daemon"
     )
-    found = context.sh(session, f"ls -d {doors} 2>/dev/null").stdout.split()
-    expect(not found, f"services of the host are within reach: {', '.join(found)}")
+    found = context.sh(session, f"ls -d {services} 2>/dev/null").stdout.split()
+    expect(not found, f"services of the host are reachable: {', '.join(found)}")
 
 
 @check(NETWORK)
 def own_loopback(context: CheckContext) -> None:
-    """A server under test and its client, both in the box, find each other, and do not meet the host's."""
-    with listeners(context) as there:
-        way, _ = there["tcp"]
+    """A server and its client in the same box can connect over loopback, which is separate from the host's."""
+    with listeners(context) as by_kind:
+        way, _ = by_kind["tcp"]
         port = way.partition("=")[2]
         session = context.session(network="none")
         script = f"""
@@ -98,15 +98,15 @@ threading.Thread(target=lambda: s.accept()[0].sendall(b"inside"), daemon=True).s
 print(socket.create_connection(("127.0.0.1", {port}), 10).recv(16).decode())
 """
         if not context.sh(session, "command -v python3").stdout:
-            raise NotChecked("the box has no python3 to serve and to connect with")
+            raise NotChecked("the box has no python3 for the server and the client")
         result = session.exec(["python3", "-c", script], timeout=PATIENCE)
-        expect(result.stdout == "inside\n", f"its own loopback does not work: {result.stderr[-300:]!r}")
+        expect(result.stdout == "inside\n", f"the box's loopback does not work: {result.stderr[-300:]!r}")
 
 
 @check(NETWORK)
 def socket_families(context: CheckContext) -> None:
-    """Only the families that programs need open, in every mode: others, such as AF_VSOCK, pass by the network namespace
-    or are rarely used parts of the kernel."""
+    """With any network policy, only common socket families can be opened. Others, such as AF_VSOCK, bypass the network
+    namespace or are rarely used parts of the kernel."""
     allowed = {f"family {family:d}" for family in _FAMILIES} | {"netlink 0", "pair 1"}
     families = range(LAST_FAMILY + 1)
     calls = [
@@ -132,20 +132,20 @@ def socket_families(context: CheckContext) -> None:
 
 @check(NETWORK)
 def full_is_open(context: CheckContext) -> None:
-    """Network full is another thing than none: it has more to go by, and the result states it."""
+    """With network `full`, the box has more interfaces or routes than with `none`, and the result states the policy."""
     session = context.session(network="full")
-    expect(context.sh(session, "true").policy.network == "full", "the result does not state it")
-    if _look(context, "full") == _look(context, "none"):
-        raise NotChecked("this machine has no network to give")
+    expect(context.sh(session, "true").policy.network == "full", "the result does not state the network policy")
+    if _interfaces_and_routes(context, "full") == _interfaces_and_routes(context, "none"):
+        raise NotChecked("this machine has no network")
 
 
-def _look(context: CheckContext, network: str) -> tuple[set[str], list[str]]:
+def _interfaces_and_routes(context: CheckContext, network: str) -> tuple[set[str], list[str]]:
     script = "cat /proc/net/dev; echo ---; cat /proc/net/route /proc/net/ipv6_route 2>/dev/null"
     session = context.session(network="none" if network == "none" else "full")
     devices, _, routes = context.sh(session, script).stdout.partition("---")
     session.stop()
     names = {line.partition(":")[0].strip() for line in devices.splitlines() if ":" in line}
-    # A route through lo, or none at all (Iface and nothing else), leads nowhere.
+    # Ignore the header (Iface…) and routes through lo, which lead nowhere.
     return names, [
         line for line in routes.splitlines() if line and not line.startswith("Iface") and not line.endswith("lo")
     ]
@@ -156,5 +156,5 @@ def _control(context: CheckContext, way: str) -> None:
         with Sandboxes(context.project, settings=Settings()) as boxes, boxes.start_session(provider="off") as session:
             seen = connect(context, session, way)
     except (ProofboxError, NotChecked) as error:
-        raise NotChecked(f"the control could not be made: {error}") from None
-    expect(not seen.startswith("blocked"), f"the control by `off` was {seen}")
+        raise NotChecked(f"the control with `off` could not be run: {error}") from None
+    expect(not seen.startswith("blocked"), f"the control with `off` was {seen}")

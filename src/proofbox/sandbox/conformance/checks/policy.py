@@ -1,4 +1,4 @@
-"""What may be asked of a box: stated in the result, or refused by name before anything starts."""
+"""Policies: a box states its policy in each result, and refuses unsupported options by name before it starts."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ check = subject.check
 
 @check()
 def refusals(context: CheckContext) -> None:
-    """Whatever the provider does not enforce it refuses, with its reason: nothing is silently ignored."""
-    asked: list[tuple[Need, PolicyOptions]] = [
+    """A provider refuses every option that it does not enforce, with a reason; it never ignores one silently."""
+    requests: list[tuple[Need, PolicyOptions]] = [
         (NETWORK, {"network": "none"}),
         (READ_ONLY, {"access": "ro"}),
         (OVERLAY, {"access": "overlay"}),
@@ -43,24 +43,24 @@ def refusals(context: CheckContext) -> None:
         (CPUS, {"cpus": 0.5}),
         (PIDS, {"pids": 64}),
     ]
-    unmet = [(need, options) for need, options in asked if not need.met(context.enforcement)]
+    unmet = [(need, options) for need, options in requests if not need.met(context.enforcement)]
     for need, options in unmet:
         error = context.refused(PolicyRefused, need.gap, context.session, **options)
         expect(need.gap in error.message, f"{need.gap}: the refusal does not name it: {error.message}")
         expect(context.enforcement.gaps.get(need.gap), f"{need.gap}: no reason is given")
-        expect(error.fix_hints, f"{need.gap}: no way out is given")
+        expect(error.fix_hints, f"{need.gap}: no fix hint is given")
     if not context.enforcement.detached:
         unmet.append((DETACHED, {}))
         context.refused(
             PolicyRefused, DETACHED.gap, context.boxes.start_session, provider=context.provider, detached=True
         )
     if not unmet:
-        raise NotApplicable(f"{context.provider} enforces every policy here: there is nothing to refuse")
+        raise NotApplicable(f"{context.provider} enforces every policy here, so it refuses none")
 
 
 @check()
 def values_without_sense(context: CheckContext) -> None:
-    asked: list[PolicyOptions] = [
+    invalid: list[PolicyOptions] = [
         {"memory": 0},
         {"memory": -5},
         {"cpus": 0.0},
@@ -69,23 +69,23 @@ def values_without_sense(context: CheckContext) -> None:
         {"disk": 0, "access": "overlay"},
         {"disk": 5},
     ]
-    for options in asked:
+    for options in invalid:
         context.refused(RequestInvalid, str(options), context.session, **options)
 
 
 @check()
 def stated(context: CheckContext) -> None:
-    """The result says what was in force, defaults too: nothing is left to be guessed."""
+    """The result states the policy that was enforced, including defaults."""
     policy = context.once("true").policy
-    expect(policy.network in ("none", "full"), f"the network in force is {policy.network!r}")
-    expect(policy.access in ("rw", "ro", "overlay"), f"the access in force is {policy.access!r}")
+    expect(policy.network in ("none", "full"), f"the result states the network {policy.network!r}")
+    expect(policy.access in ("rw", "ro", "overlay"), f"the result states the access {policy.access!r}")
     if context.enforcement.network_none:
-        expect(policy.network == "none", "the network is open unless asked otherwise")
+        expect(policy.network == "none", "the default network is not `none`")
 
 
 @check(MOUNTS)
 def mounts(context: CheckContext) -> None:
-    """A host directory appears where it was asked for; read-only unless it says rw."""
+    """A host directory appears at the requested path, read-only unless the mount says rw."""
     shown, _ = context.secret("shown")
     open_dir = context.scratch / "open"
     open_dir.mkdir()
@@ -95,7 +95,7 @@ def mounts(context: CheckContext) -> None:
     result = context.sh(
         session, "cat /mnt/seen/shown /mnt/one; echo x > /mnt/seen/new; echo y >> /mnt/one; echo z > /mnt/open/new"
     )
-    expect(result.stdout == shown.read_text() * 2, f"what was mounted reads {result.stdout!r}: {result.stderr!r}")
+    expect(result.stdout == shown.read_text() * 2, f"the mounted files contain {result.stdout!r}: {result.stderr!r}")
     expect(not (context.outside / "new").exists(), "a read-only mount was written to")
     expect("y" not in shown.read_text().split("\n"), "a file mounted read-only was written to")
     expect((open_dir / "new").exists(), f"a writable mount was not writable: {result.stderr!r}")
@@ -103,14 +103,14 @@ def mounts(context: CheckContext) -> None:
 
 @check(MOUNTS)
 def the_project_mounted_is_where_commands_begin(context: CheckContext) -> None:
-    """At the place that the mount says; directories of the project are below it."""
+    """If the project is mounted at another path, commands start there, and relative directories are below it."""
     (context.project / "below").mkdir()
     session = context.session(mounts=[Mount(context.project, "/place/of/it", writable=True)])
     result = context.sh(session, "pwd; echo made > made")
-    expect(result.stdout == "/place/of/it\n", f"commands begin in {result.stdout!r}: {result.stderr!r}")
-    expect((context.project / "made").exists(), "what was written there is not in the project")
+    expect(result.stdout == "/place/of/it\n", f"commands start in {result.stdout!r}: {result.stderr!r}")
+    expect((context.project / "made").exists(), "a file written there is not in the project")
     below = session.exec(["pwd"], cwd="below").stdout
-    expect(below == "/place/of/it/below\n", f"a directory of it is {below!r}")
+    expect(below == "/place/of/it/below\n", f"a command with cwd `below` starts in {below!r}")
 
 
 @check(MOUNTS)
@@ -123,7 +123,7 @@ def mounts_refused(context: CheckContext) -> None:
 
 @check(MOUNTS)
 def swapped_mounts_refused(context: CheckContext) -> None:
-    """What a box puts in the place of a mount's source, or on the way to its place, the next box does not follow."""
+    """A link that a box put at a mount's source, or on the path to its target, is refused by the next box."""
     (context.project / "data").mkdir()
     context.once(f"mv data moved && ln -s {context.outside} data")
     for name in ("data", "data/deep"):
@@ -131,8 +131,8 @@ def swapped_mounts_refused(context: CheckContext) -> None:
         mount = f"{context.project}/{name}:/mnt/data:rw"
         context.refused(PathRefused, f"the link {name} as a source", context.session, mounts=[mount])
     mount = f"{context.scratch}/outside:{context.project}/data/new:rw"
-    context.refused(PathRefused, "a link on the way to the place", context.session, mounts=[mount])
-    expect(not (context.outside / "new").exists(), "a directory was made outside")
+    context.refused(PathRefused, "a link on the path to the target", context.session, mounts=[mount])
+    expect(not (context.outside / "new").exists(), "a directory was created outside the project")
 
 
 @check()

@@ -1,4 +1,4 @@
-"""Nothing of the host but what was given: not by path, link, /proc or any other name."""
+"""A box reaches only the files that it was given, whether by path, link, /proc or any other name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from proofbox.sandbox.contract import Isolation, Mount
 subject = ProviderChecks("reach")
 check = subject.check
 
-# What a box may have from the host, or has of its own by the same name.
+# Top-level directories that a box may share with the host, or that it has under the same name.
 _SHARED = frozenset(
     ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "opt", "nix", "etc", "proc", "dev", "sys")
 )
@@ -43,7 +43,7 @@ done
 
 @check(FILESYSTEM)
 def outside_by_path(context: CheckContext) -> None:
-    """The neighbours of the project are not there, however they are named; nor is anything of the caller's home."""
+    """Files next to the project can't be reached by any path, nor can the caller's home."""
     secret, text = context.secret()
     session = context.session()
     names = ["../outside/secret", "/proc/self/cwd/../outside/secret", f"{context.project}/../outside/secret"]
@@ -52,21 +52,21 @@ def outside_by_path(context: CheckContext) -> None:
         expect(text not in result.stdout, f"{name} was read")
     tampering = "mkdir -p ../outside; for f in new secret; do echo x >> ../outside/$f; done; echo x > ../new"
     context.sh(session, f"{tampering}; rm -rf ../outside")
-    expect(secret.exists() and secret.read_text() == text + "\n", "a file outside was written to, or removed")
+    expect(secret.exists() and secret.read_text() == text + "\n", "a file outside the project was changed or removed")
     strays = [str(path) for path in (context.outside / "new", context.scratch / "new") if path.exists()]
-    expect(not strays, f"a command made {strays}")
+    expect(not strays, f"a command created {strays}")
     home = Path.home()
     if home.is_dir() and not context.project.is_relative_to(home):
         listed = context.sh(session, 'ls -A "$1" 2>/dev/null', str(home)).stdout.splitlines()
         seen = sorted(set(listed) & set(os.listdir(home)))
-        expect(not seen, f"in the caller's home can be seen: {seen[:3]}")
+        expect(not seen, f"files in the caller's home are visible: {seen[:3]}")
 
 
 @check(FILESYSTEM)
 def only_what_was_allowed(context: CheckContext) -> None:
-    """Of the host's top directories a box shows programs and libraries, and nothing else of what there is."""
+    """Of the host's top-level directories, a box shows only those with programs and libraries."""
     if context.isolation is not Isolation.NAMESPACE:
-        raise NotApplicable(f"the system's files in a box of {context.provider} are its image's own")
+        raise NotApplicable(f"system files in a box of {context.provider} come from its image")
     session, seen = context.session(), []
     for top in sorted(set(os.listdir("/")) - _SHARED):
         if (
@@ -76,20 +76,20 @@ def only_what_was_allowed(context: CheckContext) -> None:
         ):
             continue
         listed = set(context.sh(session, 'ls -A "$1" 2>/dev/null', f"/{top}").stdout.splitlines())
-        # An entry that the box has of its own, under a name that the host has too, is told apart by what is in it.
+        # The box may have its own directory under a name that the host also uses; compare the contents.
         for name in sorted(listed & set(os.listdir(f"/{top}"))):
             inner = set(context.sh(session, 'ls -A "$1" 2>/dev/null', f"/{top}/{name}").stdout.splitlines())
             path = Path("/", top, name)
             if not path.is_dir() or (os.access(path, os.R_OK) and inner & set(os.listdir(path))):
                 seen.append(str(path))
-    expect(not seen, f"of the host can be seen: {', '.join(seen[:6])}")
+    expect(not seen, f"files of the host are visible: {', '.join(seen[:6])}")
     read = context.sh(session, 'for f in "$@"; do [ -r "$f" ] && echo "$f"; done', *_HOSTS_OWN).stdout.split()
-    expect(not read, f"of the host's settings can be read: {', '.join(read)}")
+    expect(not read, f"settings of the host are readable: {', '.join(read)}")
 
 
 @check(FILESYSTEM)
 def outside_by_symlink(context: CheckContext) -> None:
-    """A link in the project that points out of it points nowhere, for reading and for writing."""
+    """A link in the project that points outside it can be used neither for reading nor for writing."""
     secret, text = context.secret()
     (context.project / "link").symlink_to(secret)
     (context.project / "directory").symlink_to(context.outside)
@@ -97,26 +97,26 @@ def outside_by_symlink(context: CheckContext) -> None:
     (context.project / "magic").symlink_to(f"/proc/1/root{secret}")
     script = "for f in link relative directory/secret magic; do cat $f; echo x >> $f; done; echo x > directory/new"
     result = context.sh(context.session(), script)
-    expect(text not in result.stdout, "a link led to the secret")
-    expect(secret.read_text() == text + "\n", "a file outside was written to through a link")
-    expect(not (context.outside / "new").exists(), "a file was made outside through a link")
+    expect(text not in result.stdout, "the secret was read through a link")
+    expect(secret.read_text() == text + "\n", "a file outside the project was written to through a link")
+    expect(not (context.outside / "new").exists(), "a file was created outside the project through a link")
 
 
 @check(FILESYSTEM)
 def outside_by_hardlink(context: CheckContext) -> None:
-    """No second name for what is not the project's: it would carry the right to write over to another path."""
+    """Files outside the project can't be hard-linked into it, where they would be writable."""
     secret, _ = context.secret()
     targets = [str(secret), "/etc/passwd", "/usr/bin/env", "/bin/sh", "/proc/1/exe", "/proc/self/exe", "/run/boxagent"]
     made = context.sh(context.session(), _LINK, *targets).stdout.split()
     linked = [path.name for path in context.project.iterdir() if path.is_file() and path.stat().st_nlink > 1]
     if context.isolation is Isolation.NAMESPACE:
         expect(not made, f"hard links were made to {made}")
-    expect(not linked, f"in the project are hard links: {linked}")
+    expect(not linked, f"the project contains hard links: {linked}")
 
 
 @check(FILESYSTEM)
 def outside_by_proc(context: CheckContext) -> None:
-    """/proc/PID/root, cwd and fd of whatever is visible lead no further than the box does."""
+    """/proc/PID/root, cwd and fd of visible processes do not lead outside the box."""
     secret, text = context.secret()
     with context.host_process():
         result = context.sh(context.session(), _BY_PROC, str(secret))
@@ -125,18 +125,18 @@ def outside_by_proc(context: CheckContext) -> None:
 
 @check(FILESYSTEM)
 def private_system_files(context: CheckContext) -> None:
-    """The shadow of passwords and root's own keys are not there, or can't be read."""
+    """Password hashes and root's keys are absent or unreadable."""
     if context.isolation is not Isolation.NAMESPACE:
-        raise NotApplicable(f"the system's files in a box of {context.provider} are its image's own")
+        raise NotApplicable(f"system files in a box of {context.provider} come from its image")
     read = context.sh(context.session(), f"cat {_PRIVATE} 2>/dev/null | wc -c").stdout.strip()
     expect(read == "0", f"{read} bytes of {_PRIVATE} were read")
 
 
 @check(FILESYSTEM)
 def private_files_of_others(context: CheckContext) -> None:
-    """Started by root, the box has none of root's power over other users' files."""
+    """A box started by root does not have root's access to other users' files."""
     if os.geteuid() != 0:
-        raise NotApplicable("the caller is not root: it has no such power to lend")
+        raise NotApplicable("the caller is not root, so it has no access to pass on")
     file = context.project / "private"
     file.write_text("private")
     file.chmod(0o600)
@@ -150,18 +150,18 @@ def private_files_of_others(context: CheckContext) -> None:
 
 @check(FILESYSTEM)
 def hidden_state(context: CheckContext) -> None:
-    """proofbox's own directories are not in the box, not even when the project, or a way into it, holds them."""
-    _hidden(context, "in their usual place")
+    """proofbox's own directories are hidden in the box, even if they are in the project or behind a link into it."""
+    _expect_hidden(context, "in their usual place")
     for access in ("rw", "ro", "overlay") if context.enforcement.access_overlay else ("rw",):
         variables = {f"XDG_{name}_HOME": f"{context.project}/{access}/{name}" for name in ("STATE", "CACHE", "CONFIG")}
         with with_environment(**variables):
-            _hidden(context, f"within the project, with access {access}", access)
+            _expect_hidden(context, f"within the project, with access {access}", access)
     (context.scratch / "link").symlink_to(context.project)
     with with_environment(XDG_STATE_HOME=f"{context.scratch}/link/linked"):
-        _hidden(context, "behind a link into the project")
+        _expect_hidden(context, "behind a link into the project")
 
 
-def _hidden(context: CheckContext, where: str, access: str = "rw") -> None:
+def _expect_hidden(context: CheckContext, where: str, access: str = "rw") -> None:
     text = f"kept-{context.marker}"
     own = [state_dir(), cache_dir(), config_dir()]
     for directory in own:
@@ -179,7 +179,7 @@ def _hidden(context: CheckContext, where: str, access: str = "rw") -> None:
     expect(intact and not new, f"the state directory {where} was changed")
 
 
-# Replace each directory of the list, which lead to proofbox's own files, by others of the same name.
+# Replaces each directory of a list, all of them parents of proofbox's own files, with another of the same name.
 _REPLACE = """
 for d in "$@"; do
     mv "$d" "$d-moved" 2>/dev/null && echo "moved $d"
@@ -192,7 +192,7 @@ done
 
 @check(MOUNTS)
 def replaced_state(context: CheckContext) -> None:
-    """No directory above proofbox's own can be renamed or replaced, through the project or a writable mount."""
+    """No parent of proofbox's own directories can be renamed or replaced through the project or a writable mount."""
     folders = ["home", "home/deep", *(f"home/deep/{name}" for name in ("STATE", "CACHE", "CONFIG"))]
     for root, guest, access in (
         (context.project, str(context.project), "rw"),
@@ -209,16 +209,18 @@ def replaced_state(context: CheckContext) -> None:
             beside = context.sh(session, 'echo x > "$1/home/deep/beside" && rm "$1/home/deep/beside" && echo ok', guest)
             session.stop()
             expect(not done.stdout, f"at {guest}: {done.stdout.strip()}")
-            said = (config_dir() / "config.toml").read_text()
-            expect(said == "pids = 50\n", f"at {guest}: the settings were replaced")
+            config = (config_dir() / "config.toml").read_text()
+            expect(config == "pids = 50\n", f"at {guest}: the settings were replaced")
             now = [directory.stat().st_ino for directory in (state_dir(), cache_dir(), config_dir())]
-            expect(own == now, f"at {guest}: a directory of proofbox's own was replaced")
-            expect(beside.stdout == "ok\n", f"at {guest}: nothing can be written beside them: {beside.stderr!r}")
+            expect(own == now, f"at {guest}: one of proofbox's directories was replaced")
+            expect(
+                beside.stdout == "ok\n", f"at {guest}: cannot write beside proofbox's directories: {beside.stderr!r}"
+            )
 
 
 @check(MOUNTS)
 def replaced_link_to_state(context: CheckContext) -> None:
-    """A project with a link to proofbox's own files that could be replaced is refused, or the link can't be."""
+    """If a link in the project leads to proofbox's own files, the project is refused or the link can't be replaced."""
     (context.outside / "real").mkdir()
     (context.project / "link").symlink_to(context.outside / "real")
     (context.project / "sub").mkdir()

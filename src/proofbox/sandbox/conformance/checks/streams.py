@@ -1,4 +1,4 @@
-"""What goes in and comes out: two streams apart, any bytes, any amount, and an end to stdin."""
+"""Standard streams: stdout and stderr stay separate, carry any bytes in any amount, and stdin ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ check = subject.check
 
 LARGE = 100_000_000
 CAP = 1 << 20
-# The streamed 100 MB may raise our memory by what is kept and under way, not by what came.
+# Memory may grow by the output kept and in transit, but not by the whole 100 MB.
 FLAT = 48 << 20
 
 
@@ -27,9 +27,9 @@ def streams_apart(context: CheckContext) -> None:
     result = context.sh(session, "echo out; echo err >&2; printf tail; printf 'more\n' >&2")
     expect(result.stdout_bytes == b"out\ntail", f"stdout is {result.stdout_bytes!r}")
     expect(result.stderr_bytes == b"err\nmore\n", f"stderr is {result.stderr_bytes!r}")
-    expect(not result.truncated.stdout and not result.truncated.stderr, "five bytes are called truncated")
+    expect(not result.truncated.stdout and not result.truncated.stderr, "short output is reported as truncated")
     silent = context.sh(session, ":")
-    expect((silent.stdout_bytes, silent.stderr_bytes) == (b"", b""), "a silent command said something")
+    expect((silent.stdout_bytes, silent.stderr_bytes) == (b"", b""), "a command that prints nothing has output")
 
 
 @check(OWN_STREAMS)
@@ -47,13 +47,13 @@ def binary_output(context: CheckContext) -> None:
     session = context.session()
     every = "".join(f"\\{value:03o}" for value in range(256))
     result = context.sh(session, f"printf '{every}'; printf '\\377\\000\\n' >&2")
-    expect(result.stdout_bytes == bytes(range(256)), f"the 256 bytes came as {result.stdout_bytes[:40]!r}…")
-    expect(result.stderr_bytes == b"\xff\x00\n", f"stderr came as {result.stderr_bytes!r}")
+    expect(result.stdout_bytes == bytes(range(256)), f"the 256 bytes arrived as {result.stdout_bytes[:40]!r}…")
+    expect(result.stderr_bytes == b"\xff\x00\n", f"stderr arrived as {result.stderr_bytes!r}")
 
 
 @check(seconds=100)
 def large_output_capped(context: CheckContext) -> None:
-    """100 MB into a cap of 1 MB: head and tail are kept, the loss is said, and memory stays flat."""
+    """Of 100 MB with a cap of 1 MB, head and tail are kept, the omission is stated, and memory use stays low."""
     session = context.session()
     before = _resident()
     result = context.sh(
@@ -64,15 +64,15 @@ def large_output_capped(context: CheckContext) -> None:
         timeout=60,
     )
     expect(result.exit_code == 0, f"exit {result.exit_code}: {result.stderr!r}")
-    expect(result.truncated.stdout, "stdout is not called truncated")
-    expect(not result.truncated.stderr and result.stderr == "small\n", "stderr has lost something")
+    expect(result.truncated.stdout, "stdout is not reported as truncated")
+    expect(not result.truncated.stderr and result.stderr == "small\n", "stderr is truncated or differs")
     expect(
         CAP <= len(result.stdout_bytes) <= CAP + 200, f"{len(result.stdout_bytes)} bytes were kept for a cap of {CAP}"
     )
     expect(result.stdout_bytes.startswith(b"HEADxxxx"), f"the head is {result.stdout_bytes[:20]!r}")
     expect(result.stdout_bytes.endswith(b"xxxxTAIL"), f"the tail is {result.stdout_bytes[-20:]!r}")
-    left_out = str(LARGE + 8 - CAP).encode()
-    expect(left_out in result.stdout_bytes, f"nothing says that {left_out.decode()} bytes were left out")
+    omitted = str(LARGE + 8 - CAP).encode()
+    expect(omitted in result.stdout_bytes, f"the output does not state that {omitted.decode()} bytes were omitted")
     grown = _resident() - before
     expect(grown < FLAT, f"memory grew by {grown >> 20} MB")
     context.alive(session)
@@ -80,7 +80,7 @@ def large_output_capped(context: CheckContext) -> None:
 
 @check(seconds=100)
 def large_output_streamed(context: CheckContext) -> None:
-    """100 MB to a reader: every byte arrives, in order, and none of it is kept beyond the cap."""
+    """Of 100 MB streamed to a reader, every byte arrives in order, and no more than the cap is kept."""
     session = context.session()
     seen = {"bytes": 0, "crc": 0, "peak": 0, "pieces": 0}
     before = _resident()
@@ -92,14 +92,14 @@ def large_output_streamed(context: CheckContext) -> None:
         if seen["pieces"] % 64 == 0:
             seen["peak"] = max(seen["peak"], _resident())
 
-    script = 'yes 0123456789abcde | head -c "$1"'  # 16 bytes a line, so that an order mixed up would show
+    script = 'yes 0123456789abcde | head -c "$1"'  # 16 bytes per line, so that a wrong order would show
     result = context.sh(session, script, str(LARGE), on_output=on_output, max_output=CAP, timeout=60)
     expect(result.exit_code == 0, f"exit {result.exit_code}: {result.stderr!r}")
     expect(seen["bytes"] == LARGE, f"{seen['bytes']} of {LARGE} bytes arrived")
     line, crc = b"0123456789abcde\n" * 6250, 0
     for _ in range(LARGE // len(line)):
         crc = zlib.crc32(line, crc)
-    expect(seen["crc"] == crc, "the bytes are not those that were written")
+    expect(seen["crc"] == crc, "the bytes that arrived differ from those written")
     grown = seen["peak"] - before
     expect(grown < FLAT, f"memory grew by {grown >> 20} MB")
     expect(result.truncated.stdout and len(result.stdout_bytes) <= CAP + 200, "the result kept more than its cap")
@@ -107,7 +107,7 @@ def large_output_streamed(context: CheckContext) -> None:
 
 @check()
 def both_streams_full(context: CheckContext) -> None:
-    """Two full pipes at once: neither waits for the other's reader."""
+    """Two full pipes do not block each other."""
     session = context.session()
     result = context.sh(session, "head -c 3000000 /dev/zero & head -c 3000000 /dev/zero >&2; wait")
     expect(len(result.stdout_bytes) == 3_000_000, f"stdout has {len(result.stdout_bytes)} bytes")
@@ -127,73 +127,82 @@ def output_as_it_comes(context: CheckContext) -> None:
     result = context.sh(
         session, "echo one; until [ -e seen ]; do sleep 0.05; done; sleep 0.3; echo two >&2", on_output=on_output
     )
-    expect(not result.timed_out, "what was written before something else is waited for did not come")
-    expect([(p.stream, p.data) for p in pieces] == [("stdout", b"one\n"), ("stderr", b"two\n")], f"came as {pieces}")
-    expect(pieces[1].at_ms - pieces[0].at_ms > 150, "the times do not say when it was written")
+    expect(not result.timed_out, "output written before a wait did not arrive during the wait")
+    expect(
+        [(p.stream, p.data) for p in pieces] == [("stdout", b"one\n"), ("stderr", b"two\n")],
+        f"the output arrived as {pieces}",
+    )
+    expect(pieces[1].at_ms - pieces[0].at_ms > 150, "the timestamps do not show when the output was written")
 
 
 @check()
 def stdin_to_its_end(context: CheckContext) -> None:
     session = context.session()
-    for given in (b"hello\n", b"\x00\xff\x04", "text"):
-        result = session.exec(["cat"], stdin=given, timeout=PATIENCE)
-        wanted = given.encode() if isinstance(given, str) else given
+    for stdin in (b"hello\n", b"\x00\xff\x04", "text"):
+        result = session.exec(["cat"], stdin=stdin, timeout=PATIENCE)
+        expected = stdin.encode() if isinstance(stdin, str) else stdin
         expect(
-            result.stdout_bytes == wanted and not result.timed_out, f"{given!r} came back as {result.stdout_bytes!r}"
+            result.stdout_bytes == expected and not result.timed_out,
+            f"`cat` returned {result.stdout_bytes!r} for {stdin!r}",
         )
     result = session.exec(["cat"], stdin=io.BytesIO(b"from a file"), timeout=PATIENCE)
-    expect(result.stdout == "from a file", f"a file as stdin came back as {result.stdout!r}")
+    expect(result.stdout == "from a file", f"`cat` returned {result.stdout!r} for a file as stdin")
 
 
 @check()
 def stdin_absent_or_empty(context: CheckContext) -> None:
-    """A command that reads gets the end of its input at once: it never waits for a terminal."""
+    """Without stdin, a command that reads gets end of file immediately; it never waits for a terminal."""
     session = context.session()
-    for given in (None, b"", io.BytesIO()):
-        result = session.exec(["cat"], stdin=given, timeout=PATIENCE)
-        expect(not result.timed_out and result.exit_code == 0, f"with stdin {given!r} it waited")
-        expect(result.stdout_bytes == b"", f"with stdin {given!r} it read {result.stdout_bytes!r}")
+    for stdin in (None, b"", io.BytesIO()):
+        result = session.exec(["cat"], stdin=stdin, timeout=PATIENCE)
+        expect(not result.timed_out and result.exit_code == 0, f"with stdin {stdin!r}, `cat` timed out or failed")
+        expect(result.stdout_bytes == b"", f"with stdin {stdin!r}, `cat` read {result.stdout_bytes!r}")
 
 
 @check()
 def stdin_large(context: CheckContext) -> None:
-    """Far more than any buffer, in and out at once: no deadlock, nothing lost."""
+    """Far more input than any buffer holds, while output is written: no deadlock, and nothing is lost."""
     session = context.session()
-    data = bytes(range(251)) * 40_000  # 10 MB; a prime, so that no block repeats
+    data = bytes(range(251)) * 40_000  # 10 MB; 251 is prime, so that no block repeats
     result = session.exec(["cat"], stdin=data, timeout=PATIENCE, max_output=len(data) + 1)
-    expect(result.stdout_bytes == data, f"{len(result.stdout_bytes)} of {len(data)} bytes came back, or others")
+    expect(
+        result.stdout_bytes == data, f"`cat` returned {len(result.stdout_bytes)} bytes for {len(data)}, or other bytes"
+    )
     counted = session.exec(["wc", "-c"], stdin=io.BytesIO(data), timeout=PATIENCE)
     expect(counted.stdout.strip() == str(len(data)), f"{counted.stdout.strip()} of {len(data)} bytes were read")
 
 
 @check()
 def stdin_unread(context: CheckContext) -> None:
-    """A command that does not read its input, or stops reading it, ends all the same."""
+    """A command that does not read its input, or stops reading it, ends normally."""
     session = context.session()
     data = b"x" * 2_000_000
     result = session.exec(["true"], stdin=data, timeout=PATIENCE)
-    expect(result.exit_code == 0 and not result.timed_out, f"`true` came back as {result.exit_code}")
+    expect(result.exit_code == 0 and not result.timed_out, f"`true` returned exit {result.exit_code}")
     result = session.exec(["head", "-c", "3"], stdin=data, timeout=PATIENCE)
-    expect(result.stdout == "xxx", f"`head -c 3` came back as {result.stdout!r}")
+    expect(result.stdout == "xxx", f"`head -c 3` returned {result.stdout!r}")
     context.alive(session)
 
 
 @check()
 def background_holds_the_pipes(context: CheckContext) -> None:
-    """A child that is left in the background with the pipes does not hold back its parent's result, and is said."""
+    """A background child that holds the pipes does not delay its parent's result, and the result mentions it."""
     session = context.session()
     began = time.monotonic()
     result = context.sh(session, "sleep 60 & echo done; exit 4")
     took = time.monotonic() - began
-    expect((result.exit_code, result.stdout) == (4, "done\n"), f"it came back as {result.exit_code}, {result.stdout!r}")
-    expect(took < 20, f"the result came after {took:.1f} s")
-    expect(result.background, "the result does not say that something was left in the background")
-    expect(not context.sh(session, "echo x").background, "a command that left nothing is said to have")
+    expect(
+        (result.exit_code, result.stdout) == (4, "done\n"),
+        f"the command returned exit {result.exit_code}, {result.stdout!r}",
+    )
+    expect(took < 20, f"the result arrived after {took:.1f} s")
+    expect(result.background, "the result does not report the background process")
+    expect(not context.sh(session, "echo x").background, "a background process is reported for a command without one")
 
 
 def _resident() -> int:
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError as error:
-        raise NotChecked(f"our own memory can't be measured: {error}") from None
+        raise NotChecked(f"this process's memory can't be measured: {error}") from None
     return pages * resource.getpagesize()
