@@ -142,7 +142,7 @@ def _attempt(check: ProviderCheck, context: CheckContext) -> tuple[Outcome, str]
         return "not_checked", f"{error.message}; set TMPDIR to a directory on another file system"
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)
-        ours = [frame for frame in last if Path(frame.filename).parent == Path(__file__).parent]
+        ours = [frame for frame in last if Path(frame.filename).is_relative_to(Path(__file__).parent)]
         where = f" at {Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else ""
         return "failed", f"{type(error).__name__}{where}: {error}"
     return "passed", ""
