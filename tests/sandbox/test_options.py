@@ -160,9 +160,9 @@ def test_a_wrong_value_is_refused_before_any_provider_is_tried(
     for ask in (
         lambda: boxes.exec(["true"], **options),
         lambda: boxes.start_session(**options),
-        lambda: boxes._house.chosen(None, options),
-        lambda: boxes._house.chosen("docker", options),
-        lambda: Sandboxes(boxes._house.project_root, settings=Settings(**options)).probe(),
+        lambda: boxes._core.chosen(None, options),
+        lambda: boxes._core.chosen("docker", options),
+        lambda: Sandboxes(boxes._core.project_root, settings=Settings(**options)).probe(),
     ):
         with pytest.raises(RequestInvalid):
             ask()
