@@ -66,14 +66,14 @@ def test_a_command_in_a_session_can_not_be_given_options_of_the_box(boxes: Sandb
     options: dict[str, Any] = {name: None}
     with boxes, boxes.start_session(provider="off") as session:
         for ask in (session.exec, lambda argv, **more: boxes.exec_in_session(session.id, argv, **more)):
-            with pytest.raises(TypeError, match=f"unexpected option '{name}' .it is asked of a box"):
+            with pytest.raises(TypeError, match=f"unexpected option '{name}' .this is an option of the box"):
                 ask(["true"], **options)
 
 
 @pytest.mark.parametrize("name", sorted(COMMAND_OPTIONS))
 def test_a_session_can_not_be_given_options_of_a_command(boxes: Sandboxes, name: str) -> None:
     options: dict[str, Any] = {name: None}
-    with boxes, pytest.raises(TypeError, match=f"unexpected option '{name}' .it is asked of a command"):
+    with boxes, pytest.raises(TypeError, match=f"unexpected option '{name}' .this is an option of a command"):
         boxes.start_session(provider="off", **options)
 
 
@@ -173,7 +173,7 @@ def test_a_wrong_limit_on_the_command_line_is_a_usage_error(
     project: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     words = ["session", "start", "--project", str(project), "--json", "--memory"]
-    for value, message in (("1", "a memory limit of 1 MB"), ("lots", "memory 'lots' is not a size")):
+    for value, message in (("1", "invalid memory limit: 1 MB"), ("lots", "memory 'lots' is not a size")):
         assert main([*words, value]) == 2
         error = json.loads(capfdbinary.readouterr().out)["error"]
         assert error["code"] == "SANDBOX_REQUEST_INVALID"

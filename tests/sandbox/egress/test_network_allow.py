@@ -90,9 +90,9 @@ def test_a_box_reaches_what_is_listed_and_nothing_else(tmp_path: Path, port: int
 @pytest.mark.parametrize("network", [f"allow:localhost:{port}" for port in (80, 3128)])
 @pytest.mark.needs("bubblewrap")
 def test_endpoints_that_can_not_appear_inside_are_refused(tmp_path: Path, network: str) -> None:
-    with Sandboxes(tmp_path) as boxes, pytest.raises(PolicyRefused, match="can't appear in a box"):
+    with Sandboxes(tmp_path) as boxes, pytest.raises(PolicyRefused, match="can't be used in a box"):
         boxes.exec(["true"], provider="bubblewrap", network=network)
-    with Sandboxes(tmp_path) as boxes, pytest.raises(PolicyRefused, match="can't appear in a box"):
+    with Sandboxes(tmp_path) as boxes, pytest.raises(PolicyRefused, match="can't be used in a box"):
         boxes.start_session(provider="bubblewrap", network=network, detached=True)
 
 
@@ -140,7 +140,7 @@ def outlets() -> list[int]:
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if b"lasting_outlet" in (entry / "cmdline").read_bytes() and mine in (entry / "environ").read_bytes():
+            if b"detached_outlet" in (entry / "cmdline").read_bytes() and mine in (entry / "environ").read_bytes():
                 found.append(int(entry.name))
     return found
 

@@ -142,7 +142,7 @@ def test_place_that_can_not_be_made_in_the_host_s_own_directories_is_refused(
 ) -> None:
     with pytest.raises(PathRefused, match=place) as raised:
         boxes.exec(["true"], mounts=[f"{tmp_path}:{place}"])
-    assert raised.value.fix_hints[0] == f"choose another place: {tmp_path.resolve()}:/mnt/{tmp_path.name}"
+    assert raised.value.fix_hints[0] == f"choose another path: {tmp_path.resolve()}:/mnt/{tmp_path.name}"
 
 
 @pytest.mark.needs("bubblewrap")
