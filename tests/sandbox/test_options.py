@@ -66,14 +66,14 @@ def test_command_in_a_session_does_not_accept_box_options(boxes: Sandboxes, name
     options: dict[str, Any] = {name: None}
     with boxes, boxes.start_session(provider="off") as session:
         for call in (session.exec, lambda argv, **more: boxes.exec_in_session(session.id, argv, **more)):
-            with pytest.raises(TypeError, match=f"unexpected option '{name}' .it is asked of a box"):
+            with pytest.raises(TypeError, match=f"unexpected option '{name}' .this is an option of the box"):
                 call(["true"], **options)
 
 
 @pytest.mark.parametrize("name", sorted(COMMAND_OPTIONS))
 def test_session_does_not_accept_command_options(boxes: Sandboxes, name: str) -> None:
     options: dict[str, Any] = {name: None}
-    with boxes, pytest.raises(TypeError, match=f"unexpected option '{name}' .it is asked of a command"):
+    with boxes, pytest.raises(TypeError, match=f"unexpected option '{name}' .this is an option of a command"):
         boxes.start_session(provider="off", **options)
 
 
@@ -160,9 +160,9 @@ def test_invalid_value_is_refused_before_any_provider_is_tried(
     for call in (
         lambda: boxes.exec(["true"], **options),
         lambda: boxes.start_session(**options),
-        lambda: boxes._house.chosen(None, options),
-        lambda: boxes._house.chosen("docker", options),
-        lambda: Sandboxes(boxes._house.project_root, settings=Settings(**options)).probe(),
+        lambda: boxes._core.chosen(None, options),
+        lambda: boxes._core.chosen("docker", options),
+        lambda: Sandboxes(boxes._core.project_root, settings=Settings(**options)).probe(),
     ):
         with pytest.raises(RequestInvalid):
             call()
@@ -173,7 +173,7 @@ def test_invalid_limit_on_the_command_line_is_a_usage_error(
     project: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     words = ["session", "start", "--project", str(project), "--json", "--memory"]
-    for value, message in (("1", "a memory limit of 1 MB"), ("lots", "memory 'lots' is not a size")):
+    for value, message in (("1", "invalid memory limit: 1 MB"), ("lots", "memory 'lots' is not a size")):
         assert main([*words, value]) == 2
         error = json.loads(capfdbinary.readouterr().out)["error"]
         assert error["code"] == "SANDBOX_REQUEST_INVALID"

@@ -1,1 +1,1 @@
-"""Settings files of the user and of a project, and what the user has agreed to."""
+"""Settings files of the user and of a project, and the user's consent to them."""

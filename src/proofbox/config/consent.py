@@ -1,9 +1,9 @@
 """Consent to what received material asks for beyond the user's own settings.
 
-A suite or a task may come from a stranger. What it asks for that widens a box (no sandbox, the network, variables, an
-image, files outside its own directory) takes effect only after the user has consented to it, as with a project's own
-configuration. Consent is for one path and one list of requests: a list with anything new in it has to be agreed to
-again, and a change of anything else has not.
+A suite or a task may come from a stranger. Requests that widen a box (no sandbox, the network, variables, an image,
+files outside its own directory) take effect only after the user has consented to them, as with a project's own
+configuration. Consent covers one path and one list of requests: a new request needs consent again, any other change
+does not.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Widening(msgspec.Struct, frozen=True, order=True):
     """One request for more than the user's own settings give a box."""
 
     asks_for: str
-    """What is asked for, as it is written: `network = "full"`."""
+    """The request as it is written: `network = "full"`."""
     mission: str
     """The mission that asks for it."""
 
@@ -39,7 +39,7 @@ class _Consents(msgspec.Struct, frozen=True):
     """The requests that the user has consented to, and the runs that were planned with them."""
 
     paths: dict[str, tuple[Widening, ...]] = {}
-    """By the path of a suite or a directory of tasks: everything it may ask for."""
+    """By the path of a suite or a directory of tasks: the requests it may make."""
     plans: dict[str, str] = {}
     """By the id of a run that is not committed yet: the digest of its plan."""
     schema_version: str = CONSENTS
@@ -73,7 +73,7 @@ def agree(path: Path, asked: Iterable[Widening]) -> None:
 
 
 def remember_plan(run_id: str, digest: str) -> None:
-    """Record a plan that was made here, with the user's consent where it needs any."""
+    """Record a plan that was made here, with the user's consent if needed."""
     with _changing() as consents:
         consents.plans[run_id] = digest
 
@@ -91,7 +91,7 @@ def forget_plan(run_id: str) -> None:
 
 
 def describe(asked: Sequence[Widening]) -> list[str]:
-    """Describe requests for a person, one line for each, with the missions that make it."""
+    """Describe requests for a person, one line each, with the missions that make them."""
     by_request: dict[str, list[str]] = {}
     for each in asked:
         by_request.setdefault(each.asks_for, []).append(each.mission)
@@ -109,7 +109,7 @@ def _file() -> Path:
 
 
 def _read() -> _Consents:
-    """A file that can't be understood consents to nothing."""
+    """Read the record. A malformed file means no consent."""
     try:
         found = msgspec.json.decode(_file().read_bytes(), type=_Consents)
     except (OSError, msgspec.DecodeError, RecursionError):
@@ -119,7 +119,7 @@ def _read() -> _Consents:
 
 @contextlib.contextmanager
 def _changing() -> Iterator[_Consents]:
-    """Hold the record for a change, alone; it is written at the end."""
+    """Lock the record for a change, and write it at the end of the block."""
     with locked(state_dir() / ".consents.lock"):
         consents = _read()
         yield consents

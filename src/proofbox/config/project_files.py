@@ -10,7 +10,7 @@ from proofbox.errors import PathRefused
 
 
 def write_project_file(project: Path, name: Path, data: bytes) -> None:
-    """Write `.proofbox/NAME` of a project, creating the directory; a link in its place is never followed."""
+    """Write `.proofbox/NAME` of a project, creating the directory; never follow a symbolic link in its place."""
     path = project / name
     try:
         with contextlib.suppress(FileExistsError):
@@ -23,6 +23,6 @@ def write_project_file(project: Path, name: Path, data: bytes) -> None:
         raise PathRefused(
             f"{path.parent} is {kind}: {path.name} was not written",
             op="config",
-            fix_hints=[f"look at it, then remove it: rm {path.parent}"],
+            fix_hints=[f"inspect it, then remove it: rm {path.parent}"],
             details={"path": str(path.parent)},
         ) from error

@@ -1,11 +1,11 @@
 """Defaults from files: a project's `.proofbox/config.toml`, and the user's own.
 
-A flag wins over both, the project over the user.
+A flag overrides both, and the project's file overrides the user's.
 
-A project can be written by the very commands it is the project of. What only narrows a box is taken from its file as
-it is; what widens one (no sandbox at all, the network, mounts, variables, and whatever is laxer than the user's own
-settings) counts only in a version that the user has trusted by `proofbox init`, and otherwise stops the start: to
-ignore it silently would be as wrong as to obey it.
+Commands in a box may be able to write to the project's file. Settings that only narrow a box therefore apply as they
+are. Settings that widen it (no sandbox at all, the network, mounts, variables, and anything laxer than the user's own
+settings) apply only in a version that the user has trusted with `proofbox init`. Otherwise the start fails: ignoring
+them silently would be as wrong as applying them.
 """
 
 from __future__ import annotations
@@ -48,39 +48,39 @@ class Settings(msgspec.Struct, frozen=True):
     memory: Size | None = None
     pids: int | None = None
     disk: Size | None = None
-    """The most that a box may write, with access `overlay`: MB, or text with a unit."""
+    """The maximum that a box can write, with access `overlay`: MB, or text with a unit."""
     mounts: tuple[str, ...] = ()
     env: tuple[str, ...] = ()
     """Names of the caller's variables that every command gets."""
     strategies: tuple[str, ...] = ()
     """The agent runtimes to try, in this order."""
     runtimes: dict[str, dict[str, Any]] = {}
-    """Of each agent runtime its own settings: which ones there are is its to say."""
+    """The settings of each agent runtime, as defined by that runtime."""
     provision: str | None = None
-    """A script of the project that prepares its boxes, once: see `provisioning.py`."""
+    """A script in the project that prepares its boxes, once: see `provisioning.py`."""
 
     def over(self, other: Settings) -> Settings:
-        """These, and the other's where these say nothing."""
+        """Return these settings, completed by those of `other`."""
         own = {name: value for name, value in msgspec.structs.asdict(self).items() if value not in (None, (), {})}
         runtimes = {id: other.runtimes.get(id, {}) | self.runtimes.get(id, {}) for id in other.runtimes | self.runtimes}
         return msgspec.structs.replace(other, **own | {"runtimes": runtimes})
 
     def widening(self, users: Settings) -> list[str]:
-        """What in here gives a box more than it would have by the user's own settings, or else by default."""
+        """List the settings that give a box more than the user's own settings, or the defaults, do."""
         found = [name for name in ("mounts", "env", "provision") if getattr(self, name)]
-        # They name programs to start and endpoints to send a key to.
-        found += [f"[runtimes.{id}]" for id, said in self.runtimes.items() if said]
+        # They name programs to start and endpoints that receive a key.
+        found += [f"[runtimes.{id}]" for id, values in self.runtimes.items() if values]
         if _differs(self.provider, users.provider or ("auto" if self.provider == "off" else None)):
             found.append(f"provider = {_toml(self.provider)}")
         if _is_wider(self.network, users.network):
             found.append(f"network = {_toml(self.network)}")
-        # Whether another is as strict nobody can say.
+        # Different images or runtimes can't be compared for strictness.
         found += [
             f"{name} = {_toml(getattr(self, name))}"
             for name in ("image", "runtime")
             if _differs(getattr(self, name), getattr(users, name))
         ]
-        # An overlay leaves the project alone, as `ro` does.
+        # An overlay does not change the project, like `ro`.
         if self.access == "rw" and users.access not in (None, "rw"):
             found.append('access = "rw"')
         for name in ("cpus", "memory", "pids", "disk"):
@@ -92,17 +92,17 @@ class Settings(msgspec.Struct, frozen=True):
 
 @stored(TRUSTED, at="STATE/trusted.json")
 class _Trusted(msgspec.Struct, frozen=True):
-    """The versions of projects' settings that the user has agreed to."""
+    """The versions of projects' settings that the user has trusted."""
 
     projects: dict[str, str] = {}
-    """Of a project's path the digest of its config.toml, and of the script that prepares its boxes."""
+    """By a project's path: the digest of its config.toml, and of its provision script."""
     mounts: dict[str, dict[str, str | None]] = {}
-    """Of a project's path where each of its mounts led then, by the mount as it is written; null: it did not exist."""
+    """By a project's path: the path that each mount led to, by the mount as written; null if it did not exist."""
     schema_version: str = TRUSTED
 
 
 def load(project: Path) -> Settings:
-    """The defaults for boxes over this project; an error where a file asks for what nobody has agreed to."""
+    """Load the defaults for boxes over this project; fail if its file widens a box and is not trusted."""
     path = project / PROJECT_FILE
     data = _read(path)
     own = _parse(data, path) if data is not None else Settings()
@@ -110,9 +110,9 @@ def load(project: Path) -> Settings:
     widening = own.widening(users)
     if data is not None and widening and not is_trusted(project, data, own):
         raise PolicyRefused(
-            f"{path} asks for {', '.join(widening)}, and you have not agreed to this version of it",
+            f"{path} asks for {', '.join(widening)}, and you have not trusted this version of it",
             op="config",
-            fix_hints=[f"read it, and then: proofbox init --trust --project {project}"],
+            fix_hints=[f"read it, then run: proofbox init --trust --project {project}"],
             details={"path": str(path), "asks_for": widening},
         )
     _refuse_moved_mounts(project, own)
@@ -120,9 +120,9 @@ def load(project: Path) -> Settings:
 
 
 def script(project: Path, settings: Settings, *, given: bool) -> bytes | None:
-    """The bytes of the script that prepares this project's boxes: those the user has agreed to, and no others.
+    """Return the content of the project's provision script, if the user has trusted exactly this content.
 
-    Settings that a caller has `given` are the caller's own word.
+    Settings `given` by the caller need no trust.
     """
     if settings.provision is None:
         return None
@@ -132,18 +132,18 @@ def script(project: Path, settings: Settings, *, given: bool) -> bytes | None:
     found = _read_script(project, settings.provision)
     if _agreed().projects.get(str(project)) != _fingerprint(data, found):
         raise PolicyRefused(
-            f"{settings.provision} changed since you agreed to it",
+            f"{settings.provision} changed since you trusted it",
             op="config",
-            fix_hints=[f"read it, and then: proofbox init --trust --project {project}"],
+            fix_hints=[f"read it, then run: proofbox init --trust --project {project}"],
         )
     return found
 
 
 def trust(project: Path) -> None:
-    """Agree to the project's file as it is now, and to no later version of it."""
+    """Trust the current version of the project's file, and no later one."""
     data = _read(project / PROJECT_FILE)
     if data is None:
-        raise UsageError(f"{project} has no {PROJECT_FILE}", op="config", fix_hints=["make one: proofbox init"])
+        raise UsageError(f"{project} has no {PROJECT_FILE}", op="config", fix_hints=["create one: proofbox init"])
     settings = _parse(data, project / PROJECT_FILE)
     before, key = _agreed(), str(project)
     agreed = _Trusted(
@@ -154,26 +154,26 @@ def trust(project: Path) -> None:
 
 
 def is_trusted(project: Path, data: bytes, settings: Settings) -> bool:
-    """Whether the user has agreed to this version of the file, and of the script that it names."""
+    """Return whether the user has trusted this version of the file and of the script that it names."""
     return _agreed().projects.get(str(project)) == _fingerprint(data, script(project, settings, given=True))
 
 
 def write(project: Path, settings: Settings) -> Path:
-    """Write the project's file, and trust it: who writes it by this function has seen it."""
+    """Write the project's file and trust it, since the caller knows its content."""
     path = project / PROJECT_FILE
-    script(project, settings, given=True)  # one that is not there is said before anything is written
+    script(project, settings, given=True)  # a missing script is reported before anything is written
     write_project_file(project, PROJECT_FILE, render(settings).encode())
     trust(project)
     return path
 
 
 def render(settings: Settings) -> str:
-    lines = ["# Defaults for `proofbox` in this project. A flag wins over what is here."]
+    lines = ["# Defaults for `proofbox` in this project. Flags override them."]
     for name, value in msgspec.structs.asdict(settings).items():
         if value not in (None, (), {}) and name != "runtimes":
             lines.append(f"{name} = {_toml(value)}")
-    for id, said in settings.runtimes.items():
-        lines += ["", f"[runtimes.{_toml(id)}]", *(f"{_toml(name)} = {_toml(value)}" for name, value in said.items())]
+    for id, values in settings.runtimes.items():
+        lines += ["", f"[runtimes.{_toml(id)}]", *(f"{_toml(name)} = {_toml(value)}" for name, value in values.items())]
     return "\n".join(lines) + "\n"
 
 
@@ -184,13 +184,15 @@ def load_users() -> Settings:
     users = _parse(data, path) if data is not None else Settings()
     if users.provision is not None:
         raise UsageError(
-            f"{path}: provision is for a project's own {PROJECT_FILE}", op="config", fix_hints=["move it there"]
+            f"{path}: `provision` is only allowed in a project's {PROJECT_FILE}",
+            op="config",
+            fix_hints=[f"move it to the project's {PROJECT_FILE}"],
         )
     return users
 
 
 def _is_wider(own: str | None, users: str | None) -> bool:
-    """Whether a network reaches more than the user's own. Another spelling of a rule counts as another rule."""
+    """Return whether a network reaches more than the user's own. Rules are compared as they are spelled."""
     mode, hosts = parse_network(own)
     limit, allowed = parse_network(users)
     if mode in (None, "none") or limit == "full":
@@ -207,7 +209,7 @@ def _differs(own: str | None, users: str | None) -> bool:
 
 
 def _toml(value: Any) -> str:
-    """A JSON value is a TOML value, but for objects (and null, which no setting is)."""
+    """Encode a value as TOML. It is the same as JSON, except for objects and null (which no setting uses)."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_toml(name)} = {_toml(member)}" for name, member in value.items()) + "}"
     if isinstance(value, list | tuple):
@@ -219,7 +221,7 @@ def _read_script(project: Path, name: str) -> bytes:
     path = project / name
     found = _read(path)
     if found is None:
-        raise UsageError(f"provision: {path} is not there", op="config", fix_hints=["name a file of the project"])
+        raise UsageError(f"provision: {path} does not exist", op="config", fix_hints=["name a file in the project"])
     return found
 
 
@@ -235,10 +237,10 @@ def _read(path: Path) -> bytes | None:
         return None
     except OSError as error:
         raise UsageError(
-            f"{path} can't be read: {error.strerror}", op="config", fix_hints=["mend or remove it"]
+            f"{path} can't be read: {error.strerror}", op="config", fix_hints=["fix or remove it"]
         ) from None
     if len(data) > SIZE_LIMIT:
-        raise UsageError(f"{path} is larger than {SIZE_LIMIT >> 10} KiB", op="config", fix_hints=["mend or remove it"])
+        raise UsageError(f"{path} is larger than {SIZE_LIMIT >> 10} KiB", op="config", fix_hints=["shorten it"])
     return data
 
 
@@ -246,13 +248,11 @@ def _parse(data: bytes, path: Path) -> Settings:
     try:
         values: dict[str, Any] = parse_toml(data.decode("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is no TOML: {error}", op="config", fix_hints=["mend it, or remove it"]) from None
+        raise UsageError(f"{path} is not valid TOML: {error}", op="config", fix_hints=["fix or remove it"]) from None
     known = Settings.__struct_fields__
     for name in values:
         if name not in known:
-            raise UsageError(
-                f"{path}: there is no setting {name[:60]!r}", op="config", fix_hints=[nearest(name, known)]
-            )
+            raise UsageError(f"{path}: unknown setting {name[:60]!r}", op="config", fix_hints=[nearest(name, known)])
     try:
         settings = msgspec.convert(values, Settings)
     except msgspec.ValidationError as error:
@@ -273,7 +273,7 @@ def _trusted_file() -> Path:
 
 
 def _agreed() -> _Trusted:
-    """Whatever is wrong with this file, nothing is trusted then."""
+    """Read the trusted versions. With a malformed file, nothing is trusted."""
     try:
         found = msgspec.json.decode(_trusted_file().read_bytes(), type=_Trusted)
     except (OSError, msgspec.DecodeError, RecursionError):
@@ -282,15 +282,15 @@ def _agreed() -> _Trusted:
 
 
 def _refuse_moved_mounts(project: Path, settings: Settings) -> None:
-    """Refuse a mount whose source leads elsewhere than it did when the user agreed to it."""
+    """Refuse a mount whose source leads to another path than when the user trusted it."""
     agreed = _agreed().mounts.get(str(project), {}) if settings.mounts else {}
     for each in settings.mounts:
         then, now = agreed.get(each), mount_source(project, each)
         if now is not None and now != then:
-            before = f"led to {then}" if then is not None else "led nowhere"
+            before = f"led to {then}" if then is not None else "did not exist"
             raise PolicyRefused(
-                f"{project / PROJECT_FILE}: mount {each!r} {before} when you agreed to it, and leads to {now} now",
+                f"{project / PROJECT_FILE}: mount {each!r} {before} when you trusted it, and now leads to {now}",
                 op="config",
-                fix_hints=[f"if that is meant: proofbox init --trust --project {project}"],
+                fix_hints=[f"if that is intended: proofbox init --trust --project {project}"],
                 details={"path": str(project / PROJECT_FILE), "mount": each, "agreed": then, "found": now},
             )

@@ -1,5 +1,4 @@
-"""Where commands run: the provider contract, one module a provider, the box agent, sessions, and the service on top.
+"""Where commands run: the provider contract, the providers, the box agent, sessions, and the service on top.
 
-Read `contract.py` for the nouns, `service.py` for what a caller does with them, `agent/boxagent.c` for what happens
-inside.
+Start with `contract.py` for the terms, `service.py` for the API, and `agent/boxagent.c` for what runs inside a box.
 """

@@ -5,8 +5,8 @@
         async with await boxes.start_session(network="none") as session:
             (await session.exec(["make"])).exit_code
 
-Starting and ending a box is a few milliseconds of blocking work, done in a worker thread; waiting for commands blocks
-nothing.
+Starting and ending a box takes a few milliseconds of blocking work in a worker thread; waiting for commands does not
+block.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from proofbox.sandbox.sessions import SessionInfo, SessionRecord
 
 
 class AsyncSession:
-    """A box that stays between commands. As a context manager it ends with the block."""
+    """A box that stays alive between commands. As a context manager, it stops at the end of the block."""
 
     def __init__(
         self,
-        house: ServiceCore,
+        core: ServiceCore,
         inside: BoxHandle,
         connection: AsyncConnection,
         origin: OpenedBox | SessionRecord,
         on_end: Callable[[SessionInfo], None] | None = None,
     ) -> None:
-        self._house = house
+        self._core = core
         self._on_end = on_end
         self._inside = inside
         self._environment = encode_env(inside.environment)
@@ -64,31 +64,31 @@ class AsyncSession:
 
     @property
     def inside(self) -> BoxHandle:
-        """What is known of the box: paths and environment as a command finds them."""
+        """The box's handle: paths and environment as a command sees them."""
         return self._inside
 
     async def exec(self, argv: Sequence[str | bytes], **options: Unpack[ExecOptions]) -> ExecResult:
-        """Run a command in the box and wait for its end. Many tasks may do so at once."""
+        """Run a command in the box and wait until it ends. Several tasks may call this concurrently."""
         return await self.run(argv, options)
 
     async def run(self, argv: Sequence[str | bytes], options: ExecOptions) -> ExecResult:
         inside = self._inside
         request = inside.request(argv, options, self._environment)
         before = inside.oom_kills()
-        self._house.tell(Event("exec", "started", self.id))
+        self._core.tell(Event("exec", "started", self.id))
         try:
             call = await self._connection.run(request, options.get("on_output"), options.get("on_start"))
             result = inside.result(call, before)
         except ProofboxError as error:
-            self._house.tell(Event("exec", "failed", self.id, {"code": error.code}))
+            self._core.tell(Event("exec", "failed", self.id, {"code": error.code}))
             raise self._origin.explain_loss(error, self._connection.hello is not None) from None
-        self._house.tell(
+        self._core.tell(
             Event("exec", "finished", self.id, {"exit_code": result.exit_code, "duration_ms": result.duration_ms})
         )
         return result
 
     async def frozen(self) -> contextlib.AbstractAsyncContextManager[None]:
-        """Nothing in the box runs within the block, `async with await session.frozen()`; see `freezing.py`."""
+        """Freeze all processes in the box within the block, `async with await session.frozen()`; see `freezing.py`."""
         return self._frozen()
 
     @contextlib.asynccontextmanager
@@ -102,32 +102,32 @@ class AsyncSession:
                 await run_sync(held.__exit__, None, None, None)
 
     async def commands_alive(self) -> int:
-        """How many commands have processes in the box now. Without control groups, those of this client alone."""
+        """Count the commands with processes in the box. Without control groups, only this client's are counted."""
         known = await run_sync(freezing.commands_alive, self.id)
         return self._connection.running if known is None else known
 
     async def detach(self) -> None:
-        """Let go of a detached session: it goes on without this client, and its idle time begins."""
+        """Disconnect from a detached session: the box keeps running, and its idle time begins."""
         if isinstance(self._origin, OpenedBox):
             raise UsageError("a session that is not detached ends with its client", op="session", fix_hints=["stop it"])
         self._connection.close()
 
     async def stop(self) -> None:
-        """End the box and everything in it. May be repeated."""
+        """Kill the box and everything in it. Can be repeated."""
         if self._stopped:
             return
         with anyio.CancelScope(shield=True):
             if isinstance(self._origin, OpenedBox):
-                self._connection.close()  # the end of its stream is the end of the box
+                self._connection.close()  # the box ends with its stream
                 await run_sync(self._origin.end)
             else:
                 await self._connection.shutdown()
                 self._connection.close()
-                await run_sync(self._house.ended, self._origin)
+                await run_sync(self._core.ended, self._origin)
         self._stopped = True
         if self._on_end is not None:
             self._on_end(self.info)
-        self._house.tell(Event("session", "stopped", self.id))
+        self._core.tell(Event("session", "stopped", self.id))
 
     async def cut_off(self) -> None:
         self._connection.close()
@@ -145,10 +145,10 @@ class AsyncSession:
 
 
 class AsyncSandboxes:
-    """Runs commands in boxes over one project. Cheap to make; closing it ends the sessions it holds.
+    """Runs commands in boxes over one project. Cheap to create; closing it stops its sessions.
 
-    Where a call names no provider or policy, `settings` decide: by default those of the project's and the user's
-    `config.toml`, and after them `auto`.
+    If a call names no provider or policy, `settings` apply: by default those of the project's and the user's
+    `config.toml`, then `auto`.
     """
 
     def __init__(
@@ -160,12 +160,12 @@ class AsyncSandboxes:
         clock: Clock | None = None,
         ids: IdSource | None = None,
     ) -> None:
-        self._house = ServiceCore(project_root, on_event=on_event, settings=settings, clock=clock, ids=ids)
+        self._core = ServiceCore(project_root, on_event=on_event, settings=settings, clock=clock, ids=ids)
         self._sessions: dict[str, AsyncSession] = {}
 
     async def probe(self, provider: str | None = None) -> ProbeResult:
-        """Which provider would be used, by a real trial of it."""
-        return await run_sync(self._house.probe, provider)
+        """Return the provider that would be used, after a real trial."""
+        return await run_sync(self._core.probe, provider)
 
     async def exec(
         self,
@@ -174,7 +174,7 @@ class AsyncSandboxes:
         provider: str | None = None,
         **options: Unpack[RunOptions],
     ) -> ExecResult:
-        """One command in a box of its own, which ends with it."""
+        """Run one command in a new box, which ends with it."""
         policy, command = split_options(options)
         async with await self._start(provider, policy) as session:
             return await session.run(argv, command)
@@ -187,8 +187,8 @@ class AsyncSandboxes:
         ttl: float = DEFAULT_TTL,
         **policy: Unpack[PolicyOptions],
     ) -> AsyncSession:
-        """A box that stays. It ends with this process, unless `detached`: then by `stop_session`, from any process, or
-        after `ttl` seconds in which nobody used it."""
+        """Start a box that stays alive between commands. It ends with this process, unless `detached`: then it ends by
+        `stop_session`, from any process, or after `ttl` idle seconds."""
         if detached:
             check_ttl(ttl)
         session = await self._start(provider, policy, ttl if detached else None)
@@ -203,11 +203,11 @@ class AsyncSandboxes:
         provider: str | None = None,
         **policy: Unpack[PolicyOptions],
     ) -> ExecResult:
-        """A box with the caller's own stdin, stdout and stderr, until the command in it ends: by default, a shell.
+        """Run a command, by default a shell, in a new box with the caller's own stdin, stdout and stderr.
 
-        In a worker thread, since a terminal blocks; a change of its size is then not passed on.
+        Runs in a worker thread, since a terminal blocks; changes of the terminal's size are not passed on.
         """
-        boxes = Sandboxes(self._house.project_root, on_event=self._house.on_event, settings=self._house.settings)
+        boxes = Sandboxes(self._core.project_root, on_event=self._core.on_event, settings=self._core.settings)
         return await run_sync(functools.partial(boxes.start, argv, provider=provider, **policy))
 
     async def exec_in_session(
@@ -223,33 +223,33 @@ class AsyncSandboxes:
             session._connection.close()
 
     async def stop_session(self, session_id: str) -> SessionInfo:
-        """End it. Stopping one that has ended already is no error."""
+        """Stop a session. Stopping one that has already ended is not an error."""
         held = self._sessions.get(session_id)
         if held is not None:
             await held.stop()
-        ended = self._house.ended_here(session_id)
+        ended = self._core.ended_here(session_id)
         if ended is not None:
             return ended
-        record = self._house.store.load(session_id)
+        record = self._core.store.load(session_id)
         try:
             await self._attach(session_id).stop()
-        except SandboxLost:  # its box had ended by itself
-            await run_sync(self._house.ended, record)
+        except SandboxLost:  # its box had already ended
+            await run_sync(self._core.ended, record)
         return await self.get_session(session_id)
 
     async def get_session(self, session_id: str) -> SessionInfo:
         held = self._sessions.get(session_id)
         if held is not None:
             return held.info
-        return self._house.session_info(session_id)
+        return self._core.session_info(session_id)
 
     async def list_sessions(self) -> list[SessionInfo]:
-        """The sessions of this object, and all detached ones of this user."""
-        return [session.info for session in self._sessions.values()] + self._house.sessions()
+        """List the sessions of this object, and all detached sessions of this user."""
+        return [session.info for session in self._sessions.values()] + self._core.sessions()
 
     async def prune_sessions(self) -> list[str]:
-        """Forget the sessions that have ended; their ids."""
-        return await run_sync(self._house.prune)
+        """Remove the records of sessions that have ended; return their ids."""
+        return await run_sync(self._core.prune)
 
     async def cut_off(self) -> None:
         for session in list(self._sessions.values()):
@@ -270,19 +270,19 @@ class AsyncSandboxes:
 
     def _remember(self, ended: SessionInfo) -> None:
         self._sessions.pop(ended.id, None)
-        self._house.remember_end(ended)
+        self._core.remember_end(ended)
 
     async def _start(self, provider: str | None, policy: PolicyOptions, ttl: float | None = None) -> AsyncSession:
-        # Not cancellable: a box that was started must come into the hands of a session, which ends it.
+        # Not cancellable: a started box must be owned by a session, which stops it.
         with anyio.CancelScope(shield=True):
-            opened = await run_sync(functools.partial(self._house.open, provider, policy, ttl=ttl))
+            opened = await run_sync(functools.partial(self._core.open, provider, policy, ttl=ttl))
             session = await self._detach(opened) if ttl is not None else None
         return session or AsyncSession(
-            self._house, opened.inside, AsyncConnection(stream_of(opened.box), opened.box.kill), opened, self._remember
+            self._core, opened.inside, AsyncConnection(stream_of(opened.box), opened.box.kill), opened, self._remember
         )
 
     async def _detach(self, opened: OpenedBox) -> AsyncSession:
-        """A session that is to outlive us must be seen to run before we let go of it."""
+        """Wait for the greeting of a detached session before this process releases its box."""
         try:
             session = self._attach(opened.id)
             try:
@@ -292,14 +292,14 @@ class AsyncSandboxes:
                 raise opened.explain_loss(error, greeted=False) from None
         except BaseException:
             await run_sync(opened.end)
-            self._house.store.forget(opened.id)
+            self._core.store.forget(opened.id)
             raise
         opened.box.release()
-        self._house.tell(Event("session", "started", opened.id))
+        self._core.tell(Event("session", "started", opened.id))
         return session
 
     def _attach(self, session_id: str) -> AsyncSession:
-        store = self._house.store
+        store = self._core.store
         record = store.load(session_id)
         connection = AsyncConnection(store.connect(session_id), functools.partial(kill_detached, record))
-        return AsyncSession(self._house, record.inside, connection, record)
+        return AsyncSession(self._core, record.inside, connection, record)

@@ -1,5 +1,5 @@
-"""What a client must know of a box to run commands in it, whoever started it: the same for a session of another
-process."""
+"""`BoxHandle`: the information that a client needs to run commands in a box, also in a box that another process
+started. Also the options of a call, and how they become a policy."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ from proofbox.sandbox.enforcement import check_values
 from proofbox.sandbox.host import cgroups
 from proofbox.sandbox.paths import parse_mount, resolve_cwd, resolve_mounts
 
-if TYPE_CHECKING:  # selection loads every provider, and what each of them needs
+if TYPE_CHECKING:  # `selection` imports every provider
     from proofbox.sandbox.selection import Choice
 
-Asked = TypeVar("Asked")
+Option = TypeVar("Option")
 
-# Parameters of the service's methods: a misspelt one arrives among the options.
+# Parameters of the service's methods: if misspelt, they arrive among the options.
 _PARAMETERS = ("provider", "detached", "ttl")
 
 
 class PolicyOptions(TypedDict, total=False):
-    """What may be asked of a box; see `Policy`. The names are those of the flags and of `config.toml`.
+    """Options of a box; see `Policy`. The names are those of the flags and of `config.toml`.
 
-    Mounts may be written as on the command line: `HOST:GUEST:ro`. `memory` and `disk` are MB, or text with a unit:
+    Mounts can be written as on the command line: `HOST:GUEST:ro`. `memory` and `disk` are in MB, or text with a unit:
     512, `"512m"`, `"2g"`.
     """
 
@@ -69,12 +69,12 @@ class PolicyOptions(TypedDict, total=False):
 
 
 class ExecOptions(TypedDict, total=False):
-    """What may be said of one command.
+    """Options of one command.
 
-    `cwd` is a directory of the project (default: the project itself). `env` is added to the box's own. `grace`
-    seconds pass between SIGTERM and the kill when `timeout` is over. `on_output` sees the output as it comes.
-    `limits` are per process, by the names in `request.RLIMITS`. `on_start` is given the command as soon as it was
-    asked for, to signal it; the call is still the one that waits for its end.
+    `cwd` is a directory in the project (default: the project itself). `env` is added to the box's environment. When
+    `timeout` expires, `grace` seconds pass between SIGTERM and SIGKILL. `on_output` receives the output as it arrives.
+    `limits` apply to each process, by the names in `requests.RLIMITS`. `on_start` receives the running command, to
+    send signals to it; the call itself still waits until the command ends.
     """
 
     cwd: str | os.PathLike[str] | None
@@ -89,7 +89,7 @@ class ExecOptions(TypedDict, total=False):
 
 
 class RunOptions(ExecOptions, PolicyOptions, total=False):
-    """Both, for a command in a box of its own."""
+    """Options of a command in a new box: those of the command and those of the box."""
 
 
 BOX_OPTIONS = PolicyOptions.__optional_keys__
@@ -102,31 +102,31 @@ class BoxHandle(msgspec.Struct, frozen=True):
     policy: Policy
     project: Path
     guest_project: str
-    """The project's path in the box; commands begin there."""
+    """The project's path in the box, and the default working directory of commands."""
     environment: Mapping[str, str]
-    """What a command's variables start from, with their values."""
+    """The base environment of every command."""
     places: tuple[tuple[Path, str], ...]
-    """What of the host is in the box: its path there, and in the box. The first that fits is meant."""
+    """Host paths that are visible in the box, with their paths in the box. The first match counts."""
     memory_group: Path | None = None
-    """The control group that counts kills at the memory limit; null: there is none."""
+    """The control group that counts kills at the memory limit; null if there is no such group."""
     diagnostics: Mapping[str, Diagnostic] = {}
     forwards: tuple[str, ...] = ()
-    """Names of the client's variables that every command gets, with the values they have then."""
+    """Names of the client's variables that every command gets, with their values at that time."""
 
     @classmethod
     def of(
         cls, box: Box, choice: Choice, project: Path, forwards: tuple[str, ...], more: Mapping[str, str]
     ) -> BoxHandle:
-        # A mount of the project itself says where in the box it is to be: commands begin there.
-        asked = [mount.guest for mount in box.policy.mounts if mount.host == project]
+        # A mount of the project itself sets the project's path in the box.
+        mounted_at = [mount.guest for mount in box.policy.mounts if mount.host == project]
         return cls(
             provider=choice.provider.name,
             isolation=box.isolation,
             policy=box.policy,
             project=project,
-            guest_project=asked[0] if asked else box.project,
+            guest_project=mounted_at[0] if mounted_at else box.project,
             environment={**box.environment, **more},
-            places=(*((project, guest) for guest in asked[:1]), *box.places),
+            places=(*((project, guest) for guest in mounted_at[:1]), *box.places),
             memory_group=box.memory_group,
             diagnostics=choice.diagnostics,
             forwards=forwards,
@@ -139,7 +139,7 @@ class BoxHandle(msgspec.Struct, frozen=True):
         environment: Mapping[bytes, bytes],
         pty: tuple[int, int] | None = None,
     ) -> CommandRequest:
-        """`environment` is this box's, encoded: what `encode_env(inside.environment)` gives."""
+        """Build the request for a command; `environment` is `encode_env(inside.environment)`."""
         refuse_unknown(options, COMMAND_OPTIONS)
         extra = {name: os.environ[name] for name in self.forwards if name in os.environ} | dict(
             options.get("env") or {}
@@ -173,7 +173,7 @@ class BoxHandle(msgspec.Struct, frozen=True):
             raise self._with_host_hint(error) from None
 
     def annotate(self, error: ProofboxError) -> ProofboxError:
-        """Every error from a box says which provider it was and what was found out about it."""
+        """Add the provider and its diagnostics to an error from the box."""
         error.details.setdefault("provider", self.provider)
         error.details.setdefault("diagnostics", msgspec.to_builtins(dict(self.diagnostics)))
         return error
@@ -190,11 +190,11 @@ class BoxHandle(msgspec.Struct, frozen=True):
         host = resolve_cwd(self.project, cwd)
         guest = self.guest_path(host)
         if guest is None:
-            raise PathRefused(f"cwd {host} has no place inside the box", op="exec", details={"cwd": str(host)})
+            raise PathRefused(f"cwd {host} is not visible in the box", op="exec", details={"cwd": str(host)})
         return guest
 
     def _with_host_hint(self, error: CommandNotFound) -> CommandNotFound:
-        """It exists here and not there: the most common surprise of a first run, so say what to mount."""
+        """Add a hint if the command exists on the host: a missing mount is the most common problem of a first run."""
         found = shutil.which(str(error.details.get("command", "")))
         if found is None or self.guest_path(Path(found)) is not None:
             return error
@@ -211,7 +211,7 @@ class BoxHandle(msgspec.Struct, frozen=True):
 
 
 def split_options(options: RunOptions) -> tuple[PolicyOptions, ExecOptions]:
-    """Separate what is asked of the box from what is asked of the command. An unknown option is a TypeError."""
+    """Separate the options of the box from those of the command. An unknown option is a TypeError."""
     refuse_unknown(options, BOX_OPTIONS | COMMAND_OPTIONS)
     named = dict(options)
     policy = {name: named.pop(name) for name in options if name in BOX_OPTIONS}
@@ -219,7 +219,7 @@ def split_options(options: RunOptions) -> tuple[PolicyOptions, ExecOptions]:
 
 
 def refuse_unknown(options: Mapping[str, object], known: frozenset[str]) -> None:
-    """Raise TypeError for an option that is not known: ignored, a misspelt limit would be no limit."""
+    """Raise TypeError for an unknown option: a misspelt limit must not be ignored."""
     for name in options:
         if name not in known:
             raise TypeError(f"unexpected option {name!r} ({_instead(name)})")
@@ -227,25 +227,25 @@ def refuse_unknown(options: Mapping[str, object], known: frozenset[str]) -> None
 
 def _instead(name: str) -> str:
     if name in BOX_OPTIONS:
-        return "it is asked of a box, when that is started; a command in it can't change it"
+        return "this is an option of the box, set when the box starts; a command can't change it"
     if name in COMMAND_OPTIONS:
-        return "it is asked of a command, when that is run"
+        return "this is an option of a command"
     return nearest(name, sorted({*BOX_OPTIONS, *COMMAND_OPTIONS, *_PARAMETERS}))
 
 
 def make_policy(project: Path, options: PolicyOptions, settings: Settings) -> Policy:
-    """Combine the options of a call with the settings that hold where it says nothing. Mounts add up.
+    """Combine the options of a call with the settings, which apply where the call has no value. Mounts add up.
 
-    Relative sources of mounts count from the current directory in a call, and from the project in settings. Every
-    policy of a box is made and checked here, before any provider is tried.
+    Relative mount sources are resolved against the current directory in a call, and against the project in settings.
+    Every policy is built and checked here, before any provider is tried.
     """
     refuse_unknown(options, BOX_OPTIONS)
     for name in ("mounts", "hidden", "frozen"):
-        if isinstance(options.get(name), str | bytes):  # a list of its characters would be something else
+        if isinstance(options.get(name), str | bytes):  # iterating over it would yield characters
             raise RequestInvalid(f"{name} is one string, not a list", op="start", fix_hints=[f"write {name}=[…]"])
     network, allow = parse_network(_first(options.get("network"), settings.network))
-    asked = [parse_mount(each) if isinstance(each, str) else each for each in options.get("mounts") or ()]
-    mounts = [*(parse_mount(each, project) for each in settings.mounts), *asked]
+    own = [parse_mount(each) if isinstance(each, str) else each for each in options.get("mounts") or ()]
+    mounts = [*(parse_mount(each, project) for each in settings.mounts), *own]
     policy = Policy(
         network=network,
         allow=allow,
@@ -266,10 +266,10 @@ def make_policy(project: Path, options: PolicyOptions, settings: Settings) -> Po
     return policy
 
 
-def _megabytes(asked: Size | None, default: Size | None, name: str) -> int | None:
-    size = default if asked is None else asked
+def _megabytes(option: Size | None, default: Size | None, name: str) -> int | None:
+    size = default if option is None else option
     return None if size is None else megabytes(size, name)
 
 
-def _first(asked: Asked | None, default: Asked | None) -> Asked | None:
-    return default if asked is None else asked  # 0 and "" are answers too, and refused as such
+def _first(option: Option | None, default: Option | None) -> Option | None:
+    return default if option is None else option  # 0 and "" are values, and are refused later

@@ -1,9 +1,9 @@
-"""The nouns of the sandbox room, and the contract every provider keeps.
+"""The types of the sandbox package and the contract that every provider implements.
 
 A *provider* is a way to isolate. It starts a *box*: one isolated environment with a box agent inside, reached over a
-byte stream. Everything a caller may ask of a box is a `Policy`; what a provider can't enforce on this machine it
-refuses before anything is started. Whether it keeps its word is measured by `conformance/`, the same checks for every
-provider.
+byte stream. A `Policy` holds everything that a caller can request of a box. A provider refuses a policy that it can't
+enforce on this machine before it starts anything. `conformance/` measures what each provider really enforces, with the
+same checks for all.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DEFAULT_TTL = 3600.0
 
 
 class Isolation(Enum):
-    """What stands between a command and the host, weakest first."""
+    """How a command is separated from the host, weakest first."""
 
     NONE = "none"
     NAMESPACE = "namespace"
@@ -36,9 +36,9 @@ class Isolation(Enum):
 
 
 class Mount(msgspec.Struct, frozen=True):
-    """A host directory or file that appears in the box. Read-only unless said otherwise.
+    """A host directory or file that appears in the box, read-only by default.
 
-    One of the project itself says where in the box the project is to be: commands begin there.
+    A mount of the project itself sets the project's path in the box, which is also the initial working directory.
     """
 
     host: Path
@@ -47,31 +47,31 @@ class Mount(msgspec.Struct, frozen=True):
 
 
 class Door(msgspec.Struct, frozen=True):
-    """The one way out of a box without a network: a port of its own loopback that leads to a unix socket of the host.
+    """A way out of a box without a network: a port on the box's loopback that leads to a unix socket on the host.
 
-    Whoever listens there decides what comes of it. The socket needs mode 0666, since the box agent has a uid of its
-    own; its directory keeps others away.
+    The process that listens on the socket decides what a connection may do. The socket needs mode 0666, since the box
+    agent runs under a different uid; the permissions of its directory keep other users away.
     """
 
     port: int
-    """On the box's own loopback, from 1024 on."""
+    """On the box's own loopback, 1024 or above."""
     socket: Path
-    """A unix socket on the host; whoever listens there decides."""
+    """A unix socket on the host, where a process of the caller listens."""
 
 
 class Layers(msgspec.Struct, frozen=True):
-    """Host directories that a box sees laid over one another in place of its project; the first is on top."""
+    """Host directories stacked in place of the project's directory; the first is on top."""
 
     lower: tuple[Path, ...]
-    """Never written."""
+    """Read-only."""
     upper: Path
-    """Where every change goes: files, whiteouts for what was deleted."""
+    """Receives every change: files, and whiteouts for deleted files."""
     work: Path
-    """An empty directory beside `upper`, for the kernel."""
+    """An empty directory on the same file system as `upper`, for the kernel."""
 
 
 class Policy(msgspec.Struct, frozen=True):
-    """What the caller asks of a box. None means the provider's own default, which `Box.policy` then states."""
+    """What the caller requests of a box. None means the provider's default; `Box.policy` then states the value."""
 
     network: Network | None = None
     access: Access | None = None
@@ -81,22 +81,22 @@ class Policy(msgspec.Struct, frozen=True):
     pids: int | None = None
     mounts: tuple[Mount, ...] = ()
     image: str | None = None
-    """For providers that run images; others refuse one."""
+    """For providers that run images; the others refuse it."""
     allow: tuple[str, ...] = ()
     """With network `allow`: the hosts that can be reached, as rules of `allowlist.py`."""
     runtime: str | None = None
     """The engine's runtime for the container, such as `runsc` for gVisor."""
     doors: tuple[Door, ...] = ()
     hidden: tuple[str, ...] = ()
-    """Paths of the project, from its root, that can't be opened in the box. They must exist when it starts."""
+    """Paths in the project, relative to its root, that can't be opened in the box. They must exist when it starts."""
     frozen: tuple[str, ...] = ()
-    """Paths of the project that can't be changed in the box, with all below. They must exist when it starts."""
+    """Paths in the project that are read-only in the box, with everything below. They must exist when it starts."""
     layers: Layers | None = None
-    """With access `overlay`: what the project is made of in this box, instead of its own directory."""
+    """With access `overlay`: the directories that form the project in this box, instead of the project's directory."""
 
 
 class Diagnostic(msgspec.Struct, frozen=True):
-    """Whether a provider works here, and if not, why and what to do about it."""
+    """Whether a provider works here, and if not, why and how to fix it."""
 
     available: bool
     isolation: Isolation
@@ -105,7 +105,7 @@ class Diagnostic(msgspec.Struct, frozen=True):
 
 
 class Enforcement(msgspec.Struct, frozen=True):
-    """What a provider enforces on this machine. A conformance check asks this before it asks the box."""
+    """What a provider enforces on this machine. Conformance checks read this before they test a box."""
 
     network_none: bool = False
     network_allow: bool = False
@@ -113,29 +113,29 @@ class Enforcement(msgspec.Struct, frozen=True):
     access_ro: bool = False
     access_overlay: bool = False
     layers: bool = False
-    """It can lay host directories over one another in place of the project."""
+    """Can stack host directories in place of the project."""
     disk: bool = False
-    """It can limit what is written to a throw-away overlay."""
+    """Can limit how much is written to a throw-away overlay."""
     mounts: bool = False
-    """It can show other directories in the box."""
+    """Can mount other directories in the box."""
     hidden: bool = False
-    """Parts of the project hidden or frozen."""
+    """Can hide or freeze parts of the project."""
     images: bool = False
-    """It can run an image."""
+    """Can run an image."""
     memory: bool = False
     cpus: bool = False
     pids: bool = False
     detached: bool = True
     own_streams: bool = True
-    """A command may open its streams again by name."""
+    """Commands can reopen their streams by path, as in `/dev/stdout`."""
     agent_hidden: bool = True
-    """Nothing of the box agent can be looked at from inside, not even what is harmless."""
+    """Commands can't inspect the box agent at all, not even its harmless parts."""
     memory_kill: Literal["command", "box"] = "command"
-    """What ends at the memory limit: the command that reached it, or the whole box."""
+    """What is killed at the memory limit: the command that reached it, or the whole box."""
     isolation: Isolation = Isolation.NONE
     kill_tree: Literal["sure", "fail-closed", "best-effort"] = "best-effort"
     gaps: Mapping[str, str] = {}
-    """Of each policy or guarantee that is not enforced, by its name, why not."""
+    """By the name of a policy or guarantee that is not enforced: the reason."""
 
 
 class Forward(msgspec.Struct, frozen=True):
@@ -143,14 +143,14 @@ class Forward(msgspec.Struct, frozen=True):
 
     port: int
     socket: str
-    """Its name in `BoxSpec.sockets`."""
+    """Its file name in `BoxSpec.sockets`."""
 
 
 class BoxSpec(msgspec.Struct, frozen=True):
-    """One box to be started: resolved paths, a checked policy, and how long it lives.
+    """A box to start: resolved paths, a checked policy, and its lifetime.
 
-    Without `listen` the box is bound to one stream and ends with it. With it (a directory for its socket) any
-    number of clients may come and go, and the box ends after `ttl` seconds without one.
+    Without `listen` the box is bound to one stream and ends with it. With `listen` (a directory for its socket) any
+    number of clients can connect, and the box ends after `ttl` seconds without a client.
     """
 
     label: str
@@ -161,83 +161,83 @@ class BoxSpec(msgspec.Struct, frozen=True):
     log: Path | None = None
     forwards: tuple[Forward, ...] = ()
     sockets: Path | None = None
-    """The directory with the sockets that `forwards` lead to, to be mounted read-only."""
+    """The directory that holds the sockets of `forwards`, mounted read-only."""
     home: Path | None = None
-    """A prepared directory to be the commands' home: covered by a throw-away layer, unless `preparing`."""
+    """A prepared home directory for the commands: covered by a throw-away layer, unless `preparing`."""
     preparing: bool = False
-    """What is done in this box is meant to be kept (`provisioning.py`): more of it can be written."""
+    """The result of this box is kept (`provisioning.py`), so more of its file system is writable."""
 
 
 class Box(Protocol):
-    """A box that was started. The stream is connected; the agent's greeting has not been waited for."""
+    """A started box. The stream is connected; the agent's greeting may not have arrived yet."""
 
     isolation: Isolation
     policy: Policy
-    """What is in force, with the provider's defaults filled in."""
+    """The policy in force, with the provider's defaults filled in."""
     project: str
-    """The project's path inside."""
+    """The project's path in the box."""
     environment: Mapping[str, str]
-    """What a command's environment starts from."""
+    """The base environment of every command."""
     places: tuple[tuple[Path, str], ...]
-    """What of the host is inside, and where: host path, path inside. The first that fits is meant."""
+    """Host paths that are visible in the box, with their paths in the box. The first match counts."""
     memory_group: Path | None
-    """The control group that counts kills for the memory limit, where there is one."""
+    """The control group that counts kills at the memory limit, if any."""
     stream: socket.socket | None
-    """The one stream of a stream-bound box; None where the box listens."""
+    """The stream of a stream-bound box; None if the box listens."""
 
     @property
     def holder(self) -> str:
-        """The leader of the process group that holds it, by `process_name`; empty for one that an engine holds."""
+        """The leader of the box's process group, by `process_name`; empty if a container engine runs the box."""
 
     def account(self) -> str:
-        """What the provider's own programs said on stderr: the diagnosis when a box dies."""
+        """The stderr of the provider's own programs, which explains why a box died."""
 
     def release(self) -> None:
-        """Let a box that listens go on without us."""
+        """Leave a listening box running when this process ends."""
 
     def kill(self) -> None:
-        """End everything in it without asking its agent, which does not answer. `destroy` is still to come."""
+        """Kill everything in the box without its agent, which does not answer. `destroy` must still be called."""
 
     def destroy(self) -> None:
-        """End it and everything in it, now. May be repeated. Returns when nothing of it is left."""
+        """Kill the box and everything in it. Can be repeated. Returns when nothing of it is left."""
 
 
 def stream_of(box: Box) -> socket.socket:
-    """The stream of a box that has one: every box that was started without `listen`."""
+    """Return the stream of a box that was started without `listen`."""
     if box.stream is None:
-        raise StartFailed("the provider gave a box without a stream", op="start")
+        raise StartFailed("the provider started a box without a stream", op="start")
     return box.stream
 
 
 class Provider(Protocol):
-    """A way to isolate. Implementations hold no state but what they learned about this machine."""
+    """A way to isolate. Implementations keep no state except facts about this machine."""
 
     name: str
     isolation: Isolation
     systems: frozenset[str]
-    """Where it could run at all, as `platform.system()` says it."""
+    """The operating systems it supports, in the spelling of `platform.system()`."""
 
     def identity(self) -> str:
-        """What a successful trial is valid for: the program or socket behind this provider, as it is now.
+        """Identify the program or socket behind this provider, so that a trial is repeated when it changes.
 
-        Raises `ProviderUnavailable` when it isn't there at all.
+        Raises `ProviderUnavailable` when it is not installed.
         """
 
     def enforcement(self, policy: Policy | None = None) -> Enforcement:
-        """What can be enforced here, in boxes with such a policy (its runtime may matter).
+        """Return what can be enforced here in a box with this policy (its runtime may matter).
 
-        Cheap: it looks, and starts nothing.
+        Cheap: it inspects the machine and starts nothing.
         """
 
     def start(self, spec: BoxSpec) -> Box:
         """Start a box, or raise `PolicyRefused`, `ProviderUnavailable` or `StartFailed` and leave nothing behind."""
 
     def explain(self, account: str) -> tuple[str, list[str]]:
-        """Why a box did not come up, from what its programs said: a reason and fixes."""
+        """Derive from the stderr of its programs why a box did not start: a reason and hints."""
 
 
 class ResourceUsage(msgspec.Struct, frozen=True):
-    """What a command used, as the kernel counted for it and the children it waited for."""
+    """The resources a command used, as counted by the kernel for it and the children it waited for."""
 
     cpu_ms: float
     max_rss_kb: int
@@ -245,26 +245,26 @@ class ResourceUsage(msgspec.Struct, frozen=True):
 
 
 class Truncated(msgspec.Struct, frozen=True):
-    """Which stream was larger than its cap, so that only its head and tail were kept."""
+    """The streams that exceeded their cap; only their head and tail were kept."""
 
     stdout: bool = False
     stderr: bool = False
 
 
 class Output(msgspec.Struct, frozen=True):
-    """One piece of a command's output, as it came."""
+    """One piece of a command's output, in the order received."""
 
     stream: Literal["stdout", "stderr"]
     data: bytes
     at_ms: float
-    """Milliseconds since the command's start, by the clock inside the box."""
+    """Milliseconds since the start of the command, by the clock in the box."""
 
 
 class ExecResult(msgspec.Struct, frozen=True):
-    """What one command did. It is a result when the command ran at all, however it ended."""
+    """The outcome of one command. A command that ran has a result, however it ended."""
 
     exit_code: int
-    """The command's own; 128 + n when signal n ended it, 124 when it timed out: what a shell would say."""
+    """The command's exit code; as in a shell, 128 + n if signal n ended it, 124 if it timed out."""
     stdout_bytes: bytes
     stderr_bytes: bytes
     provider: str
@@ -277,9 +277,9 @@ class ExecResult(msgspec.Struct, frozen=True):
     usage: ResourceUsage
     diagnostics: Mapping[str, Diagnostic]
     survivors: bool = False
-    """Something of a killed command's tree hangs in the kernel and could not be ended."""
+    """A killed process of the command hangs in the kernel and could not be ended."""
     background: bool = False
-    """The command left processes behind that hold its output open."""
+    """The command left background processes that keep its output open."""
 
     @property
     def stdout(self) -> str:
@@ -291,7 +291,7 @@ class ExecResult(msgspec.Struct, frozen=True):
 
 
 class ProbeResult(msgspec.Struct, frozen=True):
-    """Which provider would be used, and what was found out about the others."""
+    """The provider that would be used, and the diagnostics of the others."""
 
     provider: str
     isolation: Isolation
@@ -301,7 +301,7 @@ class ProbeResult(msgspec.Struct, frozen=True):
 
 
 class Event(msgspec.Struct, frozen=True):
-    """Something that happened on the way, for whoever watches: `on_event`."""
+    """A progress event, passed to `on_event`."""
 
     kind: Literal["provider", "session", "exec", "network", "provision"]
     phase: Literal["selected", "rejected", "starting", "started", "finished", "failed", "stopped", "allowed", "denied"]
@@ -311,10 +311,10 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class RunningCommand(Protocol):
-    """A command under way, for who wants to reach it."""
+    """A command that is running, passed to `on_start`."""
 
     def signal(self, number: int) -> None:
-        """Send a signal to the command's process group. Once it has ended, nothing happens."""
+        """Send a signal to the command's process group. Does nothing after the command has ended."""
 
 
 OnEvent = Callable[[Event], None]

@@ -1,4 +1,4 @@
-"""A policy that can't be enforced is refused before anything starts, by name, with the reason."""
+"""Refuse a policy that can't be enforced before anything starts, with a reason for each part of it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import get_args
 from proofbox.errors import PolicyRefused, RequestInvalid
 from proofbox.sandbox.contract import Access, Enforcement, Network, Policy
 
-LEAST_DOOR = 1024  # below it a box may not listen
+LEAST_DOOR = 1024  # a box can't listen on a lower port
 
 
 def refuse_unenforceable(provider: str, policy: Policy, enforced: Enforcement) -> None:
-    asked = {
+    requested = {
         "network none": (policy.network == "none", enforced.network_none),
         "network allow": (policy.network == "allow", enforced.network_allow),
         "access ro": (policy.access == "ro", enforced.access_ro),
@@ -27,7 +27,7 @@ def refuse_unenforceable(provider: str, policy: Policy, enforced: Enforcement) -
         "cpu": (policy.cpus is not None, enforced.cpus),
         "pids": (policy.pids is not None, enforced.pids),
     }
-    refused = {name: enforced.gaps.get(name, "") for name, (wanted, can) in asked.items() if wanted and not can}
+    refused = {name: enforced.gaps.get(name, "") for name, (wanted, can) in requested.items() if wanted and not can}
     if refused:
         raise PolicyRefused(
             f"{provider} can't enforce "
@@ -38,17 +38,17 @@ def refuse_unenforceable(provider: str, policy: Policy, enforced: Enforcement) -
 
 
 def check_values(policy: Policy) -> None:
-    """Refuse words and numbers that mean nothing, and combinations that contradict each other.
+    """Refuse unknown words, meaningless numbers, and options that contradict each other.
 
-    They are wrong on every machine, so this is asked once, before a provider is chosen: none of them could say more.
+    They are wrong on every machine, so they are checked once, before a provider is selected.
     """
     for name, word, known in (
         ("network", policy.network, get_args(Network)),
         ("access", policy.access, get_args(Access)),
     ):
-        if word is not None and word not in known:  # never taken for the more lenient one
+        if word is not None and word not in known:  # an unknown word must not act as the most lenient one
             raise RequestInvalid(
-                f"{name} {word!r} is not known", op="start", fix_hints=[f"choose one of: {', '.join(known)}"]
+                f"unknown {name} {word!r}", op="start", fix_hints=[f"choose one of: {', '.join(known)}"]
             )
     for name, value, least in (
         ("memory", policy.memory_mb, 4),  # below this not even a shell starts
@@ -61,32 +61,32 @@ def check_values(policy: Policy) -> None:
         if value is not None and not good:
             unit = " MB" if name in ("memory", "disk") else ""
             raise RequestInvalid(
-                f"a {name} limit of {value}{unit} makes no sense",
+                f"invalid {name} limit: {value}{unit}",
                 op="start",
                 fix_hints=[f"give {least}{unit} or more" + (", such as 512 or 2g" if unit else "")],
             )
     if policy.doors and policy.network == "full":
         raise RequestInvalid(
-            "a door is a port of the box's own loopback, and with network full the box has the host's",
+            "a door is a port on the box's own loopback, but with network full the box uses the host's loopback",
             op="start",
             fix_hints=["use network none or allow:HOST,…"],
         )
     ports = [door.port for door in policy.doors]
     if len(set(ports)) < len(ports) or not all(LEAST_DOOR <= port < 65536 for port in ports):
         raise RequestInvalid(
-            f"doors at {', '.join(map(str, ports))}: each needs a port of its own",
+            f"doors at {', '.join(map(str, ports))}: ports must be distinct and from {LEAST_DOOR} to 65535",
             op="start",
             fix_hints=[f"choose different ports from {LEAST_DOOR} on"],
         )
     if policy.layers is not None and (policy.access != "overlay" or policy.disk_mb is not None):
         raise RequestInvalid(
-            "layers are an overlay, and have no disk limit of their own",
+            "layers need access overlay, and can't have a disk limit",
             op="start",
-            fix_hints=["ask for access overlay, without a disk limit"],
+            fix_hints=["use access overlay, without a disk limit"],
         )
     if policy.disk_mb is not None and policy.access != "overlay":
         raise RequestInvalid(
-            "a disk limit needs a throw-away overlay: the project's own directory has no quota",
+            "a disk limit needs access overlay: the project's own directory has no quota",
             op="start",
             fix_hints=["add --access overlay"],
         )

@@ -1,7 +1,4 @@
-"""What a command finds in its environment: an allowlist of the caller's, and what the caller names.
-
-Nothing else goes in.
-"""
+"""The environment of commands: an allowlist of the caller's variables, and those that the caller names."""
 
 from __future__ import annotations
 
@@ -18,13 +15,13 @@ BOX_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def forwarded(source: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The caller's own, as far as it is harmless: for a command on the host itself."""
+    """Return the caller's harmless variables, for a command on the host itself."""
     source = os.environ if source is None else source
     return {name: source[name] for name in _FORWARDED if name in source}
 
 
 def boxed(source: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The same for a box, where home and temporary files are private and the user is another."""
+    """Return the same for a box, with its own home, temporary directory and user."""
     env = forwarded(source)
     path = env.get("PATH", "").split(":") + BOX_PATH.split(":")
     return {

@@ -1,4 +1,4 @@
-"""`initialize`: write a project's settings, and agree to them. What `proofbox init` does."""
+"""`initialize`: write a project's settings and trust them. Implements `proofbox init`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from proofbox.sandbox.providers import AUTO, provider_named
 
 
 class Initialized(msgspec.Struct, frozen=True):
-    """A project's settings, as they count from now on."""
+    """A project's settings after `initialize`."""
 
     path: Path
     settings: Settings
     written: bool
-    """False when a file that was there was agreed to as it is."""
+    """False if an existing file was trusted without changes."""
 
 
 def initialize(
@@ -31,10 +31,10 @@ def initialize(
     force: bool = False,
     trust: bool = False,
 ) -> Initialized:
-    """Write `.proofbox/config.toml`, and trust it: who writes it by this call has seen it.
+    """Write `.proofbox/config.toml` and trust it, since the caller knows its content.
 
-    A file that is there is left alone, unless `force` replaces it. With `trust` nothing is written: the file that is
-    there is agreed to, in this version.
+    An existing file is not changed, unless `force` replaces it. With `trust` nothing is written: the current version of
+    the existing file is trusted.
     """
     project = resolve_project(project_root)
     path = project / PROJECT_FILE
@@ -43,11 +43,11 @@ def initialize(
         return Initialized(path, config.load(project), written=False)
     if path.exists() and not force:
         raise UsageError(
-            f"{path} is there already", op="init", fix_hints=["replace it: --force", "or agree to it as it is: --trust"]
+            f"{path} already exists", op="init", fix_hints=["replace it: --force", "or trust it as it is: --trust"]
         )
     wanted = settings or Settings()
     if wanted.provider not in (None, AUTO):
         provider_named(str(wanted.provider))
-    make_policy(project, {}, msgspec.structs.replace(wanted, mounts=()))  # checks it; mounts may be of another machine
+    make_policy(project, {}, msgspec.structs.replace(wanted, mounts=()))  # mounts may be for another machine
     config.write(project, wanted)
     return Initialized(path, wanted, written=True)

@@ -1,9 +1,9 @@
-"""proofbox's own directories and code: what a box must neither see nor change where its project or mounts contain it.
+"""proofbox's own directories and code: hidden or read-only in a box whose project or mounts contain them.
 
 State, cache and configuration are hidden: they hold evidence, sessions and settings. Code that the next call of
-proofbox would run on the host is read-only. Covering the place itself is not enough. A command could rename a directory
-above it, or replace a symbolic link that leads there, and the next call would find other files under the old name.
-`providers/covering.py` turns what is found here into mounts.
+proofbox would run on the host is read-only. Mounting over the path itself is not enough: a command could rename a
+directory above it, or replace a symbolic link that leads there, and the next call would find other files under the old
+name. `providers/covering.py` turns the paths found here into mounts.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _PACKAGE = Path(os.path.abspath(__file__)).parents[1]
 
 
 class View:
-    """What is found of proofbox's own below one directory of the host.
+    """proofbox's own files below one directory of the host.
 
-    Directories are compared by identity, so that a bind mount is recognized as what it is a mount of.
+    Directories are compared by device and inode, so that bind mounts are recognized.
     """
 
     def __init__(self, host: Path) -> None:
@@ -42,13 +42,13 @@ class View:
         self._ways = [walk(own) for own in _directories()]
 
     def hidden(self) -> set[Path]:
-        """The directories here that no box may look into, by their paths below the host directory."""
+        """Return the directories that no box may look into, as paths below the host directory."""
         return {Path(place) for way in self._ways for place in self._places(way[-1].path)}
 
     def frozen(self) -> set[Path]:
-        """What must be read-only in a box that can write here.
+        """Return the paths that must be read-only in a box that can write here.
 
-        Raises PathRefused where no mount can protect it.
+        Raises PathRefused where no mount can protect them.
         """
         code = [*_code_ways(), *self._user_site()]
         frozen = {place for way in code for place in self._places(way[-1].path)}
@@ -78,7 +78,7 @@ class View:
         return {Path(place) for place in frozen}
 
     def _user_site(self) -> list[list[Entry]]:
-        """The user's own site-packages. It is created where a box could create it, and so decide what is imported."""
+        """Return the user's site-packages. It is created if a box could create it and so control what is imported."""
         if not site.ENABLE_USER_SITE:
             return []
         path = Path(site.getusersitepackages())
@@ -89,7 +89,7 @@ class View:
         return [walk(path)]
 
     def _links(self, ways: Iterable[list[Entry]]) -> Iterator[tuple[str, str]]:
-        """Directories here, and the names of links in them that lead to what is proofbox's own."""
+        """Yield the symbolic links here that lead to proofbox's own files: directory and name."""
         for way in ways:
             for entry in way:
                 if entry.target is not None:
@@ -112,7 +112,7 @@ def own_directory_above(path: Path) -> str | None:
 
 
 def _above(path: str, directories: Iterable[str]) -> str | None:
-    """The one of the directories that is the path or contains it."""
+    """Return the directory that is `path` or contains it."""
     known = {identity: each for each in directories if (identity := _identity(each)) is not None}
     while path:
         found = known.get(_identity(path) or (-1, -1))
@@ -123,13 +123,13 @@ def _above(path: str, directories: Iterable[str]) -> str | None:
 
 
 def _directories() -> tuple[Path, ...]:
-    """State, cache and configuration. They are created if missing, since a box could otherwise create them."""
+    """Return the state, cache and configuration directories, creating them so that a box can't."""
     return state_dir(), cache_dir(), config_dir()
 
 
 @functools.cache
 def _code_ways() -> tuple[list[Entry], ...]:
-    """The ways to the directories whose code this process runs. They do not change while it runs."""
+    """Return the path walks to the directories whose code this process runs. They do not change while it runs."""
     directories = dict.fromkeys((str(_PACKAGE), sys.prefix, sys.base_prefix))
     script = os.path.abspath(sys.argv[0]) if sys.argv and sys.argv[0] else ""
     if os.path.basename(script) == _COMMAND and os.path.isfile(script):
@@ -138,15 +138,15 @@ def _code_ways() -> tuple[list[Entry], ...]:
 
 
 def _imported() -> Iterator[str]:
-    """Directories with modules to import: the package, its dependencies, the standard library."""
+    """Yield the directories of imported modules: the package, its dependencies, the standard library."""
     yield from (str(_PACKAGE), os.path.dirname(os.path.dirname(msgspec.__file__)), os.path.dirname(os.__file__))
     if site.ENABLE_USER_SITE:
         yield site.getusersitepackages()
 
 
 def _python_path() -> list[str]:
-    said = os.environ.get("PYTHONPATH", "")
-    return [os.path.realpath(entry) for entry in said.split(os.pathsep)] if said else []
+    value = os.environ.get("PYTHONPATH", "")
+    return [os.path.realpath(entry) for entry in value.split(os.pathsep)] if value else []
 
 
 def _within(path: str, places: Iterable[str]) -> bool:

@@ -1,4 +1,4 @@
-"""Projects, working directories and mounts: what they may be, resolved once, refused with both sides named."""
+"""Projects, working directories and mounts: check them, and resolve them once."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from proofbox.sandbox.contract import Mount
 from proofbox.sandbox.host.mounts import file_systems
 from proofbox.sandbox.own_files import own_directory_above
 
-# No project and no mount: they are the host itself, or what the box has of its own.
+# Refused as a project or mount: the host itself, or directories that a box has its own version of.
 _SYSTEM = frozenset(
     Path(p)
     for p in ("/", "/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr", "/var")
 )
-# File systems of the kernel's own settings: what is written there acts on the host, and a container's root may.
+# File systems with kernel settings: a write there changes the host, and root in a container may write there.
 _KERNEL = frozenset(
     [
         *("binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs"),
@@ -37,14 +37,14 @@ def resolve_project(path: str | os.PathLike[str]) -> Path:
         raise PathRefused(
             f"project {project} is part of the system itself",
             op="start",
-            fix_hints=["name the directory the command works on; give more by --mount HOST:GUEST:ro"],
+            fix_hints=["name the directory that the command works on; add others with --mount HOST:GUEST:ro"],
             details={"project": str(project)},
         )
     return _without_kernel_settings(project, "project")
 
 
 def resolve_cwd(project: Path, cwd: str | os.PathLike[str] | None) -> Path:
-    """The host path of a working directory: within the project, after every symlink."""
+    """Return the host path of a working directory, which must be in the project after resolving symbolic links."""
     if cwd is None:
         return project
     wanted = project / os.fspath(cwd)
@@ -54,7 +54,7 @@ def resolve_cwd(project: Path, cwd: str | os.PathLike[str] | None) -> Path:
         raise PathRefused(
             f"cwd {os.fspath(cwd)!r} is outside the project {project}{through}",
             op="exec",
-            fix_hints=["name a directory of the project", f"or make its parent the project: --project {real}"],
+            fix_hints=["name a directory in the project", f"or make its parent the project: --project {real}"],
             details={"cwd": str(real), "project": str(project)},
         )
     if not real.is_dir():
@@ -63,15 +63,15 @@ def resolve_cwd(project: Path, cwd: str | os.PathLike[str] | None) -> Path:
 
 
 def parse_mount(text: str, base: Path | None = None) -> Mount:
-    """Parse `HOST:GUEST[:ro|rw]`: read-only unless it says rw. A relative source counts from `base`."""
+    """Parse `HOST:GUEST[:ro|rw]`; read-only is the default. A relative source is resolved against `base`."""
     return Mount(*split_mount(text, base))
 
 
 def resolve_mounts(project: Path, mounts: Iterable[Mount]) -> tuple[Mount, ...]:
     """Check the mounts of a box and resolve their sources.
 
-    A source may not go through a symbolic link in the project or in a writable mount: a command in an earlier box could
-    have put it there, to get at what it leads to.
+    A source must not lead through a symbolic link in the project or in a writable mount: a command in an earlier box
+    could have created the link to reach its target.
     """
     found = [(mount, entries_of(mount.host, "mount")) for mount in mounts]
     resolved = [_checked_mount(mount, Path(way[-1].path)) for mount, way in found]
@@ -81,16 +81,16 @@ def resolve_mounts(project: Path, mounts: Iterable[Mount]) -> tuple[Mount, ...]:
             if entry.target is not None and any(Path(entry.path).parent.is_relative_to(each) for each in reached):
                 raise PathRefused(
                     f"mount {mount.host} at {mount.guest}: {entry.path} is a symbolic link to {entry.target!r}, which a"
-                    " command in a box could have made",
+                    " command in a box could have created",
                     op="start",
-                    fix_hints=[f"name what is to be mounted itself, if that is meant: {mount.host}:{mount.guest}"],
+                    fix_hints=[f"if that is intended, name the target itself: {mount.host}:{mount.guest}"],
                     details={"link": entry.path, "target": entry.target, "leads_to": str(mount.host)},
                 )
     return tuple(resolved)
 
 
 def refuse_planted_program(name: str, project: Path, mounts: Iterable[Mount]) -> None:
-    """Raise PathRefused if PATH finds a program of the host where a box could have put it."""
+    """Raise PathRefused if a program on PATH is in a directory that a box could have written to."""
     found = shutil.which(name)
     if found is None:
         return
@@ -101,7 +101,7 @@ def refuse_planted_program(name: str, project: Path, mounts: Iterable[Mount]) ->
                 f"{name} on PATH is {found}, which a command in a box could have put there",
                 op="start",
                 fix_hints=[
-                    f"take {os.path.dirname(found)} out of PATH, or put it after the directory of the real {name}"
+                    f"remove {os.path.dirname(found)} from PATH, or put it after the directory of the real {name}"
                 ],
                 details={"program": found, "project": str(project)},
             )
@@ -112,11 +112,11 @@ def _checked_mount(mount: Mount, host: Path) -> Mount:
     guest = PurePosixPath(mount.guest)
     if host in _SYSTEM - {Path("/usr"), Path("/etc"), Path("/var"), Path("/boot")}:
         raise PathRefused(
-            f"mount {host}: this would be the host itself", op="start", fix_hints=["mount what is needed of it"]
+            f"mount {host}: this would be the host itself", op="start", fix_hints=["mount only the part you need"]
         )
     if not guest.is_absolute() or ".." in guest.parts or len(guest.parts) < 2:
         raise PathRefused(
-            f"mount {host} at {mount.guest!r}: the place inside must be an absolute path, without '..', below /",
+            f"mount {host} at {mount.guest!r}: the path in the box must be absolute, below /, and without '..'",
             op="start",
             fix_hints=[f"write {host}:/mnt/{host.name}:ro"],
         )
@@ -126,13 +126,13 @@ def _checked_mount(mount: Mount, host: Path) -> Mount:
         usable = False
     if not usable:
         raise PathRefused(
-            f"mount {host} at {mount.guest!r}: no path can hold that",
+            f"mount {host} at {mount.guest!r}: not a valid path",
             op="start",
             fix_hints=[f"write {host}:/mnt/{host.name}:ro"],
         )
     if any(guest.is_relative_to(own) for own in _GUEST_OWN):
         raise PathRefused(
-            f"mount {host} at {guest}: the box has its own there", op="start", fix_hints=["choose another place"]
+            f"mount {host} at {guest}: the box has its own there", op="start", fix_hints=["choose another path"]
         )
     return Mount(_without_kernel_settings(host, "mount"), str(guest), mount.writable)
 
@@ -151,10 +151,10 @@ def _without_kernel_settings(path: Path, what: str) -> Path:
 
 
 def _not_our_own(path: Path, what: str) -> Path:
-    """Sessions, evidence, trust and settings live there: no box may ever see them."""
+    """Refuse proofbox's own directories. They hold sessions, evidence, trust and settings, which no box may see."""
     own = own_directory_above(path)
     if own is not None:
         raise PathRefused(
-            f"{what} {path} is in proofbox's own directory {own}", op="start", fix_hints=[f"use a place outside {own}"]
+            f"{what} {path} is in proofbox's own directory {own}", op="start", fix_hints=[f"use a path outside {own}"]
         )
     return path

@@ -1,14 +1,14 @@
-"""A project's boxes prepared by a script, once: what it leaves is kept, and every later box begins with it.
+"""Prepare a project's boxes with a script. It runs once; its result is stored, and later boxes start from it.
 
-The script runs in a box of its own, with the network and the limits that the project's boxes have. It does not see the
-project: what is kept is known by the digest of the script and of what it ran on, and must not depend on anything else.
-What can be kept differs:
+The script runs in a separate box, with the network and the limits of the project's boxes. It can't see the project: the
+stored result is identified by the digest of the script and of its base, and must not depend on anything else. Providers
+differ in what they store:
 
-- `docker`: the whole root file system, as an image; the script is root in its container. /tmp, /var/tmp, /run and the
-  home directory are a box's own, and not kept.
-- `bubblewrap`: the home directory alone, since the rest is the host's, read-only. Each box has it under a throw-away
+- `docker`: the whole root file system, as an image; the script runs as root in its container. /tmp, /var/tmp, /run and
+  the home directory are private to each box and are not stored.
+- `bubblewrap`: only the home directory, since the rest is the host's, read-only. Each box has it under a throw-away
   layer, so that no box changes it for the next.
-- others keep nothing, and refuse a script.
+- The others can't store anything, and refuse a script.
 """
 
 from __future__ import annotations
@@ -36,68 +36,68 @@ from proofbox.sandbox.host.scratch import Scratch
 from proofbox.sandbox.providers.prepared_home import PreparedHomes
 
 PATIENCE = 1800.0
-SAID = 4000  # of each stream, kept for the error
+OUTPUT_SHOWN = 4000  # bytes of each stream, for the error
 _INSIDE = "/.proofbox-provision"
 Phase = Literal["started", "finished", "failed"]
 
 
 class PreparedStore(Protocol):
-    """How a provider keeps what a script did."""
+    """Stores the result of a provision script for one provider."""
 
     def basis(self, spec: BoxSpec) -> str:
-        """What the script runs on, as far as it decides the outcome: an image's id, a machine's system."""
+        """Identify the base of the script, as far as it affects the result: an image id, the host's system."""
 
     def find(self, key: str, spec: BoxSpec) -> BoxSpec | None:
-        """The spec of a box that begins with what was kept; None if there is nothing yet."""
+        """Return the spec of a box that starts from the stored result; None if nothing is stored."""
 
     def begin(self, key: str, spec: BoxSpec) -> BoxSpec:
-        """The spec of a box for the script."""
+        """Return the spec of a box that runs the script."""
 
     def keep(self, key: str, box: Box) -> None:
-        """The script has succeeded in this box."""
+        """Store the result of the script, which has succeeded in this box."""
 
     def discard(self) -> None:
-        """Remove what was begun and not kept. May be repeated."""
+        """Remove a result that was begun and not stored. Can be repeated."""
 
 
-_KEEPERS: dict[str, type[PreparedStore]] = {"docker": PreparedImages, "bubblewrap": PreparedHomes}
+_STORES: dict[str, type[PreparedStore]] = {"docker": PreparedImages, "bubblewrap": PreparedHomes}
 
 
 def provision(provider: Provider, spec: BoxSpec, script: bytes, *, on_event: OnEvent | None = None) -> BoxSpec:
-    """The same box, begun with what the script leaves. It is run if it never was; of several processes, by one."""
-    kind = _KEEPERS.get(provider.name)
+    """Return the spec of a box that starts from the script's result. Run the script first if needed, in one process."""
+    kind = _STORES.get(provider.name)
     if kind is None:
         raise PolicyRefused(
-            f"{provider.name} can't keep what a provision script does",
+            f"{provider.name} does not support provision scripts",
             op="provision",
-            fix_hints=["use bubblewrap or docker, or take `provision` out of the settings"],
+            fix_hints=["use bubblewrap or docker, or remove `provision` from the settings"],
             details={"provider": provider.name},
         )
-    keeper = kind()
+    prepared = kind()
     digest = hashlib.sha256(script).hexdigest()
-    facts = {"provider": provider.name, "script": digest, "basis": keeper.basis(spec)}
+    facts = {"provider": provider.name, "script": digest, "basis": prepared.basis(spec)}
     key = hashlib.sha256(canonical_bytes(facts)).hexdigest()
-    found = keeper.find(key, spec)
+    found = prepared.find(key, spec)
     if found is not None:
         return found
     with _one_at_a_time(key):
-        found = keeper.find(key, spec)
+        found = prepared.find(key, spec)
         if found is None:
             _tell(on_event, "started", provider, key)
             try:
-                _run(provider, keeper, key, spec, script, on_event)
+                _run(provider, prepared, key, spec, script, on_event)
             except ProofboxError as error:
                 _tell(on_event, "failed", provider, key, code=error.code)
                 raise
             _tell(on_event, "finished", provider, key)
-            found = keeper.find(key, spec)
+            found = prepared.find(key, spec)
     if found is None:
-        raise ProvisionFailed("what the script did was not kept", op="provision")
+        raise ProvisionFailed("the result of the provision script was not stored", op="provision")
     return found
 
 
 def _run(
-    provider: Provider, keeper: PreparedStore, key: str, spec: BoxSpec, script: bytes, on_event: OnEvent | None
+    provider: Provider, prepared: PreparedStore, key: str, spec: BoxSpec, script: bytes, on_event: OnEvent | None
 ) -> None:
     with contextlib.ExitStack() as stack:
         scratch = Scratch()
@@ -114,13 +114,13 @@ def _run(
             stack.callback(outlet.close)
             wanted = msgspec.structs.replace(wanted, forwards=outlet.forwards, sockets=outlet.directory)
             environment = outlet.environment
-        stack.callback(keeper.discard)
-        box = provider.start(keeper.begin(key, wanted))
+        stack.callback(prepared.discard)
+        box = provider.start(prepared.begin(key, wanted))
         stack.callback(box.destroy)
         argv = [_INSIDE] if script.startswith(b"#!") else ["/bin/sh", _INSIDE]
         env = encode_env({**box.environment, **environment})
         call = Connection(stream_of(box), box.kill).run(
-            make_request(argv, cwd="/", env=env, timeout=PATIENCE, max_output=2 * SAID)
+            make_request(argv, cwd="/", env=env, timeout=PATIENCE, max_output=2 * OUTPUT_SHOWN)
         )
         if call.error is not None:
             raise call.error
@@ -129,18 +129,18 @@ def _run(
         )
         if result.exit_code != 0:
             raise ProvisionFailed(
-                f"the provision script ended with exit code {result.exit_code}"
+                f"the provision script failed with exit code {result.exit_code}"
                 + (f" after {PATIENCE:g} s" if result.timed_out else ""),
                 op="provision",
-                fix_hints=["mend the script; it has the box's network, and does not see the project"],
+                fix_hints=["fix the script; it has the box's network, and can't see the project"],
                 details={
                     "exit_code": result.exit_code,
                     "timed_out": result.timed_out,
-                    "stdout": result.stdout[-SAID:],
-                    "stderr": result.stderr[-SAID:],
+                    "stdout": result.stdout[-OUTPUT_SHOWN:],
+                    "stderr": result.stderr[-OUTPUT_SHOWN:],
                 },
             )
-        keeper.keep(key, box)
+        prepared.keep(key, box)
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
-"""Which provider: the one that was named, or by `auto` the strongest that works, found out by trying.
+"""Select a provider: the one that was named, or with `auto` the strongest that works, determined by a trial.
 
-A trial starts a real box and runs a command in it. Its success is remembered until the machine boots again or the
-program behind the provider changes; a failure never is, since the user is about to fix it.
+A trial starts a real box and runs a command in it. A success is cached until the machine reboots or the program behind
+the provider changes. A failure is never cached, since the user is likely to fix it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TRIAL_PATIENCE = 10.0
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """A provider, and how it came to be this one."""
+    """A provider, and how it was selected."""
 
     provider: Provider
     diagnostics: dict[str, Diagnostic]
@@ -58,9 +58,10 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 def choose(name: str, policy: Policy, *, on_event: OnEvent | None = None) -> Choice:
-    """The provider to use.
+    """Select the provider to use.
 
-    One that was named is taken at its word; starting it will tell. `auto` tries, and fails closed.
+    A provider that was named is not tried first; its start shows whether it works. `auto` tries each candidate, and
+    raises an error if no provider works.
     """
     if name != AUTO:
         provider = provider_named(name)
@@ -70,7 +71,7 @@ def choose(name: str, policy: Policy, *, on_event: OnEvent | None = None) -> Cho
 
 
 def probe(name: str, policy: Policy, *, on_event: OnEvent | None = None) -> Choice:
-    """The same, with every candidate tried: for those who want to know before they start."""
+    """Select a provider as `choose` does, but try every candidate."""
     if name == AUTO:
         return _first_that_works(policy, on_event, look_further=True)
     provider = provider_named(name)
@@ -82,7 +83,7 @@ def probe(name: str, policy: Policy, *, on_event: OnEvent | None = None) -> Choi
 
 
 def diagnose(provider: Provider, policy: Policy) -> Diagnostic:
-    """Whether it works here and can do what is asked: an image it runs, limits it can enforce."""
+    """Check that a provider works here and can enforce the policy and run its image."""
     wanted = Policy(image=policy.image, runtime=policy.runtime)
     try:
         identity = f"{_boot_id()} {_namespace()} {provider.identity()} {wanted.image} {wanted.runtime}"
@@ -125,24 +126,24 @@ def _unavailable(message: str, diagnostics: dict[str, Diagnostic]) -> ProviderUn
     return ProviderUnavailable(
         message,
         op="select",
-        fix_hints=[*hints, "see what each one lacks: proofbox doctor"],
+        fix_hints=[*hints, "show what each provider lacks: proofbox doctor"],
         details={"diagnostics": msgspec.to_builtins(diagnostics)},
     )
 
 
 @contextlib.contextmanager
 def trial_project(provider: Provider) -> Iterator[Path]:
-    """Create an empty project that a box can use on every file system: a trial is about the machine, not about /tmp."""
+    """Create an empty project that commands can write to: a trial tests the machine, not the permissions of /tmp."""
     with tempfile.TemporaryDirectory(prefix="proofbox-trial-") as directory:
         if provider.isolation is Isolation.NAMESPACE and os.geteuid() == 0:
-            with contextlib.suppress(OSError):  # root of a user namespace can't give it away, and need not
+            with contextlib.suppress(OSError):  # root of a user namespace can't change the owner, and need not
                 os.chown(directory, COMMAND_ID, COMMAND_ID)
         yield Path(directory).resolve()
 
 
 def _try_out(provider: Provider, policy: Policy) -> None:
     with trial_project(provider) as project:
-        # The directory's name is in the label, since threads may try at once and groups are named after it.
+        # The label contains the directory's name, which is unique: trials may run in parallel.
         box = provider.start(BoxSpec(label=project.name, project=project, policy=policy))
         try:
             request = make_request(["true"], cwd=box.project, env=encode_env(box.environment), timeout=TRIAL_PATIENCE)
@@ -155,9 +156,9 @@ def _try_out(provider: Provider, policy: Policy) -> None:
             ) from error
         finally:
             box.destroy()
-    # An image need not have a `true`; that it was looked for, and not found, is as good an answer.
+    # An image may lack `true`; "not found" from the box agent is as good an answer.
     if not isinstance(call.error, CommandNotFound) and (call.exit is None or call.exit.code != 0):
-        raise ProviderUnavailable("the box started, and `true` did not succeed in it", op="probe")
+        raise ProviderUnavailable("the box started, but `true` failed in it", op="probe")
 
 
 def _tell(on_event: OnEvent | None, provider: Provider, found: Diagnostic) -> None:
@@ -174,7 +175,7 @@ def _boot_id() -> str:
 
 
 def _namespace() -> str:
-    """What works in one user namespace may be forbidden in another, with the same cache."""
+    """Identify the user namespace: a provider may work in one and fail in another, with the same cache."""
     try:
         return os.readlink("/proc/self/ns/user")
     except OSError:
@@ -183,10 +184,10 @@ def _namespace() -> str:
 
 @stored("proofbox.trials/1", at="CACHE/trials.json")
 class _Trials(msgspec.Struct):
-    """The trials that worked. Losing this file costs a few milliseconds, so that anything wrong with it is ignored."""
+    """The trials that succeeded. A missing or malformed file is ignored; it only costs new trials."""
 
     worked: dict[str, str] = {}
-    """By provider, what its trial holds for: this boot, user namespace, program, image and runtime."""
+    """By provider, what its trial is valid for: boot, user namespace, program, image and runtime."""
     schema_version: str = "proofbox.trials/1"
 
     @classmethod

@@ -40,17 +40,17 @@ START_PATIENCE = 30.0
 
 
 class Session:
-    """A box that stays between commands. As a context manager it ends with the block."""
+    """A box that stays alive between commands. As a context manager, it stops at the end of the block."""
 
     def __init__(
         self,
-        house: ServiceCore,
+        core: ServiceCore,
         inside: BoxHandle,
         connection: Connection,
         origin: OpenedBox | SessionRecord,
         on_end: Callable[[SessionInfo], None] | None = None,
     ) -> None:
-        self._house = house
+        self._core = core
         self._on_end = on_end
         self._inside = inside
         self._environment = encode_env(inside.environment)
@@ -68,31 +68,31 @@ class Session:
 
     @property
     def inside(self) -> BoxHandle:
-        """What is known of the box: paths and environment as a command finds them."""
+        """The box's handle: paths and environment as a command sees them."""
         return self._inside
 
     def exec(self, argv: Sequence[str | bytes], **options: Unpack[ExecOptions]) -> ExecResult:
-        """Run a command in the box and wait for its end. Many threads may do so at once."""
+        """Run a command in the box and wait until it ends. Safe to call from several threads."""
         return self.run(argv, options)
 
     def run(self, argv: Sequence[str | bytes], options: ExecOptions) -> ExecResult:
         inside = self._inside
         request = inside.request(argv, options, self._environment)
         before = inside.oom_kills()
-        self._house.tell(Event("exec", "started", self.id))
+        self._core.tell(Event("exec", "started", self.id))
         try:
             call = self._connection.run(request, options.get("on_output"), options.get("on_start"))
             result = inside.result(call, before)
         except ProofboxError as error:
-            self._house.tell(Event("exec", "failed", self.id, {"code": error.code}))
+            self._core.tell(Event("exec", "failed", self.id, {"code": error.code}))
             raise self._origin.explain_loss(error, self._connection.hello is not None) from None
-        self._house.tell(
+        self._core.tell(
             Event("exec", "finished", self.id, {"exit_code": result.exit_code, "duration_ms": result.duration_ms})
         )
         return result
 
     def _interact(self, argv: Sequence[str | bytes]) -> ExecResult:
-        """Give a command the caller's own stdin, stdout and stderr until it ends; a terminal, where they are one."""
+        """Run a command with the caller's stdin, stdout and stderr; in a pty, if they are a terminal."""
         if not is_terminal():
             with own_stdin() as stdin, contextlib.ExitStack() as stack:
                 options: ExecOptions = {"stdin": stdin, "on_output": pass_on}
@@ -113,39 +113,38 @@ class Session:
             return inside.result(self._connection.run(request, pass_on, follow), before)
 
     def frozen(self) -> contextlib.AbstractContextManager[None]:
-        """Nothing in the box runs within the block; see `freezing.py`."""
+        """Freeze all processes in the box within the block; see `freezing.py`."""
         return freezing.frozen(self.id)
 
     def commands_alive(self) -> int:
-        """How many commands have processes in the box now. Without control groups, those of this client alone."""
+        """Count the commands with processes in the box. Without control groups, only this client's are counted."""
         known = freezing.commands_alive(self.id)
         return self._connection.running if known is None else known
 
     def detach(self) -> None:
-        """Let go of a detached session: it goes on without this client, and its idle time begins."""
+        """Disconnect from a detached session: the box keeps running, and its idle time begins."""
         if isinstance(self._origin, OpenedBox):
             raise UsageError("a session that is not detached ends with its client", op="session", fix_hints=["stop it"])
         self._connection.close()
 
     def stop(self) -> None:
-        """End the box and everything in it. May be repeated."""
+        """Kill the box and everything in it. Can be repeated."""
         if self._stopped:
             return
         if isinstance(self._origin, OpenedBox):
-            self._connection.close()  # the end of its stream is the end of the box
+            self._connection.close()  # the box ends with its stream
             self._origin.end()
         else:
             self._connection.shutdown()
             self._connection.close()
-            self._house.ended(self._origin)
+            self._core.ended(self._origin)
         self._stopped = True
         if self._on_end is not None:
             self._on_end(self.info)
-        self._house.tell(Event("session", "stopped", self.id))
+        self._core.tell(Event("session", "stopped", self.id))
 
     def cut_off(self) -> None:
-        """From elsewhere, as from another thread: its commands end as lost, and the box with them. Whoever holds it
-        stops it as ever."""
+        """Disconnect from another thread: commands fail as lost, and the box ends. The owner still calls `stop`."""
         self._connection.close()
 
     def __enter__(self) -> Self:
@@ -161,10 +160,10 @@ class Session:
 
 
 class Sandboxes:
-    """Runs commands in boxes over one project. Cheap to make; closing it ends the sessions it holds.
+    """Runs commands in boxes over one project. Cheap to create; closing it stops its sessions.
 
-    Where a call names no provider or policy, `settings` decide: by default those of the project's and the user's
-    `config.toml`, and after them `auto`.
+    If a call names no provider or policy, `settings` apply: by default those of the project's and the user's
+    `config.toml`, then `auto`.
     """
 
     def __init__(
@@ -176,12 +175,12 @@ class Sandboxes:
         clock: Clock | None = None,
         ids: IdSource | None = None,
     ) -> None:
-        self._house = ServiceCore(project_root, on_event=on_event, settings=settings, clock=clock, ids=ids)
+        self._core = ServiceCore(project_root, on_event=on_event, settings=settings, clock=clock, ids=ids)
         self._sessions: dict[str, Session] = {}
 
     def probe(self, provider: str | None = None) -> ProbeResult:
-        """Which provider would be used, by a real trial of it."""
-        return self._house.probe(provider)
+        """Return the provider that would be used, after a real trial."""
+        return self._core.probe(provider)
 
     def exec(
         self,
@@ -190,7 +189,7 @@ class Sandboxes:
         provider: str | None = None,
         **options: Unpack[RunOptions],
     ) -> ExecResult:
-        """One command in a box of its own, which ends with it."""
+        """Run one command in a new box, which ends with it."""
         policy, command = split_options(options)
         with self._start(provider, policy) as session:
             return session.run(argv, command)
@@ -203,8 +202,8 @@ class Sandboxes:
         ttl: float = DEFAULT_TTL,
         **policy: Unpack[PolicyOptions],
     ) -> Session:
-        """A box that stays. It ends with this process, unless `detached`: then by `stop_session`, from any process, or
-        after `ttl` seconds in which nobody used it."""
+        """Start a box that stays alive between commands. It ends with this process, unless `detached`: then it ends by
+        `stop_session`, from any process, or after `ttl` idle seconds."""
         if detached:
             check_ttl(ttl)
         session = self._start(provider, policy, ttl if detached else None)
@@ -219,7 +218,7 @@ class Sandboxes:
         provider: str | None = None,
         **policy: Unpack[PolicyOptions],
     ) -> ExecResult:
-        """A box with the caller's own stdin, stdout and stderr, until the command in it ends: by default, a shell."""
+        """Run a command, by default a shell, in a new box with the caller's own stdin, stdout and stderr."""
         with self._start(provider, policy) as session:
             return session._interact(argv)
 
@@ -236,41 +235,41 @@ class Sandboxes:
             session._connection.close()
 
     def stop_session(self, session_id: str) -> SessionInfo:
-        """End it. Stopping one that has ended already is no error."""
+        """Stop a session. Stopping one that has already ended is not an error."""
         held = self._sessions.get(session_id)
         if held is not None:
             held.stop()
-        ended = self._house.ended_here(session_id)
+        ended = self._core.ended_here(session_id)
         if ended is not None:
             return ended
-        record = self._house.store.load(session_id)
+        record = self._core.store.load(session_id)
         try:
             self._attach(session_id).stop()
-        except SandboxLost:  # its box had ended by itself
-            self._house.ended(record)
+        except SandboxLost:  # its box had already ended
+            self._core.ended(record)
         return self.get_session(session_id)
 
     def get_session(self, session_id: str) -> SessionInfo:
         held = self._sessions.get(session_id)
         if held is not None:
             return held.info
-        return self._house.session_info(session_id)
+        return self._core.session_info(session_id)
 
     def list_sessions(self) -> list[SessionInfo]:
-        """The sessions of this object, and all detached ones of this user."""
-        return [session.info for session in self._sessions.values()] + self._house.sessions()
+        """List the sessions of this object, and all detached sessions of this user."""
+        return [session.info for session in self._sessions.values()] + self._core.sessions()
 
     def prune_sessions(self) -> list[str]:
-        """Forget the sessions that have ended; their ids."""
-        return self._house.prune()
+        """Remove the records of sessions that have ended; return their ids."""
+        return self._core.prune()
 
     def cut_off(self) -> None:
-        """From elsewhere: `cut_off` of every session that this holds now."""
+        """Call `cut_off` on every session of this object, from another thread."""
         for session in list(self._sessions.values()):
             session.cut_off()
 
     def close(self) -> None:
-        with contextlib.ExitStack() as stack:  # one that fails to stop doesn't keep the others
+        with contextlib.ExitStack() as stack:  # if one fails to stop, the others are still stopped
             for session in list(self._sessions.values()):
                 stack.callback(session.stop)
 
@@ -284,23 +283,23 @@ class Sandboxes:
 
     def _remember(self, ended: SessionInfo) -> None:
         self._sessions.pop(ended.id, None)
-        self._house.remember_end(ended)
+        self._core.remember_end(ended)
 
     def _start(self, provider: str | None, policy: PolicyOptions, ttl: float | None = None) -> Session:
-        opened = self._house.open(provider, policy, ttl=ttl)
+        opened = self._core.open(provider, policy, ttl=ttl)
         if ttl is not None:
             return self._detach(opened)
         try:
             connection = Connection(stream_of(opened.box), opened.box.kill)
-        except ProofboxError as error:  # its launcher ended before we could greet it
+        except ProofboxError as error:  # its launcher ended before the greeting was sent
             try:
                 raise opened.explain_loss(error, greeted=False) from None
             finally:
                 opened.end()
-        return Session(self._house, opened.inside, connection, opened, self._remember)
+        return Session(self._core, opened.inside, connection, opened, self._remember)
 
     def _detach(self, opened: OpenedBox) -> Session:
-        """A session that is to outlive us must be seen to run before we let go of it."""
+        """Wait for the greeting of a detached session before this process releases its box."""
         try:
             session = self._attach(opened.id)
             try:
@@ -310,14 +309,14 @@ class Sandboxes:
                 raise opened.explain_loss(error, greeted=False) from None
         except BaseException:
             opened.end()
-            self._house.store.forget(opened.id)
+            self._core.store.forget(opened.id)
             raise
         opened.box.release()
-        self._house.tell(Event("session", "started", opened.id))
+        self._core.tell(Event("session", "started", opened.id))
         return session
 
     def _attach(self, session_id: str) -> Session:
-        store = self._house.store
+        store = self._core.store
         record = store.load(session_id)
         connection = Connection(store.connect(session_id), functools.partial(kill_detached, record))
-        return Session(self._house, record.inside, connection, record)
+        return Session(self._core, record.inside, connection, record)

@@ -1,4 +1,4 @@
-"""What the sync and the async service share: everything between a caller's wish and a box, except for waiting in it."""
+"""Code shared by the sync and the async service: everything from a caller's options to a started box."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ENDED_REMEMBERED = 1000
 
 
 class OpenedBox(msgspec.Struct, frozen=True):
-    """A box that was started, with what is needed to use it and to explain its end."""
+    """A started box, with everything needed to use it and to explain its end."""
 
     id: str
     created_at: str
@@ -44,7 +44,7 @@ class OpenedBox(msgspec.Struct, frozen=True):
     outlet: Outlet | None = None
 
     def end(self) -> None:
-        """End the box, and the way out it had. May be repeated."""
+        """Kill the box and close its outlet. Can be repeated."""
         self.box.destroy()
         if self.outlet is not None:
             self.outlet.close()
@@ -53,7 +53,7 @@ class OpenedBox(msgspec.Struct, frozen=True):
         return SessionInfo.of(self.id, self.created_at, self.inside, state, ttl=None)
 
     def explain_loss(self, error: ProofboxError, greeted: bool) -> ProofboxError:
-        """A box that never greeted did not start; one that did was lost. Both carry what its programs said."""
+        """Turn the loss of a box that never greeted into `StartFailed`. Adds the stderr of its programs."""
         if not isinstance(error, SandboxLost):
             return self.inside.annotate(error)
         account = self.box.account()
@@ -65,7 +65,7 @@ class OpenedBox(msgspec.Struct, frozen=True):
 
 
 def kill_detached(record: SessionRecord) -> None:
-    """End the box of a session whose agent does not answer: by whatever holds it, since whoever started it is gone."""
+    """Kill the box of a detached session whose agent does not answer, through its process group or its engine."""
     if record.holder:
         cgroups.sweep(cgroups.tree(), record.id)
         kill_group_of(record.holder)
@@ -108,7 +108,7 @@ class ServiceCore:
         return probe(_named(provider, settings), policy, on_event=self.on_event).probe_result()
 
     def chosen(self, provider: str | None, options: PolicyOptions) -> str:
-        """The name of the provider that `open` would take."""
+        """Return the name of the provider that `open` would use."""
         project = resolve_project(self.project_root)
         settings = self._settings_for(project)
         name, policy = _named(provider, settings), self._policy(project, provider, options, settings)
@@ -127,9 +127,9 @@ class ServiceCore:
             outlet: Outlet | DetachedOutlet | None = None
             if policy.doors and ttl is not None:
                 raise PolicyRefused(
-                    "a session that outlives its client has nobody at the other end of its doors",
+                    "doors are not supported in a session that outlives its client: no process would serve them",
                     op="start",
-                    fix_hints=["hold the session in one process"],
+                    fix_hints=["start the session without `detached`, and keep it in one process"],
                 )
             script = config.script(project, settings, given=self.settings is not None)
             if script is not None:
@@ -161,7 +161,7 @@ class ServiceCore:
         return [store.info(record) for record in store.records()]
 
     def remember_end(self, ended: SessionInfo) -> None:
-        """A session that has ended can still be asked for, for a while: one of the last thousand."""
+        """Keep the information about an ended session, for the last `ENDED_REMEMBERED` sessions."""
         self._ended_here[ended.id] = ended
         if len(self._ended_here) > ENDED_REMEMBERED:
             del self._ended_here[next(iter(self._ended_here))]
@@ -170,7 +170,7 @@ class ServiceCore:
         return self._ended_here.get(session_id)
 
     def session_info(self, session_id: str) -> SessionInfo:
-        """Of one that this process no longer holds: it ended here, or is a detached one."""
+        """Return the information about a session that ended in this process, or a detached one."""
         ended = self.ended_here(session_id)
         if ended is not None:
             return ended
@@ -178,12 +178,12 @@ class ServiceCore:
         return store.info(store.load(session_id))
 
     def ended(self, record: SessionRecord) -> None:
-        """A detached session was stopped: keep its tombstone, and nothing else of it."""
+        """Record that a detached session was stopped, and remove the rest of it."""
         self.store.save(msgspec.structs.replace(record, stopped=True))
         cgroups.sweep(cgroups.tree(), record.id)
 
     def prune(self) -> list[str]:
-        """Forget every session that has ended, with what interrupted ones left behind."""
+        """Remove every session that has ended, and the leftovers of interrupted starts."""
         store = self.store
         gone = [record.id for record in store.records() if not store.running(record.id)] + store.leftovers()
         for id in gone:

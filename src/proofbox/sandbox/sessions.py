@@ -1,12 +1,12 @@
-"""Sessions that outlive the process that made them: one directory each in the user's state directory, mode 0700.
+"""Sessions that outlive the process that started them: one directory each in the user's state directory, mode 0700.
 
-    sessions/<id>/session.json   what a client must know to use it
-                  box/sock       where its box agent listens; all of the session that a box may see
-                  agent.log      what its programs said
-                  network.jsonl  what its allowlist decided, where it has one
+    sessions/<id>/session.json   the record that a client needs to use it
+                  box/sock       the socket of its box agent; the only part of the session that its box can see
+                  agent.log      stderr of its programs
+                  network.jsonl  decisions of its allowlist, if it has one
 
-Whether a session runs is asked of its socket, never read from the record: a record can't know that its box has died.
-A box ends by `stop`, by its own idle TTL, or with the machine; its record stays, as a tombstone, until it is pruned.
+Whether a session runs is determined by connecting to its socket, never from the record: a record can't tell that its
+box has died. A box ends by `stop`, by its idle TTL, or with the machine. Its record is kept until it is pruned.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ State = Literal["running", "stopped", "lost"]
 
 
 class SessionInfo(msgspec.Struct, frozen=True):
-    """What anyone may know of a session."""
+    """Public information about a session."""
 
     id: str
-    """What other commands of `session` take."""
+    """The id that the `session` commands take."""
     provider: str
     isolation: Isolation
     state: State
-    """Asked of its box. `stopped`: by whoever stopped it. `lost`: idle for too long, killed, or gone with the
-    machine."""
+    """Determined by connecting to its box. `stopped`: by a client. `lost`: the idle time was exceeded, the box was
+    killed, or the machine restarted."""
     created_at: str
     project: str
     policy: Policy
@@ -51,7 +51,7 @@ class SessionInfo(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, id: str, created_at: str, inside: BoxHandle, state: State, *, ttl: float | None) -> SessionInfo:
-        """With a ttl it is detached: it outlives its client."""
+        """Describe a session. A session with a ttl is detached: it outlives its client."""
         return cls(
             id=id,
             provider=inside.provider,
@@ -67,24 +67,24 @@ class SessionInfo(msgspec.Struct, frozen=True):
 
 @stored(SCHEMA, at="STATE/sessions/SESSION/session.json")
 class SessionRecord(msgspec.Struct, frozen=True):
-    """A session that outlives its client: where its box is, and how it was asked for."""
+    """A session that outlives its client: where its box is, and which policy was requested."""
 
     id: str
-    """The session's; its directory has that name."""
+    """The session's id, also the name of its directory."""
     created_at: str
     ttl: float
     inside: BoxHandle
-    """What a client must know of its box."""
+    """The information that a client needs to use the box."""
     holder: str = ""
-    """The process that holds the box: boot, pid namespace, pid and start. Empty: an engine's container is the box."""
+    """The process that holds the box: boot, pid namespace, pid and start time. Empty if the box is a container."""
     stopped: bool = False
-    """Whoever stopped it said so; that it runs, only its socket says."""
+    """A client stopped it. Whether it is running can only be told from its socket."""
     schema_version: str = SCHEMA
 
     def info(self, state: State) -> SessionInfo:
         return SessionInfo.of(self.id, self.created_at, self.inside, state, ttl=self.ttl)
 
-    def explain_loss(self, error: ProofboxError, greeted: bool) -> ProofboxError:  # noqa: ARG002 (as `Opened` has it)
+    def explain_loss(self, error: ProofboxError, greeted: bool) -> ProofboxError:  # noqa: ARG002 (same as `OpenedBox`)
         return self.inside.annotate(error)
 
 
@@ -93,9 +93,9 @@ class SessionStore:
         self._root = root
 
     def create(self, id: str) -> Path:
-        """Make the session's directory; the directory its box will listen in."""
+        """Create the session's directory; return the directory for the socket of its box."""
         directory = self._sockets(id)
-        directory.parent.mkdir(parents=True, mode=0o700)  # the mode is the last directory's alone
+        directory.parent.mkdir(parents=True, mode=0o700)  # the mode applies to the last directory only
         directory.mkdir(mode=0o700)
         return directory
 
@@ -103,7 +103,7 @@ class SessionStore:
         return self._root / id / "agent.log"
 
     def network_log(self, id: str) -> Path:
-        """What its allowlist decided, where it has one."""
+        """The log of its allowlist's decisions."""
         return self._root / id / "network.jsonl"
 
     def save(self, record: SessionRecord) -> None:
@@ -118,14 +118,14 @@ class SessionStore:
         write_document(self._root / record.id / "session.json", data, mode=0o600)
 
     def load(self, id: str) -> SessionRecord:
-        if is_id(id, PREFIX):  # an id becomes a path: nothing else may
+        if is_id(id, PREFIX):  # the id becomes part of a path
             with contextlib.suppress(OSError, msgspec.MsgspecError, RecursionError):
                 data = (self._root / id / "session.json").read_bytes()
                 record = msgspec.json.decode(data, type=SessionRecord, dec_hook=_decode)
                 if record.schema_version == SCHEMA and record.id == id:
                     return record
         raise SessionUnknown(
-            f"no session is called {id[:80]!r}",
+            f"unknown session {id[:80]!r}",
             op="session",
             details={"session": id[:80]},
         )
@@ -139,7 +139,7 @@ class SessionStore:
         return found
 
     def connect(self, id: str) -> socket.socket:
-        """A stream to its box agent, or `SandboxLost` if there is none any more."""
+        """Connect to its box agent; raise `SandboxLost` if the box has ended."""
         try:
             return connect_at(self._sockets(id))
         except OSError as error:
@@ -151,7 +151,7 @@ class SessionStore:
             ) from None
 
     def info(self, record: SessionRecord) -> SessionInfo:
-        """The record, with the state its socket tells."""
+        """Return the record's information, with the current state of its box."""
         return record.info("running" if self.running(record.id) else "stopped" if record.stopped else "lost")
 
     def running(self, id: str) -> bool:
@@ -167,7 +167,7 @@ class SessionStore:
         return self._root / id / "box"
 
     def leftovers(self) -> list[str]:
-        """Directories whose start was interrupted before there was a record; nothing listens there."""
+        """Return the directories left by starts that were interrupted before the record was written."""
         known = {record.id for record in self.records()}
         with contextlib.suppress(OSError):
             return [e for e in os.listdir(self._root) if is_id(e, PREFIX) and e not in known and not self.running(e)]

@@ -427,7 +427,7 @@ def test_initialize_writes_trusts_and_refuses_to_overwrite(project: Path) -> Non
     wanted = proofbox.Settings(provider="off", memory=256)
     done = proofbox.initialize(project, wanted)
     assert (done.written, done.settings) == (True, wanted)
-    with pytest.raises(UsageError, match="there already"):
+    with pytest.raises(UsageError, match="already exists"):
         proofbox.initialize(project)
     done.path.write_text(done.path.read_text() + "# more\n")
     with pytest.raises(proofbox.errors.SandboxError):

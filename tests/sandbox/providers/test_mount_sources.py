@@ -140,7 +140,7 @@ def test_mount_point_that_cannot_be_created_in_a_host_directory_is_refused(
 ) -> None:
     with pytest.raises(PathRefused, match=place) as raised:
         boxes.exec(["true"], mounts=[f"{tmp_path}:{place}"])
-    assert raised.value.fix_hints[0] == f"choose another place: {tmp_path.resolve()}:/mnt/{tmp_path.name}"
+    assert raised.value.fix_hints[0] == f"choose another path: {tmp_path.resolve()}:/mnt/{tmp_path.name}"
 
 
 @pytest.mark.needs("bubblewrap")

@@ -1,1 +1,1 @@
-"""Talking to the box agent: wire format, connections, requests, calls."""
+"""The client of the box agent: wire format, connections, requests, calls."""

@@ -1,5 +1,4 @@
-"""`connection.py` for async callers, on anyio: the same hand-over of reading between whoever waits, and no
-background task."""
+"""`connection.py` for async callers, on anyio: the waiting tasks take turns reading, without a background task."""
 
 from __future__ import annotations
 
@@ -37,23 +36,23 @@ class AsyncConnection:
 
     @property
     def hello(self) -> wire.Hello | None:
-        """The agent's greeting, once it has come."""
+        """The agent's greeting; None until it has arrived."""
         return self._calls.hello
 
     @property
     def running(self) -> int:
-        """How many commands this client waits for."""
+        """The number of commands that this client waits for."""
         return len(self._calls)
 
     @property
     def lost(self) -> bool:
-        """Whether the box was seen to be gone."""
+        """Whether the box is known to have ended."""
         return self._lost is not None
 
     async def run(
         self, request: CommandRequest, on_output: OnOutput | None = None, on_start: OnStart | None = None
     ) -> ActiveCall:
-        """Start it, feed it, wait for its end. If the caller is cancelled, the command is killed first."""
+        """Start a command, feed its stdin, and wait for its end. If the caller is cancelled, the command is killed."""
         call, data = self._calls.begin(request)
         try:
             await self._send(data)
@@ -80,9 +79,9 @@ class AsyncConnection:
         return call
 
     async def _post(self, running: AsyncRunningCall) -> None:
-        with contextlib.suppress(ProofboxError):  # whoever waits for the command hears of it too
+        with contextlib.suppress(ProofboxError):  # the task that waits for the command gets the error as well
             while True:
-                await self._send(await running.next_letter())
+                await self._send(await running.next_frame())
 
     async def greet(self, patience: float) -> wire.Hello:
         async with self._answered_within(patience):
@@ -106,7 +105,7 @@ class AsyncConnection:
         self._close_when_idle()
 
     def _close_when_idle(self) -> None:
-        """An event loop that still waits for a descriptor when it is closed never hears of it again."""
+        """Close the socket when no task uses it: an event loop that waits for a closed descriptor never wakes up."""
         if self._closing and not self._reading and not self._sending.statistics().locked:
             self._sock.close()
 
@@ -150,7 +149,7 @@ class AsyncConnection:
         except (OSError, anyio.ClosedResourceError) as error:
             raise self._lose(SandboxLost(f"the box's stream broke: {error}", op="exec")) from None
         if not data:
-            raise self._lose(SandboxLost("the box ended under the command", op="exec"))
+            raise self._lose(SandboxLost("the box ended while the command was running", op="exec"))
         try:
             for kind, id, payload in self._decoder.feed(data):
                 self._calls.dispatch(kind, id, payload)
@@ -168,7 +167,7 @@ class AsyncConnection:
         return self._lost
 
     async def _give_up(self) -> ProofboxError:
-        """The agent does not answer: nobody but us can end its commands."""
+        """Kill the box: its agent does not answer, so its commands can't be ended otherwise."""
         lost = self._lose(unanswered())
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(self._kill)
@@ -191,8 +190,8 @@ class AsyncConnection:
     async def _send_whole(self, data: bytes) -> None:
         data, self._unsent_hello = self._unsent_hello + data, b""
         view = memoryview(data)
-        # A frame that was begun must be finished: half of one would garble every other command's. But the agent always
-        # reads: one that takes nothing for this long is frozen.
+        # A frame must be sent in full: part of a frame would garble those of the other commands. The agent always
+        # reads, so if it takes nothing for this long, it is frozen.
         with anyio.CancelScope(shield=True) as scope:
             while view:
                 try:
@@ -224,7 +223,7 @@ class AsyncConnection:
             await self._send(wire.frame(Send.STDIN, call.id, data))
 
     async def _abandon(self, call: ActiveCall) -> None:
-        """Kill the command. It is over when this returns, or else its box is."""
+        """Kill the command. When this returns, the command has ended, or its box has."""
         with contextlib.suppress(SandboxLost, ProtocolError), anyio.CancelScope(shield=True):
             if call.finished or self._lost is not None:
                 return
@@ -236,19 +235,19 @@ class AsyncConnection:
 
 
 class AsyncRunningCall:
-    """A command under way, reached from the event loop it runs in: what is said is sent by a task of its own."""
+    """A running command that can be signalled from its event loop; another task sends the frames."""
 
     def __init__(self, call: ActiveCall) -> None:
         self._call = call
-        self._letters: deque[bytes] = deque()
-        self._written = anyio.Event()
+        self._frames: deque[bytes] = deque()
+        self._queued = anyio.Event()
 
     def signal(self, number: int) -> None:
-        self._letters.append(wire.signal(self._call.id, number))
-        self._written.set()
+        self._frames.append(wire.signal(self._call.id, number))
+        self._queued.set()
 
-    async def next_letter(self) -> bytes:
-        while not self._letters:
-            self._written = anyio.Event()
-            await self._written.wait()
-        return self._letters.popleft()
+    async def next_frame(self) -> bytes:
+        while not self._frames:
+            self._queued = anyio.Event()
+            await self._queued.wait()
+        return self._frames.popleft()

@@ -1,11 +1,11 @@
-"""A command that is talked to while it runs, for async callers: stdin and output at the same time.
+"""A running command with interactive stdin and output, for async callers.
 
     async with open_process(session, ["agent", "--serve"]) as process:
         await process.send(b"hello\n")
         piece = await process.receive()
 
-Both directions have flow control: `send` waits while the command does not read, and a command whose output nobody
-receives is stopped by its pipe, as it would be without a box. Leaving the block kills what is still there.
+Both directions have flow control: `send` waits while the command does not read, and a command whose output is not
+received blocks on its pipe, as it would outside a box. At the end of the block, the command is killed if it still runs.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from proofbox.sandbox.client.wire import Send
 from proofbox.sandbox.contract import Event, ExecResult, Output
 
 PIECE = 64 << 10
-CREDIT = STREAM_WINDOW // 4  # told at once: a talk of small pieces needn't wake the box agent for each
-KEPT_OUTPUT = 64 << 10  # what a result holds of each stream, head and tail: the rest was for whoever received it
+CREDIT = STREAM_WINDOW // 4  # sent in batches, so that small pieces don't wake the box agent each time
+KEPT_OUTPUT = 64 << 10  # bytes of each stream in the result, head and tail; `receive` returns all output
 
 
 class AsyncProcess:
-    """One task may send and one may receive, at once. Where the box is gone, every method raises `SandboxLost`."""
+    """A running command. One task may send while another receives. Without a box, methods raise `SandboxLost`."""
 
     def __init__(self, session: AsyncSession, connection: AsyncConnection, call: ActiveCall) -> None:
         self._session = session
@@ -48,14 +48,14 @@ class AsyncProcess:
 
     @property
     def started(self) -> bool | None:
-        """Whether the program ran, as the box agent reports it: True after any output or its exit, False when it could
-        not be started, None as long as neither has been reported."""
+        """Whether the program ran, according to the box agent: True after any output or its exit, False if it could not
+        be started, None as long as neither has been reported."""
         if self._call.error is not None:
             return False
         return True if self._call.exit is not None or self._call.has_output else None
 
     async def send(self, data: bytes) -> None:
-        """Write to its stdin. `anyio.BrokenResourceError` when it has ended; what it does not read is lost silently."""
+        """Write to its stdin. Raises `anyio.BrokenResourceError` if it has ended; unread input is lost silently."""
         call = self._call
         async with self._sending:
             view = memoryview(data)
@@ -69,12 +69,12 @@ class AsyncProcess:
                 await self._post(Send.STDIN, piece)
 
     async def close_stdin(self) -> None:
-        """The end of its input. May be repeated."""
+        """Close its stdin. Can be repeated."""
         async with self._sending:
             await self._post(Send.STDIN_EOF)
 
     async def receive(self) -> Output | None:
-        """The next piece of its output, of either stream; None when it has ended and everything was received."""
+        """Return its next piece of output, from either stream; None after it has ended and all output was received."""
         call = self._call
         await self._turn(lambda: call.finished or bool(call.waiting))
         if not call.waiting:
@@ -88,15 +88,15 @@ class AsyncProcess:
         return piece
 
     async def signal(self, number: int) -> None:
-        """A signal to its process group."""
+        """Send a signal to its process group."""
         await self._post(Send.SIGNAL, bytes([signals.Signals(number)]))
 
     async def kill(self) -> None:
-        """End it and everything it started. `wait` returns when it is gone."""
+        """Kill its process tree. `wait` returns when it has ended."""
         await self._post(Send.KILL)
 
     async def wait(self) -> ExecResult:
-        """Wait for its end. Output that nobody received is dropped, but for what the result keeps."""
+        """Wait until it ends. Output that was not received is dropped, except for the part kept in the result."""
         while not self._call.finished or self._call.waiting:
             await self.receive()
         inside = self._session._inside
@@ -128,13 +128,13 @@ async def open_process(
     env: Mapping[str, str] | None = None,
     cwd: str | None = None,
 ) -> AsyncIterator[AsyncProcess]:
-    """Start a command in a session's box, with its stdin open. It is dead when the block is left, however that is."""
+    """Start a command in a session's box, with its stdin open. It is killed when the block ends for any reason."""
     options = ExecOptions(env=env, cwd=cwd, stdin=b"", on_output=_received, max_output=KEPT_OUTPUT)
     request = session._inside.request(argv, options, session._environment)
     connection = session._connection
     call, data = connection._calls.begin(request)
     process = AsyncProcess(session, connection, call)
-    session._house.tell(Event("exec", "started", session.id))
+    session._core.tell(Event("exec", "started", session.id))
     try:
         with process._explained():
             await connection._send(data)
@@ -142,8 +142,8 @@ async def open_process(
     finally:
         await connection._abandon(call)
         connection._calls.end(call)
-        session._house.tell(Event("exec", "finished", session.id))
+        session._core.tell(Event("exec", "finished", session.id))
 
 
 def _received(_: Output) -> None:
-    """Asks for output as it comes; `receive` is who takes it."""
+    """Request streamed output; `receive` takes it from the queue."""

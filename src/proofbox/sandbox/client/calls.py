@@ -1,4 +1,4 @@
-"""One command under way, without any I/O: frames in, an outcome out. The sync and the async client share it."""
+"""The state of running commands, without any I/O: frames in, a result out. The sync and the async client share it."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ TIMED_OUT = 124
 
 
 class CollectedOutput:
-    """What was kept of one stream: its head, its tail, and how much went missing between.
+    """The kept part of one stream: its head, its tail, and the number of bytes omitted between them.
 
-    The box agent applies the cap to what nobody watches. A watched stream comes whole, so the cap is applied here.
+    The box agent caps streams that are not watched. A watched stream arrives in full, so the cap is applied here.
     """
 
     def __init__(self, cap: int) -> None:
@@ -51,7 +51,7 @@ class CollectedOutput:
 
     @property
     def size(self) -> int:
-        """How many bytes there were until now, those that went missing included."""
+        """The number of bytes so far, including omitted ones."""
         return self._end
 
     def add(self, offset: int, data: bytes) -> None:
@@ -80,7 +80,7 @@ class CollectedOutput:
 
 
 class ActiveCall:
-    """Where one command stands. `feed` is the only way in; `finished` says when there is an outcome."""
+    """The state of one command. It changes only through `feed`; `finished` tells whether there is a result."""
 
     def __init__(self, id: int, request: CommandRequest) -> None:
         self.id = id
@@ -113,7 +113,7 @@ class ActiveCall:
         elif kind is Recv.FAILED:
             self.error = _never_ran(self.request, *wire.parse_failed(payload))
         else:
-            raise ProtocolError(f"a {kind.name} frame in the middle of a command", op="protocol")
+            raise ProtocolError(f"unexpected {kind.name} frame while a command was running", op="protocol")
 
     def result(
         self,
@@ -127,7 +127,7 @@ class ActiveCall:
         if self.error is not None:
             raise self.error
         if self.exit is None:
-            raise ProtocolError("a command was asked for its result before its end", op="protocol")
+            raise ProtocolError("the command has not ended, so it has no result", op="protocol")
         end = self.exit
         out, err = self.streams[Recv.STDOUT], self.streams[Recv.STDERR]
         stdout, stderr = out.close(end.stdout_bytes), err.close(end.stderr_bytes)
@@ -152,7 +152,7 @@ class ActiveCall:
 
 
 class ActiveCalls:
-    """The commands of one connection, by id: where every frame that comes in goes."""
+    """The commands of one connection, by id. Dispatches incoming frames to them."""
 
     def __init__(self) -> None:
         self._calls: dict[int, ActiveCall] = {}
@@ -160,7 +160,7 @@ class ActiveCalls:
         self.hello: wire.Hello | None = None
 
     def begin(self, request: CommandRequest) -> tuple[ActiveCall, bytes]:
-        """A new command, and the frame that starts it."""
+        """Register a command; return it with the frame that starts it."""
         call = ActiveCall(next(self._ids), request)
         data = request.encode(call.id)
         self._calls[call.id] = call
@@ -176,9 +176,9 @@ class ActiveCalls:
         if kind is Recv.HELLO:
             self.hello = wire.parse_hello(payload)
         elif kind is Recv.FATAL:
-            raise ProtocolError(f"the box agent gave up: {payload[:500].decode('utf-8', 'replace')}", op="exec")
+            raise ProtocolError(f"the box agent failed: {payload[:500].decode('utf-8', 'replace')}", op="exec")
         elif kind is not Recv.PONG:
-            call = self._calls.get(id)  # None: its waiter was interrupted and has left
+            call = self._calls.get(id)  # None: the caller was interrupted
             if call is not None:
                 call.feed(kind, payload)
 
@@ -190,18 +190,20 @@ class CommandFailure(msgspec.Struct, frozen=True):
 
 _AT_EXEC = {
     errnos.ENOENT: CommandFailure(
-        CommandNotFound, "check the name; a script's interpreter (its #! line) must exist inside too"
+        CommandNotFound, "check the name; a script's interpreter (its #! line) must exist in the box as well"
     ),
-    errnos.ENOTDIR: CommandFailure(CommandNotFound, "a part of the path is not a directory inside the box"),
+    errnos.ENOTDIR: CommandFailure(CommandNotFound, "a part of the path is not a directory in the box"),
     errnos.EACCES: CommandFailure(
-        CommandNotExecutable, "make it executable: chmod +x, and check that its directory may be entered"
+        CommandNotExecutable, "make it executable with chmod +x, and check the permissions of its directory"
     ),
     errnos.EPERM: CommandFailure(CommandNotExecutable, "the file system or the box forbids running it"),
-    errnos.ENOEXEC: CommandFailure(CommandNotExecutable, "it is no program for this machine; a script needs a #! line"),
+    errnos.ENOEXEC: CommandFailure(
+        CommandNotExecutable, "it is not a program for this machine; a script needs a #! line"
+    ),
     errnos.EISDIR: CommandFailure(CommandNotExecutable, "it is a directory"),
-    errnos.ETXTBSY: CommandFailure(CommandNotExecutable, "somebody has it open for writing"),
+    errnos.ETXTBSY: CommandFailure(CommandNotExecutable, "a process has it open for writing"),
     errnos.E2BIG: CommandFailure(
-        RequestInvalid, "argv and environment are larger than the kernel takes; pass data by --stdin"
+        RequestInvalid, "argv and environment exceed the kernel's limit; pass data with --stdin"
     ),
 }
 
@@ -211,22 +213,22 @@ def _never_ran(request: CommandRequest, stage: int, number: int) -> SandboxError
     details = {"command": command, "errno": errnos.errorcode.get(number, str(number))}
     if stage == StartStage.EXEC:
         known = _AT_EXEC.get(
-            number, CommandFailure(SandboxError, "run `proofbox probe` to see whether the box is sound")
+            number, CommandFailure(SandboxError, "run `proofbox probe` to check whether the sandbox works")
         )
         return known.kind(f"{command!r} did not start: {why}", op="exec", fix_hints=[known.hint], details=details)
     if stage == StartStage.CWD:
         cwd = os.fsdecode(request.cwd)
         return PathRefused(
-            f"cwd {cwd!r} can't be entered inside the box: {why}",
+            f"cwd {cwd!r} can't be entered in the box: {why}",
             op="exec",
-            fix_hints=["name a directory of the project, or mount it"],
+            fix_hints=["name a directory in the project, or mount it"],
             details={**details, "cwd": cwd},
         )
     if number == errnos.EAGAIN:
         return SandboxError(
-            "no process could be started: the box is at its limit of processes",
+            "no process could be started: the box has reached its limit of processes",
             op="exec",
-            fix_hints=["raise --pids, or end what runs in the session"],
+            fix_hints=["raise --pids, or end other commands in the session"],
             details=details,
         )
     return SandboxError(f"{command!r} did not start: {why}", op="exec", details=details)

@@ -1,7 +1,8 @@
-"""A client's end of a box's stream: many commands at once, from many threads, over one connection.
+"""The client end of a box's stream: many concurrent commands, from many threads, over one connection.
 
-There is no reader thread. Whoever waits and finds nobody reading reads for all, and hands over when its own command is
-done; with one thread, an `exec` is one send and one or two receives. `async_connection.py` does the same on anyio.
+There is no reader thread. A waiting thread reads for all if no other thread does, until its own command has ended; then
+another takes over. With one thread, an `exec` is one send and one or two receives. `async_connection.py` does the same
+on anyio.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from proofbox.sandbox.contract import OnOutput
 from proofbox.sandbox.host.readiness import readable
 
 RECEIVE = 256 << 10
-# What the agent may take, past a command's own timeout, to kill its tree and say so (it gives up after 5 s itself).
+# How long the agent may take after a command's timeout to kill its tree and report it (it gives up itself after 5 s).
 PATIENCE = 10.0
 
 
 class Connection:
     def __init__(self, sock: socket.socket, kill: Callable[[], None]) -> None:
-        """`kill` ends the box without its agent: for one that does not answer, and may hold to nothing any more."""
+        """`kill` ends the box without its agent: used when the agent does not answer."""
         self._sock = sock
         self._kill = kill
         self._decoder = wire.FrameDecoder()
@@ -38,7 +39,7 @@ class Connection:
         self._sending = threading.Lock()
         self._reading = False
         self._lost: ProofboxError | None = None
-        # The agent always reads: one that takes nothing for this long is frozen. For sending alone, unlike settimeout.
+        # The agent always reads: if it takes nothing for this long, it is frozen. Unlike settimeout, only for sending.
         patience = struct.pack("@ll", int(PATIENCE), int(PATIENCE % 1 * 1_000_000))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
         self._send(wire.hello())
@@ -47,12 +48,12 @@ class Connection:
 
     @property
     def hello(self) -> wire.Hello | None:
-        """The agent's greeting, once it has come."""
+        """The agent's greeting; None until it has arrived."""
         return self._calls.hello
 
     @property
     def lost(self) -> bool:
-        """Whether the box was seen to be gone."""
+        """Whether the box is known to have ended."""
         return self._lost is not None
 
     def run(
@@ -61,7 +62,7 @@ class Connection:
         on_output: OnOutput | None = None,
         on_start: Callable[[RunningCall], None] | None = None,
     ) -> ActiveCall:
-        """Start it, feed it, wait for its end. Left by an exception (Ctrl-C too), the command is killed first."""
+        """Start a command, feed its stdin, and wait for its end. An exception (also Ctrl-C) kills the command."""
         with self._changed:
             call, data = self._calls.begin(request)
         try:
@@ -81,24 +82,24 @@ class Connection:
 
     @property
     def running(self) -> int:
-        """How many commands this client waits for."""
+        """The number of commands that this client waits for."""
         return len(self._calls)
 
     def say(self, call: ActiveCall, data: bytes) -> None:
-        """Send a frame about a command; whether that is still under way, or the box still there, is not asked."""
+        """Send a frame about a command, unless the command or the box has ended."""
         with contextlib.suppress(ProofboxError):
             if not call.finished:
                 self._send(data)
 
     def greet(self, patience: float) -> wire.Hello:
-        """Wait for the agent's greeting: the box is up when this returns."""
+        """Wait for the agent's greeting: the box is running when this returns."""
         deadline = time.monotonic() + patience
         while self.hello is None:
             self._turn(lambda: self.hello is not None, deadline)
         return self.hello
 
     def shutdown(self) -> None:
-        """Ask the agent to end everything; returns when the stream has ended, or at once if it had."""
+        """Ask the agent to end everything; return when the stream has ended."""
         with contextlib.suppress(SandboxLost, ProtocolError):
             self._send(wire.frame(Send.SHUTDOWN))
             deadline = time.monotonic() + PATIENCE
@@ -109,7 +110,7 @@ class Connection:
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)  # wakes a thread that is still reading or sending
         self._lose(SandboxLost("the session was stopped", op="exec"))
-        # Only then the descriptor: its number may be another file's at once, and a thread still at it would read that.
+        # Close the descriptor last: its number can be reused at once, and a reading thread would read another file.
         with self._changed:
             while self._reading:
                 self._changed.wait()
@@ -135,7 +136,7 @@ class Connection:
             self._turn(lambda: call.finished or bool(call.waiting) or call.stdin_error is not None, deadline)
 
     def _turn(self, ready: Callable[[], bool], deadline: float | None) -> None:
-        """Read for everybody until `ready`, or wait while somebody else does."""
+        """Read frames for all threads until `ready`, or wait while another thread reads."""
         with self._changed:
             while self._reading and not ready() and self._lost is None:
                 if not self._changed.wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
@@ -154,7 +155,7 @@ class Connection:
                 self._changed.notify_all()
 
     def _receive(self, deadline: float | None) -> None:
-        # Never settimeout: it would change the socket under a thread that is sending.
+        # Not settimeout: it would also affect a thread that is sending.
         if deadline is not None and not readable(self._sock, deadline - time.monotonic()):
             raise self._give_up()
         try:
@@ -162,7 +163,7 @@ class Connection:
         except OSError as error:
             raise self._lose(SandboxLost(f"the box's stream broke: {error}", op="exec")) from None
         if not data:
-            raise self._lose(SandboxLost("the box ended under the command", op="exec"))
+            raise self._lose(SandboxLost("the box ended while the command was running", op="exec"))
         try:
             with self._changed:
                 for kind, id, payload in self._decoder.feed(data):
@@ -178,7 +179,7 @@ class Connection:
             return self._lost
 
     def _give_up(self) -> ProofboxError:
-        """The agent does not answer: nobody but us can end its commands."""
+        """Kill the box: its agent does not answer, so its commands can't be ended otherwise."""
         lost = self._lose(unanswered())
         self._kill()
         return lost
@@ -199,7 +200,7 @@ class Connection:
             data = wire.frame(Send.STDIN, call.id, stdin) if stdin else b""
             self._send(data + wire.frame(Send.STDIN_EOF, call.id))
             return
-        # A source that may block, or more than the window: a thread of its own, so that output flows meanwhile.
+        # The source may block, or exceed the window: use a thread, so that output can be read meanwhile.
         threading.Thread(target=self._pour, args=(call, stdin), name="proofbox-stdin", daemon=True).start()
 
     def _pour(self, call: ActiveCall, stdin: bytes | BinaryIO) -> None:
@@ -222,7 +223,7 @@ class Connection:
                         with self._changed:
                             call.stdin_error = error
                             self._changed.notify_all()
-                        self._send(wire.frame(Send.PING))  # wakes whoever reads, which may be who waits for this
+                        self._send(wire.frame(Send.PING))  # wakes the reading thread, which may wait for this call
                         return
                 if not data:
                     self._send(wire.frame(Send.STDIN_EOF, call.id))
@@ -232,7 +233,7 @@ class Connection:
                 self._send(wire.frame(Send.STDIN, call.id, data))
 
     def _abandon(self, call: ActiveCall) -> None:
-        """Kill the command. It is over when this returns, or else its box is."""
+        """Kill the command. When this returns, the command has ended, or its box has."""
         with contextlib.suppress(SandboxLost, ProtocolError):
             if not call.finished and self._lost is None:
                 self._send(wire.frame(Send.KILL, call.id))
@@ -243,7 +244,7 @@ class Connection:
 
 
 class RunningCall:
-    """A command under way, reached from any thread."""
+    """A running command that can be signalled from any thread."""
 
     def __init__(self, connection: Connection, call: ActiveCall) -> None:
         self._connection = connection
@@ -257,25 +258,27 @@ class RunningCall:
 
 
 def read_stdin(stdin: BinaryIO, room: int) -> bytes:
-    """Up to `room` bytes of the caller's source, which may be anything: closed, broken, or a text file."""
+    """Read up to `room` bytes from the caller's source, which may be closed, broken, or a text file."""
     try:
         data: object = stdin.read1(room) if hasattr(stdin, "read1") else stdin.read(room)
     except Exception as error:
         raise RequestInvalid(
-            f"stdin can't be read: {error}", op="exec", fix_hints=["give a source that is open for reading, or none"]
+            f"stdin can't be read: {error}", op="exec", fix_hints=["pass a source that is open for reading, or None"]
         ) from error
     if data is None:
         return b""
     if not isinstance(data, bytes):
         raise RequestInvalid(
-            f"stdin gives {type(data).__name__}, not bytes", op="exec", fix_hints=["open the file in binary mode: 'rb'"]
+            f"stdin returns {type(data).__name__}, not bytes",
+            op="exec",
+            fix_hints=["open the file in binary mode: 'rb'"],
         )
     return data
 
 
 def unanswered() -> SandboxLost:
     return SandboxLost(
-        "the box agent does not answer, and the box was ended",
+        "the box agent does not answer, and the box was killed",
         op="exec",
-        fix_hints=["start another: something in the box may have frozen it, or the machine is overloaded"],
+        fix_hints=["start another box: a command may have frozen this one, or the machine is overloaded"],
     )

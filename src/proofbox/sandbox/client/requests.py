@@ -1,4 +1,4 @@
-"""One command, as asked for: checked and turned into bytes before anything is sent."""
+"""A request to run one command, checked and encoded before anything is sent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from proofbox.sandbox.contract import DEFAULT_OUTPUT_CAP
 
 Stdin = bytes | str | BinaryIO | None
 
-# Limits of one process, by the name a caller uses. What bounds a whole box (memory, pids, CPU) is its policy's.
+# Limits of one process, by the name that a caller uses. Limits of a whole box (memory, pids, CPU) are in its policy.
 RLIMITS = {
     "address_space": resource.RLIMIT_AS,
     "core": resource.RLIMIT_CORE,
@@ -25,12 +25,12 @@ RLIMITS = {
     "stack": resource.RLIMIT_STACK,
 }
 
-# How much output may be under way to a reader that streams: more only hides that the reader is slow.
+# Maximum output in flight to a streaming reader: a larger window only hides that the reader is slow.
 STREAM_WINDOW = 1 << 20
 
 
 class CommandRequest(msgspec.Struct, frozen=True):
-    """What goes to the box agent for one command, but for the id."""
+    """The request to the box agent for one command, without its id."""
 
     argv: tuple[bytes, ...]
     cwd: bytes
@@ -66,7 +66,7 @@ class CommandRequest(msgspec.Struct, frozen=True):
             raise RequestInvalid(
                 f"argv and environment take {len(data):,} bytes; the limit is {wire.MAX_FRAME:,}",
                 op="exec",
-                fix_hints=["pass large data by --stdin or in a file of the project"],
+                fix_hints=["pass large data with --stdin or in a file in the project"],
             )
         return data
 
@@ -86,18 +86,18 @@ def make_request(
 ) -> CommandRequest:
     if isinstance(argv, str | bytes):
         raise RequestInvalid(
-            "the command is one string where a list of arguments was due",
+            "the command is a string, but must be a list of arguments",
             op="exec",
             fix_hints=["pass a list: ['ls', '-l']", "or give the string to a shell: --shell, ['sh', '-c', text]"],
         )
     if not argv:
-        raise RequestInvalid("no command was given", op="exec", fix_hints=["put it behind --: proofbox exec -- ls -l"])
+        raise RequestInvalid("no command was given", op="exec", fix_hints=["put it after --: proofbox exec -- ls -l"])
     if timeout is not None and not 0 < timeout < 10**6:
-        raise RequestInvalid(f"a timeout of {timeout} s makes no sense", op="exec", fix_hints=["give seconds above 0"])
+        raise RequestInvalid(f"invalid timeout: {timeout} s", op="exec", fix_hints=["give seconds greater than 0"])
     if not 0 <= grace < 10**6:
-        raise RequestInvalid(f"a grace of {grace} s makes no sense", op="exec", fix_hints=["give 0 or more seconds"])
+        raise RequestInvalid(f"invalid grace: {grace} s", op="exec", fix_hints=["give 0 or more seconds"])
     if not 1 <= max_output < 2**62:
-        raise RequestInvalid(f"max_output is {max_output}", op="exec", fix_hints=["give a number of bytes above 0"])
+        raise RequestInvalid(f"invalid max_output: {max_output}", op="exec", fix_hints=["give 1 or more bytes"])
     return CommandRequest(
         argv=tuple(_bytes(argument, "an argument") for argument in argv),
         cwd=_bytes(cwd, "cwd"),
@@ -113,27 +113,25 @@ def make_request(
 
 
 def check_ttl(ttl: float) -> None:
-    """How long a session may be idle, before anything is started for it."""
+    """Check how long a session may be idle, before anything is started for it."""
     if not 0 < ttl < 10**9:
-        raise RequestInvalid(
-            f"a time to live of {ttl} s makes no sense", op="session start", fix_hints=["give seconds above 0"]
-        )
+        raise RequestInvalid(f"invalid ttl: {ttl} s", op="session start", fix_hints=["give seconds greater than 0"])
 
 
 def encode_env(env: Mapping[str, str]) -> dict[bytes, bytes]:
-    """Variables as bytes, checked. A session does this once for the environment all its commands start from."""
+    """Check and encode variables. A session does this once for the base environment of its commands."""
     return dict(_variable(name, value) for name, value in env.items())
 
 
 def parse_env(pairs: Iterable[str]) -> dict[str, str]:
-    """`K=V` as written on a command line; `K` alone takes the caller's own value, so that it needn't be in argv."""
+    """Parse `K=V` from a command line; `K` alone takes the caller's value, so that secrets need not be in argv."""
     env: dict[str, str] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals:
             if name not in os.environ:
                 raise RequestInvalid(
-                    f"--env {name}: it has no value here",
+                    f"--env {name}: the variable is not set",
                     op="exec",
                     fix_hints=[f"write --env {name}=VALUE, or export it"],
                 )
@@ -146,7 +144,7 @@ def _variable(name: str, value: str) -> tuple[bytes, bytes]:
     raw = _bytes(name, "the name of an environment variable")
     if not raw or b"=" in raw:
         raise RequestInvalid(
-            f"{name!r} can't be the name of an environment variable", op="exec", fix_hints=["write K=V with a name K"]
+            f"{name!r} is not a valid name of an environment variable", op="exec", fix_hints=["write NAME=VALUE"]
         )
     return raw, _bytes(value, f"the environment variable {name}")
 
@@ -154,19 +152,19 @@ def _variable(name: str, value: str) -> tuple[bytes, bytes]:
 def _bytes(value: str | bytes, what: str) -> bytes:
     if not isinstance(value, str | bytes):
         raise RequestInvalid(
-            f"{what} is a {type(value).__name__}, not text", op="exec", fix_hints=["make it a str, or bytes"]
+            f"{what} is a {type(value).__name__}, not text", op="exec", fix_hints=["pass a str or bytes"]
         )
     try:
         raw = os.fsencode(value)
     except UnicodeEncodeError:
         raise RequestInvalid(
-            f"{what} holds characters that have no bytes", op="exec", fix_hints=["pass it as bytes"]
+            f"{what} contains characters that can't be encoded", op="exec", fix_hints=["pass it as bytes"]
         ) from None
     if b"\0" in raw:
         raise RequestInvalid(
-            f"{what} holds a NUL byte, which no program can be given",
+            f"{what} contains a NUL byte, which can't be passed to a program",
             op="exec",
-            fix_hints=["pass such data by --stdin"],
+            fix_hints=["pass such data with --stdin"],
         )
     return raw
 
@@ -178,7 +176,7 @@ def _limits(limits: Mapping[str, int]) -> dict[int, int]:
     for name, value in limits.items():
         if not isinstance(value, int) or not 0 <= value < 2**64:
             raise RequestInvalid(
-                f"the limit {name} is {value!r}", op="exec", fix_hints=["give a whole number, 0 or more"]
+                f"invalid limit {name}: {value!r}", op="exec", fix_hints=["give a whole number, 0 or more"]
             )
     return {RLIMITS[name]: value for name, value in limits.items()}
 

@@ -1,6 +1,7 @@
-"""Signals that reach a client and are meant for what it runs: heard here, passed on from a thread.
+"""Forward the client's signals to the command that it runs.
 
-A handler may come in the middle of a frame that is being sent, and must not send another: it only notes the number.
+A signal handler may interrupt the sending of a frame, and must not send another: it only queues the signal's number,
+and a thread forwards it.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ PASSED_ON = (
 INSISTING = 3
 WAKER = signal.SIGURG
 WAKING = (0.01, 0.05, 0.2, 1.0)
-"""A signal that means nothing, and when it is sent: once is enough, unless the call was not yet entered then either."""
+"""A signal without effect, and the delays before it is sent. It is repeated in case the call was not yet entered."""
 
 
 @contextlib.contextmanager
 def passing_on(send: Callable[[int], None]) -> Iterator[None]:
-    """Pass them on to a command, by `send`. Who asks for its end the third time means us too: KeyboardInterrupt."""
-    asked = 0
+    """Pass signals on to a command with `send`. The third SIGINT or SIGTERM also raises KeyboardInterrupt here."""
+    requests = 0
 
     def count(number: int) -> None:
-        nonlocal asked
-        asked += number in (signal.SIGINT, signal.SIGTERM)
-        if asked >= INSISTING:
+        nonlocal requests
+        requests += number in (signal.SIGINT, signal.SIGTERM)
+        if requests >= INSISTING:
             raise KeyboardInterrupt
 
     with hearing(PASSED_ON, send, count):
@@ -47,19 +48,20 @@ def passing_on(send: Callable[[int], None]) -> Iterator[None]:
 def hearing(
     signals: Sequence[signal.Signals], act: Callable[[int], None], at_once: Callable[[int], None] | None = None
 ) -> Iterator[None]:
-    """Call `act` with each of these as it comes, from a thread; `at_once` before that, in the handler itself.
+    """Call `act` with each of these signals, from a thread; before that, call `at_once` in the handler itself.
 
-    One that is ignored (as by nohup) stays so. Without effect outside the main thread, which alone hears signals.
+    A signal that is ignored (as by nohup) stays ignored. Without effect outside the main thread, which alone receives
+    signals.
     """
-    heard: queue.SimpleQueue[int] = queue.SimpleQueue()  # its put may be called from a signal handler
+    received: queue.SimpleQueue[int] = queue.SimpleQueue()  # its put may be called from a signal handler
 
     def note(number: int, _frame: FrameType | None) -> None:
-        heard.put(number)
+        received.put(number)
         if at_once is not None:
             at_once(number)
 
     def pass_on() -> None:
-        while number := heard.get():
+        while number := received.get():
             act(number)
 
     thread = threading.Thread(target=pass_on, name="proofbox-signals", daemon=True)
@@ -68,13 +70,13 @@ def hearing(
         with _handled(signals, note):
             yield
     finally:
-        heard.put(0)
+        received.put(0)
         thread.join()
 
 
 @contextlib.contextmanager
 def ending_on(signals: Sequence[signal.Signals]) -> Iterator[None]:
-    """Leave the block by SystemExit when one of these comes, so that what it has changed is put back."""
+    """Leave the block with SystemExit on one of these signals, so that its cleanup runs."""
 
     def end(number: int, _frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
@@ -85,11 +87,11 @@ def ending_on(signals: Sequence[signal.Signals]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _handled(signals: Sequence[signal.Signals], handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    here = threading.current_thread() is threading.main_thread()
-    heard = [number for number in signals if here and signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, handler) for number in heard}
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    handled = [number for number in signals if in_main_thread and signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, handler) for number in handled}
     try:
-        with _woken() if heard else contextlib.nullcontext():
+        with _woken() if handled else contextlib.nullcontext():
             yield
     finally:
         for number, own in before.items():
@@ -98,15 +100,15 @@ def _handled(signals: Sequence[signal.Signals], handler: Callable[[int, FrameTyp
 
 @contextlib.contextmanager
 def _woken() -> Iterator[None]:
-    """Every signal wakes the main thread from the call that it waits in.
+    """Make every signal interrupt the call that the main thread waits in.
 
-    Python runs a handler when its main thread comes back from a call. One that comes right before the call is entered,
-    or in another thread, interrupts nothing: it would be heard when the call ends, which may be never.
+    Python runs a handler when its main thread returns from a call. A signal that arrives right before the call, or in
+    another thread, interrupts nothing: its handler would run when the call ends, which may be never.
     """
     inbound, outbound = os.pipe()
     os.set_blocking(outbound, False)
     outer = signal.set_wakeup_fd(outbound, warn_on_full_buffer=False)
-    if outer != -1:  # somebody sees to it already: a block around this one, or an event loop
+    if outer != -1:  # an outer block or an event loop already does this
         signal.set_wakeup_fd(outer, warn_on_full_buffer=False)
         os.close(inbound)
         os.close(outbound)
@@ -122,7 +124,7 @@ def _woken() -> Iterator[None]:
                     break
                 signal.pthread_kill(main or 0, WAKER)
 
-    own = signal.signal(WAKER, lambda _number, _frame: None)  # one that is ignored would interrupt nothing
+    own = signal.signal(WAKER, lambda _number, _frame: None)  # an ignored signal would not interrupt a call
     thread = threading.Thread(target=wake, name="proofbox-waking", daemon=True)
     thread.start()
     try:

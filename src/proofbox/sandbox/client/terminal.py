@@ -1,4 +1,4 @@
-"""The caller's own terminal, lent to a command in a box: raw while it runs, resized with it, and always restored."""
+"""The caller's terminal, connected to a command in a box: raw while it runs, resized with it, and always restored."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ Resize = Callable[[int, int], None]
 
 
 def is_terminal() -> bool:
-    """Whether a person sits at both ends: a pty is for them alone."""
+    """Return whether stdin and stdout are a terminal, so that the command gets a pty."""
     return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
 
 
 def terminal_size() -> tuple[int, int]:
-    """Rows and columns."""
+    """Return rows and columns."""
     size = os.get_terminal_size(sys.stdout.fileno())
     return size.lines, size.columns
 
 
 def own_stdin() -> BinaryIO:
-    """Unbuffered: a key must not wait for a buffer to fill."""
+    """Open the caller's stdin without a buffer, so that each key is passed on immediately."""
     return os.fdopen(os.dup(sys.stdin.fileno()), "rb", buffering=0)
 
 
 def pass_on(output: Output) -> None:
-    """Write it where it belongs, at once and as it is: whoever gave a command the terminal gave it all of it."""
+    """Write output to the caller's stdout or stderr immediately and unchanged."""
     fd = sys.stdout.fileno() if output.stream == "stdout" else sys.stderr.fileno()
     data = output.data
     while data:
@@ -43,9 +43,9 @@ def pass_on(output: Output) -> None:
 
 @contextlib.contextmanager
 def raw_terminal() -> Iterator[None]:
-    """Every key goes through, Ctrl-C too: the terminal inside makes a signal of it.
+    """Pass every key on, including Ctrl-C, which the pty in the box turns into a signal.
 
-    Put back at the end, also when that is asked for from outside.
+    The terminal is restored at the end, also after SIGTERM or SIGHUP.
     """
     fd = sys.stdin.fileno()
     before = termios.tcgetattr(fd)
@@ -54,13 +54,13 @@ def raw_terminal() -> Iterator[None]:
         try:
             yield
         finally:
-            with contextlib.suppress(termios.error):  # a terminal that was closed needs nothing any more
+            with contextlib.suppress(termios.error):  # the terminal was closed
                 termios.tcsetattr(fd, termios.TCSADRAIN, before)
 
 
 @contextlib.contextmanager
 def following_size(resize: Resize) -> Iterator[None]:
-    """Tell of every change of size, by a call from a thread of its own."""
+    """Call `resize` after every change of the terminal's size, from a separate thread."""
 
     def follow(_number: int) -> None:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""The box agent's wire format, without any I/O. `agent/boxagent.c` documents it; this is the other end."""
+"""The box agent's wire format, without any I/O. It is documented in `agent/boxagent.c`."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class ExecFlag(IntFlag):
 
 
 class Feature(IntFlag):
-    """What the agent found in force around it."""
+    """Mechanisms that the agent found in force."""
 
     CGROUP = 1
     UID_SPLIT = 2
@@ -68,7 +68,7 @@ class Feature(IntFlag):
 
 
 class StartStage(IntEnum):
-    """How far a command came that never ran."""
+    """The stage at which the start of a command failed."""
 
     REQUEST = 1
     FORK = 2
@@ -153,12 +153,12 @@ def resize(id: int, rows: int, cols: int) -> bytes:
 
 def signal(id: int, number: int) -> bytes:
     if not 1 <= number <= 64:
-        raise RequestInvalid(f"{number} is no signal", op="signal", fix_hints=["give a number from 1 to 64"])
+        raise RequestInvalid(f"invalid signal {number}", op="signal", fix_hints=["give a number from 1 to 64"])
     return frame(Send.SIGNAL, id, bytes([number]))
 
 
 class FrameDecoder:
-    """Bytes in, frames out. Whatever the bytes, it raises nothing but `ProtocolError`, and keeps at most a frame."""
+    """Decodes bytes into frames. Raises only `ProtocolError`, for any input, and buffers at most one frame."""
 
     def __init__(self) -> None:
         self._held = bytearray()
@@ -171,14 +171,14 @@ class FrameDecoder:
             while size - start >= 4:
                 (length,) = _U32.unpack_from(held, start)
                 if not 5 <= length <= MAX_FRAME:
-                    raise ProtocolError(f"a frame of impossible length ({length} bytes)", op="protocol")
+                    raise ProtocolError(f"malformed frame: invalid length of {length} bytes", op="protocol")
                 if size - start < 4 + length:
                     break
                 _, kind, id = _HEADER.unpack_from(held, start)
                 try:
                     known = Recv(kind)
                 except ValueError:
-                    raise ProtocolError(f"a frame of unknown type {kind}", op="protocol") from None
+                    raise ProtocolError(f"malformed frame: unknown type {kind}", op="protocol") from None
                 payload = bytes(held[start + 9 : start + 4 + length])
                 start += 4 + length
                 yield known, id, payload
@@ -189,14 +189,14 @@ class FrameDecoder:
 def parse_hello(payload: bytes) -> Hello:
     magic, version, features, pid, landlock_abi = _unpack(_HELLO, payload)
     if magic != MAGIC or version != PROTOCOL:
-        raise ProtocolError(f"the box agent speaks protocol {version}, this client {PROTOCOL}", op="protocol")
+        raise ProtocolError(f"the box agent uses protocol {version}, but this client {PROTOCOL}", op="protocol")
     return Hello(version, Feature(features), pid, landlock_abi)
 
 
 def parse_chunk(payload: bytes) -> tuple[int, int, bytes]:
-    """Microseconds since the start, offset in the stream, data."""
+    """Return microseconds since the start, the offset in the stream, and the data."""
     if len(payload) < _CHUNK.size:
-        raise ProtocolError("an output frame without its header", op="protocol")
+        raise ProtocolError("malformed output frame: the header is missing", op="protocol")
     at, offset = _CHUNK.unpack_from(payload)
     return at, offset, payload[_CHUNK.size :]
 
@@ -207,7 +207,7 @@ def parse_exit(payload: bytes) -> Exit:
 
 
 def parse_failed(payload: bytes) -> tuple[int, int]:
-    """Stage, errno."""
+    """Return the stage and the errno."""
     stage, errno = _unpack(_FAILED, payload)
     return stage, errno
 
@@ -219,5 +219,5 @@ def parse_count(payload: bytes) -> int:
 
 def _unpack(layout: struct.Struct, payload: bytes) -> tuple[int, ...]:
     if len(payload) != layout.size:
-        raise ProtocolError(f"a frame of {len(payload)} bytes where {layout.size} were due", op="protocol")
+        raise ProtocolError(f"malformed frame: {len(payload)} bytes instead of {layout.size}", op="protocol")
     return layout.unpack(payload)

@@ -1,4 +1,4 @@
-"""A container's attached streams, made into one plain stream: stdout both ways, stderr kept as the box's account."""
+"""A container's attached streams as one plain stream; its stderr is kept to explain failures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CHUNK = 64 << 10
 
 
 class AttachedStream:
-    """Two threads pass bytes on until either side ends. `ours` is what a client speaks to."""
+    """Two threads copy bytes until either side ends. The client uses `ours`."""
 
     def __init__(self, attached: socket.socket) -> None:
         self._attached = attached

@@ -1,4 +1,4 @@
-"""What a container is to be: the engine's own words for a box, and where engines differ."""
+"""The configuration of a box's container in the engine's API, and the differences between engines."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ SOCKETS = "/.proofbox/sockets"
 NET = "/.proofbox/net"
 DOORS = "/.proofbox/doors"
 _AGENT_CAPABILITIES = ("SETUID", "SETGID", "KILL")
-_MOST = 32768  # of open files, and of processes of one user, where they have to be said
+_MAX_LIMIT = 32768  # of open files and of processes per user, if they must be given
 _INSTALLING = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SETFCAP")
-# Runtimes whose containers can't reach a socket of the host, by a part of the name they are configured under.
+# Runtimes whose containers can't reach a unix socket on the host, by a part of their configured name.
 _SEALED = ("runsc", "gvisor", "kata")
 SEALED_GAPS = {
-    "network allow": "such a runtime passes no sockets on, which an allowlist needs",
-    "pids": "to the host the sandbox's own threads are what is counted, not the processes in it",
-    "detached": "such a runtime passes no sockets on, so that a session ends with its client",
-    "memory kill": "to the host the sandbox is one process: at its limit the whole box ends",
-    "agent hidden": "gVisor shows every process's environment, memory map and list of descriptors to all; the agent "
-    "has no secret in them, and neither its memory nor its streams can be opened",
-    "own streams": "a command's pipes are the agent's, since gVisor would let others open them: not by /dev/stdout",
+    "network allow": "this runtime does not pass sockets through, which an allowlist needs",
+    "pids": "the host counts the sandbox's own threads, not the processes in it",
+    "detached": "this runtime does not pass sockets through, so a session ends with its client",
+    "memory kill": "to the host the sandbox is one process: at the memory limit the whole box ends",
+    "agent hidden": "in gVisor all processes can read each other's environment, memory map and list of descriptors; "
+    "those of the agent contain no secrets, and neither its memory nor its streams can be opened",
+    "own streams": "a command's pipes belong to the agent, since gVisor would let others open them: not by /dev/stdout",
 }
 
 
 def is_sealed(policy: Policy | None) -> bool:
-    """Whether its runtime passes no sockets on: gVisor, Kata."""
+    """Return whether the runtime does not pass sockets through: gVisor, Kata."""
     return policy is not None and policy.runtime is not None and any(name in policy.runtime for name in _SEALED)
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Who commands run as, by the container's numbers, and by whose engine."""
+    """The uid and gid of commands in the container, and whether the engine is Podman."""
 
     uid: int
     gid: int
@@ -57,7 +57,7 @@ class Identity(msgspec.Struct, frozen=True):
         parts = engine.call("GET", "/version", op="say its version").get("Components") or []
         podman = any("podman" in str(part.get("Name")).lower() for part in parts)
         if any("rootless" in str(option) for option in options):
-            return cls(0, 0, podman)  # its root is the user who runs it
+            return cls(0, 0, podman)  # root in the container is the user who runs the engine
         st = project.stat()
         return cls(st.st_uid, st.st_gid, podman)
 
@@ -72,8 +72,8 @@ def container_config(
     *,
     attach: bool,
 ) -> dict[str, Any]:
-    """The body of a request to create the container of a box."""
-    # Podman's tmpfs takes no owner: a home that everybody in the box may write is then the nearest.
+    """Return the body of the request that creates a box's container."""
+    # Podman's tmpfs has no owner option, so the home must be writable for every user in the box.
     home = "mode=1777" if identity.podman else f"mode=700,uid={identity.uid},gid={identity.gid}"
     tmpfs = {"/tmp": "mode=1777", "/var/tmp": "mode=1777", "/run": "mode=755", BOX_HOME: home}  # noqa: S108
     mounts = [_bind(program("boxagent"), AGENT, writable=False)]
@@ -87,11 +87,11 @@ def container_config(
     mounts += [_bind(door.socket, f"{DOORS}/{door.port}", writable=False) for door in policy.doors]
     if sockets is not None:
         if os.geteuid() == 0 and not spec.preparing:
-            os.chown(sockets, AGENT_ID, AGENT_ID)  # root in the container has no capability to get past its mode
+            os.chown(sockets, AGENT_ID, AGENT_ID)  # root in the container has no capability to bypass its mode
         mounts.append(_bind(sockets, SOCKETS, writable=True))
     if identity.podman:
         _refuse_what_podman_misreads(mounts)
-        # It would fill each with what it covers, which may be what is to be hidden.
+        # Podman would copy the covered directory into each tmpfs, and that may be a hidden one.
         tmpfs = {place: f"{options},notmpcopyup" for place, options in tmpfs.items()}
     return {
         "Image": policy.image,
@@ -101,7 +101,7 @@ def container_config(
         "WorkingDir": "/",
         "Labels": labels(spec.label, str(spec.project)),
         "OpenStdin": attach,
-        "StdinOnce": attach,  # the end of the stream is the end of the agent
+        "StdinOnce": attach,  # the agent ends with its stream
         "AttachStdin": attach,
         "AttachStdout": attach,
         "AttachStderr": attach,
@@ -130,17 +130,17 @@ def container_config(
 def _more_capabilities(spec: BoxSpec, policy: Policy) -> tuple[str, ...]:
     if spec.preparing:
         return _INSTALLING
-    # Of the sandbox's own kernel: for --carry, and to drop what it needs before any command runs.
+    # Capabilities in the sandbox's own kernel: for --carry, and to drop what it needs before any command runs.
     return ("SYS_ADMIN", "SETPCAP") if is_sealed(policy) else ()
 
 
 def _refuse_what_podman_misreads(mounts: list[dict[str, Any]]) -> None:
-    """It takes apart what it is given whole: a path with a colon or a comma would be read as options."""
+    """Refuse paths with a colon or a comma, which Podman would parse as options."""
     for mount in mounts:
         odd = [path for path in (mount["Source"], mount["Target"]) if ":" in path or "," in path]
         if odd:
             raise PathRefused(
-                f"Podman can't mount {odd[0]!r}: a path there has neither colons nor commas",
+                f"Podman can't mount {odd[0]!r}: it does not support paths with colons or commas",
                 op="start",
                 fix_hints=["rename the directory, or use a Docker engine"],
                 details={"path": odd[0]},
@@ -148,7 +148,7 @@ def _refuse_what_podman_misreads(mounts: list[dict[str, Any]]) -> None:
 
 
 def _own_limits() -> list[dict[str, Any]]:
-    """Podman asks for limits of its own, which a machine may not have to give; such as ours are to be had."""
+    """Return this process's limits: Podman's own defaults may exceed what the machine allows."""
     limits = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC}
     return [
         {"Name": name, "Soft": _bounded(soft), "Hard": _bounded(hard)}
@@ -161,4 +161,4 @@ def _bind(source: Path, target: str, writable: bool) -> dict[str, Any]:
 
 
 def _bounded(limit: int) -> int:
-    return _MOST if limit == resource.RLIM_INFINITY else min(limit, _MOST)
+    return _MAX_LIMIT if limit == resource.RLIM_INFINITY else min(limit, _MAX_LIMIT)

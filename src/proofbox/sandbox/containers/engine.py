@@ -1,6 +1,6 @@
-"""A Docker engine's API, as far as boxes need it, over its socket: no command line client, no library.
+"""A client for the part of the Docker Engine API that boxes need, over its socket: no command line client, no library.
 
-Podman's socket speaks the same. Answers are bounded; what the engine says of a failure is kept, in its words.
+Podman's socket has the same API. The size of responses is limited. Errors contain the engine's own message.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, cast
 
 from proofbox.errors import EngineRefused, ProviderUnavailable
 
-API = "v1.40"  # Docker 19.03 and Podman 3: what boxes need has been there since
+API = "v1.40"  # Docker 19.03, Podman 3: the oldest with everything that boxes need
 ANSWER_LIMIT = 16 << 20
 _FIX = ("start one (Debian, Ubuntu: sudo apt-get install docker.io), or point DOCKER_HOST at its socket",)
 
@@ -29,26 +29,26 @@ class ContainerEngine:
         self._url = urllib.parse.urlsplit(address)
         if self._url.scheme not in ("unix", "tcp", "http", "https"):
             raise ProviderUnavailable(
-                f"DOCKER_HOST={address!r} is none of unix://, tcp://, http://, https://",
+                f"DOCKER_HOST={address!r}: unsupported scheme; supported are unix://, tcp://, http:// and https://",
                 op="probe",
                 fix_hints=["forward a remote engine's socket: ssh -L /tmp/docker.sock:/var/run/docker.sock HOST"],
             )
 
     @property
     def local(self) -> bool:
-        """Reached over a socket of this machine; whether it sees this machine's files too, a start will tell."""
+        """Whether it is reached over a unix socket. It may still not see this machine's files; a start shows that."""
         return self._url.scheme == "unix"
 
     @classmethod
     def find(cls, env: Mapping[str, str] | None = None) -> ContainerEngine:
-        """`DOCKER_HOST`, else the first socket there is."""
+        """Return the engine at `DOCKER_HOST`, or at the first usable socket."""
         env = os.environ if env is None else env
         if env.get("DOCKER_HOST"):
             return cls(env["DOCKER_HOST"])
         for path in _usual_sockets(env):
             if os.access(path, os.W_OK):
                 return cls(f"unix://{path}")
-        raise ProviderUnavailable("there is no engine's socket that you may use", op="probe", fix_hints=_FIX)
+        raise ProviderUnavailable("no engine socket found that you can access", op="probe", fix_hints=_FIX)
 
     def call(
         self,
@@ -60,7 +60,7 @@ class ContainerEngine:
         body: Any = None,
         timeout: float = 60,
     ) -> Any:
-        """One request; the JSON of its answer, or None. Raises `EngineRefused` for a refusal.
+        """Send one request; return the JSON of the response, or None. Raises `EngineRefused` if the engine refuses.
 
         A body of bytes, or an open file, is an archive; anything else is sent as JSON.
         """
@@ -79,10 +79,10 @@ class ContainerEngine:
         try:
             return json.loads(text) if text.strip() else None
         except ValueError:
-            return None  # a stream of documents, as a pull gives; its status is all we need
+            return None  # a stream of documents, as from a pull; only the status matters
 
     def download(self, path: str, file: BinaryIO, *, op: str, query: Mapping[str, str], limit: int) -> None:
-        """The bytes of an answer, into a file. Raises `EngineRefused` for a refusal, and for more than `limit`."""
+        """Write the body of a response to a file. Raises `EngineRefused` if refused or larger than `limit`."""
         connection = self._connect(timeout=60)
         try:
             connection.request("GET", _target(path, query))
@@ -93,7 +93,7 @@ class ContainerEngine:
             while part := answer.read(1 << 20):
                 size += len(part)
                 if size > limit:
-                    raise EngineRefused(f"to {op} takes more than {limit} bytes", op=op, details={"status": 0})
+                    raise EngineRefused(f"{op}: more than {limit} bytes", op=op, details={"status": 0})
                 file.write(part)
         except (OSError, http.client.HTTPException) as error:
             raise self._unreachable(error) from None
@@ -101,7 +101,7 @@ class ContainerEngine:
             connection.close()
 
     def attach(self, container: str) -> socket.socket:
-        """The container's stdin, stdout and stderr as one connection, taken over from HTTP."""
+        """Return the container's stdin, stdout and stderr as one connection, upgraded from HTTP."""
         connection = self._connect(timeout=30)
         query = {"stream": "1", "stdin": "1", "stdout": "1", "stderr": "1"}
         try:
@@ -112,11 +112,11 @@ class ContainerEngine:
             )
             stream = connection.sock
             head = b""
-            while b"\r\n\r\n" not in head:  # byte by byte: what follows the head is the container's
+            while b"\r\n\r\n" not in head:  # byte by byte: the data after the head is the container's
                 byte = stream.recv(1)
                 head += byte
                 if not byte or len(head) > 65536:
-                    raise self._unreachable(ConnectionError("no answer to attach"))
+                    raise self._unreachable(ConnectionError("no response to attach"))
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             raise self._unreachable(error) from None
@@ -125,7 +125,7 @@ class ContainerEngine:
             connection.close()
             raise _refusal(status, head[:200].decode("latin-1"), "attach")
         stream.settimeout(None)
-        connection.sock = None  # ours now: closing the connection must not close it
+        connection.sock = None  # the caller owns it now: closing the connection must not close it
         return stream
 
     def _connect(self, timeout: float) -> http.client.HTTPConnection:
@@ -154,7 +154,7 @@ class ContainerEngine:
     def _unreachable(self, error: Exception) -> ProviderUnavailable:
         hints = list(_FIX)
         if isinstance(error, PermissionError):
-            hints = ["let your user use it: sudo usermod -aG docker $USER, then log in again"]
+            hints = ["give your user access: sudo usermod -aG docker $USER, then log in again"]
         return ProviderUnavailable(
             f"the engine at {self.address} does not answer: {error}", op="probe", fix_hints=hints
         )

@@ -1,4 +1,4 @@
-"""The files that an image has at a place, without running anything of it."""
+"""Copy files out of an image without running anything in it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from proofbox.sandbox.containers.ownership import remove_container
 
 
 def copy_from_image(image: str, place: str, dest: Path) -> bool:
-    """Put what `image` has in its directory `place` into `dest`, which is made; whether there was such a directory.
+    """Copy the directory `place` of `image` to `dest`, which is created; return whether the image has that directory.
 
-    A container is created for it, never started, and removed. Owners, devices and sockets are left out; links stay as
-    they are, and nothing is written through one.
+    A container is created for it, never started, and removed. Owners, devices and sockets are left out. Links are
+    copied as they are, and nothing is written through a link.
     """
     engine = ContainerEngine.find()
     inspect_image(engine, image)
@@ -48,5 +48,5 @@ def copy_from_image(image: str, place: str, dest: Path) -> bool:
 
 
 def working_directory(image: str) -> str:
-    """Where the image's commands begin; empty where it does not say."""
+    """Return the image's working directory; empty if not set."""
     return str((inspect_image(ContainerEngine.find(), image).get("Config") or {}).get("WorkingDir") or "")

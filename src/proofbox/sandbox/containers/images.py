@@ -1,6 +1,7 @@
-"""What an engine is to run by an image's name: one of its own, or one of the catalogue, imported when it is first used.
+"""Resolve an image's name: an image of the engine, or one of the catalogue, which is imported at its first use.
 
-A name of the catalogue means the catalogue's image, whatever the engine calls by that name: only that one is pinned.
+A name in the catalogue always means the catalogue's image, even if the engine has one with that name: only the
+catalogue's is pinned by a digest.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ IMPORT_SECONDS = 600.0
 
 
 def engine_image(engine: ContainerEngine, name: str, project: Path) -> str:
-    """The engine's own name for it. Raises `ImageUnavailable` for one of the catalogue that was not pulled yet."""
+    """Return the engine's name for an image. Raises `ImageUnavailable` if it is in the catalogue and not pulled."""
     image = catalogued(name, project)
     if image is None:
         return name
@@ -57,10 +58,10 @@ def _import(engine: ContainerEngine, image: Image) -> None:
         answer = engine.call(
             "POST", "/images/create", op="import the image", query=query, body=archive, timeout=IMPORT_SECONDS
         )
-    if isinstance(answer, dict) and answer.get("error"):  # said in the body of a success
+    if isinstance(answer, dict) and answer.get("error"):  # reported with a status of success
         raise StartFailed(
             f"the engine can't import {image.name!r}: {str(answer['error'])[:500]}",
             op="start",
-            fix_hints=["give a root file system as a tar archive"],
+            fix_hints=["use a root file system as a tar archive"],
             details={"image": image.name, "sha256": image.sha256},
         )

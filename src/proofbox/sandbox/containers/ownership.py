@@ -1,8 +1,8 @@
-"""The containers that are ours, on an engine that others may use too: how they are marked, and reaped.
+"""Our containers on an engine that others may use as well: how they are labelled and removed.
 
-A container ends by itself: with its client's stream, or by its agent's idle time; the engine then removes it. What
-that leaves is what a client left that was killed between creating a container and starting it, and what an engine left
-that was killed itself. Their labels say whose they are.
+A container ends with its client's stream or by its agent's idle time, and the engine then removes it. Containers remain
+only if a client was killed between creating and starting one, or if the engine was killed. Their labels name their
+owner.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ class Container(msgspec.Struct, frozen=True):
 
 
 def labels(session: str, project: str) -> dict[str, str]:
-    """What a container of ours bears: the session, whose state directory knows it, and the process that started it."""
+    """Return a container's labels: its session, project and state directory, and the process that started it."""
     return {LABEL: session, "proofbox.project": project, HOME: _home(), OWNER: process_name(os.getpid())}
 
 
 def our_containers(engine: ContainerEngine) -> dict[str, str]:
-    """Session id → container, of every container that bears our label, whoever's."""
+    """Return the containers with our label, of any user, by session id."""
     return {each.session: each.id for each in _containers(engine, LABEL)}
 
 
 def reap_containers(running: Callable[[str], bool]) -> list[str]:
-    """Remove this user's containers whose session does not run and whose client is gone; their sessions.
+    """Remove this user's containers without a running session or client; return their sessions.
 
-    An engine that isn't there, or doesn't answer, has nothing to reap.
+    Does nothing if there is no engine, or if it does not answer.
     """
     reaped = []
     try:
@@ -62,9 +62,9 @@ def reap_containers(running: Callable[[str], bool]) -> list[str]:
 
 
 def await_removal(engine: ContainerEngine, container: str) -> None:
-    """Give a container that ends by itself, and is removed then, a moment to do so.
+    """Wait a moment for a container that is ending and will be removed by the engine.
 
-    To be killed while it ends confuses some runtimes (gVisor's): the engine then waits for ever.
+    Killing it while it ends makes the engine wait forever with some runtimes (gVisor).
     """
     query = {"condition": "removed"}
     try:
@@ -74,7 +74,7 @@ def await_removal(engine: ContainerEngine, container: str) -> None:
 
 
 def kill_container(engine: ContainerEngine, container: str) -> None:
-    """Nothing in it runs when this returns; one that has ended already is no error."""
+    """Kill everything in a container. Not an error if it has already ended."""
     try:
         engine.call("POST", f"/containers/{container}/kill", op="kill the container")
     except EngineRefused as error:
@@ -83,7 +83,7 @@ def kill_container(engine: ContainerEngine, container: str) -> None:
 
 
 def remove_container(engine: ContainerEngine, container: str) -> None:
-    """Gone when this returns; one that is gone already is no error."""
+    """Remove a container and wait for that. Not an error if it is already removed."""
     query = {"force": "1", "v": "1"}
     deadline = time.monotonic() + REMOVE_PATIENCE
     while True:
@@ -92,7 +92,7 @@ def remove_container(engine: ContainerEngine, container: str) -> None:
         except EngineRefused as error:
             if error.details["status"] == 404:
                 return
-            if error.details["status"] != 409 or time.monotonic() > deadline:  # 409: the engine is at it
+            if error.details["status"] != 409 or time.monotonic() > deadline:  # 409: the engine is removing it
                 raise
             time.sleep(0.02)
         else:

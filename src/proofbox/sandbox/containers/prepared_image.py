@@ -1,4 +1,4 @@
-"""What a provision script did in a container, kept as an image of the engine."""
+"""Stores the result of a provision script in a container, as an image of the engine."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class PreparedImages:
             )
         if is_sealed(policy):
             raise PolicyRefused(
-                f"runtime {policy.runtime} keeps what is written to itself, so that it can't be made an image",
+                f"runtime {policy.runtime} does not expose its root file system, so it can't be saved as an image",
                 op="provision",
-                fix_hints=["prepare an image by hand (docker build), and take `provision` out of the settings"],
+                fix_hints=["build an image (docker build), and remove `provision` from the settings"],
             )
         return str(inspect_image(self._engine, engine_image(self._engine, policy.image, spec.project))["Id"])
 
@@ -43,7 +43,7 @@ class PreparedImages:
             return None
         return msgspec.structs.replace(spec, policy=msgspec.structs.replace(spec.policy, image=reference))
 
-    def begin(self, key: str, spec: BoxSpec) -> BoxSpec:  # noqa: ARG002 (others need the key)
+    def begin(self, key: str, spec: BoxSpec) -> BoxSpec:  # noqa: ARG002 (part of the protocol)
         return spec
 
     def keep(self, key: str, box: Box) -> None:
@@ -52,4 +52,4 @@ class PreparedImages:
         box.commit(f"{REPOSITORY}:{key}", {LABEL: key})
 
     def discard(self) -> None:
-        """The container is gone with its box."""
+        """Do nothing: the container is removed with its box."""

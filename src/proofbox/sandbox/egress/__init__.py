@@ -1,1 +1,1 @@
-"""The way out of a box with a network allowlist: a proxy outside."""
+"""Network access for a box with an allowlist, through a proxy outside the box."""

@@ -1,10 +1,11 @@
-"""The way out of a box that outlives its client: the same proxy, in a process of its own that ends with the box.
+"""The outlet of a box that outlives its client: the same proxy, in a separate process that ends with the box.
 
-The process holds a connection to the session's agent on which it never says anything (the agent does not count that as
-use): when it breaks, the box is gone. If the process is killed first, the box has no way out any more. Decisions are
-written to `network.jsonl` beside the session's record, since there is no caller to be told.
+The process holds an idle connection to the session's agent (the agent does not count it as use). When the connection
+breaks, the box has ended. If the process is killed first, the box has no network any more. Decisions are written to
+`network.jsonl` in the session's directory, since no client is there to receive them.
 
-The process runs this module (`core.interpreter`). It reads its task from stdin and prints the box's settings to stdout.
+The process runs this module (`core.interpreter`). It reads its configuration from stdin and prints the box's settings
+to stdout.
 """
 
 from __future__ import annotations
@@ -28,25 +29,25 @@ UP_PATIENCE = 30.0
 LOG_LIMIT = 16 << 20
 
 
-class _Wish(msgspec.Struct, frozen=True):
+class _OutletConfig(msgspec.Struct, frozen=True):
     rules: tuple[str, ...]
     name: str
     session: str
-    """The directory its agent listens in."""
+    """The directory of its agent's socket."""
     log: str
 
 
-class _Answer(msgspec.Struct, frozen=True):
+class _BoxSettings(msgspec.Struct, frozen=True):
     directory: str
     forwards: tuple[Forward, ...]
     environment: dict[str, str]
 
 
 class DetachedOutlet:
-    """What `Outlet` is to a box that ends with its client. `close` ends the process; `release` lets it go on."""
+    """An `Outlet` in another process. `close` ends the process; `release` leaves it running."""
 
     def __init__(self, rules: tuple[str, ...], *, name: str, session: Path, log: Path) -> None:
-        usable_rules(rules)  # what is wrong with them is said here, not by a process that ends
+        usable_rules(rules)  # report invalid rules here, since the process can't
         child = module_child("proofbox.sandbox.egress.detached_outlet")
         self._process = subprocess.Popen(
             child.argv,
@@ -57,18 +58,18 @@ class DetachedOutlet:
             env=child.env,
             start_new_session=True,
         )
-        wish = msgspec.json.encode(_Wish(rules, name, str(session), str(log)))
+        config = msgspec.json.encode(_OutletConfig(rules, name, str(session), str(log)))
         try:
-            answer = msgspec.json.decode(self._say(wish), type=_Answer)
+            settings = msgspec.json.decode(self._configure(config), type=_BoxSettings)
         except (OSError, msgspec.MsgspecError) as error:
             self.close()
             raise StartFailed(f"the allowlist's proxy did not start: {error}", op="start") from None
-        self.directory = Path(answer.directory)
-        self.forwards = answer.forwards
-        self.environment = answer.environment
+        self.directory = Path(settings.directory)
+        self.forwards = settings.forwards
+        self.environment = settings.environment
 
     def release(self) -> None:
-        """The box is up: from now on the process watches it, and nobody else the process."""
+        """Leave the process running: the box is up, and the process now watches it."""
         stdin, stdout = self._process.stdin, self._process.stdout
         if stdin is not None and stdout is not None:
             stdin.write(b"go\n")
@@ -77,23 +78,23 @@ class DetachedOutlet:
         let_go(self._process)
 
     def close(self) -> None:
-        """End it, unless it was released. May be repeated."""
+        """End the process, unless it was released. Can be repeated."""
         if self._process.returncode is None:
             self._process.terminate()
             self._process.communicate()
 
-    def _say(self, wish: bytes) -> bytes:
+    def _configure(self, config: bytes) -> bytes:
         stdin, stdout = self._process.stdin, self._process.stdout
         if stdin is None or stdout is None:
             return b""
-        stdin.write(wish + b"\n")
+        stdin.write(config + b"\n")
         stdin.flush()
         return stdout.readline()
 
 
 def main() -> int:
-    wish = msgspec.json.decode(sys.stdin.buffer.readline(), type=_Wish)
-    log = Path(wish.log)
+    config = msgspec.json.decode(sys.stdin.buffer.readline(), type=_OutletConfig)
+    log = Path(config.log)
 
     def note(event: Event) -> None:
         line = msgspec.json.encode({"phase": event.phase, **event.detail}) + b"\n"
@@ -101,24 +102,24 @@ def main() -> int:
             if not log.exists() or log.stat().st_size < LOG_LIMIT:
                 with log.open("ab") as file:
                     file.write(line)
-        except OSError:  # the session was forgotten, or the disk is full: not this box's fault
+        except OSError:  # the session was pruned, or the disk is full
             pass
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    outlet = Outlet(wish.rules, name=wish.name, on_event=note)
+    outlet = Outlet(config.rules, name=config.name, on_event=note)
     try:
-        answer = _Answer(str(outlet.directory), outlet.forwards, dict(outlet.environment))
-        sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
+        settings = _BoxSettings(str(outlet.directory), outlet.forwards, dict(outlet.environment))
+        sys.stdout.buffer.write(msgspec.json.encode(settings) + b"\n")
         sys.stdout.buffer.flush()
         if sys.stdin.buffer.readline():  # empty: the client died before the box was up
-            _watch(Path(wish.session))
+            _watch(Path(config.session))
     finally:
         outlet.close()
     return 0
 
 
 def _watch(session: Path) -> None:
-    """Return when the box is gone."""
+    """Return when the box has ended."""
     deadline = time.monotonic() + UP_PATIENCE
     while True:
         try:

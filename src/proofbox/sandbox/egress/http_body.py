@@ -1,6 +1,6 @@
-"""The body of one HTTP/1 request: how long it is by its headers, and where it ends in a stream.
+"""The body of one HTTP/1 request: its length by its headers, and its end in a stream.
 
-A proxy that copied everything after the head would pass on a second request as well, which may be for another host.
+A proxy that copied everything after the head would also pass on a second request, which may be for another host.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ LINE_LIMIT = 16 << 10
 
 
 class Malformed(Exception):
-    """The request can be read in more than one way."""
+    """The request is ambiguous or malformed."""
 
 
 def parse_fields(lines: list[str]) -> list[tuple[str, str]]:
@@ -36,7 +36,7 @@ class RequestBody:
         if len(lengths) + len(codings) > 1:
             raise Malformed("the length of the body is stated more than once")
         if codings and codings[0].lower() != "chunked":
-            raise Malformed("the only transfer encoding here is chunked")
+            raise Malformed("unsupported transfer encoding: only chunked is supported")
         if lengths and not re.fullmatch(r"[0-9]{1,15}", lengths[0]):
             raise Malformed("the content length is malformed")
         self._left = int(lengths[0]) if lengths else 0
@@ -49,7 +49,7 @@ class RequestBody:
         return not self._chunked and not self._left
 
     def take(self, data: bytes) -> bytes:
-        """Return the part of the data that belongs to the body; the rest is to be dropped."""
+        """Return the part of the data that belongs to the body; the caller drops the rest."""
         at = 0
         while at < len(data) and not self.complete:
             if self._left:
@@ -62,7 +62,7 @@ class RequestBody:
                 self._line += data[at : at + step]
                 at += step
                 if len(self._line) > LINE_LIMIT:
-                    raise Malformed("a line between chunks has no end")
+                    raise Malformed("a line between chunks is too long")
                 if end >= 0:
                     self._end_line()
         return data[:at]
@@ -74,11 +74,11 @@ class RequestBody:
         line = line[:-2]
         if self._after_chunk:
             if line:
-                raise Malformed("a chunk is longer than it says")
+                raise Malformed("a chunk is longer than its stated size")
             self._after_chunk = False
         elif self._in_trailer:
             if not line:
-                self._chunked = False  # this was the end
+                self._chunked = False  # the end of the body
             else:
                 parse_fields([line.decode("latin-1")])
         else:

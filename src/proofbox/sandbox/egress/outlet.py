@@ -1,4 +1,4 @@
-"""A box's allowlist put to work: the proxy, the directory with its sockets, and what a box must be told of them."""
+"""The outlet of a box with an allowlist: the proxy, the directory of its sockets, and the box's settings for them."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ LEAST_PORT = 1024
 
 
 def usable_rules(rules: tuple[str, ...]) -> tuple[HostRule, ...]:
-    """The rules, parsed; refused where an endpoint could not appear inside."""
+    """Parse the rules; refuse a loopback endpoint whose port is not available in the box."""
     parsed = parse_rules(rules)
     for rule in parsed:
         if rule.is_loopback and rule.port is not None and (rule.port < LEAST_PORT or rule.port == PROXY_PORT):
             raise PolicyRefused(
-                f"{rule} can't appear in a box: its ports begin at {LEAST_PORT}, and {PROXY_PORT} is the proxy's",
+                f"{rule} can't be used in a box: ports start at {LEAST_PORT}, and {PROXY_PORT} is used by the proxy",
                 op="start",
-                fix_hints=["serve it at another port"],
+                fix_hints=["use another port for the service"],
             )
     return parsed
 
 
 class Outlet:
-    """Open while its box lives; closing it ends every connection and leaves nothing behind."""
+    """Open as long as its box lives; `close` ends every connection and leaves nothing behind."""
 
     def __init__(self, rules: tuple[str, ...], *, name: str, on_event: OnEvent | None) -> None:
         parsed = usable_rules(rules)
         self._scratch = Scratch()
         self.directory = self._scratch.path
-        self.directory.chmod(0o755)  # the box agent has a uid of its own; the state directory above is closed
+        self.directory.chmod(0o755)  # the box agent has another uid; the state directory above has mode 0700
         try:
             self._proxy = AllowlistProxy(self.directory, parsed, name=name, on_event=on_event)
         except BaseException:

@@ -1,11 +1,10 @@
-"""The way out of a box with an allowlist: an HTTP proxy outside, reached through the box over a unix socket.
+"""The network access of a box with an allowlist: an HTTP proxy outside, which the box reaches over a unix socket.
 
-It speaks CONNECT and plain HTTP, resolves names itself, once, and connects to the very address it checked: a name that
-leads to a private address is refused (DNS rebinding), unless the rule names that address or `localhost`. A loopback
-endpoint that was granted also has a socket of its own, which leads there and nowhere else. Every decision is an event.
+It supports CONNECT and plain HTTP. It resolves a name once and connects to the address that it checked: a name that
+resolves to a private address is refused (DNS rebinding), unless the rule names that address or `localhost`. An allowed
+loopback endpoint also has a separate socket, which leads only there. Every decision is an event.
 
-What it does not do: it sees the host a box asks for, not what is said to it inside TLS. Whoever may reach a host may
-say anything to it.
+Limitation: the proxy sees the requested host, not the content inside TLS. A box can send anything to an allowed host.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ HEAD_LIMIT = 64 << 10
 CHUNK = 64 << 10
 CONNECT_SECONDS = 10.0
 HEAD_SECONDS = 30.0
-MOST_AT_ONCE = 256
-LAST_WORD = 5.0
+MAX_CONNECTIONS = 256
+CLOSE_SECONDS = 5.0
 PAUSE = 0.05
 PROXY_SOCKET = "proxy"
-_PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED, errno.EPERM})
-"""What keeps one from being accepted now, and is no reason to accept nobody any more."""
+_TEMPORARY = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED, errno.EPERM})
+"""Errors of accept that pass: try again."""
 
 
 _HOP_BY_HOP = re.compile(r"host|connection|proxy-.*|keep-alive|te|upgrade")
@@ -50,7 +49,7 @@ class Refused(Exception):
 
 
 class AllowlistProxy:
-    """Serves one box from threads of this process; closing it ends every connection."""
+    """Serves one box from threads of this process; `close` ends every connection."""
 
     def __init__(
         self,
@@ -65,7 +64,7 @@ class AllowlistProxy:
         self._name = name
         self._on_event = on_event
         self._resolve = resolve or _resolve
-        self._room = threading.BoundedSemaphore(MOST_AT_ONCE)
+        self._room = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._open: set[socket.socket] = set()
         self._serving: set[threading.Thread] = set()
         self._lock = threading.Lock()
@@ -77,7 +76,7 @@ class AllowlistProxy:
             self._listeners.append(self._listen(directory / str(rule.port), self._endpoint(rule)))
 
     def close(self) -> None:
-        """When this returns every connection has ended, and that was told."""
+        """End every connection and report their ends as events."""
         with self._lock:
             self._closed = True
             everything = [*self._listeners, *self._open]
@@ -87,7 +86,7 @@ class AllowlistProxy:
                 each.shutdown(socket.SHUT_RDWR)  # wakes its thread, which closes it
         for listener in self._listeners:
             listener.close()
-        end = time.monotonic() + LAST_WORD  # one that is still looking for its host hears nothing of this
+        end = time.monotonic() + CLOSE_SECONDS  # a thread that resolves a name or connects is not interrupted
         for thread in serving:
             thread.join(max(0.0, end - time.monotonic()))
 
@@ -96,8 +95,8 @@ class AllowlistProxy:
     def _listen(self, path: Path, serve: Callable[[socket.socket], None]) -> socket.socket:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(str(path))
-        path.chmod(0o666)  # who may reach it, its directory says
-        listener.listen(MOST_AT_ONCE)  # the box agent does not wait for room: who finds none is refused
+        path.chmod(0o666)  # its directory restricts access
+        listener.listen(MAX_CONNECTIONS)  # the box agent does not wait when the backlog is full: the connection fails
         threading.Thread(target=self._accept, args=(listener, serve), name="proofbox-proxy", daemon=True).start()
         return listener
 
@@ -108,7 +107,7 @@ class AllowlistProxy:
                 client, _ = listener.accept()
             except OSError as error:
                 self._room.release()
-                if error.errno not in _PASSING:  # it was closed
+                if error.errno not in _TEMPORARY:  # it was closed
                     return
                 time.sleep(PAUSE)
                 continue
@@ -117,7 +116,7 @@ class AllowlistProxy:
                 with self._lock:
                     thread.start()
                     self._serving.add(thread)
-            except RuntimeError:  # there are too many threads: this one is refused
+            except RuntimeError:  # too many threads: refuse this connection
                 client.close()
                 self._room.release()
                 time.sleep(PAUSE)
@@ -144,7 +143,7 @@ class AllowlistProxy:
             self._open.discard(stream)
         stream.close()
 
-    # What is asked for
+    # Requests
 
     def _endpoint(self, rule: HostRule) -> Callable[[socket.socket], None]:
         def serve(client: socket.socket) -> None:
@@ -185,7 +184,7 @@ class AllowlistProxy:
         answer: bytes,
         body: RequestBody | None = None,
     ) -> None:
-        """Copy both ways until both ends are closed. With a body, drop what the client sends after it."""
+        """Copy in both directions until both ends are closed. Drop anything that the client sends after a body."""
         upstream = self._connect(host, port, rule)
         self._tell("allowed", host, port, rule)
         sent = received = 0
@@ -215,8 +214,8 @@ class AllowlistProxy:
         named = is_address(rule.host) or rule.host == "localhost"
         allowed = [each for each in addresses if named or is_public(each)]
         if not allowed:
-            self._tell("denied", host, port, rule, reason="it leads to a private address")
-            raise Refused("403 Forbidden", f"{host} leads to a private address, which its rule does not name")
+            self._tell("denied", host, port, rule, reason="it resolves to a private address")
+            raise Refused("403 Forbidden", f"{host} resolves to a private address, which its rule does not name")
         problem: OSError | None = None
         for address in allowed:
             try:
@@ -247,15 +246,15 @@ def _read_head(client: socket.socket) -> tuple[bytes, bytes]:
     held, end = b"", -1
     while end < 0:
         if len(held) > HEAD_LIMIT:
-            raise Refused("431 Request Header Fields Too Large", "the request's head has no end")
+            raise Refused("431 Request Header Fields Too Large", "the head of the request is too large")
         data = client.recv(CHUNK)
         if not data:
-            raise Refused("400 Bad Request", "the request ended in its head")
+            raise Refused("400 Bad Request", "the request ended before the end of its head")
         new = max(0, len(held) - 3)
         held += data
         end = held.find(b"\r\n\r\n", new)
         if _BARE.search(held, new, end if end >= 0 else len(held)):
-            raise Refused("400 Bad Request", "a line of the request's head does not end with CR LF")
+            raise Refused("400 Bad Request", "a line in the head of the request does not end with CR LF")
     return held[:end], held[end + 4 :]
 
 
@@ -267,11 +266,11 @@ def _part_of(body: RequestBody, data: bytes) -> bytes:
 
 
 def _parse_head(head: bytes) -> tuple[str, int, bytes, RequestBody | None]:
-    """Host and port, the head that the origin server is sent, and its body; neither of them for CONNECT."""
+    """Return host, port, the head to send to the origin server, and the body; for CONNECT the last two are empty."""
     line, *headers = head.decode("latin-1").split("\r\n")
     words = line.split(" ")
     if len(words) != 3 or words[2] not in ("HTTP/1.0", "HTTP/1.1") or any(ord(c) < 33 for word in words for c in word):
-        raise Refused("400 Bad Request", "that is no HTTP request")
+        raise Refused("400 Bad Request", "malformed HTTP request")
     method, target, version = words
     try:
         fields = parse_fields(headers)
@@ -287,9 +286,9 @@ def _parse_head(head: bytes) -> tuple[str, int, bytes, RequestBody | None]:
     authority, slash, path = rest.partition("/")
     parts = split_port(authority)
     if scheme.lower() != "http" or not separator or "@" in authority or parts is None or not parts[0]:
-        raise Refused("400 Bad Request", "a proxy takes http://HOST/… without user information, or CONNECT")
-    # The Host header says the same as the target, whatever the client wrote: the rule was for the target. One request
-    # a connection: a second one could be for another host.
+        raise Refused("400 Bad Request", "only CONNECT, and http://HOST/… without user information, are supported")
+    # The Host header must match the target that the rule was checked for. One request per connection: a second one
+    # could be for another host.
     kept = [f"{name}: {value}" for name, value in fields if not _HOP_BY_HOP.fullmatch(name.lower())]
     lines = [f"{method} {slash or '/'}{path} {version}", f"Host: {authority}", "Connection: close", *kept, "", ""]
     return parts[0], parts[1] or 80, "\r\n".join(lines).encode("latin-1"), body

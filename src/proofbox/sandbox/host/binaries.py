@@ -1,7 +1,4 @@
-"""Where the C programs are.
-
-They are built when proofbox is installed; a wheel carries them for both architectures.
-"""
+"""The paths of the C programs, which are built at installation; a wheel contains them for both architectures."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ _BIN = Path(__file__).parents[1] / "agent" / "bin"
 
 @functools.cache
 def program(name: str) -> Path:
-    """`boxagent`, `boxlaunch`, `boxrun` or `treestat`, for this machine."""
+    """Return the path of `boxagent`, `boxlaunch`, `boxrun` or `treestat` for this machine."""
     arch = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower(), platform.machine())
     path = _BIN / f"{name}-{arch}"
     if not os.access(path, os.X_OK):
@@ -25,8 +22,8 @@ def program(name: str) -> Path:
             f"{name} is not installed for {platform.system()} {arch}",
             op="start",
             fix_hints=[
-                "from a clone: scripts/setup builds it",
-                "else: pip install --force-reinstall proofbox, on Linux x86_64 or aarch64",
+                "in a clone: scripts/setup builds it",
+                "otherwise: pip install --force-reinstall proofbox, on Linux x86_64 or aarch64",
             ],
             details={"looked_for": str(path)},
         )

@@ -1,11 +1,11 @@
-"""Control groups: limits that hold for a whole box, and a kill that nothing in it escapes.
+"""Control groups: limits for a whole box, and a kill that no process in it can escape.
 
-Both hierarchies are supported, also side by side: on a hybrid machine memory, pids and CPU are on v1 while the
-unified tree only has `cgroup.kill`. What isn't there, or isn't ours to write, is a gap with a reason, and a limit
-that needs it is refused.
+Both hierarchies are supported, also together: on a hybrid machine memory, pids and CPU are on v1 while the unified tree
+only has `cgroup.kill`. A controller that is missing or not writable is a gap with a reason; a limit that
+needs it is refused.
 
-Groups live beneath `proofbox/` and are named `<label>.<pid of the maker>`; an empty one whose maker is dead is a
-leftover, and whoever makes the next group removes it.
+Groups are below `proofbox/` and are named `<label>.<pid of the creator>`. An empty group whose creator is dead is a
+leftover, and is removed when the next group is created.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FIX = "run as root, or in a session with delegated controllers: systemd-run --u
 
 
 class CgroupTree(msgspec.Struct, frozen=True):
-    """Where groups can be made here: a directory per v1 controller, one of the unified hierarchy, and why not."""
+    """Where groups can be created: a directory per v1 controller, one in the unified hierarchy, or the reason."""
 
     v1: dict[str, Path]
     unified: Path | None
@@ -46,7 +46,7 @@ class CgroupTree(msgspec.Struct, frozen=True):
 
 
 class Group:
-    """The groups of one box: made, joined by its launcher, and removed when it is gone."""
+    """The groups of one box: created, joined by its launcher, and removed after its end."""
 
     def __init__(self, tree: CgroupTree, label: str, policy: Policy, owner: tuple[int, int] | None) -> None:
         self._tree = tree
@@ -57,7 +57,7 @@ class Group:
         try:
             if tree.unified is not None:
                 self.unified = self._make(tree.unified)
-                if owner is not None:  # the box agent makes a child group per command
+                if owner is not None:  # the box agent creates a child group per command
                     os.chown(self.unified, *owner)
                     os.chown(self.unified / "cgroup.procs", *owner)
             self._limit(policy)
@@ -68,7 +68,7 @@ class Group:
             ) from error
 
     def launch_options(self, unified_fd: int | None) -> list[str]:
-        """How boxlaunch enters this group: born into the unified one, moved into those of v1."""
+        """Return boxlaunch's options to enter this group: started in the unified one, moved into those of v1."""
         options = [] if unified_fd is None else ["--cgroup", str(unified_fd)]
         for directory in self._made:
             if directory != self.unified:
@@ -81,9 +81,9 @@ class Group:
                 (self.unified / "cgroup.kill").write_text("1")
 
     def remove(self, patience: float = 5.0) -> None:
-        """Kill what is left, if anything is, and remove the directories.
+        """Kill the remaining processes, if any, and remove the directories.
 
-        A process takes a moment to leave: wait for that, not for long.
+        A killed process takes a moment to leave its group: wait for that, but not for long.
         """
         deadline = time.monotonic() + patience
         for directory in list(self._made):
@@ -98,7 +98,7 @@ class Group:
         _make_in_home(directory)
         self._made[directory] = None
         if parent == self._tree.unified and self._tree.unified_controllers:
-            _enable(parent.parent, parent)  # it may have been made anew since we looked
+            _enable(parent.parent, parent)  # it may have been recreated meanwhile
         return directory
 
     def _limit(self, policy: Policy) -> None:
@@ -107,7 +107,7 @@ class Group:
             self.memory = self._controlled("memory")
             if "memory" in self._tree.v1:
                 _write(self.memory / "memory.limit_in_bytes", limit)
-                with contextlib.suppress(OSError):  # absent where swap isn't accounted
+                with contextlib.suppress(OSError):  # missing if swap is not accounted
                     _write(self.memory / "memory.memsw.limit_in_bytes", limit)
             else:
                 _write(self.memory / "memory.max", limit)
@@ -126,7 +126,7 @@ class Group:
     def _controlled(self, controller: str) -> Path:
         parent = self._tree.v1.get(controller)
         if parent is None:
-            if self.unified is None:  # Tree says so before a group is made
+            if self.unified is None:  # not reached: `enforcement` reports this gap first
                 raise PolicyRefused(f"no control group for {controller}", op="start", fix_hints=[_FIX])
             return self.unified
         return self._make(parent)
@@ -134,7 +134,7 @@ class Group:
 
 @functools.cache
 def tree() -> CgroupTree:
-    """What this process can make groups in."""
+    """Find where this process can create groups."""
     v1: dict[str, Path] = {}
     unified: Path | None = None
     controllers: frozenset[str] = frozenset()
@@ -163,15 +163,15 @@ def tree() -> CgroupTree:
 
 
 def _leave(found: CgroupTree) -> None:
-    """The last one takes the common directory away. It can't be removed while any group is in it."""
+    """Remove the common directory. The kernel refuses as long as it contains a group."""
     for home in {*found.v1.values(), *([found.unified] if found.unified else [])}:
         with contextlib.suppress(OSError):
             home.rmdir()
 
 
 def sweep(found: CgroupTree, label: str | None = None) -> None:
-    """Remove the empty groups of dead makers, or those of one box that has ended, with what it left running."""
-    # The unified one first: the kill is there, and the others are empty after it.
+    """Remove the empty groups of dead creators, or those of one box that has ended, with its remaining processes."""
+    # The unified group first: its kill also empties the others.
     for home in dict.fromkeys([*([found.unified] if found.unified else []), *found.v1.values()]):
         with contextlib.suppress(OSError):
             for directory in home.iterdir():
@@ -183,25 +183,25 @@ def sweep(found: CgroupTree, label: str | None = None) -> None:
 
 
 def _populated(directory: Path) -> bool:
-    """Whether a box lives here, its idle groups included: those are its agent's to use again."""
+    """Return whether a box is alive in this group. Its agent reuses idle child groups."""
     try:
         return "populated 1" in (directory / "cgroup.events").read_text()
     except OSError:
-        return False  # v1 can't say, and has no groups of an agent's
+        return False  # v1 has no such file, and no child groups
 
 
 def _end(directory: Path, patience: float = 2.0) -> None:
-    """An agent that was killed has ended nobody: without a pid namespace its commands live on, unknown to all."""
+    """Kill the commands of an agent that was killed itself: without a pid namespace they would keep running."""
     deadline = time.monotonic() + patience
     with contextlib.suppress(OSError):
         while not _remove(directory) and time.monotonic() < deadline:
-            if (directory / "cgroup.kill").exists():  # not in a v1 hierarchy: those are empty by now
+            if (directory / "cgroup.kill").exists():  # not in v1, whose groups are empty by now
                 (directory / "cgroup.kill").write_text("1")
             time.sleep(0.001)
 
 
 def oom_kills(memory: Path | None) -> int:
-    """How many processes were killed for this group's limit so far."""
+    """Count the processes that were killed at this group's memory limit."""
     if memory is not None:
         for name in ("memory.events", "memory.oom_control"):
             with contextlib.suppress(OSError):
@@ -223,12 +223,12 @@ def _cgroup_mounts() -> list[tuple[str, Path, list[str]]]:
 
 
 def _delegated(mount: Path) -> Path | None:
-    """Our own group, if it is ours to divide (as under a systemd user session with Delegate=yes)."""
+    """Return our own group if it is delegated to us (as in a systemd user session with Delegate=yes)."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             if line.startswith("0::/"):
                 here = mount / line[4:]
-                # Processes may only be moved within the delegated part: its upper end must be ours too.
+                # Processes can only be moved within the delegated part, so its top must be writable as well.
                 if os.access(here, os.W_OK) and os.access(here / "cgroup.procs", os.W_OK):
                     return here
     return None
@@ -241,17 +241,17 @@ def _home(mount: Path) -> Path:
 
 
 def _make_in_home(directory: Path) -> None:
-    """Make a group. Another process that thinks itself the last may take our home away at any moment before."""
+    """Create a group. Another process may remove the common directory at any moment before."""
     for _ in range(1000):
         with contextlib.suppress(FileNotFoundError):
             return directory.mkdir()
         _home(directory.parent.parent)
-    raise StartFailed(f"{directory.parent} does not stay", op="start")
+    raise StartFailed(f"{directory.parent} is removed again and again by other processes", op="start")
 
 
 @contextlib.contextmanager
 def _pinned_home(mount: Path) -> Iterator[Path]:
-    """Our home, with a group in it, so that nobody takes it away meanwhile."""
+    """Hold the common directory with a group in it, so that no other process removes it meanwhile."""
     pin = mount / "proofbox" / f"pin-{secrets.token_hex(4)}.{os.getpid()}"
     _make_in_home(pin)
     try:
@@ -261,7 +261,7 @@ def _pinned_home(mount: Path) -> Iterator[Path]:
 
 
 def _enable(mount: Path, home: Path) -> frozenset[str]:
-    """Hand the controllers down to our groups; the kernel refuses where processes sit in between."""
+    """Enable the controllers for our groups; the kernel refuses if a group in between has processes."""
     enabled = []
     for controller in _CONTROLLERS:
         with contextlib.suppress(OSError):
@@ -273,10 +273,10 @@ def _enable(mount: Path, home: Path) -> frozenset[str]:
 
 
 def _remove(directory: Path) -> bool:
-    """True when it is gone. It can't go while a process is in it or beneath it."""
+    """Remove a group; return False if a process is still in it or below it."""
     try:
         for name in os.listdir(directory):
-            if name[0] == "c" and name[1:].isdigit():  # the box agent's, one a command
+            if name[0] == "c" and name[1:].isdigit():  # made by the box agent, one per command
                 os.rmdir(directory / name)
         os.rmdir(directory)
     except FileNotFoundError:
@@ -291,7 +291,7 @@ def _write(path: Path, value: object) -> None:
 
 
 def group_of(home: Path | None, label: str) -> Path | None:
-    """The group of a box in one of the tree's homes, whoever made it; None: it has none there."""
+    """Return a box's group in a common directory, also if another process created it; None if it does not exist."""
     names: list[str] = []
     if home is not None:
         with contextlib.suppress(OSError):
@@ -300,7 +300,7 @@ def group_of(home: Path | None, label: str) -> Path | None:
 
 
 def group(label: str, policy: Policy, owner: tuple[int, int] | None) -> Group | None:
-    """The group of one box; None where nothing is to be limited and nothing could be killed by it."""
+    """Create the group of one box; None if there is nothing to limit and no `cgroup.kill`."""
     here = tree()
     if here.unified is None and policy.memory_mb is None and policy.cpus is None and policy.pids is None:
         return None

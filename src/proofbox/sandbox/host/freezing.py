@@ -1,4 +1,4 @@
-"""Holding a box still for a moment, and asking whether anything runs in it: by its control group, whoever made it."""
+"""Freeze a box, and count its running commands, through its control group."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ PATIENCE = 10.0
 
 @contextmanager
 def frozen(session_id: str, *, patience: float = PATIENCE) -> Iterator[None]:
-    """Nothing in the box runs within the block, its agent included. It goes on afterwards, whatever happens.
+    """Freeze all processes in the box within the block, including its agent. They always continue afterwards.
 
-    Raises `PolicyRefused` for a box that can't be frozen here, `NotFrozen` for one that did not stop in time.
+    Raises `PolicyRefused` if the box can't be frozen here, `NotFrozen` if it did not stop in time.
     """
     group = cgroups.group_of(cgroups.tree().unified, session_id)
     if group is None or not (group / "cgroup.freeze").exists():
-        reason = cgroups.tree().reason or "it has no control group of ours"
+        reason = cgroups.tree().reason or "it has no control group"
         raise PolicyRefused(
             f"the box of {session_id} can't be frozen: {reason}",
             op="freeze",
-            fix_hints=["do without freezing: what overlaps with running commands is then recorded"],
+            fix_hints=["continue without freezing: snapshots that overlap with running commands are marked as such"],
         )
     try:
         (group / "cgroup.freeze").write_text("1")
         _wait_for(group, "frozen 1", patience, session_id)
         yield
     finally:
-        with contextlib.suppress(FileNotFoundError):  # it ended meanwhile
+        with contextlib.suppress(FileNotFoundError):  # the box ended meanwhile
             (group / "cgroup.freeze").write_text("0")
 
 
 def commands_alive(session_id: str) -> int | None:
-    """How many commands have processes in the box now, those included that outlived their command. None: unknown."""
+    """Count the commands with processes in the box, including background processes. None: unknown."""
     group = cgroups.group_of(cgroups.tree().unified, session_id)
     if group is None:
         return None
     alive = 0
     with contextlib.suppress(OSError):
         for path in group.iterdir():
-            if path.name[0] == "c" and path.name[1:].isdigit():  # the box agent's, one a command
+            if path.name[0] == "c" and path.name[1:].isdigit():  # made by the box agent, one per command
                 with contextlib.suppress(OSError):
                     alive += "populated 1" in (path / "cgroup.events").read_text()
     return alive
@@ -64,8 +64,8 @@ def _wait_for(group: Path, state: str, patience: float, session_id: str) -> None
             left = deadline - time.monotonic()
             if left <= 0:
                 raise NotFrozen(
-                    f"the box of {session_id} did not stop within {patience:g} s: something in it hangs in the kernel",
+                    f"the box of {session_id} did not freeze within {patience:g} s: a process hangs in the kernel",
                     op="freeze",
-                    fix_hints=["try again", "or do without freezing"],
+                    fix_hints=["try again", "or continue without freezing"],
                 )
             poll.poll(left * 1000)

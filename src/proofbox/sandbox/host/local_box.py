@@ -1,4 +1,4 @@
-"""A box whose agent is a process of this machine, reached over a socket pair: what `off` and `bubblewrap` start."""
+"""A box whose agent is a process on this machine, reached over a socket pair: used by `off` and `bubblewrap`."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class LocalBox:
         return ""
 
     def release(self) -> None:
-        """Let it go on without us: only for a box that listens."""
+        """Leave the box running when this process ends: only for a box that listens."""
         self._account.close()
         let_go(self._process)
 
@@ -72,7 +72,7 @@ class LocalBox:
         if self._group is not None:
             self._group.kill()
         if self._process.returncode is None:
-            # The agent is in its launcher's process group, and as pid 1 of its namespace takes all with it.
+            # The agent is in its launcher's process group, and its pid namespace ends with it.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             _ended(self._process, patience=KILL_PATIENCE)
@@ -81,10 +81,10 @@ class LocalBox:
 
     def destroy(self) -> None:
         if self.stream is not None:
-            self.stream.close()  # the agent ends when its stream does, and everything with it
+            self.stream.close()  # the agent ends with its stream, and everything in the box with it
         elif self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGTERM)  # one that listens has to be told
+                os.killpg(self._process.pid, signal.SIGTERM)  # a listening agent does not end with a stream
         if not _ended(self._process, patience=6.0):
             self.kill()
         self._process.wait()
@@ -95,7 +95,7 @@ class LocalBox:
 
 
 def _ended(process: subprocess.Popen[bytes], patience: float) -> bool:
-    """Wait for its end without the pauses that Popen.wait makes when it has a timeout."""
+    """Wait for the end of the process; Popen.wait with a timeout would poll with pauses."""
     if process.returncode is not None:
         return True
     try:
@@ -109,14 +109,14 @@ def _ended(process: subprocess.Popen[bytes], patience: float) -> bool:
 
 
 class Plumbing(msgspec.Struct, frozen=True):
-    """How the programs of a box are connected: options with the numbers of descriptors they inherit."""
+    """How the programs of a box are connected: options with the numbers of inherited descriptors."""
 
     enter: list[str]
-    """For boxlaunch: how to enter the box's control group."""
+    """For boxlaunch: options to enter the box's control group."""
     agent: list[str]
-    """For boxagent: its stream and its cgroup."""
+    """For boxagent: options for its stream and its control group."""
     spare_fd: int
-    """A number that no inherited descriptor has: for boxlaunch to hand something to boxagent."""
+    """A free descriptor number, for boxlaunch to pass a descriptor to boxagent."""
 
 
 def launch(
@@ -130,7 +130,7 @@ def launch(
     environment: Mapping[str, str],
     places: tuple[tuple[Path, str], ...],
 ) -> LocalBox:
-    """Start a program that ends up as the box agent. Failing, it leaves nothing behind, the control group included."""
+    """Start a program that becomes the box agent. On failure, leave nothing behind, and remove the control group."""
     note_ends()
     with contextlib.ExitStack() as on_failure, contextlib.ExitStack() as inherited:
         if group is not None:
@@ -170,14 +170,14 @@ def launch(
                 pass_fds=pass_fds,
                 cwd="/",
                 env={},
-                start_new_session=True,  # a Ctrl-C is the client's to handle
+                start_new_session=True,  # the client handles Ctrl-C
             )
         except OSError as error:
             many = error.errno in (errno.EMFILE, errno.ENFILE)
             raise StartFailed(
                 f"the box did not start: {error}",
                 op="start",
-                fix_hints=["raise the limit of open files (ulimit -n), or hold fewer sessions"] if many else [],
+                fix_hints=["raise the limit of open files (ulimit -n), or keep fewer sessions open"] if many else [],
             ) from error
         on_failure.pop_all()
     return LocalBox(

@@ -10,17 +10,17 @@ _ESCAPED = re.compile(rb"\\([0-7]{3})")
 
 
 def mount_of(path: str) -> tuple[int, str]:
-    """The device and the mount: one device may be mounted in several ways, and a mount's number be used again."""
+    """Return the device and the mount id: a device may be mounted several times, and mount ids are reused."""
     fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
-        said = Path(f"/proc/self/fdinfo/{fd}").read_text()
-        return os.fstat(fd).st_dev, next(line for line in said.splitlines() if line.startswith("mnt_id:"))
+        fdinfo = Path(f"/proc/self/fdinfo/{fd}").read_text()
+        return os.fstat(fd).st_dev, next(line for line in fdinfo.splitlines() if line.startswith("mnt_id:"))
     finally:
         os.close(fd)
 
 
 def mount_points_below(path: str) -> list[str]:
-    """The mount points inside a directory, at any depth. Only Linux can say; elsewhere the list is empty."""
+    """Return the mount points inside a directory, at any depth; empty on systems other than Linux."""
     within = _prefix(path)
     places = dict.fromkeys(_place(line) for line in _listed())
     return [os.fsdecode(place) for place in places if place.startswith(within)]
@@ -36,7 +36,7 @@ def file_systems(path: str) -> list[tuple[str, str]]:
         if place.startswith(within):
             below.append((os.fsdecode(place[len(within) :]), _kind(line)))
         elif within.startswith(place.rstrip(b"/") + b"/") and len(place) >= len(longest):
-            on, longest = line, place  # of several at one place, the last one is on top
+            on, longest = line, place  # the last mount on a mount point is on top
     return [*([(".", _kind(on))] if on else []), *below]
 
 
@@ -52,10 +52,10 @@ def _listed() -> list[bytes]:
 
 
 def _kind(line: bytes) -> str:
-    """The file system's type: the first field after the separator."""
+    """Return the file system's type: the first field after the separator."""
     return os.fsdecode(line.partition(b" - ")[2].split(b" ", 1)[0])
 
 
 def _place(line: bytes) -> bytes:
-    """The mount point: the fifth field, in which spaces, tabs, line ends and backslashes are written as numbers."""
+    """Return the mount point: the fifth field, in which spaces, tabs, newlines and backslashes are octal escapes."""
     return _ESCAPED.sub(lambda match: bytes([int(match[1], 8)]), line.split(b" ", 5)[4])

@@ -1,4 +1,4 @@
-"""Waiting for a descriptor, whatever its number: `select` takes none past 1023, and a thousand sessions have more."""
+"""Wait for a descriptor with any number: `select` is limited to 1023, and many open sessions exceed that."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class _HasFileno(Protocol):
 
 
 def readable(source: int | _HasFileno, seconds: float) -> bool:
-    """Whether something can be read there, or its end was reached, within this time."""
+    """Return whether the source has data or has reached its end within this time."""
     poll = select.poll()
     poll.register(source, select.POLLIN)
     return bool(poll.poll(max(0.0, seconds) * 1000))

@@ -1,7 +1,4 @@
-"""Processes that go on without us: nobody waits for them, but their parent has to take note of their end.
-
-Otherwise each of them stays in the process table for as long as we live.
-"""
+"""Child processes that keep running without a waiter. Their parent must reap them, or they stay as zombies."""
 
 from __future__ import annotations
 
@@ -11,28 +8,28 @@ import subprocess
 import threading
 
 _lock = threading.Lock()
-_going_on: set[int] = set()
-"""By descriptor: a pid may be another's by the time we ask."""
+_released: set[int] = set()
+"""By pidfd, since pids are reused."""
 
 
 def let_go(process: subprocess.Popen[bytes]) -> None:
-    """It is nobody's to wait for from here on."""
+    """Release a process: from now on, no caller waits for it."""
     note_ends()
     with contextlib.suppress(OSError):
         descriptor = os.pidfd_open(process.pid)
         with _lock:
-            _going_on.add(descriptor)
+            _released.add(descriptor)
     process.returncode = 0
 
 
 def note_ends() -> None:
-    """Of those that have ended since."""
+    """Reap the released processes that have ended."""
     with _lock:
-        for descriptor in list(_going_on):
+        for descriptor in list(_released):
             try:
                 ended = os.waitid(os.P_PIDFD, descriptor, os.WEXITED | os.WNOHANG) is not None
-            except ChildProcessError:  # somebody else took note, or it is our parent's: we were forked
+            except ChildProcessError:  # reaped elsewhere, or a child of our parent: this process was forked
                 ended = True
             if ended:
-                _going_on.discard(descriptor)
+                _released.discard(descriptor)
                 os.close(descriptor)

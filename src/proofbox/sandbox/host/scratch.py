@@ -1,6 +1,6 @@
-"""Directories in the state directory that live no longer than the process that made them.
+"""Temporary directories in the state directory, which are removed at the latest after their process has ended.
 
-The maker holds a lock on each. Killed, it leaves the directory and not the lock: `sweep` can tell, and removes it.
+The process locks each directory. If it is killed, the directory remains without a lock, and `sweep_scratch` removes it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PREFIX = "scratch-"
 
 
 class Scratch:
-    """A new, empty directory of mode 0700. `remove` may be repeated."""
+    """A new, empty directory of mode 0700. `remove` can be repeated."""
 
     def __init__(self) -> None:
         while True:
@@ -29,7 +29,7 @@ class Scratch:
                 fcntl.flock(self._lock, fcntl.LOCK_EX)
                 if os.path.samestat(os.fstat(self._lock), self.path.stat()):
                     return
-            # A sweep took it between its making and its lock: another one.
+            # A sweep removed the directory before it was locked: create another.
 
     def remove(self) -> None:
         remove_tree(self.path)
@@ -39,7 +39,7 @@ class Scratch:
 
 
 def abandoned_scratch() -> Iterator[Path]:
-    """What processes that were killed have left; each is ours alone until the next is asked for."""
+    """Yield the directories of processes that were killed; each is locked until the next is requested."""
     for path in state_dir().glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""Unix sockets in a directory, whatever the length of its path: an address holds 108 bytes, a state directory more."""
+"""Unix sockets in a directory with a path of any length: an address holds only 108 bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SOCKET = "sock"
 
 
 def listen_at(directory: Path) -> socket.socket:
-    """A socket that listens in this directory, under the name all of proofbox uses for it."""
+    """Listen on the socket in this directory, under the name that proofbox always uses."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with _short(directory) as short:
@@ -25,7 +25,7 @@ def listen_at(directory: Path) -> socket.socket:
 
 
 def connect_at(directory: Path) -> socket.socket:
-    """A stream to who listens there; OSError where nobody does."""
+    """Connect to the socket in this directory; raise OSError if no process listens."""
     stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with _short(directory) as short:

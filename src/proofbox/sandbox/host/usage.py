@@ -1,5 +1,5 @@
-"""What a box has used so far, as its control groups counted: for whoever compares results, and must know whether a box
-was short of anything. Groups are there for what is limited; what nobody limits, nobody counts here."""
+"""The resources that a box has used, as counted by its control groups. They show whether a limit affected a result.
+Only limited resources have a control group; the others are not counted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from proofbox.sandbox.host import cgroups
 
 
 class BoxUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """None: not counted here."""
+    """The resources that a box has used. None: not counted here."""
 
     peak_memory_bytes: int | None = None
     oom_kills: int | None = None
@@ -22,7 +22,7 @@ class BoxUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def observed(session_id: str) -> BoxUsage:
-    """Of the box of this session, as long as it lives."""
+    """Return the usage of this session's box, which must still be running."""
     tree = cgroups.tree()
     groups = {
         controller: found

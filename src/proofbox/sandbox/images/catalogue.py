@@ -1,4 +1,4 @@
-"""Which images there are: a catalogue that the user keeps, each entry pinned to its bytes by a digest.
+"""The user's catalogue of images; each entry is pinned by a digest.
 
     # images.toml in the user's configuration directory
     schema_version = "proofbox.images/1"
@@ -11,8 +11,8 @@
     size = 3400000       # optional: bytes
     default = true       # optional
 
-There is no built-in list: a digest that nobody here has checked would be worth nothing. A project has no catalogue of
-its own, since the commands in its boxes may write to it.
+There is no built-in list: it could only contain digests that this user has not checked. A project has no catalogue,
+since the commands in its boxes may be able to write to it.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ _SPELLINGS = {"amd64": "x86_64", "x64": "x86_64", "arm64": "aarch64"}
 
 
 class Image(msgspec.Struct, frozen=True):
-    """A root file system that can be had, and the digest that says whether it is the one that was meant."""
+    """A root file system that can be downloaded, and the digest that its archive must have."""
 
     name: str
-    """What `--image` and `images pull` take."""
+    """The name that `--image` and `images pull` take."""
     arch: str
     url: str
-    """Where its archive is: a root file system as tar, plain or packed."""
+    """The address of its archive: a root file system as tar, plain or compressed."""
     sha256: str
     size: int | None = None
-    """The archive's, in bytes; null: not known."""
+    """The size of the archive in bytes; null if not known."""
     default: bool = False
-    """What `images pull` and `images default` mean where none is named."""
+    """Whether `images pull` and `images default` use it when no image is named."""
     description: str = ""
     """For people."""
 
@@ -62,11 +62,11 @@ class _Catalogue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     schema_version: str
     image: tuple[Image, ...] = ()
-    """One table an image."""
+    """One table per image."""
 
 
 def architecture(name: str | None = None) -> str:
-    """This machine's, or the one that was named, in the catalogue's spelling: x86_64, aarch64."""
+    """Return this machine's architecture, or the named one, in the catalogue's spelling: x86_64, aarch64."""
     given = (name or platform.machine()).lower()
     return _SPELLINGS.get(given, given)
 
@@ -76,13 +76,13 @@ def catalogue_file() -> Path:
 
 
 def list_images(arch: str | None = None, *, catalogue: Path | None = None) -> list[Image]:
-    """The images of the catalogue for an architecture; by default, for this machine's."""
+    """Return the catalogue's images for an architecture; by default, for this machine's."""
     wanted = architecture(arch)
     return [image for image in all_images(catalogue) if image.arch == wanted]
 
 
 def resolve_default_image(arch: str | None = None, *, catalogue: Path | None = None) -> Image:
-    """The one that is marked as the default, or the only one there is."""
+    """Return the image that is marked as the default, or the only one."""
     found = list_images(arch, catalogue=catalogue)
     marked = [image for image in found if image.default] or (found if len(found) == 1 else [])
     if not marked:
@@ -99,7 +99,7 @@ def resolve_default_image(arch: str | None = None, *, catalogue: Path | None = N
 
 
 def find_image(name: str, arch: str | None = None, *, catalogue: Path | None = None) -> Image:
-    """The image of that name, or `ImageUnknown`."""
+    """Return the image with this name, or raise `ImageUnknown`."""
     found = list_images(arch, catalogue=catalogue)
     for image in found:
         if image.name == name:
@@ -119,51 +119,51 @@ def how_to_add(path: Path) -> str:
 
 
 def all_images(catalogue: Path | None = None) -> tuple[Image, ...]:
-    """Every image of the catalogue, checked. One that is not there is empty, unless it was named."""
+    """Return every image of the catalogue, checked. A missing file counts as empty, unless `catalogue` names it."""
     path = catalogue or catalogue_file()
     try:
         data = read_plain(path, SIZE_LIMIT + 1)
     except FileNotFoundError:
         if catalogue is not None:
-            raise UsageError(f"{path} is not there", op="images", fix_hints=["check the path"]) from None
+            raise UsageError(f"{path} does not exist", op="images", fix_hints=["check the path"]) from None
         return ()
     except OSError as error:
-        raise UsageError(f"{path} can't be read: {error.strerror}", op="images", fix_hints=["mend it"]) from None
+        raise UsageError(f"{path} can't be read: {error.strerror}", op="images", fix_hints=["fix it"]) from None
     if len(data) > SIZE_LIMIT:
-        raise _wrong(path, f"it is larger than {SIZE_LIMIT >> 10} KiB")
+        raise _invalid(path, f"it is larger than {SIZE_LIMIT >> 10} KiB")
     try:
         values = parse_toml(data.decode("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise _wrong(path, f"it is no TOML: {error}") from None
+        raise _invalid(path, f"not valid TOML: {error}") from None
     if values.get("schema_version") != SCHEMA:
-        raise _wrong(path, f"its schema_version is not {SCHEMA}")
+        raise _invalid(path, f"its schema_version is not {SCHEMA}")
     try:
         images = msgspec.convert(values, _Catalogue).image
     except msgspec.ValidationError as error:
-        raise _wrong(path, str(error)) from None
+        raise _invalid(path, str(error)) from None
     for image in images:
         problem = _problem(image)
         if problem:
-            raise _wrong(path, f"image {image.name[:80]!r}: {problem}")
+            raise _invalid(path, f"image {image.name[:80]!r}: {problem}")
     _distinct(path, images)
     return images
 
 
 def _problem(image: Image) -> str:
     if not _NAME.fullmatch(image.name):
-        return "a name is lower-case letters, digits, dots, dashes and underscores, at most 64"
+        return "a name has at most 64 lower-case letters, digits, dots, dashes and underscores"
     if not _ARCH.fullmatch(image.arch) or image.arch in _SPELLINGS:
-        return f"the architecture {image.arch[:40]!r} is none; write x86_64 or aarch64"
+        return f"unknown architecture {image.arch[:40]!r}; write x86_64 or aarch64"
     if not _SHA256.fullmatch(image.sha256):
         return "sha256 is not 64 lower-case hexadecimal digits"
     try:
         url = urllib.parse.urlsplit(image.url)
-        sound = url.scheme in ("http", "https") and url.hostname and url.username is None
+        valid = url.scheme in ("http", "https") and url.hostname and url.username is None
     except ValueError:
-        sound = None
-    if not sound:
-        return "the url is no http(s):// address, or holds a user name"
-    return "a size is above 0" if image.size is not None and image.size <= 0 else ""
+        valid = None
+    if not valid:
+        return "the url is not an http(s):// address, or contains a user name"
+    return "size must be greater than 0" if image.size is not None and image.size <= 0 else ""
 
 
 def _distinct(path: Path, images: tuple[Image, ...]) -> None:
@@ -171,17 +171,17 @@ def _distinct(path: Path, images: tuple[Image, ...]) -> None:
     defaults: set[str] = set()
     for image in images:
         if (image.name, image.arch) in seen:
-            raise _wrong(path, f"{image.name!r} is there twice for {image.arch}")
+            raise _invalid(path, f"{image.name!r} is listed twice for {image.arch}")
         if image.default and image.arch in defaults:
-            raise _wrong(path, f"{image.arch} has two defaults")
+            raise _invalid(path, f"{image.arch} has two defaults")
         seen.add((image.name, image.arch))
         defaults |= {image.arch} if image.default else set()
 
 
-def _wrong(path: Path, what: str) -> UsageError:
+def _invalid(path: Path, problem: str) -> UsageError:
     return UsageError(
-        f"{path}: {what}",
+        f"{path}: {problem}",
         op="images",
-        fix_hints=["mend it; `proofbox images list --help` shows one"],
+        fix_hints=["fix it; `proofbox images list --help` shows an example"],
         details={"catalogue": str(path)},
     )

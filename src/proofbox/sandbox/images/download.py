@@ -1,8 +1,8 @@
-"""Downloads that go on where they were cut, and are kept only if their digest is the one that was promised.
+"""Downloads that resume after an interruption, and are kept only if their digest matches.
 
-What has come lies in `<sha256>.part` beside its place, with the server's name for that version (its ETag): asked with
-`If-Range`, a server that has another version by now sends it from the start. A server that gives no such name is
-asked to go on all the same: if the pieces don't fit, the digest tells, and it is begun once more from the start.
+The bytes received so far are in `<sha256>.part` in the same directory, with the ETag of that version of the file. With
+`If-Range`, a server that now has another version sends it from the start. Without an ETag the download is resumed as
+well: if the pieces are of two versions, the digest does not match, and the download starts over once.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from proofbox.core.files.atomic import write_document
 from proofbox.errors import DownloadFailed, ImageCorrupt, ImageUnavailable
 
 OnProgress = Callable[[int, int | None], None]
-"""Bytes that have come, and how many there are in all, where that is known."""
+"""Called with the number of bytes received and the total, if known."""
 
 CHUNK = 256 << 10
-SILENCE = 30.0  # a server that says nothing for so long is taken for gone
+SILENCE = 30.0  # seconds without data until the connection counts as lost
 LARGEST = 32 << 30
-FRUITLESS, TRIES = 5, 200  # tries in a row that brought nothing, and tries in all
+FRUITLESS, TRIES = 5, 200  # maximum tries in a row without new bytes, and in total
 _RANGE = re.compile(r"bytes (\d+)-\d*/(\d+|\*)")
 
 
 class _Cut(Exception):
-    """The answer ended early, or there was none: worth another try."""
+    """The response ended early, or the server could not be reached: try again."""
 
 
 def download(
@@ -47,10 +47,10 @@ def download(
     on_progress: OnProgress | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> bool:
-    """Put the file with this digest at `into`; False if it was there. Of several processes one does it.
+    """Download the file with this digest to `into`; return False if it exists already. Locked against other processes.
 
-    Raises `ImageCorrupt` when the server's bytes are others (nothing is kept then), `ImageUnavailable` when it has
-    none, and `DownloadFailed` when not all of it came: what has come is kept, and the next call goes on from there.
+    Raises `ImageCorrupt` when the digest does not match (nothing is kept), `ImageUnavailable` when the server does not
+    have the file, and `DownloadFailed` when it was not received in full: the next call resumes it.
     """
     with _part(into) as part:
         if into.exists():
@@ -58,7 +58,7 @@ def download(
         fetch = _Fetch(url, into, part, size, on_progress)
         pieces = fetch.whole(sleep)
         found, length = sha256_file(part.fileno())
-        if found != sha256 and pieces:  # they may be of two versions: once more, in one piece
+        if found != sha256 and pieces:  # the pieces may be of two versions: try again in one piece
             fetch.restart()
             fetch.whole(sleep)
             found, length = sha256_file(part.fileno())
@@ -77,15 +77,15 @@ def download(
 
 
 class _Fetch:
-    def __init__(self, url: str, into: Path, part: BinaryIO, size: int | None, tell: OnProgress | None) -> None:
+    def __init__(self, url: str, into: Path, part: BinaryIO, size: int | None, on_progress: OnProgress | None) -> None:
         self._url = url
         self._part = part
         self._version = into.with_suffix(".version")
         self._size = size
-        self._tell = tell
+        self._on_progress = on_progress
 
     def whole(self, sleep: Callable[[float], None]) -> bool:
-        """Ask until all of it is there; whether what is there came in more than one piece."""
+        """Send requests until the file is complete; return whether it came in more than one piece."""
         fruitless = 0
         for _ in range(TRIES):
             before = self._have()
@@ -96,7 +96,7 @@ class _Fetch:
                 if fruitless == FRUITLESS:
                     raise self._failed(str(cut)) from None
                 sleep(min(5.0, 0.1 * 2**fruitless))
-        raise self._failed(f"it was cut {TRIES} times")
+        raise self._failed(f"the connection was lost {TRIES} times")
 
     def restart(self) -> None:
         self._part.truncate(0)
@@ -106,30 +106,30 @@ class _Fetch:
         self._version.unlink(missing_ok=True)
 
     def _once(self) -> bool:
-        """One request, read to its end; whether it went on from what was there before."""
+        """Send one request and read the response to its end; return whether it resumed an earlier one."""
         have = self._have()
         with self._ask(have) as answer:
             if answer is None:
                 return True
             total = self._begin(answer, have)
-            went_on = self._have() > 0
+            resumed = self._have() > 0
             if max(total or 0, self._size or 0) > LARGEST:
                 raise self._failed(f"it has {total or self._size} bytes, more than {LARGEST >> 30} GiB")
             while data := _read(answer):
                 self._write(data, total)
             if self._have() < (total or self._size or 0):
-                raise _Cut(f"the connection was cut at {self._have()} of {total or self._size} bytes")
-            return went_on
+                raise _Cut(f"the connection was lost at {self._have()} of {total or self._size} bytes")
+            return resumed
 
     @contextlib.contextmanager
     def _ask(self, have: int) -> Iterator[http.client.HTTPResponse | None]:
-        """The answer's body, or None where the server says that there is no more."""
+        """Request the rest of the file; yield None if the server says that it is complete."""
         headers = {"Accept-Encoding": "identity", "User-Agent": "proofbox"}
         if have:
             headers["Range"] = f"bytes={have}-"
             with contextlib.suppress(OSError):
                 headers["If-Range"] = self._version.read_text()
-        request = urllib.request.Request(self._url, headers=headers)  # noqa: S310 (the catalogue takes http(s) alone)
+        request = urllib.request.Request(self._url, headers=headers)  # noqa: S310 (the catalogue allows only http(s))
         try:
             answer = urllib.request.urlopen(request, timeout=SILENCE)  # noqa: S310
         except urllib.error.HTTPError as error:
@@ -137,13 +137,13 @@ class _Fetch:
                 if error.code == 416 and error.headers.get("Content-Range") == f"bytes */{have}":
                     yield None
                     return
-                if error.code == 416:  # another, shorter file by now
+                if error.code == 416:  # the server now has a shorter file
                     self.restart()
-                    raise _Cut("the server has less than was there before") from None
+                    raise _Cut("the server's file is shorter than the part that was received before") from None
                 if error.code in (408, 425, 429) or error.code >= 500:
                     raise _Cut(f"the server answered {error.code}") from None
                 raise ImageUnavailable(
-                    f"{self._url} can't be had: the server answered {error.code} {error.reason}",
+                    f"{self._url} is not available: the server answered {error.code} {error.reason}",
                     op="images pull",
                     fix_hints=["check the entry's url"],
                     details={"url": self._url, "status": error.code},
@@ -152,20 +152,20 @@ class _Fetch:
             raise _Cut(f"no connection: {getattr(error, 'reason', error)}") from None
         with answer:
             if urllib.parse.urlsplit(answer.url).scheme not in ("http", "https"):
-                raise self._failed("it was redirected to something that is not http(s)")
+                raise self._failed("it was redirected to an address that is not http(s)")
             yield answer
 
     def _begin(self, answer: http.client.HTTPResponse, have: int) -> int | None:
-        """Go on from what is there, or start over, as the answer says; how many bytes there are in all."""
+        """Resume or start over, depending on the response; return the total number of bytes, if known."""
         if answer.status == 206:
             place = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
             if place is None or int(place[1]) != have:
                 self.restart()
-                raise _Cut("the server sent another part than was asked for")
+                raise _Cut("the server sent another range than the requested one")
             return None if place[2] == "*" else int(place[2])
         self.restart()
         version = answer.headers.get("ETag", "")
-        if version.startswith('"'):  # a weak one (W/"…") does not promise the same bytes
+        if version.startswith('"'):  # a weak ETag (W/"…") does not guarantee the same bytes
             write_document(self._version, version.encode("latin-1", "replace"))
         return None if answer.length is None else answer.length
 
@@ -182,8 +182,8 @@ class _Fetch:
         view = memoryview(data)
         while view:
             view = view[self._part.write(view) :]
-        if self._tell is not None:
-            self._tell(have, total or self._size)
+        if self._on_progress is not None:
+            self._on_progress(have, total or self._size)
 
     def _have(self) -> int:
         return self._part.seek(0, os.SEEK_END)
@@ -200,7 +200,7 @@ def _read(answer: http.client.HTTPResponse) -> bytes:
     try:
         return answer.read1(CHUNK)
     except (OSError, http.client.HTTPException) as error:
-        raise _Cut(f"the connection was cut: {error or type(error).__name__}") from None
+        raise _Cut(f"the connection was lost: {error or type(error).__name__}") from None
 
 
 def _part_of(into: Path) -> Path:
@@ -209,11 +209,11 @@ def _part_of(into: Path) -> Path:
 
 @contextlib.contextmanager
 def _part(into: Path) -> Iterator[BinaryIO]:
-    """The file of what has come so far, held by one process at a time."""
+    """Open the file of the bytes received so far, locked against other processes."""
     while True:
         with open(_part_of(into), "ab+", buffering=0) as part:
             fcntl.flock(part, fcntl.LOCK_EX)
-            if os.fstat(part.fileno()).st_nlink == 0:  # whoever held it found it wrong, and removed it
+            if os.fstat(part.fileno()).st_nlink == 0:  # the previous holder removed it
                 continue
             try:
                 yield part

@@ -1,7 +1,7 @@
 """Images on this machine: pulled from the catalogue once, verified, and locked to a project.
 
-Archives lie in the user's cache as `images/<sha256>.rootfs`. A project's `.proofbox/images.lock` says which digest was
-meant by a name when it was pulled for that project: a catalogue that means another one later is not followed silently.
+Archives are in the user's cache as `images/<sha256>.rootfs`. A project's `.proofbox/images.lock` records the digest of
+each name when it was pulled for that project: if the catalogue changes the digest later, that is an error.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ LOCK_LIMIT = 1 << 20
 
 
 class PulledImage(msgspec.Struct, frozen=True):
-    """An image whose archive is on this machine and was what its digest says."""
+    """An image whose archive is on this machine, with a verified digest."""
 
     image: Image
     path: Path
     downloaded: bool
-    """Whether that was done now; False when it was there already."""
+    """False if it was on this machine already."""
 
 
 class Locked(msgspec.Struct, frozen=True):
     name: str
-    """What the project calls it."""
+    """Its name in the project and in the catalogue."""
     arch: str
     url: str
-    """Where it was had from."""
+    """The address it was downloaded from."""
     sha256: str
 
 
 @stored(LOCK_SCHEMA, at="PROJECT/.proofbox/images.lock")
 class _Lock(msgspec.Struct, frozen=True):
-    """The images a project means by their names. Another file under a name is refused."""
+    """The image behind each name in a project. An image with another digest is refused."""
 
     images: tuple[Locked, ...] = ()
     """One for each name and architecture."""
@@ -65,9 +65,9 @@ def pull_image(
     on_progress: OnProgress | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> PulledImage:
-    """Download an image of the catalogue (by default, its default), verify it, and lock the project to it.
+    """Download an image of the catalogue (by default, its default image), verify it, and lock the project to it.
 
-    With `update` a lock that names another digest is replaced; without, that is an error.
+    With `update`, a lock with another digest is replaced; otherwise it is an error.
     """
     project = resolve_project(project_root)
     image = (
@@ -87,12 +87,12 @@ def pull_image(
 
 
 def archive(image: Image) -> Path:
-    """Where its archive is, once it was pulled."""
+    """Return the path of its archive, also before it is pulled."""
     return cache_dir() / "images" / f"{image.sha256}.rootfs"
 
 
 def catalogued(name: str, project: Path) -> Image | None:
-    """The image of the user's catalogue that a project means by a name; None when the catalogue has no such name."""
+    """Return the image with this name in the user's catalogue, checked against the project's lock, or None."""
     for image in all_images():
         if (image.name, image.arch) == (name, architecture()):
             check_lock(project, image)
@@ -101,13 +101,13 @@ def catalogued(name: str, project: Path) -> Image | None:
 
 
 def verified(image: Image) -> Path:
-    """The archive, hashed again. One that was damaged since is removed."""
+    """Return its archive after hashing it again. A damaged archive is removed."""
     place = archive(image)
     try:
         found, _ = sha256_file(place)
     except OSError:
         raise ImageUnavailable(
-            f"the image {image.name!r} was not pulled yet",
+            f"the image {image.name!r} has not been pulled",
             op="start",
             fix_hints=[f"proofbox images pull {image.name}"],
             details={"image": image.name, "sha256": image.sha256},
@@ -115,7 +115,7 @@ def verified(image: Image) -> Path:
     if found != image.sha256:
         place.unlink(missing_ok=True)
         raise ImageCorrupt(
-            f"the archive of {image.name!r} was damaged on this machine, and is removed",
+            f"the archive of {image.name!r} was damaged on this machine, and has been removed",
             op="start",
             fix_hints=[f"proofbox images pull {image.name}"],
             details={"expected": image.sha256, "found": found},
@@ -127,9 +127,9 @@ def check_lock(project: Path, image: Image) -> None:
     for locked in _locked(project):
         if (locked.name, locked.arch) == (image.name, image.arch) and locked.sha256 != image.sha256:
             raise ImageLocked(
-                f"by {image.name!r} the project means {locked.sha256}, and the catalogue now {image.sha256}",
+                f"the project is locked to {locked.sha256} for {image.name!r}, but the catalogue has {image.sha256}",
                 op="images",
-                fix_hints=[f"if the change is meant: proofbox images pull {image.name} --update"],
+                fix_hints=[f"if the change is intended: proofbox images pull {image.name} --update"],
                 details={"image": image.name, "locked": locked.sha256, "catalogue": image.sha256},
             )
 

@@ -1,4 +1,4 @@
-"""The providers there are, by name. `auto` is not one of them: it is how one is chosen (`selection.py`)."""
+"""The providers by name. `auto` is not a provider: it selects one (`selection.py`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from proofbox.sandbox.providers.off import Off
 AUTO = "auto"
 ALIASES = {"macos": "apple-vm", "bwrap": "bubblewrap"}
 PROVIDERS: dict[str, type[Provider]] = {"off": Off, "bubblewrap": Bubblewrap, "docker": Docker, "apple-vm": AppleVm}
-# Strongest first, as far as each works here; `off` is never among them: no isolation is a choice, not a fallback.
+# Strongest first. `off` is never among them: no isolation is a choice, not a fallback.
 AUTO_ORDER = ("apple-vm", "bubblewrap")
 WITH_AN_IMAGE = ("docker",)
 
@@ -22,7 +22,7 @@ def provider_named(name: str) -> Provider:
     kind = PROVIDERS.get(ALIASES.get(name, name))
     if kind is None:
         raise ProviderUnknown(
-            f"no provider is called {name!r}",
+            f"unknown provider {name!r}",
             op="select",
             fix_hints=list(
                 dict.fromkeys((nearest(name, (AUTO, *PROVIDERS)), f"known: {', '.join((AUTO, *PROVIDERS))}"))

@@ -1,4 +1,4 @@
-"""`apple-vm`: a known name for Apple's virtualization framework, so that a project can ask for it on every machine."""
+"""`apple-vm`: reserves the name for Apple's virtualization framework, so that settings can use it on every machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class AppleVm:
         raise ProviderUnavailable(
             f"apple-vm {reason}",
             op="probe",
-            fix_hints=["use --provider bubblewrap on Linux, or leave it to --provider auto"],
+            fix_hints=["use --provider bubblewrap on Linux, or --provider auto"],
         )
 
     def enforcement(self, policy: Policy | None = None) -> Enforcement:  # noqa: ARG002 (it changes nothing here)

@@ -1,10 +1,10 @@
 """`bubblewrap`: namespaces, as root and as an ordinary user, without a daemon and without an image.
 
 The box sees an allowlisted, read-only part of the host (programs, libraries, a little of /etc), a private /tmp,
-/home, /run, /proc and /dev, and the project at its own path. It never runs as host root. Started by root, everything
-in it lives in a user namespace where the agent and the commands have unprivileged uids of their own, and an idmapped
-mount gives them root's project; a project whose file system does not support idmapped mounts is refused. Started by an
-ordinary user, everything has that user's uid.
+/home, /run, /proc and /dev, and the project at its own path. It never runs as host root. If root starts it, everything
+in it runs in a user namespace where the agent and the commands have separate unprivileged uids, and an idmapped mount
+gives them access to root's project; a project whose file system does not support idmapped mounts is refused. If an
+ordinary user starts it, everything has that user's uid.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from proofbox.sandbox.providers.covering import Placed, placed, refuse_missing_p
 from proofbox.sandbox.providers.host_root import ROOT, directory, host_parts
 from proofbox.sandbox.providers.userns import explain, forbidding_settings
 
-# Ids of no account and no container range: what the box leaves outside (nothing, by design) would stand out.
+# Outside the ids of accounts and containers: a file that the box left outside (by design, none) would be noticed.
 AGENT_ID = 2_000_000_061
 COMMAND_ID = 2_000_000_062
 INSIDE_ID = 1000
@@ -40,9 +40,9 @@ INSIDE_ID = 1000
 _AGENT_INSIDE = "/run/boxagent"
 _NET_INSIDE = "/run/net"
 _DOORS_INSIDE = "/run/doors"
-# Its own, empty and gone with it. /run stays the agent's: a command has no business there.
+# Private and temporary. /run belongs to the agent: commands don't need it.
 _PRIVATE = {"/tmp": "1777", "/var/tmp": "1777", "/dev/shm": "1777", "/home": "1777", "/run": "0755"}  # noqa: S108
-# Entries of /proc that tell about the host's kernel and its users; container runtimes mask the same ones.
+# Entries of /proc that reveal the host's kernel and users; container runtimes mask the same ones.
 _MASKED_PROC = (
     *("acpi", "asound", "interrupts", "kcore", "keys", "latency_stats"),
     *("sched_debug", "scsi", "timer_list", "timer_stats"),
@@ -61,7 +61,7 @@ class Bubblewrap:
             parts.append(f"{path}:{st.st_ino}:{st.st_size}:{st.st_mtime_ns}")
         return " ".join(parts)
 
-    def enforcement(self, policy: Policy | None = None) -> Enforcement:  # noqa: ARG002 (it changes nothing here)
+    def enforcement(self, policy: Policy | None = None) -> Enforcement:  # noqa: ARG002 (the same for every policy)
         tree = cgroups.tree()
         limits = {name: tree.can_limit(name) for name in ("memory", "cpu", "pids")}
         gaps = {
@@ -73,8 +73,8 @@ class Bubblewrap:
         if not overlay:
             gaps["access overlay"] = gaps["layers"] = gaps["disk"] = "the kernel has no overlayfs"
         if not tree.can_kill:
-            gaps["kill tree"] = f"{tree.reason}; a tree that can't be ended takes its box with it"
-        gaps["image"] = "its root is the host's own, read-only; images are for docker"
+            gaps["kill tree"] = f"{tree.reason}; if a process tree can't be killed, its box is"
+        gaps["image"] = "its root is the host's own, read-only; only docker runs images"
         return Enforcement(
             network_none=True,
             network_allow=True,
@@ -149,7 +149,7 @@ class Bubblewrap:
 
 
 class _Shift(msgspec.Struct, frozen=True):
-    """A directory whose owner differs from the commands' ids, and is shown to them as theirs by an idmapped mount."""
+    """A directory with another owner than the commands' ids. An idmapped mount makes it theirs in the box."""
 
     path: Path
     uid: int
@@ -157,7 +157,7 @@ class _Shift(msgspec.Struct, frozen=True):
 
 
 class _Ids(msgspec.Struct, frozen=True):
-    """The host ids of the agent and the commands, where root may choose them. None of them is ever 0."""
+    """The host ids of the agent and the commands, if root can choose them. They are never 0."""
 
     root: bool
     agent: int = AGENT_ID
@@ -177,7 +177,7 @@ class _Ids(msgspec.Struct, frozen=True):
         return (self.agent, self.agent) if self.root else None
 
     def shifts(self, spec: BoxSpec, policy: Policy) -> list[_Shift]:
-        """Return what needs an idmapped mount. Raises IdmapUnsupported where the file system offers none."""
+        """Return the directories that need an idmapped mount. Raises IdmapUnsupported if one does not support it."""
         if not self.root:
             return []
         homes = [spec.home] if spec.home is not None else []
@@ -216,7 +216,7 @@ class _Ids(msgspec.Struct, frozen=True):
             " mounts: a box never runs with root's ids, so its commands could not use it",
             op="start",
             fix_hints=[
-                f"give it to an ordinary user, as whom commands then run: {chown}",
+                f"change its owner to an ordinary user, who then runs the commands: {chown}",
                 "or move it to ext4, XFS or Btrfs, or to a tmpfs on Linux 6.3 or newer",
                 "or run proofbox as an ordinary user who owns it",
             ],
@@ -226,18 +226,18 @@ class _Ids(msgspec.Struct, frozen=True):
 
 @functools.cache
 def _is_host_root() -> bool:
-    """Return whether uid 0 here is the host's. In a user namespace without it, /proc/sys has another owner."""
+    """Return whether uid 0 here is the host's. In a user namespace where it is not, /proc/sys has another owner."""
     return os.stat("/proc/sys").st_uid == 0
 
 
 def command_line(project: Path, policy: Policy) -> list[str]:
-    """Return how bubblewrap alone starts a box, without the agent and without what boxlaunch does before.
+    """Return the bubblewrap command that starts a box without the agent and without boxlaunch.
 
-    Started by root there is no user namespace then: setpriv gives up root's ids, so that no command runs with them.
+    If root starts it, there is no user namespace: setpriv drops root's ids, so that no command runs with them.
     """
-    asked = msgspec.structs.replace(policy, network=policy.network or "none", access=policy.access or "rw")
+    full = msgspec.structs.replace(policy, network=policy.network or "none", access=policy.access or "rw")
     ids = _Ids.choose(project)
-    options = [option for option in _box_options(_mounts(project, asked), {}, asked, ids) if option != "--as-pid-1"]
+    options = [option for option in _box_options(_mounts(project, full), {}, full, ids) if option != "--as-pid-1"]
     if not ids.root:
         return [_bwrap(), *options]
     drop = ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "setpriv", "--no-new-privs", "--inh-caps", "-all"]
@@ -255,7 +255,7 @@ def _mounts(project: Path, policy: Policy) -> list[Placed]:
 
 
 def _stage() -> str:
-    """The empty directory that boxlaunch covers with a staging area, in its own mount namespace."""
+    """Return the empty directory over which boxlaunch mounts a staging area, in its own mount namespace."""
     path = state_dir() / "stage"
     path.mkdir(mode=0o700, exist_ok=True)
     return str(path)
@@ -296,7 +296,7 @@ def _proc_options() -> tuple[str, ...]:
     """Mount /proc read-only as a whole: a single writable key of /proc/sys can run a program as host root.
 
     bubblewrap skips its own read-only mount of /proc/sys, because access(2) reports that directory as not writable.
-    Commands can't write /proc/self/oom_score_adj and the like either; programs continue without it.
+    Commands can't write /proc/self/oom_score_adj and similar files either; programs continue without it.
     """
     options = ["--proc", "/proc"]
     for path in (Path("/proc", name) for name in _MASKED_PROC):
@@ -335,17 +335,17 @@ def _find_bwrap(path: str | None) -> str | None:
 
 @functools.cache
 def _sealed_userns() -> tuple[str, ...]:
-    """bubblewrap 0.8 can forbid user namespaces inside; before that they are possible, and gain nothing outside."""
+    """Forbid user namespaces in the box with bubblewrap 0.8 or later. Without that they gain nothing outside."""
     answer = subprocess.run([_bwrap(), "--help"], capture_output=True, check=False)
     return ("--disable-userns",) if b"--disable-userns" in answer.stdout + answer.stderr else ()
 
 
 def _can_idmap(project: str) -> bool:
-    """Whether the project takes an idmapped mount, with all that is mounted in it: by doing it, in a mount namespace of
-    its own.
+    """Return whether the project supports an idmapped mount, including mounts inside it, by a trial in a separate mount
+    namespace.
 
-    Asked once a mount, since each attempt of a run has a project of its own; but what has mounts in it answers for
-    itself alone.
+    The result is cached per mount, since each attempt of a run has a separate project. A project with mounts inside is
+    tried every time.
     """
     if mount_points_below(project):
         return _try_idmap(project)

@@ -1,11 +1,11 @@
-"""The mounts of a box: the project and what else was asked for, and the covers over parts of them.
+"""The mounts of a box: the project and the requested mounts, and covers over parts of them.
 
-A part that is hidden is covered by something empty. A part that is frozen is mounted over itself, read-only. A mount
-can't be renamed or removed, but the directories above it could be, and the host would then find something else under
-the old name: these are mounted over themselves too, as they are.
+A hidden part is covered by an empty file or directory. A frozen part is mounted over itself, read-only. A mount can't
+be renamed or removed, but a directory above it could be, and the host would then find something else under the old
+name: these directories are mounted over themselves as well, unchanged.
 
-Both come from the policy (`hidden`, `frozen`) and from what is proofbox's own (`proofbox.sandbox.own_files`). They
-hold for every mount through which such a part can be reached, wherever in the box it is.
+Covers come from the policy (`hidden`, `frozen`) and from proofbox's own files (`proofbox.sandbox.own_files`). They
+apply to every mount through which such a part can be reached, at any path in the box.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Placed(NamedTuple):
     """One mount of a box."""
 
     source: Path | None
-    """None for an empty directory of the box's own."""
+    """None for an empty directory."""
     place: str
     writable: bool
     cover: bool = False
-    """Over a part of another mount, so that the place exists."""
+    """Covers a part of another mount, so that the place exists."""
     loose: bool = False
     """The source is in a directory that boxes can write to: another box could replace it while this one starts."""
 
@@ -40,16 +40,15 @@ class _Covers(NamedTuple):
     """Parts of one host directory, by their paths on the host."""
 
     hidden: set[Path]
-    """By something that can't be opened."""
+    """Covered by a file or directory that can't be opened."""
     emptied: set[Path]
     frozen: set[Path]
 
 
 def placed(project: Path, policy: Policy) -> list[Placed]:
-    """Return every mount of a box, in the order in which they are to be made; no two are at the same place.
+    """Return every mount of a box, in the order in which they must be made; no two are at the same place.
 
-    Raises PathRefused for a part that is missing or lies behind a link, and where proofbox's own files can't be
-    protected.
+    Raises PathRefused for a part that is missing or behind a link, and where proofbox's own files can't be protected.
     """
     hidden = {_checked(project, each) for each in policy.hidden}
     frozen = {_checked(project, each) for each in policy.frozen}
@@ -65,7 +64,7 @@ def placed(project: Path, policy: Policy) -> list[Placed]:
             own.emptied,
             {each for each in frozen if each.is_relative_to(mount.host)} | own.frozen,
         )
-        # This mount hides the covers of earlier ones below its place.
+        # This mount hides the covers of earlier mounts below its place.
         found = [each for each in found if not (each.cover and Path(each.place).is_relative_to(mount.guest))]
         found += [Placed(mount.host, mount.guest, mount.writable), *_covering(mount, covers)]
     return [
@@ -74,7 +73,7 @@ def placed(project: Path, policy: Policy) -> list[Placed]:
 
 
 def _mounts(project: Path, policy: Policy) -> Iterator[Mount]:
-    """The mounts of a policy. Where one shows the project at another place, the same parts are writable there."""
+    """Yield the mounts of a policy. If one shows the project at another place, the same parts are writable there."""
     parts = [each for each in policy.mounts if each.guest == str(each.host) and project in each.host.parents]
     for mount in policy.mounts:
         if mount.host != project:
@@ -87,7 +86,7 @@ def _mounts(project: Path, policy: Policy) -> Iterator[Mount]:
 
 
 def sources(mounts: Iterable[Placed]) -> dict[str, tuple[int, int]]:
-    """Identify the sources that could be replaced while a box starts, for a provider that can't hold on to them.
+    """Identify the sources that could be replaced while a box starts, for a provider that can't pin them.
 
     Raises PathRefused if one was replaced by a symbolic link since it was resolved.
     """
@@ -101,17 +100,17 @@ def sources(mounts: Iterable[Placed]) -> dict[str, tuple[int, int]]:
             except OSError as error:
                 raise _replaced(path, str(error.strerror)) from None
             if any(entry.target is not None for entry in way):
-                raise _replaced(path, "a symbolic link is in its place")
+                raise _replaced(path, "it is now a symbolic link, or behind one")
             found[path] = st.st_dev, st.st_ino
     return found
 
 
 def check_sources(before: Mapping[str, tuple[int, int]], mounts: Iterable[Placed]) -> None:
-    """Raise PathRefused unless the sources are what they were."""
+    """Raise PathRefused unless the sources are unchanged."""
     now = sources(mounts)
     for path, identity in before.items():
         if now.get(path) != identity:
-            raise _replaced(path, "something else is in its place")
+            raise _replaced(path, "another file or directory is in its place")
 
 
 def _replaced(path: str, reason: str) -> PathRefused:
@@ -124,43 +123,43 @@ def _replaced(path: str, reason: str) -> PathRefused:
 
 
 def _check_place(mount: Mount, earlier: Sequence[Mount]) -> None:
-    """Check the place of a mount inside another mount, where earlier boxes may have left anything."""
-    around = [each for each in earlier if Path(mount.guest).is_relative_to(each.guest)]
-    if not around:
+    """Check the place of a mount inside another mount, where earlier boxes may have left links or files."""
+    outers = [each for each in earlier if Path(mount.guest).is_relative_to(each.guest)]
+    if not outers:
         return
-    outer = max(around, key=lambda each: len(Path(each.guest).parts))
+    outer = max(outers, key=lambda each: len(Path(each.guest).parts))
     place = outer.host / Path(mount.guest).relative_to(outer.guest)
     for path in _steps(outer.host, place):
         if path.is_symlink():
             raise PathRefused(
                 f"mount {mount.host} at {mount.guest}: {path} is a symbolic link, which a command in a box could"
-                " have made",
+                " have created",
                 op="start",
-                fix_hints=[f"remove the link, or choose another place: {mount.host}:/mnt/{mount.host.name}"],
+                fix_hints=[f"remove the link, or choose another path: {mount.host}:/mnt/{mount.host.name}"],
                 details={"link": str(path)},
             )
     refuse_missing_place(mount, place, outer.guest, writable=outer.writable)
 
 
-def refuse_missing_place(mount: Mount, place: Path, around: str, *, writable: bool) -> None:
-    """Raise PathRefused if a mount can't be made at `place`, a path on the host below `around`."""
+def refuse_missing_place(mount: Mount, place: Path, outer: str, *, writable: bool) -> None:
+    """Raise PathRefused if a mount can't be made at `place`, a path on the host below `outer`."""
     if place.exists():
-        problem = "" if place.is_dir() == mount.host.is_dir() else "one of the two is a directory, and the other is not"
+        problem = "" if place.is_dir() == mount.host.is_dir() else "one of the two is a directory, the other is not"
     else:
-        problem = "" if writable else f"that does not exist in {around}, which is read-only in the box"
+        problem = "" if writable else f"that path does not exist in {outer}, which is read-only in the box"
     if problem:
         raise PathRefused(
             f"mount {mount.host} at {mount.guest}: {problem}",
             op="start",
-            fix_hints=[f"choose another place: {mount.host}:/mnt/{mount.host.name}"],
+            fix_hints=[f"choose another path: {mount.host}:/mnt/{mount.host.name}"],
             details={"host": str(mount.host), "guest": mount.guest},
         )
 
 
 def _own(project: Path, mount: Mount, policy: Policy) -> _Covers:
-    """What is proofbox's own below the mount. Changes that are thrown away replace nothing on the host."""
+    """Return proofbox's own parts below a mount. With an overlay nothing is frozen: changes never reach the host."""
     thrown_away = policy.access == "overlay" and mount.host.is_relative_to(project)
-    if thrown_away and policy.layers is not None:  # they are what the box sees in place of the directory
+    if thrown_away and policy.layers is not None:  # the box sees the layers in place of the directory
         seen = {project / place.relative_to(each) for each in policy.layers.lower for place in View(each).hidden()}
         return _Covers(set(), {each for each in seen if each.is_relative_to(mount.host)}, set())
     view = View(mount.host)
@@ -174,7 +173,7 @@ def _covering(mount: Mount, covers: _Covers) -> Iterator[Placed]:
     for path in sorted(covered | (above - {mount.host})):
         place = str(Path(mount.guest) / path.relative_to(mount.host))
         if not unseen.isdisjoint(path.parents):
-            continue  # inside something that can't be seen
+            continue  # inside a hidden directory
         if path in covers.emptied:
             yield Placed(None, place, True, cover=True)
         elif path in covers.hidden:
@@ -193,14 +192,16 @@ def _checked(project: Path, name: str) -> Path:
         kinds = [stat.S_IFMT(each.lstat().st_mode) for each in _steps(project, path)]
     except OSError as error:
         raise PathRefused(
-            f"{name!r} is to be hidden or frozen, and is not there: {error.strerror}",
+            f"{name!r} can't be hidden or frozen: {error.strerror}",
             op="start",
-            fix_hints=["make it, or leave it out: what does not exist can't be covered"],
+            fix_hints=["create it, or leave it out: only existing paths can be hidden or frozen"],
             details={"path": name},
         ) from None
     if stat.S_IFLNK in kinds:
         raise PathRefused(
-            f"{name!r} goes through a symbolic link, which can't be covered", op="start", details={"path": name}
+            f"{name!r} leads through a symbolic link, so it can't be hidden or frozen",
+            op="start",
+            details={"path": name},
         )
     return path
 
@@ -212,7 +213,7 @@ def _steps(project: Path, path: Path) -> Iterator[Path]:
 
 
 def _nothing(directory: bool) -> Path:
-    """An empty file or directory that nobody may open, made once for this user."""
+    """Return an empty file or directory that can't be opened, created once per user."""
     home = state_dir() / "covers"
     home.mkdir(mode=0o700, exist_ok=True)
     path = home / ("directory" if directory else "file")

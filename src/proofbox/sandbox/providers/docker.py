@@ -1,10 +1,10 @@
-"""`docker`: any OCI image, unprepared, in a container of a Docker or Podman engine.
+"""`docker`: any OCI image, without preparation, in a container of a Docker or Podman engine.
 
-Nothing is needed in the image, not even a shell: the box agent is a static program, mounted into the container and
-started as its pid 1. It calls us back over a unix socket that is mounted too, so that a command costs no call of the
-engine. Where an engine's runtime doesn't pass sockets on (gVisor), the container's attached streams take that place.
+The image needs nothing, not even a shell: the box agent is a static program that is mounted into the container and
+started as its pid 1. It connects to us over a mounted unix socket, so that a command needs no call to the engine. With
+a runtime that does not pass sockets through (gVisor), the container's attached streams are used instead.
 
-The container has no network unless asked for, a read-only root, no new privileges, and no capability but those the
+By default the container has no network. It has a read-only root, no new privileges, and only the capabilities that the
 agent needs to start commands as another user: the project's owner.
 """
 
@@ -43,7 +43,7 @@ from proofbox.sandbox.providers.bubblewrap import AGENT_ID
 from proofbox.sandbox.providers.covering import check_sources, placed, sources
 
 START_PATIENCE = 30.0
-_OWN_VARIABLES = {"PATH", "HOME", "USER", "SHELL", "TMPDIR"}  # the image's, or the box's
+_OWN_VARIABLES = {"PATH", "HOME", "USER", "SHELL", "TMPDIR"}  # from the image or the box
 
 
 class Docker:
@@ -57,7 +57,7 @@ class Docker:
         return f"{engine.address} {version.get('Version')} {version.get('ApiVersion')} uid {os.geteuid()}"
 
     def enforcement(self, policy: Policy | None = None) -> Enforcement:
-        overlay = "a container's project can't be an overlay yet"
+        overlay = "docker does not support an overlay over the project yet"
         found = Enforcement(
             network_none=True,
             network_allow=True,
@@ -97,7 +97,7 @@ class Docker:
                 "docker needs an image to run",
                 op="start",
                 fix_hints=[
-                    "name one of the engine's, or of `proofbox images list`: --image NAME, or a mission's image"
+                    "name an image of the engine, or of `proofbox images list`: --image NAME, or a mission's image"
                 ],
             )
         engine = ContainerEngine.find()
@@ -113,7 +113,7 @@ class Docker:
         return box
 
     def explain(self, account: str) -> tuple[str, list[str]]:
-        return account or "the container ended without a word", ["`docker events` and the engine's log may say more"]
+        return account or "the container ended without a message", ["see `docker events` and the engine's log"]
 
 
 class DockerBox:
@@ -136,23 +136,23 @@ class DockerBox:
 
     def start(self, identity: Identity) -> None:
         agent = ["--seccomp"]
-        if not self._spec.preparing:  # a script that installs things is its container's root, as in any image's making
+        if not self._spec.preparing:  # a provision script runs as root in its container, as in `docker build`
             agent += ["--as", str(AGENT_ID), str(AGENT_ID), "--user", str(identity.uid), str(identity.gid)]
         agent += [w for f in self._spec.forwards for w in ("--forward", str(f.port), f"{NET}/{f.socket}")]
         agent += [w for d in self.policy.doors for w in ("--forward", str(d.port), f"{DOORS}/{d.port}")]
         sealed = is_sealed(self.policy)
         if sealed and self.policy.doors:
             raise PolicyRefused(
-                f"runtime {self.policy.runtime} passes no sockets on, which a door needs",
+                f"runtime {self.policy.runtime} does not pass sockets through, which a door needs",
                 op="start",
                 fix_hints=["use another runtime"],
             )
         if self._spec.listen is not None:
             if sealed:
                 raise PolicyRefused(
-                    f"runtime {self.policy.runtime} passes no sockets on, so that a session can't outlive its client",
+                    f"runtime {self.policy.runtime} does not pass sockets through: a session can't outlive its client",
                     op="start",
-                    fix_hints=["use it without `session start`, or another runtime for sessions"],
+                    fix_hints=["use it without `session start`, or use another runtime for sessions"],
                 )
             agent += ["--listen-path", f"{SOCKETS}/{SOCKET}", "--ttl", str(max(1, round(self._spec.ttl)))]
             self._create(agent, identity, self._spec.listen, attach=False)
@@ -166,21 +166,21 @@ class DockerBox:
             self._scratch = Scratch()
             sockets = self._scratch.path
             with listen_at(sockets) as listener:
-                (sockets / SOCKET).chmod(0o666)  # for the agent's uid; its directory is closed to others
+                (sockets / SOCKET).chmod(0o666)  # for the agent's uid; other users can't enter its directory
                 self._create([*agent, "--connect", f"{SOCKETS}/{SOCKET}"], identity, sockets, attach=False)
                 self._run()
                 self.stream = self._accept(listener)
-            self._scratch.remove()  # nothing is there for a command to find
+            self._scratch.remove()  # so that commands don't find it
 
     def account(self) -> str:
-        said = self._attached.stderr.decode("utf-8", "replace") if self._attached is not None else ""
+        text = self._attached.stderr.decode("utf-8", "replace") if self._attached is not None else ""
         with contextlib.suppress(ProofboxError):
             state = self._engine.call("GET", f"/containers/{self._id}/json", op="inspect it")["State"]
-            said += str(state.get("Error") or f"the container is {state['Status']}, exit code {state['ExitCode']}")
-        return said.strip()
+            text += str(state.get("Error") or f"the container is {state['Status']}, exit code {state['ExitCode']}")
+        return text.strip()
 
     def release(self) -> None:
-        """The container ends by its agent's TTL, and then the engine removes it."""
+        """Do nothing: the container ends by its agent's TTL, and the engine then removes it."""
 
     def kill(self) -> None:
         if self._container is not None:
@@ -200,7 +200,7 @@ class DockerBox:
             self._scratch.remove()
 
     def commit(self, reference: str, labels: Mapping[str, str]) -> None:
-        """Keep the container's root file system as an image."""
+        """Save the container's root file system as an image."""
         repository, _, tag = reference.partition(":")
         query = {"container": self._id, "repo": repository, "tag": tag}
         self._engine.call("POST", "/commit", op="keep the image", query=query, body={"Labels": labels}, timeout=600)
@@ -219,27 +219,27 @@ class DockerBox:
 
     def _run(self) -> None:
         self._engine.call("POST", f"/containers/{self._id}/start", op="start the container")
-        check_sources(self._sources, self._mounts)  # the engine has resolved their paths once more
+        check_sources(self._sources, self._mounts)  # the engine has resolved their paths again
         if self.policy.memory_mb is not None:
             self.memory_group = self._find_memory_group()
 
     def _accept(self, listener: socket.socket) -> socket.socket:
-        """Wait for the agent's call, or for the container's end, whichever is first."""
+        """Wait until the agent connects, or the container ends."""
         for _ in range(round(START_PATIENCE * 10)):
             if readable(listener, 0.1):
                 return listener.accept()[0]
             if not self._running():
                 raise StartFailed(
-                    "the container ended before its agent called back",
+                    "the container ended before its agent connected",
                     op="start",
-                    fix_hints=["check that the engine is on this machine, and the image for its architecture"],
+                    fix_hints=["check that the engine is on this machine, and that the image has its architecture"],
                 )
-        raise StartFailed("the box agent did not call back from the container", op="start")
+        raise StartFailed("the box agent in the container did not connect", op="start")
 
     def _running(self) -> bool:
         try:
             state = self._engine.call("GET", f"/containers/{self._id}/json", op="inspect it")["State"]
-        except EngineRefused:  # removed by the engine, as we asked it to
+        except EngineRefused:  # removed by the engine (AutoRemove)
             return False
         return bool(state["Running"])
 

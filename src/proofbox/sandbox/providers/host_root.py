@@ -1,6 +1,6 @@
-"""What of the host a box sees, read-only: programs, libraries, and the parts of /etc that those read.
+"""The part of the host that a box sees, read-only: programs, libraries, and the files in /etc that they read.
 
-An allowlist, never `/`: a file that is not named here is not there, whatever its mode.
+This is an allowlist, never `/`: a file that is not listed here does not exist in the box.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "opt", "nix")
-# Few: each is a mount, and a tenth of a millisecond.
+# Kept short: each is a mount, which takes a tenth of a millisecond.
 _ETC = (
     *("alternatives", "fonts", "java-11-openjdk", "java-17-openjdk", "java-21-openjdk", "ld.so.cache", "localtime"),
     *("mime.types", "nsswitch.conf", "os-release", "perl", "pki/ca-trust", "pki/tls/certs", "pki/tls/openssl.cnf"),
@@ -22,12 +22,12 @@ _OWN_ETC = Path(__file__).parent / "etc"
 
 @functools.cache
 def host_parts(network: str) -> tuple[str, ...]:
-    """bubblewrap's options for it. Found once a process: a start should cost what the box costs."""
+    """Return bubblewrap's options for the host's part. Cached per process, to keep starts fast."""
     return tuple(_options(network))
 
 
 def directory(path: Path) -> Iterator[str]:
-    """Make a directory and its parents for everybody: bubblewrap makes missing parents for itself alone (0700)."""
+    """Create a directory and its parents with mode 0755: bubblewrap creates missing parents with mode 0700."""
     for each in (*reversed(path.parents[:-1]), path):
         yield from ("--perms", "0755", "--dir", str(each))
 

@@ -1,7 +1,7 @@
-"""`off`: no isolation at all. A process of the host, for those who say so by name; `auto` never chooses it.
+"""`off`: no isolation at all. Commands are processes of the host. It must be named explicitly; `auto` never selects it.
 
-It still does what a host process can be held to: output caps, timeouts, limits where control groups can be had, and a
-tree-kill that is sure with `cgroup.kill` and best effort without.
+Timeouts, output caps and, with control groups, resource limits still apply. Killing the process tree is reliable with
+`cgroup.kill`, and best effort without.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from proofbox.sandbox.host import cgroups
 from proofbox.sandbox.host.binaries import program
 from proofbox.sandbox.host.local_box import Plumbing, launch
 
-_NOT_HERE = (
+_UNSUPPORTED = (
     "network none",
     "network allow",
     "filesystem",
@@ -30,7 +30,7 @@ _NOT_HERE = (
     "hidden",
     "agent hidden",
 )
-_NO_BOX = "the provider is off: a command runs on the host itself"
+_NO_BOX = "the provider is off: commands run on the host itself"
 
 
 class Off:
@@ -42,10 +42,10 @@ class Off:
         agent = program("boxagent").stat()
         return f"off:{platform.release()}:{agent.st_size}:{agent.st_mtime_ns}"
 
-    def enforcement(self, policy: Policy | None = None) -> Enforcement:  # noqa: ARG002 (it changes nothing here)
+    def enforcement(self, policy: Policy | None = None) -> Enforcement:  # noqa: ARG002 (the same for every policy)
         tree = cgroups.tree()
         limits = {name: tree.can_limit(name) for name in ("memory", "cpu", "pids")}
-        gaps = dict.fromkeys(_NOT_HERE, _NO_BOX)
+        gaps = dict.fromkeys(_UNSUPPORTED, _NO_BOX)
         gaps |= {name: tree.reason for name, can in limits.items() if not can}
         if not tree.can_kill:
             gaps["kill tree"] = f"{tree.reason}; processes are found by their ancestry"
@@ -81,4 +81,4 @@ class Off:
         )
 
     def explain(self, account: str) -> tuple[str, list[str]]:
-        return account.splitlines()[-1] if account else "it ended without a word", []
+        return account.splitlines()[-1] if account else "it ended without a message", []

@@ -1,4 +1,4 @@
-"""What a provision script did in bubblewrap, kept as the home directory of later boxes."""
+"""Stores the result of a provision script in bubblewrap, as the home directory of later boxes."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class PreparedHomes:
     def __init__(self) -> None:
         self._making: Path | None = None
 
-    def basis(self, spec: BoxSpec) -> str:  # noqa: ARG002 (there is no image to ask for)
+    def basis(self, spec: BoxSpec) -> str:  # noqa: ARG002 (there is no image)
         if not Bubblewrap().enforcement().access_overlay:
             raise PolicyRefused(
-                "a prepared home needs a throw-away layer over it, and this kernel has no overlayfs",
+                "a prepared home needs a throw-away overlay, and this kernel has no overlayfs",
                 op="provision",
-                fix_hints=["use docker, or take `provision` out of the settings"],
+                fix_hints=["use docker, or remove `provision` from the settings"],
             )
         return f"{platform.machine()} {_system()} uid {os.geteuid()}"
 
@@ -35,14 +35,14 @@ class PreparedHomes:
         return msgspec.structs.replace(spec, home=home) if home.is_dir() else None
 
     def begin(self, key: str, spec: BoxSpec) -> BoxSpec:
-        for left in _home(key).parent.glob(f"{key}.making-*"):  # by one that was killed: we hold the lock
+        for left in _home(key).parent.glob(f"{key}.making-*"):  # of a killed process: we hold the lock
             remove_tree(left)
         self._making = Path(f"{_home(key)}.making-{secrets.token_hex(4)}")
         self._making.mkdir(mode=0o700)
         return msgspec.structs.replace(spec, home=self._making)
 
     def keep(self, key: str, box: Box) -> None:
-        box.destroy()  # nothing of the script may write on
+        box.destroy()  # the script's processes must not write any more
         if self._making is not None:
             self._making.rename(_home(key))
 
@@ -56,7 +56,7 @@ def _home(key: str) -> Path:
 
 
 def _system() -> str:
-    """The host's own programs are what a box runs: with another release of them, the script is run again."""
+    """Identify the host's release: its programs run in the box, so with another release the script runs again."""
     with contextlib.suppress(OSError):
         found = platform.freedesktop_os_release()
         return f"{found.get('ID', '')} {found.get('VERSION_ID', '')}"

@@ -1,4 +1,4 @@
-"""Why this machine refuses user namespaces, where it does, and the exact fix: else people turn the sandbox off."""
+"""Explain why this machine refuses user namespaces, with the exact fix, so that users don't turn the sandbox off."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KNOBS = (
 
 
 def forbidding_settings(system: Path = Path("/")) -> list[str]:
-    """Return how to change each kernel setting that forbids user namespaces here."""
+    """Return the fix for each kernel setting that forbids user namespaces here."""
     return [
         fix
         for knob, bad, fix in _KNOBS
@@ -27,13 +27,13 @@ def forbidding_settings(system: Path = Path("/")) -> list[str]:
 
 
 def explain(account: str, *, system: Path = Path("/")) -> tuple[str, list[str]]:
-    """A reason and fixes, from what bubblewrap or boxlaunch said and how the machine is set up."""
-    said = account.splitlines()[-1] if account else "it ended without a word"
+    """Derive a reason and hints from the stderr of bubblewrap or boxlaunch and from the machine's settings."""
+    message = account.splitlines()[-1] if account else "it ended without a message"
     if not any(sign in account for sign in _SIGNS):
-        return said, []
+        return message, []
     if hints := forbidding_settings(system):
-        return f"this machine forbids user namespaces ({said})", hints
+        return f"this machine forbids user namespaces ({message})", hints
     if (system / ".dockerenv").exists() or (system / "run/.containerenv").exists():
         fix = "run the container with --security-opt seccomp=unconfined --security-opt apparmor=unconfined"
-        return f"this container may not make namespaces ({said})", [fix, "or run proofbox on the host"]
-    return said, ["check user.max_user_namespaces and the machine's security modules"]
+        return f"this container can't create namespaces ({message})", [fix, "or run proofbox on the host"]
+    return message, ["check user.max_user_namespaces and the machine's security modules"]
