@@ -116,7 +116,7 @@ class Talker(ScriptedSession):
 def test_the_suite_finds_a_fault(fault: type[ScriptedSession], check: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "ScriptedSession", fault)
     monkeypatch.setattr(context.RuntimeCheckContext, "patience", 1.0)
-    monkeypatch.setattr(hosted_session, "CLOSE_PATIENCE", 1.0)
+    monkeypatch.setattr(hosted_session, "CLOSE_TIMEOUT", 1.0)
     [result] = run_conformance("scripted", provider="bubblewrap", only=[check]).results
     assert result.outcome == "failed", "the suite did not see it"
 

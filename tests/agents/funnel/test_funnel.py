@@ -535,7 +535,7 @@ def test_a_session_has_so_many_calls_and_so_much_output(tmp_path: Path, monkeypa
     assert result.final_message.split() == ["2000"] * 3 + ["0"] * 2
     assert [len(call.output) < 3000 for call in driven.of(ToolCall)] == [False, True, True]
     (notice,) = driven.of(Notice)
-    assert notice.message.startswith("2 requests")
+    assert notice.message.startswith("the funnel refused 2 requests")
 
 
 def test_those_who_ask_for_nothing_are_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -155,7 +155,7 @@ def test_hostile_words_are_told_as_they_are(tmp_path: Path) -> None:
         ({"step": [{"delay": -1}]}, "delay"),
         ({"step": [{"say": "a"}], "turn": [{"step": []}]}, "steps and turns"),
         ({"steps": []}, "steps"),
-        ("/no/such/file.toml", "can't be read"),
+        ("/no/such/file.toml", "can't read"),
     ],
 )
 def test_a_script_that_means_nothing_is_refused(script: Any, word: str) -> None:
@@ -167,7 +167,7 @@ def test_a_script_comes_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "s.toml").write_text('[[step]]\ntool = "write_file"\nargs = { path = "a", content = "@{turn}" }\n')
     assert read_script(str(tmp_path / "s.toml")).step[0].args == {"path": "a", "content": "@{turn}"}
     (tmp_path / "s.toml").write_text("[[step")
-    with pytest.raises(UsageError, match="no TOML"):
+    with pytest.raises(UsageError, match="invalid TOML"):
         read_script(str(tmp_path / "s.toml"))
 
 
