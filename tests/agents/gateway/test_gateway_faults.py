@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from proofbox.agents.events import Integrity
 from proofbox.agents.gateway.accepting import accept_all
 from proofbox.agents.gateway.http import BadRequest, BodyBudget, HttpRequest, Responder, _field, connection_handler
-from proofbox.agents.gateway.server import TOLD_FAULTS, ModelEndpoint, ModelGateway
+from proofbox.agents.gateway.server import REPORTED_FAULTS, ModelEndpoint, ModelGateway
 from proofbox.agents.gateway.traffic import Exchange
 from proofbox.agents.runtimes.process.runtime import ProcessRuntime
 
@@ -121,7 +121,7 @@ def test_a_header_of_the_endpoints_that_is_no_text_is_dropped(tmp_path: Path, va
 
 
 def test_a_defect_at_one_request_is_told_and_ends_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    failures = 2 * TOLD_FAULTS
+    failures = 2 * REPORTED_FAULTS
 
     async def work(lab: Lab) -> None:
         async with lab.open(well) as gateway:
@@ -133,7 +133,7 @@ def test_a_defect_at_one_request_is_told_and_ends_no_other(tmp_path: Path, monke
                         await all_of(stream)
             assert (await lab.ask()).text == "hi"
             assert gateway.faults == failures
-            assert [code for code, _ in lab.told] == ["GATEWAY_FAILED"] * (TOLD_FAULTS + 1), "then at each doubling"
+            assert [code for code, _ in lab.told] == ["GATEWAY_FAILED"] * (REPORTED_FAULTS + 1), "then at each doubling"
             assert "ZeroDivisionError" in lab.told[0][1]
 
     run(tmp_path, work)
@@ -344,7 +344,7 @@ def shortage() -> Exception:
 
 
 def test_so_many_at_a_time_and_a_shortage_of_descriptors_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proofbox.agents.gateway.accepting.GO_ON", 0.001)
+    monkeypatch.setattr("proofbox.agents.gateway.accepting.RETRY_SECONDS", 0.001)
     let_go = [anyio.Event() for _ in range(4)]
     hosted: list[int] = []
 

@@ -70,7 +70,7 @@ def test_no_bytes_break_it_and_messages_between_garbage_survive(pieces: list[byt
     for piece in pieces:
         for found in lines.feed(piece):
             assert isinstance(found, RpcRequest | Notification | Response | Garbage)
-        assert len(lines._held) <= max(limit, 400)
+        assert len(lines._buffer) <= max(limit, 400)
     assert not [found for found in lines.close() if not isinstance(found, Garbage)]
     assert list(lines.feed(b'{"method":"alive"}\n')) == (
         [Notification("alive", None)] if limit >= 18 else [Garbage("oversized", 18, '{"method":"alive"}')]

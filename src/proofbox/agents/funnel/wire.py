@@ -45,7 +45,7 @@ class FunnelPeer:
 
     def __init__(self, stream: anyio.abc.ByteStream) -> None:
         self._stream = stream
-        self._held = bytearray()
+        self._buffer = bytearray()
         self._sending = anyio.Lock()
 
     async def request(self) -> FunnelRequest:
@@ -81,18 +81,18 @@ class FunnelPeer:
             await self._stream.send(_HEAD.pack(kind, len(payload)) + payload)
 
     async def _frame(self, most: int) -> tuple[bytes, bytes]:
-        await self._hold(_HEAD.size)
-        kind, size = _HEAD.unpack_from(self._held)
+        await self._fill(_HEAD.size)
+        kind, size = _HEAD.unpack_from(self._buffer)
         if size > most:
             raise MalformedFrame("frame too large")
-        await self._hold(_HEAD.size + size)
-        payload = bytes(self._held[_HEAD.size : _HEAD.size + size])
-        del self._held[: _HEAD.size + size]
+        await self._fill(_HEAD.size + size)
+        payload = bytes(self._buffer[_HEAD.size : _HEAD.size + size])
+        del self._buffer[: _HEAD.size + size]
         return kind, payload
 
-    async def _hold(self, size: int) -> None:
-        while len(self._held) < size:
-            self._held += await self._stream.receive()
+    async def _fill(self, size: int) -> None:
+        while len(self._buffer) < size:
+            self._buffer += await self._stream.receive()
 
 
 def parse_request(payload: bytes) -> FunnelRequest:

@@ -1,10 +1,10 @@
-"""A trial: one prompt to one agent on one workspace, with the record of every step.
+"""Run a trial: one prompt to one agent on one workspace, with a record of every step.
 
     trial = await run_trial(TrialRequest(prompt="fix the test", workspace=Path("project"), out=Path("t1")))
     trial.status, trial.final_message, [step.snapshot_after for step in trial.steps]
 
-The chain of strategies is resolved, the agent started in a box over the workspace, and given the word once. Whatever
-happens, its process tree is dead before the last, sealed snapshot is taken, and the record is written to its end.
+The trial resolves the chain of strategies, starts the agent in a box on the workspace, and sends it one prompt. In
+every case, the agent's process tree is dead before the final, sealed snapshot is taken, and the record is completed.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ INTERRUPT_PATIENCE = 10.0
 LARGEST_PROMPT = 1 << 20
 
 
-class _Heard:
-    """What the outcome needs of the events, besides the steps."""
+class _EventSummary:
+    """Collects from the events what the result needs, in addition to the steps."""
 
     def __init__(self, record: TrialRecord | None, redactor: Redactor) -> None:
         self._record = record
@@ -102,15 +102,15 @@ async def run_trial(
     clock: Clock | None = None,
     ids: IdSource | None = None,
 ) -> Trial:
-    """Run it. A turn that failed is a `Trial` that says so; raised is what kept it from beginning.
+    """Run a trial. A failed turn is returned as a `Trial`; an error is raised only if the trial could not start.
 
-    Cancelled, it ends the agent, writes the record as interrupted, and lets the cancellation go on.
+    If cancelled, it ends the agent, writes the record as interrupted, and propagates the cancellation.
     """
     return await RunningTrial(request, registry, on_event, clock, ids).run(_new_thread)
 
 
 class RunningTrial:
-    """A trial under way."""
+    """A trial in progress."""
 
     def __init__(
         self,
@@ -124,9 +124,11 @@ class RunningTrial:
         try:
             size = len(request.prompt.encode())
         except UnicodeEncodeError:
-            raise UsageError("the prompt is not text: it holds bytes that are no UTF-8", op="trial") from None
+            raise UsageError("the prompt is not valid UTF-8", op="trial") from None
         if not 0 < size <= LARGEST_PROMPT:
-            raise UsageError(f"a prompt has from 1 to {LARGEST_PROMPT} bytes", op="trial", fix_hints=["--prompt TEXT"])
+            raise UsageError(
+                f"a prompt must have between 1 and {LARGEST_PROMPT} bytes", op="trial", fix_hints=["--prompt TEXT"]
+            )
         self.request = request
         self.registry = registry or installed()
         self.clock: Clock = clock or SystemClock()
@@ -174,7 +176,7 @@ class RunningTrial:
                 if record is not None:
                     record.discard()
                 raise
-            heard = _Heard(record, self.redactor)
+            heard = _EventSummary(record, self.redactor)
             steps = StepRecorder(
                 workspace,
                 first,
@@ -203,11 +205,11 @@ class RunningTrial:
         return msgspec.convert(self.redactor.redact_json(msgspec.to_builtins(trial, enc_hook=str)), Trial)
 
     async def _seal(self, recording: Recording, workspace: Workspace, outcome: _Outcome) -> str:
-        """End the agent, and then say what it left. Without that last word a trial is not completed."""
+        """End the agent and seal the workspace. A trial without a sealed snapshot is not completed."""
         try:
             await recording.finish(outcome.thread, close=True)
             if recording.failure is not None and outcome.error is None:
-                outcome.fail(ListenerFailed("a listener failed after the turn: the record is not whole", op="listen"))
+                outcome.fail(ListenerFailed("a listener failed after the turn: the record is incomplete", op="listen"))
             return (await run_sync(lambda: workspace.snapshot(f"after {self.id}", sealed=True))).id
         except (ProofboxError, OSError) as error:
             outcome.fail(error)
@@ -230,7 +232,7 @@ class RunningTrial:
         return await runtime.start_session(options, clock=self.clock, ids=self.ids)
 
     async def _converse(self, session: AgentSession, open_thread: OpenThread, outcome: _Outcome) -> None:
-        """Give the agent the word, once, and wait until it gives it back or its time is over."""
+        """Send the prompt and wait until the turn ends or times out."""
         try:
             outcome.thread = await open_thread(session)
             outcome.turn = await session.start_turn(outcome.thread, self.request.prompt)
@@ -238,7 +240,7 @@ class RunningTrial:
                 ended = await session.wait_turn(outcome.turn)
             if scope.cancelled_caught:
                 outcome.status = "failed"
-                outcome.error = RuntimeTimedOut(f"the turn was not over after {self.request.timeout:g} s", op="trial")
+                outcome.error = RuntimeTimedOut(f"the turn timed out after {self.request.timeout:g} s", op="trial")
                 with contextlib.suppress(CapabilityUnsupported), anyio.move_on_after(INTERRUPT_PATIENCE):
                     await session.interrupt_turn(outcome.thread, outcome.turn)
                     ended = await session.wait_turn(outcome.turn)
@@ -254,7 +256,7 @@ class RunningTrial:
         self,
         session: AgentSession,
         considered: Sequence[CandidateResult],
-        heard: _Heard,
+        heard: _EventSummary,
         steps: StepRecorder,
         outcome: _Outcome,
         first: str,
@@ -308,7 +310,7 @@ class RunningTrial:
         return decide_environment(asked, grants=self.request.grants, model_keys=self._model_keys())
 
     def _model_keys(self) -> list[str]:
-        """The variables that hold keys to models, by every candidate's settings."""
+        """Return the variables that hold model keys, from the settings of every candidate."""
         found = []
         for candidate in self.chain.candidates:
             with contextlib.suppress(AgentError):
@@ -335,7 +337,7 @@ class _Outcome:
 
 
 def open_workspace(path: Path) -> Workspace:
-    """The workspace at a directory, made one if it is none yet."""
+    """Open the workspace at a directory, or create it if it does not exist."""
     try:
         found = Workspace.open(path)
     except WorkspaceUnknown:
