@@ -295,7 +295,7 @@ def test_it_is_found_by_setting_path_npm_and_pypi(tmp_path: Path, monkeypatch: p
     found = find_binary(path=str(links))
     assert found.found_by == "npm"
     assert found.package == found.path.parent.parent
-    with pytest.raises(StrategyUnavailable, match="no program"):
+    with pytest.raises(StrategyUnavailable, match="not an executable"):
         find_binary(str(tmp_path / "nothing"))
     monkeypatch.chdir(plain.parent)
     with pytest.raises(StrategyUnavailable, match="relative path"):

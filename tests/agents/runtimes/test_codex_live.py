@@ -285,7 +285,7 @@ def test_an_interrupt_ends_the_turn_and_its_command(tmp_path: Path) -> None:
             beside = await seat.session.start_turn(other, "[[run sleep 1; echo undisturbed]] [[say fine]]")
             command = "(setsid sh -c 'trap : TERM HUP; sleep 4321.5; sleep 4321.5' &); sleep 4321.5"
             turn = await seat.session.start_turn(thread, f"[[run {command}]] [[say never]]")
-            with pytest.raises(UsageError, match="under way"):
+            with pytest.raises(UsageError, match="in progress"):
                 await seat.session.start_turn(thread, "[[say second]]")
             await seat.until(lambda: seat.of(ItemStarted, kind="commandExecution", turn=turn))
             await seat.until(lambda: len(list(processes("sleep 4321.5"))) >= 3)

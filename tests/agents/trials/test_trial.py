@@ -259,7 +259,7 @@ def test_an_agent_without_end_of_steps_is_stopped(project: Path, monkeypatch: py
 
 
 def test_a_prompt_is_text(project: Path) -> None:
-    with pytest.raises(UsageError, match="not text"):
+    with pytest.raises(UsageError, match="not valid UTF-8"):
         attempt(request(project, {"say": "x"}, prompt="\udcff"))
 
 
@@ -436,7 +436,7 @@ def test_a_box_that_dies_ends_the_turn_with_its_cause(project: Path, strategy: s
 
 def test_a_record_can_t_lie_where_the_agent_writes(project: Path, tmp_path: Path) -> None:
     for out in (project / "out", tmp_path):
-        with pytest.raises(UsageError, match="within each other"):
+        with pytest.raises(UsageError, match="overlap"):
             attempt(request(project, {"say": "x"}, out=out))
     (tmp_path / "full").mkdir()
     (tmp_path / "full/x").touch()

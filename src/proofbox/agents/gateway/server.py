@@ -213,7 +213,7 @@ class ModelGateway:
             raise
 
     async def _failed(self, error: Exception) -> None:
-        """Count every failure. Report the first ones, then one at each doubling, without the message: see `_forward`."""
+        """Count every failure. Report the first ones, then one at each doubling, without messages: see `_forward`."""
         self.faults += 1
         if self.faults <= REPORTED_FAULTS or self.faults & (self.faults - 1) == 0:
             message = f"the model gateway failed at a request ({type(error).__name__}, {self.faults} so far)"

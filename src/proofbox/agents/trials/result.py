@@ -107,7 +107,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     chain: tuple[CandidateResult, ...]
     chain_origin: Origin
     status: Status
-    """`completed`: the agent finished its turn, and its files are sealed. `interrupted`: it was stopped from outside."""
+    """`completed`: the agent finished its turn and its files are sealed. `interrupted`: it was stopped from outside."""
     error: TrialFailure | None
     final_message: str
     tool_calls: tuple[CallMade, ...]
