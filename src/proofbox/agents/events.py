@@ -106,7 +106,7 @@ class ToolCall(AgentEvent, frozen=True, kw_only=True, tag="tool_call"):
 
 
 class FileChange(AgentEvent, frozen=True, kw_only=True, tag="file_change"):
-    """The agent changed files with one of its own tools. The workspace's snapshots show what actually changed."""
+    """The agent changed files with a built-in tool. The workspace's snapshots show what actually changed."""
 
     item: str
     paths: tuple[str, ...]

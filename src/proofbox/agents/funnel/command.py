@@ -1,7 +1,7 @@
 """Run one command for the program in the box: forward its input, output, signals and exit code.
 
-The end of the call is recorded before the program is told, so that the step's snapshot shows the files as the command
-left them.
+The end of the call is recorded before the program receives the exit code, so that the step's snapshot shows the files
+as the command left them.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class ToolRelay:
             return False
         params = message.get("params")
         params = params if isinstance(params, dict) else {}
-        # The prefix keeps a server's tool from posing as one of ours, such as `command`.
+        # The prefix prevents a server's tool from using a reserved name, such as `command`.
         tool = f"mcp/{preview(str(params.get('name')), 200)[0]}"
         arguments = json.dumps(params.get("arguments"), ensure_ascii=False)
         call = self._recorder.call(tool, arguments)

@@ -1,4 +1,4 @@
-"""The record of a trial: a directory that documents what happened, and from which the trial can be forked.
+"""The record of a trial: a directory that documents what happened. A trial can be forked from its record.
 
     trial.json     the complete result, written last; without it, the trial did not finish
     steps.jsonl    every step and every end of a turn, as a hash chain

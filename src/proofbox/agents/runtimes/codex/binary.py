@@ -50,7 +50,7 @@ class Binary(msgspec.Struct, frozen=True):
 
     @property
     def package(self) -> Path | None:
-        """The directory with bundled programs (ripgrep), if there is one."""
+        """The directory with bundled programs such as ripgrep, or None."""
         root = self.path.parent.parent
         return root if self.path.parent.name == "bin" and (root / "codex-path").is_dir() else None
 
