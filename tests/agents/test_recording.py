@@ -75,7 +75,7 @@ def test_listens_until_everything_has_ended_and_no_longer(thread: str | None, en
     assert recording.doubt == ""
 
 
-def test_hears_its_thread_and_sub_agents_and_no_other_attempt() -> None:
+def test_recording_receives_only_its_thread_and_sub_agents() -> None:
     notice = Notice(session="", thread="unknown", kind="warning", message="x")
     heard, recording, _ = recorded(call("one"), call("sub"), call("two"), notice, thread="one")
     assert [event.thread for event in heard] == ["one", "sub"]

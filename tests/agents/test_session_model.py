@@ -191,6 +191,6 @@ class Model:
 
 
 @given(actions=ACTIONS)
-def test_whatever_is_done_the_events_keep_their_rules(actions: list[tuple[str, int]]) -> None:
+def test_events_keep_their_rules_under_any_sequence_of_actions(actions: list[tuple[str, int]]) -> None:
     with tempfile.TemporaryDirectory() as home, contextlib.ExitStack():
         anyio.run(Model(Path(home)).play, [("thread", 0), ("turn", 0), *actions])

@@ -37,7 +37,7 @@ def deepest() -> Any:
 
 
 @pytest.mark.parametrize("method", ["new", "item/started", "item/completed", "turn/completed", "error", "warning"])
-def test_what_is_nested_deeply_is_told_and_raises_nothing(method: str) -> None:
+def test_deeply_nested_values_are_reported_without_raising(method: str) -> None:
     deep = deepest()
     turn = {"id": "u", "status": "failed", "error": {"codexErrorInfo": {"other": deep}, "message": deep}}
     for params in (deep, {"item": deep}, {"turn": turn, "error": deep}):
@@ -49,7 +49,7 @@ def test_what_is_nested_deeply_is_told_and_raises_nothing(method: str) -> None:
                 assert len(msgspec.json.encode(classify(event.error or {}).details)) < 3000
 
 
-def test_what_is_remembered_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_items, "MOST", 5)
     monkeypatch.setattr(open_items, "MOST_BYTES", 50_000)
     monkeypatch.setattr(decoding, "REMEMBERED", 5)
@@ -83,7 +83,7 @@ def test_what_is_remembered_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None
 @given(
     st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from("tu"), st.integers(0, 300), st.booleans()), max_size=30)
 )
-def test_the_size_of_what_is_open_is_what_it_is(steps: list[tuple[str, str, int, bool]]) -> None:
+def test_size_of_open_items_is_tracked_exactly(steps: list[tuple[str, str, int, bool]]) -> None:
     kept = open_items.OpenItems()
     model: dict[tuple[str, str], str] = {}
     for id, thread, size, begins in steps:
@@ -135,7 +135,7 @@ ODD: st.SearchStrategy[Any] = st.recursive(
 @example("applyPatchApproval", {"fileChanges": 5})
 @example("applyPatchApproval", {"fileChanges": [1]})
 @example("item/fileChange/requestApproval", {"fileChanges": "x"})
-def test_no_shape_of_a_question_raises(method: str, params: Any) -> None:
+def test_malformed_requests_do_not_raise(method: str, params: Any) -> None:
     try:
         given_ = answer(method, params, RULES)
         given_.give()
@@ -144,7 +144,7 @@ def test_no_shape_of_a_question_raises(method: str, params: Any) -> None:
     assert given_.answer in ("accept", "decline")
 
 
-def test_made_up_threads_and_turns_do_not_pile_up() -> None:
+def test_invented_threads_and_turns_do_not_accumulate() -> None:
     async def main() -> None:
         lab = Sessionless()
         hearing = lab.hearing

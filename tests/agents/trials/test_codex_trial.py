@@ -38,7 +38,7 @@ def last_words(model: FakeModel) -> str:
     return str(model.seen[-1].body["input"])
 
 
-def test_the_files_and_the_thread_of_a_step_are_forked_together(tmp_path: Path) -> None:
+def test_fork_contains_the_files_and_the_thread_of_a_step(tmp_path: Path) -> None:
     async def work(model: FakeModel, flags: dict[str, Any]) -> None:
         prompt = "[[run echo one > a.txt]] [[run echo two >> a.txt; exit 4]] [[say first words]]"
         first = await run_trial(request(tmp_path, prompt, flags, out=tmp_path / "t1"))
@@ -74,7 +74,7 @@ def test_the_files_and_the_thread_of_a_step_are_forked_together(tmp_path: Path) 
     with_model(work)
 
 
-def test_a_turn_over_its_time_leaves_a_record_and_nothing_running(tmp_path: Path) -> None:
+def test_timeout_leaves_a_record_and_no_process(tmp_path: Path) -> None:
     async def work(model: FakeModel, flags: dict[str, Any]) -> None:
         del model
         prompt = "[[run echo begun > a.txt; sleep 306]] [[say never]]"
