@@ -1,4 +1,4 @@
-"""Which variables reach an agent: the lists, the grants, and that no secret gets in under any name."""
+"""Tests of the agent's environment: allowed and blocked variables, grants, and secrets under other names."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_blocked_values_are_never_passed_on_without_a_grant(source: dict[str, st
     for name, value in found.values.items():
         assert name in grants or not is_blocked(name)
         assert name in grants or not any(each in value for each in secret)
-    # The record says of every variable how it came in, and nothing of what it holds.
+    # The record states how each variable was admitted, but never its value.
     record = found.record
     assert {*record.allowed, *record.asked, *record.granted} == set(found.values)
     told = msgspec.json.encode(record).decode() + repr(found)

@@ -1,4 +1,4 @@
-"""The feed: an event that has a number is heard by everyone, or the record says that it is not whole."""
+"""Tests of the feed: every listener receives each numbered event, or the record is marked as incomplete."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_cancelled_tell_leaves_no_gap() -> None:
         await feed.tell(notice())
         assert heard == [[1, 2], [1, 2]]
         assert feed.failure is None
-        assert not after, "and who told it is cancelled then"
+        assert not after, "the caller is cancelled afterwards"
 
     run(work)
 
@@ -125,7 +125,7 @@ def test_exit_in_a_listener_is_recorded_as_a_failure() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=12))
 def test_all_listeners_receive_the_same_events_under_cancellation(tellers: list[tuple[int, bool]]) -> None:
-    """Each teller tells so often, and some are cancelled at some point of it."""
+    """Each task reports a number of events, and some tasks are cancelled meanwhile."""
 
     async def work(feed: Feed) -> None:
         heard: list[list[int]] = [[], [], []]

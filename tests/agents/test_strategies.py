@@ -1,4 +1,4 @@
-"""How a chain of strategies is decided and resolved, and what is told of each candidate."""
+"""Tests of strategy chains: their source, their resolution, and the result for each candidate."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SampleSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Sample:
-    """A runtime that is only looked at."""
+    """A runtime that is probed but never runs."""
 
     title = "sample"
     settings: type[msgspec.Struct] = SampleSettings
@@ -68,7 +68,7 @@ OLD = Sample(
     "old",
     RuntimeProbe(strategy="old", available=True, compatible=False, code="RUNTIME_COMPATIBILITY", reason="version 0.1"),
 )
-BROKEN = Sample("broken", start=RuntimeStartFailed("it did not come up"))
+BROKEN = Sample("broken", start=RuntimeStartFailed("it failed to start"))
 ALL: tuple[Sample, ...] = (GOOD, PLAIN, ABSENT, OLD, BROKEN)
 REGISTRY = Registry({each.id: lambda each=each: each for each in ALL})  # type: ignore[misc]
 
@@ -194,7 +194,7 @@ def test_resolution_is_deterministic_and_complete(chain: list[str]) -> None:
     first = once()
     assert first == once()
     usable = {"good", "plain"}
-    for link in chain:  # the rule, written out once more
+    for link in chain:  # an independent implementation of the rule
         if link.removesuffix("!") in usable:
             assert first[0] == link.removesuffix("!")
             break
@@ -244,5 +244,5 @@ def test_installed_package_provides_its_runtime(tmp_path: Path, monkeypatch: pyt
     assert "extra" in registry.ids
     assert "Bad-Id" not in registry.ids
     assert Chain(parse_chain("extra", "flag").candidates, "flag")
-    # A built-in id stays what it is.
+    # A built-in id can't be overridden.
     assert type(registry.runtime("scripted")).__module__ == "proofbox.agents.runtimes.scripted.runtime"

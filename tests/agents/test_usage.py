@@ -1,4 +1,4 @@
-"""Tokens as the gateway counts them: every format, streamed or not, whole or broken off, and summed over threads."""
+"""Tests of token counting by the gateway: all formats, streamed or not, complete or broken off, summed over threads."""
 
 # ruff: noqa: S610 (no Django here)
 
@@ -86,7 +86,7 @@ BODIES: dict[str, dict[str, Any]] = {
 
 
 class Passing:
-    """A gateway to an endpoint of the test's own, and what it reported."""
+    """A gateway to an endpoint of the test, and its reports."""
 
     def __init__(self, client: httpx2.AsyncClient) -> None:
         self.client = client
@@ -160,7 +160,7 @@ def test_usage_of_a_body_is_counted_for_the_request_that_made_it(tmp_path: Path,
     async def work(gateway: Passing) -> None:
         await gateway.client.post("/model/any", json={})
         assert (gateway.last.outcome, gateway.last.usage, gateway.last.unmeasured) == ("completed", EXPECTED, "")
-        await gateway.client.get("/model/any/id")  # a stored response, which can be fetched again and again
+        await gateway.client.get("/model/any/id")  # a stored response, which can be fetched repeatedly
         assert (gateway.last.usage, gateway.last.unmeasured) == (None, "")
 
     passing(tmp_path, endpoint, work)
@@ -208,7 +208,7 @@ def test_token_counting_requests_use_no_tokens(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["stream", "body", "error"])
 def test_a_response_is_counted_before_its_end_arrives(tmp_path: Path, kind: str) -> None:
-    """A program that ends with its last response must not be gone before that response was counted."""
+    """The last response must be counted even if the program exits right after it."""
 
     async def endpoint(request: HttpRequest, responder: Responder) -> None:
         if kind == "stream":
@@ -263,7 +263,7 @@ def test_a_count_without_any_stated_usage_is_unknown() -> None:
     assert (count.total(), count.by_source()) == (None, {})
     assert (count.without_usage, count.broken_off) == (2, 1)
     count.add(usage(9, "a", "runtime_reported"))
-    assert count.spent() == 9  # as the agent reports, for lack of a better count
+    assert count.spent() == 9  # the agent's report, because there is no other count
 
 
 def test_shared_session_does_not_count_unattributed_tokens() -> None:

@@ -1,4 +1,4 @@
-"""Every built-in runtime passes the conformance suite, each check a test of its own; and the suite finds faults."""
+"""Every built-in runtime passes the conformance suite (one test per check), and the suite detects faulty runtimes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def verdict(report: RuntimeReport) -> None:
     if result.outcome == "failed":
         pytest.fail(result.detail, pytrace=False)
     if result.outcome == "not_applicable":
-        assert result.detail, "a check that does not apply must say why"
+        assert result.detail, "a check that does not apply must have a reason"
     if result.outcome == "not_checked":
         pytest.skip(result.detail)
 
@@ -69,7 +69,7 @@ def test_unknown_checks_and_runtimes_are_refused() -> None:
         run_conformance("nowhere")
 
 
-# The suite itself: each of these is a runtime with one fault, and the check that must find it.
+# Tests of the suite itself: runtimes with one fault each, and the check that must detect it.
 
 
 class Deaf(ScriptedSession):
@@ -118,7 +118,7 @@ def test_the_suite_finds_a_fault(fault: type[ScriptedSession], check: str, monke
     monkeypatch.setattr(context.RuntimeCheckContext, "patience", 1.0)
     monkeypatch.setattr(hosted_session, "CLOSE_TIMEOUT", 1.0)
     [result] = run_conformance("scripted", provider="bubblewrap", only=[check]).results
-    assert result.outcome == "failed", "the suite did not see it"
+    assert result.outcome == "failed", "the suite did not detect the fault"
 
 
 def test_unavailable_runtime_can_t_be_checked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The funnel: what is recorded as observed is what the supervisor ran itself, whatever the agent says or does."""
+"""Tests of the funnel: only commands that the supervisor ran are recorded as observed."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ pytestmark = pytest.mark.needs("bubblewrap")
 
 
 ENDED = (("failed", 137), ("abandoned", None))
-"""A command whose asker has left is killed; the turn's end may come first."""
+"""A command is killed when its client disconnects, unless the turn ends first."""
 
 
 def play(base: Path, script: str, /, **options: Any) -> tuple[TurnResult, Driven]:
-    """An agent that is a shell script."""
+    """Run a shell script as the agent."""
     settings = {"command": ["sh", "-c", textwrap.dedent(script)], **options.pop("settings", {})}
     results = []
 
@@ -177,7 +177,7 @@ def test_call_left_running_is_killed_and_reported_before_its_turn_ends(tmp_path:
 
 
 def test_unread_output_of_a_killed_call_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The record is behind: it still holds the first line when the agent has left."""
+    """The listener is slow: it still handles the first line when the agent exits."""
     call = "echo one; until [ -e heard ]; do sleep 0.01; done; echo two; touch begun; sleep 1000"
     stopped = anyio.Event()
     stop_turn = Funnel.stop_turn
@@ -214,7 +214,7 @@ def test_interrupt_ends_the_calls_of_the_turn(tmp_path: Path) -> None:
     command = ["sh", "-c", "proofbox run -n -- sh -c 'touch begun; sleep 1000'"]
     driven = drive(ProcessRuntime(), tmp_path, {"command": command}, work)
     assert [call.status for call in driven.of(ToolCall)] == ["abandoned"]
-    assert not list((tmp_path / "scratch").iterdir()), "neither socket nor directory is left"
+    assert not list((tmp_path / "scratch").iterdir()), "a socket or directory was left behind"
 
 
 def test_concurrent_turns_keep_their_calls_apart(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_concurrent_turns_keep_their_calls_apart(tmp_path: Path) -> None:
         told = {call.turn: call.command for call in driven.of(ToolCall)}
         assert told == {turn: f"echo {name}" for name, turn in turns}
 
-    # Each waits until both are under way.
+    # Each turn waits until both have started.
     script = (
         'name=$(cat); touch "$name"; until [ -e a ] && [ -e b ]; do sleep 0.01; done; proofbox run -n -- echo "$name"'
     )
@@ -301,7 +301,7 @@ def test_any_name_and_any_argument_can_be_recorded(tmp_path: Path) -> None:
     assert "\ufffd" in call.cwd
 
 
-# What an agent may try
+# Attacks by an agent
 
 
 FORGERY = json.dumps(
@@ -377,7 +377,9 @@ def test_malformed_requests_are_contained_and_counted(tmp_path: Path) -> None:
     assert result.final_message.endswith("X\\x00\\x00\\x00\\x01\\x00'\n")
     told = calls(driven)
     assert told[-1] == ("echo fine", "completed", 0, "fine\n")
-    assert [call[:3] for call in told[:-1]] == [("sleep 1000", "failed", 137)] * 6, "each ran, and ended with its asker"
+    assert [call[:3] for call in told[:-1]] == [("sleep 1000", "failed", 137)] * 6, (
+        "each ran, and was killed when its client disconnected"
+    )
     (notice,) = driven.of(Notice)
     assert notice.kind == "funnel_refused"
 
@@ -435,7 +437,7 @@ def test_slow_reader_blocks_only_its_own_command(tmp_path: Path) -> None:
     assert told["head -c 50000000 /dev/zero"].status != "completed"
 
 
-# A server of tools writes half a line, longer than any socket holds, to somebody who never reads it.
+# An MCP server writes an incomplete line, larger than any socket buffer, to a client that never reads.
 UNREAD = """
 s = connect()
 script = b"import sys; sys.stdout.write('x' * 3000000); sys.stdout.flush(); open('written', 'w'); sys.stdin.read()"
@@ -462,7 +464,7 @@ def test_agent_that_does_not_read_does_not_block_the_end_of_the_turn(
         result = await session.wait_turn(turn)
         assert result.status == ("completed" if how == "leave" else "interrupted"), result.error
 
-    # To leave: the agent ends, and somebody else holds the connection.
+    # "leave": the agent exits, and another process keeps the connection open.
     last = "if os.fork() == 0: os.setsid(); time.sleep(1000)" if how == "leave" else "time.sleep(1000)"
     (tmp_path / "workspace").mkdir()
     (tmp_path / "workspace/speak.py").write_text("import time" + SPEAKER + UNREAD + last)
@@ -470,7 +472,7 @@ def test_agent_that_does_not_read_does_not_block_the_end_of_the_turn(
     driven = drive(ProcessRuntime(), tmp_path, {"command": command}, work)
     (call,) = driven.of(ToolCall)
     assert call.output == "x" * (1 << 20) + f"\n[proofbox: {3_000_000 - (1 << 20)} bytes left out]\n"
-    assert isinstance(driven.events[-1], TurnEnded), "its calls are told before its end is"
+    assert isinstance(driven.events[-1], TurnEnded), "the calls must be reported before the end of the turn"
 
 
 def test_call_that_can_not_be_ended_is_reported_and_its_turn_ends(

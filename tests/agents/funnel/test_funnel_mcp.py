@@ -1,4 +1,4 @@
-"""`proofbox mcp proxy`: the tools of an MCP server, called through the funnel, by the official client and by a liar."""
+"""Tests of `proofbox mcp proxy`: an MCP server called through the funnel, by an official and by a hostile client."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_accept_rule_declines_all_other_tools(tmp_path: Path) -> None:
     assert not (tmp_path / "workspace/made").exists()
 
 
-# A server that answers every line it gets with the line itself as text; and one line of nonsense before.
+# A server that echoes every line as text, after one malformed line.
 ECHO = """
 import json, sys
 print("starting up", flush=True)
@@ -170,7 +170,7 @@ def test_unanswered_call_is_abandoned(tmp_path: Path) -> None:
 
 
 def test_proofbox_installed_in_the_box_uses_the_funnel(tmp_path: Path) -> None:
-    """With the whole of proofbox in the box, and first on its PATH, `run` is the same."""
+    """`run` behaves the same if the full proofbox is installed in the box and first on its PATH."""
     source = Path(proofbox.__file__).parents[1]
     mounts = PYTHON if source.is_relative_to(sys.prefix) else [*PYTHON, f"{source}:{source}:ro"]
     script = f"{sys.executable} -m proofbox run -n -- sh -c 'exit 5'; echo $?"

@@ -1,4 +1,4 @@
-"""The funnel wherever a box may be: in a container without anything, with a network, as whoever owns the project."""
+"""Tests of the funnel in different boxes: a minimal container, with a network, and for other owners of the project."""
 
 from __future__ import annotations
 

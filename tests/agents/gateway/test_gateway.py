@@ -1,9 +1,9 @@
-"""The model gateway alone: it adds the key, holds to the endpoint, streams without delay, and records what passed.
+"""Tests of the model gateway: it adds the key, reaches only the endpoint, streams without delay, and records traffic.
 
 The fake model is the endpoint, so that these tests are also the fake's own.
 """
 
-# ruff: noqa: ASYNC110, ASYNC240, S610 (looking is how a test waits; blocking for a moment is fine here)
+# ruff: noqa: ASYNC110, ASYNC240, S610 (tests wait by polling; short blocking calls are fine)
 
 from __future__ import annotations
 
@@ -174,8 +174,8 @@ def test_unreachable_endpoint_is_recorded(tmp_path: Path) -> None:
 
 
 def test_stream_is_forwarded_without_delay(tmp_path: Path) -> None:
-    """The stream begins and then is silent for an hour: what came before must be here at once, and a client that
-    leaves ends the request at the model."""
+    """The stream begins and then pauses for an hour. The first data must arrive immediately, and the request to the
+    model must end when the client disconnects."""
 
     async def work(lab: Lab) -> None:
         body = {"input": [{"role": "user", "content": "[[idle 3600]] [[say x]]"}]}
@@ -414,7 +414,7 @@ def test_missing_key_variable_is_an_error() -> None:
     assert ModelEndpoint.of("https://example.org/v1", "MY_KEY", {"MY_KEY": KEY}).has_key
 
 
-# ---- what is read on the way
+# ---- parsing responses
 
 
 @given(st.lists(st.binary(max_size=80) | st.sampled_from([b'data: {"type":"response.completed"}', b"data: [1]"])))
@@ -513,7 +513,7 @@ def test_malformed_http_gets_an_error_and_closes_the_connection(tmp_path: Path, 
                     heard += await stream.receive()
             assert heard.startswith(b"HTTP/1.1 4"), heard
         assert not lab.model.seen
-        assert (await lab.ask("[[say x]]")).status_code == 200, "and others are served on"
+        assert (await lab.ask("[[say x]]")).status_code == 200, "other clients must still be served"
 
     run(tmp_path, work)
 
@@ -524,7 +524,7 @@ def test_chunked_bodies_and_persistent_connections(tmp_path: Path) -> None:
         head = b"POST /model/responses HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n"
         chunks = b"".join(b"%x\r\n%b\r\n" % (1, body[at : at + 1]) for at in range(len(body))) + b"0\r\n\r\n"
         async with await anyio.connect_unix(str(tmp_path / "gw" / "sock")) as stream:
-            await stream.send((head + chunks) * 3)  # sent at once, answered one after the other
+            await stream.send((head + chunks) * 3)  # sent together, answered one after the other
             heard = b""
             while heard.count(b"response.completed") < 6:
                 heard += await stream.receive()
@@ -533,7 +533,7 @@ def test_chunked_bodies_and_persistent_connections(tmp_path: Path) -> None:
     run(tmp_path, work)
 
 
-# ---- the script of the fake
+# ---- the script of the fake model
 
 
 def test_directives_produce_responses_in_order(tmp_path: Path) -> None:

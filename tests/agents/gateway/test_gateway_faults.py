@@ -1,6 +1,6 @@
-"""The model gateway against clients and endpoints that mean it ill: what they do ends their own connection alone."""
+"""Tests of the model gateway with hostile clients and endpoints: they can end only their own connection."""
 
-# ruff: noqa: ASYNC110 (looking is how a test waits)
+# ruff: noqa: ASYNC110 (tests wait by polling)
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ POST = b"POST /model/x HTTP/1.1\r\nhost: h\r\n"
 
 
 class Lab:
-    """A gateway to an endpoint that does what the test says with each connection."""
+    """A gateway to an endpoint whose handling of each connection is defined by the test."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -111,7 +111,7 @@ def test_non_text_response_header_is_dropped(tmp_path: Path, value: bytes) -> No
     async def work(lab: Lab) -> None:
         async with lab.open(endpoint):
             for _ in range(2):
-                with contextlib.suppress(httpx2.RemoteProtocolError):  # a client may refuse such an answer whole
+                with contextlib.suppress(httpx2.RemoteProtocolError):  # a client may reject such a response
                     answer = await lab.ask()
                     assert ("x-request-id" in answer.headers, answer.headers["openai-model"]) == (False, "m")
             assert len(lab.seen) == 2
@@ -175,7 +175,7 @@ def test_client_that_disconnects_during_a_write_does_not_affect_others(tmp_path:
     async def work(lab: Lab) -> None:
         async with lab.open(endless):
             async with await lab.connect() as stream:
-                # So much is sent on that nobody looks for its end: it is the write which finds that it has left.
+                # The client sends so much that its disconnect is not read; the next write detects it.
                 await stream.send(POST + b"\r\n" + b"y" * 200_000)
                 assert (await stream.receive()).startswith(b"HTTP/1.1 200")
             while not lab.seen:
@@ -296,7 +296,7 @@ def test_body_is_independent_of_packet_boundaries(chunks: list[bytes], cuts: lis
 
 
 class Pieces:
-    """A stream whose client has sent this, which comes cut like that, and has gone."""
+    """A stream that delivers the client's data in these pieces, then ends."""
 
     def __init__(self, said: bytes, cuts: list[int]) -> None:
         self._said, self._cuts = said, iter(cuts)
@@ -324,7 +324,7 @@ class Pieces:
 
 
 class Listener:
-    """Accepts what it is given; an error is raised."""
+    """A listener that returns the given streams and raises the given errors."""
 
     def __init__(self, *comes: Any) -> None:
         self._comes = list(comes)

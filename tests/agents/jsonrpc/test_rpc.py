@@ -1,4 +1,4 @@
-"""The JSON-RPC peer: whatever the other side writes, it is contained; whatever happens, who waits is told."""
+"""Tests of the JSON-RPC peer: malformed input is contained, and pending requests always end."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_oversized_line_uses_bounded_memory() -> None:
 
 
 class Pipe:
-    """One end of two in-memory streams, as a `Transport`; `far` is the other side."""
+    """One end of two in-memory streams as a `Transport`; `far` is the other end."""
 
     def __init__(self, room: float = 100) -> None:
         self._to_far, self.far_in = anyio.create_memory_object_stream[bytes](room)
@@ -242,9 +242,9 @@ def test_ids_of_the_two_sides_do_not_collide() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(peer.request, "ours")
             ours = await pipe.heard()
-            await pipe.say(id=ours["id"], method="theirs", params=[1])  # a question that bears our own id
+            await pipe.say(id=ours["id"], method="theirs", params=[1])  # a request with one of our ids
             assert await pipe.heard() == {"id": ours["id"], "result": {"echo": [1]}}
-            await pipe.say(id=1, result="for nobody")
+            await pipe.say(id=1, result="unmatched")
             await pipe.say(id=ours["id"], result="x")
         await pipe.say(id=ours["id"], result="twice")
         await pipe.say(id=9, method="refuse")
@@ -353,7 +353,7 @@ def test_slow_handler_stops_reading_but_responses_arrive() -> None:
             while True:
                 await pipe.say(method="more", params=sent)
                 sent += 1
-        assert sent < 20  # the queue, the pipe and one in each hand
+        assert sent < 20  # the queue, the pipe, and one message at each end
         heard.gate.set()
         while len(heard.notifications) < 6 + sent:
             await anyio.lowlevel.checkpoint()

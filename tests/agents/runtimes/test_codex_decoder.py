@@ -1,4 +1,4 @@
-"""What real sessions said, replayed: every transcript translates whole, and each failure has its code."""
+"""Tests of the decoder with transcripts of real sessions: complete translation, and a code for each failure."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ FAILURES = {
     "more_env_key_missing": ("RUNTIME_AUTH", False),
 }
 
-# Messages that an interrupt cut off, before any that were completed.
+# Messages that were cut off by an interrupt before any was completed.
 PARTIAL_TEXTS = {"matrix_interrupt_stream": ("w0 w1 w2 w3 w4 ",), "more_s_dbl0": ("w0 ",)}
 
 
@@ -269,7 +269,7 @@ def test_requests_for_a_person_are_declined_and_unknown_ones_refused() -> None:
 
 @given(st.text("ab*", max_size=8), st.text("ab", max_size=10))
 def test_patterns_match_like_a_reference_implementation(pattern: str, subject: str) -> None:
-    def fits(p: str, s: str) -> bool:  # slow and plain
+    def fits(p: str, s: str) -> bool:  # a simple reference implementation
         if not p:
             return not s
         if p[0] == "*":
@@ -280,7 +280,7 @@ def test_patterns_match_like_a_reference_implementation(pattern: str, subject: s
     assert (decided.answer == "accept") == fits(pattern, subject)
 
 
-# ---- two accounts of the tokens
+# ---- comparing token counts
 
 
 def used(input: int, output: int = 0) -> TokenUsage:
@@ -304,7 +304,7 @@ def test_broken_off_response_may_be_reported_or_not() -> None:
 def test_usage_reports_are_compared_with_the_gateway() -> None:
     ledger = UsageLedger()
     ledger.passed("t", passed(10))
-    ledger.reported("t", used(110), used(10))  # a resumed thread brings its own past
+    ledger.reported("t", used(110), used(10))  # a resumed thread starts with its earlier total
     assert ledger.settle("t", complete=True) is None
     counted = ledger.passed("t", passed(5))
     assert counted is not None
@@ -314,10 +314,10 @@ def test_usage_reports_are_compared_with_the_gateway() -> None:
     assert difference is not None
     assert (difference["reported"]["input_tokens"], difference["seen"]["input_tokens"]) == (10, 5)
     ledger.passed("t", passed(7))
-    assert ledger.settle("t", complete=False) is None  # a turn that broke off settles nothing
+    assert ledger.settle("t", complete=False) is None  # an incomplete turn is not compared
     ledger.passed("t", passed(4))
     ledger.reported("t", used(131), used(4))
     assert ledger.settle("t", complete=True) is None
-    ledger.passed("u", passed(1))  # tokens that codex never mentions
+    ledger.passed("u", passed(1))  # tokens that codex does not report
     assert ledger.settle("u", complete=True) is not None
     assert ledger.settle("unknown", complete=True) is None

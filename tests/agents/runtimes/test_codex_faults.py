@@ -1,4 +1,4 @@
-"""A program that plays codex badly: it lies, floods, hangs, dies, is too busy; and programs that are no codex."""
+"""Tests with a fake codex that lies, floods, hangs, crashes or is overloaded, and with programs that are not codex."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_tokens_that_bypass_the_gateway_are_a_finding(tmp_path: Path, mode: str,
         async with lab.session(fake=mode) as seat:
             result = await seat.turn("x")
             assert result.usage is not None
-            assert result.usage.input_tokens == 10  # what was seen, not what was said
+            assert result.usage.input_tokens == 10  # the gateway's count, not the reported one
             found = seat.of(Integrity, code="USAGE_DISAGREES")
             assert len(found) == (0 if agree else 1)
             if found:
@@ -227,7 +227,7 @@ def test_box_that_fails_to_start_is_a_startup_error(tmp_path: Path) -> None:
 
 @boxed
 def test_links_in_an_existing_home_are_not_followed(tmp_path: Path) -> None:
-    """An agent may write anything into its home, and the next session begins there: with our privileges."""
+    """An agent can write anything into its home, and the next session reads it with our privileges."""
     home, victim = tmp_path / "home", tmp_path / "victim"
     home.mkdir()
     victim.mkdir()
@@ -258,7 +258,7 @@ def test_a_home_that_is_hard_to_remove_is_removed(tmp_path: Path) -> None:
     run(tmp_path, work)
 
 
-# ---- finding it
+# ---- finding the program
 
 
 def probe(**settings: Any) -> RuntimeProbe:

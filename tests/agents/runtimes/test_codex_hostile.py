@@ -1,4 +1,4 @@
-"""Codex as a program that means it ill: no shape of what it says raises, and nothing that it says piles up here."""
+"""Tests with a hostile codex: malformed messages never raise, and memory stays bounded."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ VALUES: st.SearchStrategy[Any] = st.none() | st.booleans() | st.integers() | st.
 
 
 def deepest() -> Any:
-    """As deep as it can be read here: deeper inside of our own calls it can't be written."""
+    """Return the deepest value that can be decoded here; deeper in the call stack it can't be encoded."""
     for depth in range(12_000, 0, -1):
         with contextlib.suppress(RecursionError):
             return msgspec.json.decode(b'{"x":' * depth + b"1" + b"}" * depth)
@@ -68,7 +68,7 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(left, ToolCall)
     assert (doubt.code, left.status, left.item[:2], left.command) == ("TOO_MUCH_OPEN", "abandoned", "0-", "x")
     start(6, command="y" * 10**6)
-    assert decoder.running(turn="u") == [], "larger than everything may be together"
+    assert decoder.running(turn="u") == [], "the item exceeds the total limit"
     for number in range(20):
         decoder.decode("item/completed", {"turnId": "u", "item": {"type": "sleep", "id": str(number)}})
         decoder.decode("turn/completed", {"turn": {"id": f"{number}", "status": "completed"}})
@@ -101,7 +101,7 @@ def test_size_of_open_items_is_tracked_exactly(steps: list[tuple[str, str, int, 
 
 
 class Sessionless:
-    """A hearing, and what it told."""
+    """A listener and its events."""
 
     def __init__(self) -> None:
         self.told: list[Event] = []
@@ -157,7 +157,7 @@ def test_invented_threads_and_turns_do_not_accumulate() -> None:
         assert len(hearing.feed.turns_under_way()) == 1 + MOST_UNASKED
         assert all(len(thread) <= 200 for thread in hearing.threads)
         codes = [event.code for event in lab.told if isinstance(event, Integrity)]
-        assert codes == ["TOO_MANY_TURNS"] * (TOLD_GARBAGE + 1), "the first of them, and at each doubling"
+        assert codes == ["TOO_MANY_TURNS"] * (TOLD_GARBAGE + 1), "the first ones, then one at each doubling"
         for number in range(40):
             await hearing.not_understood(f"m{number}", ValueError())
         codes = [event.code for event in lab.told if isinstance(event, Integrity)][len(codes) :]

@@ -1,8 +1,8 @@
-"""The real codex in a sealed box, against the fake model: turns, threads, approvals, faults; and nothing is left."""
+"""Tests of the real codex in a box with a fake model: turns, threads, approvals, faults and cleanup."""
 
 from __future__ import annotations
 
-# ruff: noqa: ASYNC110, ASYNC240 (looking is how a test waits; blocking for a moment is fine here)
+# ruff: noqa: ASYNC110, ASYNC240 (tests wait by polling; short blocking calls are fine)
 import contextlib
 import json
 import os
@@ -66,7 +66,7 @@ def test_turn_runs_in_a_network_namespace_that_reaches_only_the_model(tmp_path: 
             [call] = seat.of(ToolCall)
             assert (call.command, call.exit_code, call.status) == (f"{look}; exit 3", 3, "failed")
             uid, home, devices, routes = call.output.splitlines()
-            assert (home, devices, routes) == ("/run/codex/home", "1", "1")  # lo, and a heading over no route
+            assert (home, devices, routes) == ("/run/codex/home", "1", "1")  # only lo, and a header line without routes
             assert uid != "0" or os.geteuid() != 0
             assert call.duration_ms is not None
             assert (lab.workspace / "made.txt").read_text() == "made\n"
@@ -193,7 +193,7 @@ def test_killed_program_is_a_crash_and_its_thread_is_resumed(tmp_path: Path) -> 
             asked = len(lab.model.seen)
             after = await seat.turn("[[say back again]]", thread)
             assert (after.status, after.final_message) == ("completed", "back again")
-            assert len(lab.model.seen) == asked + 1  # the turn that crashed was not played again
+            assert len(lab.model.seen) == asked + 1  # the crashed turn was not repeated
             assert "blue door" in str(lab.model.seen[-1].body["input"])
             [recovery] = seat.session.facts()["recoveries"]
             assert "signal 9" in recovery["reason"]
@@ -243,7 +243,7 @@ def test_killing_the_supervisor_leaves_no_process(tmp_path: Path) -> None:
         with anyio.fail_after(60):
             while any(Path(f"/proc/{pid}").exists() for pid in mark):
                 await anyio.sleep(0.01)
-        shutil.rmtree(lab.scratch)  # the caller's to remove
+        shutil.rmtree(lab.scratch)  # the caller removes the scratch directory
         lab.scratch.mkdir()
 
     run(tmp_path, work)
@@ -299,10 +299,10 @@ def test_interrupt_ends_the_turn_and_its_command(tmp_path: Path) -> None:
             assert (await seat.session.wait_turn(beside)).final_message == "fine"
             [call] = seat.of(ToolCall, turn=beside)
             assert call.output == "undisturbed\n"
-            await seat.session.interrupt_turn(thread, turn)  # one that has ended is left alone
+            await seat.session.interrupt_turn(thread, turn)  # no effect on a turn that has ended
             assert (await seat.turn("[[say on]]", thread)).final_message == "on"
             assert seat.session.facts()["recoveries"] == []
-            # While the model answers, too.
+            # Also while the model is responding.
             turn = await seat.session.start_turn(thread, "[[idle]]")
             await seat.until(lambda: lab.model.open)
             await seat.session.interrupt_turn(thread, turn)
@@ -560,7 +560,7 @@ def test_commands_can_not_find_the_key(tmp_path: Path, monkeypatch: pytest.Monke
             assert call.output.endswith("found []\n")
             assert key not in str(seat.session.facts()) + str(seat.events) + repr(vars(seat.session))
         assert {dict(seen.headers)["authorization"] for seen in lab.model.seen} == {f"Bearer {key}"}
-        # The same search does find what is there: otherwise it would prove nothing.
+        # Check that the search finds an existing value; otherwise the test would prove nothing.
         async with lab.session(env={"PLANTED": f"sk-canary-{secrets.token_hex(16)}"}) as seat:
             await seat.turn("[[run python3 hunt.py]] [[say searched]]")
             [call] = seat.of(ToolCall)
@@ -569,7 +569,7 @@ def test_commands_can_not_find_the_key(tmp_path: Path, monkeypatch: pytest.Monke
     run(tmp_path, work)
 
 
-# ---- many at once
+# ---- concurrency
 
 
 async def one_thread(seat: Seat, marker: str) -> tuple[str, str]:
@@ -634,7 +634,7 @@ def test_concurrent_programs_keep_separate_records(tmp_path: Path, rounds: Calla
     run(tmp_path, work)
 
 
-# ---- other places to run
+# ---- other providers
 
 
 def test_unsandboxed_session_needs_a_request_and_is_recorded(tmp_path: Path) -> None:

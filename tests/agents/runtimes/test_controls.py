@@ -1,4 +1,4 @@
-"""The controls: one does nothing, the other runs the solution, and what it ran is on the record."""
+"""Tests of the controls: `nop` does nothing, and `oracle` runs the solution as a recorded call."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_oracle_runs_the_solution_as_an_observed_call(tmp_path: Path, *, as_dire
         assert (result.status, result.final_message) == ("completed", "")
 
     settings = {"solution": str(given if as_directory else script), "env": {"WORD": "heard"}}
-    nothing = (ApprovalRule(answer="decline"),)  # what an agent may do is not said of a control
+    nothing = (ApprovalRule(answer="decline"),)  # approval rules do not apply to controls
     driven = drive(OracleRuntime(), tmp_path, settings, work, approvals=nothing)
     (call,) = driven.of(ToolCall)
     assert (call.source, call.command, call.exit_code) == ("observed", "/solution/solve.sh", 3)

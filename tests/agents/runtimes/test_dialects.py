@@ -1,4 +1,4 @@
-"""JSON lines of other programs: what they mean, and that nothing in them is lost or fatal."""
+"""Tests of the JSON dialects of other programs: translation, and no line is lost or fatal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A `process` agent with a model: it has a way there and no key; and `codex exec` against codex's app-server."""
+"""Tests of a `process` agent with a model but no key, and of `codex exec` compared with codex's app-server."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_runtime_is_unavailable_without_its_key() -> None:
 
 @pytest.mark.needs("codex")
 def test_codex_exec_and_the_app_server_behave_alike(tmp_path: Path) -> None:
-    """The same prompt to the same model: the same commands with the same ends, and the same files."""
+    """The same prompt and model lead to the same commands, exit codes and files."""
     binary = find_binary(None)
     assert binary.package is not None
     inside = f"/run/agent/{binary.path.relative_to(binary.package)}"

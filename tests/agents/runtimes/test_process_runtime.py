@@ -1,4 +1,4 @@
-"""Any command line as an agent: how it is asked, what its output means, and how its end decides."""
+"""Tests of the `process` runtime: how the program gets the prompt, and how its output and exit code are interpreted."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_incomplete_stream_is_a_finding(
 
 
 def stopped_after(base: Path, words: str, **settings: Any) -> tuple[TurnResult, Driven]:
-    """Interrupted as soon as something of what it printed was heard."""
+    """Interrupt the turn as soon as the first output arrives."""
     results = []
 
     async def work(driven: Driven) -> None:
@@ -162,7 +162,7 @@ def test_long_answer_keeps_its_beginning_and_end(tmp_path: Path) -> None:
 
 
 def test_slow_listener_applies_backpressure(tmp_path: Path) -> None:
-    """Output is not gathered without bound while the record is behind: the program's pipe fills."""
+    """Output is not buffered without limit while the listener is slow: the program's pipe fills up."""
     command = 'while :; do echo \'{"type":"reasoning","text":"and so on"}\'; done'
 
     async def work(driven: Driven) -> None:

@@ -1,4 +1,4 @@
-"""The scripted agent: what a script may say, that its calls are real, and its faults and lies."""
+"""Tests of the scripted agent: valid scripts, real tool calls, faults and false claims."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_script_is_read_from_a_file(tmp_path: Path) -> None:
 
 
 def test_interrupt_while_the_box_starts(tmp_path: Path) -> None:
-    """The box that comes up too late is ended all the same; the run's end would show it."""
+    """A box that starts too late is ended as well; the leftover check at the end of the run would find it."""
 
     async def work(driven: Driven) -> None:
         for _ in range(3):
@@ -187,7 +187,7 @@ def test_interrupt_while_the_box_starts(tmp_path: Path) -> None:
 
 
 def test_turn_is_not_completed_when_the_event_loop_ends(tmp_path: Path) -> None:
-    """Nobody closed the session: its tasks are cancelled with the loop."""
+    """The session is not closed; its tasks are cancelled with the event loop."""
     ends: list[TurnEnded] = []
 
     async def run() -> None:

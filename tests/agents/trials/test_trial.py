@@ -1,4 +1,4 @@
-"""A trial from prompt to record: steps with their snapshots, failures, time limits, secrets, forks."""
+"""Tests of trials: steps with their snapshots, failures, timeouts, secrets and forks."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_changes_after_the_last_action_are_a_step(project: Path) -> None:
 
     async def until_late(_: float) -> None:
         (project / "go").touch()
-        while not (project / "late.txt").exists():  # noqa: ASYNC110 (a file tells nobody)
+        while not (project / "late.txt").exists():  # noqa: ASYNC110 (files are polled)
             await anyio.sleep(0.01)
 
     registry = Registry({"scripted": lambda: ScriptedRuntime(sleep=until_late)})
@@ -377,7 +377,7 @@ def test_record_states_that_there_was_no_box(project: Path) -> None:
 
 
 def test_box_contains_no_secret(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Environments, arguments and descriptors of everything that a command can see."""
+    """Search the environments, arguments and descriptors of all processes that a command can see."""
     secret = "tr0ub4dor-and-3-more-words"
     monkeypatch.setenv("SOME_API_KEY", secret)
     look = "for p in /proc/[0-9]*; do cat $p/environ $p/cmdline; ls -l $p/fd; done 2>/dev/null | tr '\\0' '\\n'; env"
@@ -401,7 +401,7 @@ def test_box_contains_no_secret(project: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("strategy", ["scripted", "process"])
 def test_lost_box_ends_the_turn_with_its_cause(project: Path, strategy: str) -> None:
-    """The box agent itself killed from outside, as the kernel does when memory runs out."""
+    """Kill the box agent from outside, like the kernel when memory runs out."""
     mark = f"up-{strategy}"
     command = f"echo > {mark}; sleep 305"
     flags: dict[str, Any] = {"command": ["sh", "-c", command]}
@@ -412,12 +412,12 @@ def test_lost_box_ends_the_turn_with_its_cause(project: Path, strategy: str) -> 
     )
 
     async def kill() -> None:
-        while not (project / mark).exists():  # noqa: ASYNC110 (a file tells nobody)
+        while not (project / mark).exists():  # noqa: ASYNC110 (files are polled)
             await anyio.sleep(0.02)
         agents = [pid for pid in processes_with(str(project)) if "boxagent" in command_line(pid).split(" ")[0]]
         assert agents
         for pid in agents:
-            with suppress(ProcessLookupError):  # it went with the one before it
+            with suppress(ProcessLookupError):  # already killed with the previous process
                 os.kill(pid, signal.SIGKILL)
 
     async def run() -> Trial:
@@ -429,7 +429,7 @@ def test_lost_box_ends_the_turn_with_its_cause(project: Path, strategy: str) -> 
 
     trial = anyio.run(run)
     assert trial.error is not None
-    # Killed before it could say a word, it is one that did not start.
+    # A program that is killed before its first message counts as failed to start.
     assert trial.error.details.get("cause") in ("SANDBOX_LOST", "SANDBOX_START_FAILED")
     assert trial.status == "failed"
 
@@ -468,7 +468,7 @@ def test_fork_at_the_end_of_a_turn_is_exact(project: Path, tmp_path: Path) -> No
     assert second.snapshot_before == first.snapshot_after
     assert (tmp_path / "fork/a.txt").read_text() == "one\ntwo\n2\n"
     assert (project / "a.txt").read_text() == "changed since\n"
-    # A fork of the fork, and one of its beginning.
+    # A fork of the fork, and a fork of its beginning.
     third = fork(tmp_path / "t2", 1, TrialRequest(prompt="three", workspace=tmp_path / "fork3", out=tmp_path / "t3"))
     assert third.final_message == "one\ntwo\nthree"
     again = fork(tmp_path / "t2", 0, TrialRequest(prompt="other", workspace=tmp_path / "fork4"))
@@ -483,7 +483,7 @@ def test_fork_within_a_turn_has_the_thread_before_it(project: Path, tmp_path: Pa
     assert second.fork is not None
     assert (second.fork.exact, second.fork.base_thread) == (False, "")
     assert "within a turn" in second.fork.why
-    assert second.final_message == "first"  # the thread's first turn, played again
+    assert second.final_message == "first"  # the first turn of the thread, repeated
     assert content(tmp_path / "fork", second.snapshot_before, tmp_path / "look") == {"a.txt": "one\n"}
 
 
@@ -543,7 +543,7 @@ def test_any_value_can_be_recorded(value: Any) -> None:
 
 
 def test_killing_the_supervisor_leaves_no_agent(project: Path, tmp_path: Path) -> None:
-    """kill -9 of the supervisor: the box ends with its stream, and the record is one without an end."""
+    """After kill -9 of the supervisor, the box ends with its stream, and the record stays incomplete."""
     program = textwrap.dedent(
         """
         import sys
@@ -556,7 +556,7 @@ def test_killing_the_supervisor_leaves_no_agent(project: Path, tmp_path: Path) -
                                           strategies="scripted", provider="bubblewrap", flags={"script": script}))
         """
     )
-    (tmp_path / "tmp").mkdir()  # nobody can clean up after that
+    (tmp_path / "tmp").mkdir()  # a killed process can't clean up
     argv = [sys.executable, "-c", program, str(project), str(tmp_path / "out")]
     child = subprocess.Popen(argv, env={**os.environ, "TMPDIR": str(tmp_path / "tmp")})
     end = time.monotonic() + 60
