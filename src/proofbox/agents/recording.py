@@ -76,17 +76,17 @@ class Recording:
                 pass
 
     def _guarded(self, listener: Listener) -> Listener:
-        async def hear(event: Event) -> None:
-            heard = self._mine(event)
-            if heard is None:
+        async def receive(event: Event) -> None:
+            own = self._mine(event)
+            if own is None:
                 return
             try:
-                await listener(heard)
+                await listener(own)
             except Exception as error:
                 self.failure = self.failure or error
                 raise
 
-        return hear
+        return receive
 
     def _mine(self, event: Event) -> Event | None:
         """Return the event if it belongs to this thread, to its sub-agents or to no thread.

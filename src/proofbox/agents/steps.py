@@ -82,14 +82,14 @@ class StepRecorder:
         self._keep = keep
         self._reach = reach
         self._latest = first_snapshot
-        self._asked: dict[str, list[StepDecision]] = {}
+        self._decisions: dict[str, list[StepDecision]] = {}
         self.steps: list[Step] = []
 
     async def __call__(self, event: Event) -> None:
         match event:
             case ApprovalDecision():
-                said = StepDecision(event.method, _short(event.subject), event.answer, event.rule)
-                self._asked.setdefault(event.item, []).append(said)
+                decision = StepDecision(event.method, _short(event.subject), event.answer, event.rule)
+                self._decisions.setdefault(event.item, []).append(decision)
             case ToolCall():
                 await self._add(
                     event,
@@ -154,7 +154,7 @@ class StepRecorder:
             n=len(self.steps) + 1,
             thread=event.thread,
             turn=event.turn,
-            decisions=tuple(self._asked.pop(facts.get("item", ""), ())),
+            decisions=tuple(self._decisions.pop(facts.get("item", ""), ())),
             snapshot_before=before,
             snapshot_after=after,
             changed=changed,

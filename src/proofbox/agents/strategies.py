@@ -102,9 +102,9 @@ def decide_chain(
         ("config", config or None),
         ("environment", environment or None),
     )
-    for origin, said in sources:
-        if said is not None:
-            return parse_chain(said, origin)
+    for origin, value in sources:
+        if value is not None:
+            return parse_chain(value, origin)
     return parse_chain(DEFAULT_CHAIN, "default")
 
 

@@ -63,7 +63,7 @@ def test_codex_conforms_in_a_box(check: str) -> None:
 
 
 def test_unknown_checks_and_runtimes_are_refused() -> None:
-    with pytest.raises(UsageError, match="no check"):
+    with pytest.raises(UsageError, match="unknown check"):
         run_conformance("scripted", only=["turns.flying"])
     with pytest.raises(StrategyUnsupported):
         run_conformance("nowhere")

@@ -25,8 +25,8 @@ async def resume_goes_on_where_it_was(context: RuntimeCheckContext) -> None:
         resumed = await play.session.resume_thread(thread)
         expect(resumed == thread, f"it resumed {resumed}, not {thread}")
         expect([event.origin for event in play.of(ThreadStarted)] == ["resume"], "the resumption was not reported")
-        said = (await play.turn(thread, "plums")).final_message
-        expect(all(word in said for word in ("apples", "pears", "plums")), f"it remembers {said!r}")
+        message = (await play.turn(thread, "plums")).final_message
+        expect(all(word in message for word in ("apples", "pears", "plums")), f"it remembers {message!r}")
 
 
 @subject.check()
@@ -42,13 +42,15 @@ async def fork_has_the_history_up_to_its_turn(context: RuntimeCheckContext) -> N
     async with context.playing([Say("one")], [Recall()], [Recall()]) as play:
         forked = await play.session.fork_thread(thread, first.turn)
         expect(forked != thread, "the fork has the id of the original thread")
-        said = (await play.turn(forked, "plums")).final_message
-        expect("apples" in said and "plums" in said, f"the fork remembers {said!r}")
-        expect("pears" not in said, "the fork remembers a later turn of the original thread")
+        message = (await play.turn(forked, "plums")).final_message
+        expect("apples" in message and "plums" in message, f"the fork remembers {message!r}")
+        expect("pears" not in message, "the fork remembers a later turn of the original thread")
         whole = await play.session.fork_thread(thread)
-        said = (await play.turn(whole, "cherries")).final_message
-        expect(all(word in said for word in ("apples", "pears", "cherries")), f"the whole fork remembers {said!r}")
-        expect("plums" not in said, "two forks share a history")
+        message = (await play.turn(whole, "cherries")).final_message
+        expect(
+            all(word in message for word in ("apples", "pears", "cherries")), f"the whole fork remembers {message!r}"
+        )
+        expect("plums" not in message, "two forks share a history")
 
 
 @subject.check()

@@ -218,8 +218,8 @@ def _error(kind: str, message: str, more: dict[str, Any] | None = None) -> bytes
     return msgspec.json.encode({"error": error})
 
 
-def _usage(asked: dict[str, int]) -> dict[str, Any]:
-    counts = {**DEFAULT_USAGE, **asked}
+def _usage(counts_given: dict[str, int]) -> dict[str, Any]:
+    counts = {**DEFAULT_USAGE, **counts_given}
     return {
         "input_tokens": counts["input"],
         "input_tokens_details": {"cached_tokens": counts["cached"]},

@@ -137,13 +137,13 @@ class RunningTrial:
         self.fork = fork
         self.id = self.ids.new_id("trial")
         self.root = request.workspace.resolve()
-        said = settings.load(self.root)
-        self.chain: Chain = decide_chain(flag=request.strategies, config=said.strategies)
-        self.settings = RuntimeSettings(said.runtimes, request.flags)
+        configured = settings.load(self.root)
+        self.chain: Chain = decide_chain(flag=request.strategies, config=configured.strategies)
+        self.settings = RuntimeSettings(configured.runtimes, request.flags)
         self.settings.check(self.chain, self.registry)
-        self.environment = self._environment(said.env)
+        self.environment = self._environment(configured.env)
         self.redactor = Redactor.from_environment(os.environ, self._model_keys())
-        self.mounts = (*said.mounts, *(request.policy.get("mounts") or ()))
+        self.mounts = (*configured.mounts, *(request.policy.get("mounts") or ()))
         self.began = 0.0
         self.started_at = ""
 
@@ -176,14 +176,14 @@ class RunningTrial:
                 if record is not None:
                     record.discard()
                 raise
-            heard = _EventSummary(record, self.redactor)
+            summary = _EventSummary(record, self.redactor)
             steps = StepRecorder(
                 workspace,
                 first,
                 lambda entry: record.append("steps", entry) if record else None,
                 lambda: reach_of(session.facts(), self.mounts),
             )
-            listeners: list[Listener] = [heard, steps, *([self.on_event] if self.on_event is not None else [])]
+            listeners: list[Listener] = [summary, steps, *([self.on_event] if self.on_event is not None else [])]
             recording = Recording(session, *listeners)
             recording.start()
             outcome = _Outcome()
@@ -199,7 +199,7 @@ class RunningTrial:
                 with anyio.CancelScope(shield=True):
                     last = await self._seal(recording, workspace, outcome)
                     outcome.doubt = recording.doubt
-                    trial = self._trial(session, considered, heard, steps, outcome, first, last, workspace.id, record)
+                    trial = self._trial(session, considered, summary, steps, outcome, first, last, workspace.id, record)
                     if record is not None:
                         record.finish(trial)
         return msgspec.convert(self.redactor.redact_json(msgspec.to_builtins(trial, enc_hook=str)), Trial)
@@ -256,7 +256,7 @@ class RunningTrial:
         self,
         session: AgentSession,
         considered: Sequence[CandidateResult],
-        heard: _EventSummary,
+        summary: _EventSummary,
         steps: StepRecorder,
         outcome: _Outcome,
         first: str,
@@ -274,13 +274,13 @@ class RunningTrial:
             status=outcome.status,
             error=TrialFailure.of(outcome.error, self.redactor) if outcome.error is not None else None,
             final_message=self.redactor.preview(outcome.final_message, 64 << 10)[0],
-            tool_calls=tuple(heard.calls),
+            tool_calls=tuple(summary.calls),
             steps=tuple(steps.steps),
-            usage=heard.tokens.total(),
-            responses_without_usage=heard.tokens.without_usage,
-            responses_broken_off=heard.tokens.broken_off,
+            usage=summary.tokens.total(),
+            responses_without_usage=summary.tokens.without_usage,
+            responses_broken_off=summary.tokens.broken_off,
             runtime_reported=tuple(
-                name for name in RUNTIME_REPORTED if name != "usage" or heard.tokens.source != "gateway"
+                name for name in RUNTIME_REPORTED if name != "usage" or summary.tokens.source != "gateway"
             ),
             thread_id=outcome.thread,
             turn_id=outcome.turn,
@@ -294,9 +294,9 @@ class RunningTrial:
             settings=bounded(self.settings(runtime), self.redactor),
             provider=self.request.provider,
             policy=bounded({name: value for name, value in self.request.policy.items() if value}, self.redactor),
-            integrity=tuple(heard.integrity),
+            integrity=tuple(summary.integrity),
             calls_complete=not outcome.doubt,
-            rate_windows=heard.windows,
+            rate_windows=summary.windows,
             started_at=self.started_at,
             ended_at=isoformat(self.clock.now()),
             duration_ms=round((self.clock.monotonic() - self.began) * 1000, 3),
