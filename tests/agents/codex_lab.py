@@ -1,4 +1,4 @@
-"""A real codex, or a program that plays one, in a box over a fake model: what the tests of the runtime stand on."""
+"""Helpers for tests of the codex runtime: the real codex, or a fake one, in a box with a fake model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ E = TypeVar("E", bound=Event)
 
 
 class Lab:
-    """One model and a place to work; sessions are had from it."""
+    """A fake model and a workspace. Opens sessions."""
 
     def __init__(self, place: Path, model: FakeModel, url: str) -> None:
         self.model = model
@@ -45,7 +45,7 @@ class Lab:
             said.setdefault("binary", os.environ["PROOFBOX_TEST_CODEX"])
         options = {"workspace": self.workspace, "scratch": self.scratch, "provider": "bubblewrap", **options}
         if options.get("sandboxed") is False:
-            # A login shell on the host would read the user's own profile, and be killed in the middle of it.
+            # A login shell on the host would read the user's profile, and could be killed while doing so.
             options |= {"provider": None, "env": {**options.get("env", {}), "HOME": str(self.workspace.parent)}}
         session = await CodexAppServer().start_session(SessionOptions(settings=said, **options))
         seat = Seat(session)
@@ -56,7 +56,7 @@ class Lab:
 
 
 class Seat:
-    """A session and everything it has told."""
+    """A session and its events."""
 
     def __init__(self, session: CodexSession) -> None:
         self.session = session
@@ -79,13 +79,13 @@ class Seat:
 
     async def until(self, condition: Callable[[], Any], seconds: float = 60.0) -> Any:
         with anyio.fail_after(seconds):
-            while not (value := condition()):  # noqa: ASYNC110 (looking is how a test waits)
+            while not (value := condition()):  # noqa: ASYNC110 (tests wait by polling)
                 await anyio.sleep(0.005)
         return value
 
 
 def run(place: Path, work: Callable[[Lab], Awaitable[None]]) -> None:
-    """In a laboratory, and afterwards nothing may be left of it: no process, no file of the session's."""
+    """Run a test in a lab, then check that no process and no file of the session is left."""
 
     async def main() -> None:
         with anyio.fail_after(SECONDS):
@@ -106,14 +106,14 @@ def run(place: Path, work: Callable[[Lab], Awaitable[None]]) -> None:
 
 
 def _innermost(error: BaseException) -> BaseException:
-    """What really failed: task groups wrap it, and pytest explains an assertion only when it is bare."""
+    """Unwrap exception groups, because pytest explains only bare assertions."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
 def descendants(of: int | None = None) -> set[int]:
-    """Living processes below one, by default below this one."""
+    """Return the living descendants of a process, by default of this one."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError):
@@ -127,7 +127,7 @@ def descendants(of: int | None = None) -> set[int]:
 
 
 def processes(piece: str) -> Iterator[int]:
-    """Of this run, those with a piece of text in their command line."""
+    """Yield the processes of this run whose command line contains a text."""
     for pid in descendants():
         with contextlib.suppress(OSError):
             if piece in Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"):

@@ -1,4 +1,4 @@
-"""Driving a session in a test: options, a turn, and everything it told."""
+"""Helpers to drive a session in a test and collect its events."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def drive(
     work: Callable[[Driven], Awaitable[None]],
     **options: Any,
 ) -> Driven:
-    """Run `work` over a session in `base`, which has a workspace; the session is closed when it returns."""
+    """Run `work` with a session on a workspace in `base`, then close the session."""
     workspace, scratch = base / "workspace", base / "scratch"
     for directory in (workspace, scratch):
         directory.mkdir(exist_ok=True)

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # mypy: ignore-errors
-"""Plays an app-server that does what no real one should be waited for to do. FAKE_MODE says what."""
+"""A fake app-server that misbehaves as FAKE_MODE specifies."""
 
 import json
 import os

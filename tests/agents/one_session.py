@@ -1,4 +1,4 @@
-"""A session in a process of its own: `onesession.py PLACE URL PROMPT` plays one turn and prints how it went as JSON."""
+"""Run one session in a separate process: `one_session.py PLACE URL PROMPT` plays a turn and prints JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which variables reach an agent: the lists, the grants, and that no secret gets in under any name."""
+"""Tests of the agent's environment: allowed and blocked variables, grants, and secrets under other names."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NAMES = ("OPENAI_API_KEY", "AWS_SESSION_TOKEN", "GH_TOKEN", "SSH_AUTH_SOCK", "MY
         *("MY_SECRET", "secret_sauce", "DB_PASSWORD", "X_TOKEN_Y", "TOKENS", "PGPASSWORD", "KUBECONFIG", "SIGNING_KEY"),
     ],
 )
-def test_what_may_be_secret_is_blocked_even_when_it_is_asked_for(name: str) -> None:
+def test_secret_variables_are_blocked_even_when_requested(name: str) -> None:
     source = {name: SECRET, "LANG": "C.UTF-8"}
     silent = decide_environment(source=source)
     assert silent.values == {"LANG": "C.UTF-8"}
@@ -67,12 +67,12 @@ def test_what_may_be_secret_is_blocked_even_when_it_is_asked_for(name: str) -> N
         *("UPDATE_URL", "MAILTO", "CACHE_DIR", "PROJECT_URI"),
     ],
 )
-def test_what_holds_no_secret_can_be_asked_for(name: str) -> None:
+def test_harmless_variables_can_be_requested(name: str) -> None:
     assert not is_blocked(name)
     assert decide_environment([name], source={name: "value"}).values == {name: "value"}
 
 
-def test_a_grant_is_by_name_and_in_the_record() -> None:
+def test_grant_is_by_exact_name_and_recorded() -> None:
     found = decide_environment(["EDITOR", "PAGE=7"], grants=["GH_TOKEN"], source={"GH_TOKEN": SECRET, "EDITOR": "vi"})
     assert found.values == {"GH_TOKEN": SECRET, "EDITOR": "vi", "PAGE": "7"}
     assert found.record.granted == ("GH_TOKEN",)
@@ -82,20 +82,20 @@ def test_a_grant_is_by_name_and_in_the_record() -> None:
             decide_environment(grants=[pattern], source={"GH_TOKEN": SECRET})
 
 
-def test_the_model_s_key_never_goes_in() -> None:
+def test_model_key_is_never_passed_on() -> None:
     source = {"HOUSE_MODEL": SECRET}
     for words in ({"grants": ["HOUSE_MODEL"]}, {"asked": ["HOUSE_MODEL"]}, {"asked": [f"OTHER=x{SECRET}"]}):
         with pytest.raises(EnvPolicyRefused):
             decide_environment(**words, model_keys=["HOUSE_MODEL"], source=source)
 
 
-def test_what_is_asked_for_and_not_there_is_refused() -> None:
+def test_requested_variable_that_is_not_set_is_refused() -> None:
     for words in ({"asked": ["NOT_HERE"]}, {"grants": ["NOT_HERE"]}):
         with pytest.raises(EnvPolicyRefused):
             decide_environment(**words, source={})
 
 
-def test_what_a_forge_sets_is_kept_out_and_its_values_are_no_secrets() -> None:
+def test_code_host_variables_are_blocked_but_not_secret() -> None:
     source = {
         "GITHUB_REF_NAME": "master",
         "RUNNER_TEMP": "/home/runner",
@@ -107,7 +107,7 @@ def test_what_a_forge_sets_is_kept_out_and_its_values_are_no_secrets() -> None:
     assert set(found.record.withheld) == {"GITHUB_REF_NAME", "RUNNER_TEMP", "API_TOKEN", "LANG"}
 
 
-def test_by_default_it_is_the_caller_s_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_source_is_the_caller_s_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GITHUB_TOKEN", SECRET)
     assert SECRET not in decide_environment().values.values()
     assert set(decide_environment().values) <= set(os.environ)
@@ -121,7 +121,7 @@ variables = st.dictionaries(
 
 
 @given(source=variables, data=st.data())
-def test_no_blocked_value_gets_in_ungranted(source: dict[str, str], data: st.DataObject) -> None:
+def test_blocked_values_are_never_passed_on_without_a_grant(source: dict[str, str], data: st.DataObject) -> None:
     names = sorted(source)
     asked = data.draw(st.lists(st.sampled_from(names), unique=True)) if names else []
     grants = data.draw(st.lists(st.sampled_from(names), unique=True)) if names else []
@@ -138,7 +138,7 @@ def test_no_blocked_value_gets_in_ungranted(source: dict[str, str], data: st.Dat
     for name, value in found.values.items():
         assert name in grants or not is_blocked(name)
         assert name in grants or not any(each in value for each in secret)
-    # The record says of every variable how it came in, and nothing of what it holds.
+    # The record states how each variable was admitted, but never its value.
     record = found.record
     assert {*record.allowed, *record.asked, *record.granted} == set(found.values)
     told = msgspec.json.encode(record).decode() + repr(found)

@@ -1,4 +1,4 @@
-"""The feed: an event that has a number is heard by everyone, or the record says that it is not whole."""
+"""Tests of the feed: every listener receives each numbered event, or the record is marked as incomplete."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(work: Callable[[Feed], Awaitable[None]]) -> None:
     anyio.run(main)
 
 
-def test_a_teller_that_is_cancelled_leaves_no_hole() -> None:
+def test_cancelled_tell_leaves_no_gap() -> None:
     async def work(feed: Feed) -> None:
         heard: list[list[int]] = [[], []]
         entered, go_on = anyio.Event(), anyio.Event()
@@ -57,12 +57,12 @@ def test_a_teller_that_is_cancelled_leaves_no_hole() -> None:
         await feed.tell(notice())
         assert heard == [[1, 2], [1, 2]]
         assert feed.failure is None
-        assert not after, "and who told it is cancelled then"
+        assert not after, "the caller is cancelled afterwards"
 
     run(work)
 
 
-def test_a_turn_whose_end_is_being_told_ends_though_its_teller_is_cancelled() -> None:
+def test_turn_ends_even_if_end_turn_is_cancelled() -> None:
     async def work(feed: Feed) -> None:
         entered, go_on = anyio.Event(), anyio.Event()
 
@@ -82,7 +82,7 @@ def test_a_turn_whose_end_is_being_told_ends_though_its_teller_is_cancelled() ->
     run(work)
 
 
-def test_a_listener_that_never_returns_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_listener_that_never_returns_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proofbox.agents.feed.LISTEN_SECONDS", 0.05)
 
     async def work(feed: Feed) -> None:
@@ -103,7 +103,7 @@ def test_a_listener_that_never_returns_is_a_failure(monkeypatch: pytest.MonkeyPa
     run(work)
 
 
-def test_the_end_of_the_program_in_a_listener_is_a_hole_that_is_known() -> None:
+def test_exit_in_a_listener_is_recorded_as_a_failure() -> None:
     async def main() -> None:
         feed = Feed("s", SystemClock())
         entered = asyncio.Event()
@@ -124,8 +124,8 @@ def test_the_end_of_the_program_in_a_listener_is_a_hole_that_is_known() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=12))
-def test_listeners_hear_the_same_whoever_is_cancelled(tellers: list[tuple[int, bool]]) -> None:
-    """Each teller tells so often, and some are cancelled at some point of it."""
+def test_all_listeners_receive_the_same_events_under_cancellation(tellers: list[tuple[int, bool]]) -> None:
+    """Each task reports a number of events, and some tasks are cancelled meanwhile."""
 
     async def work(feed: Feed) -> None:
         heard: list[list[int]] = [[], [], []]

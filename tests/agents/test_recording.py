@@ -1,4 +1,4 @@
-"""The record of calls: what belongs to it, until when it is kept, and when it can't be relied on."""
+"""Tests of the recording: which calls it contains, when it ends, and when it is incomplete."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from proofbox.core.clock import SystemClock
 
 
 class Session:
-    """A session of two threads and a sub-agent of the first, whose commands end when it is closed."""
+    """A session with two threads and a sub-agent of the first. Its commands end when it is closed."""
 
     def __init__(self) -> None:
         self.feed = Feed("agent-1", SystemClock())
@@ -46,7 +46,7 @@ def begun(thread: str, item: str = "c1") -> ItemStarted:
 def recorded(
     *events: Event, late: tuple[Event, ...] = (), thread: str | None = None, fails: bool = False
 ) -> tuple[list[Event], Recording, Session]:
-    """Play these events, and late ones when the session ends its threads. Return what a listener heard."""
+    """Play these events, and late ones when the session ends its threads. Return the listener's events."""
     session, heard = Session(), list[Event]()
     session.late = list(late)
 
@@ -75,7 +75,7 @@ def test_listens_until_everything_has_ended_and_no_longer(thread: str | None, en
     assert recording.doubt == ""
 
 
-def test_hears_its_thread_and_sub_agents_and_no_other_attempt() -> None:
+def test_recording_receives_only_its_thread_and_sub_agents() -> None:
     notice = Notice(session="", thread="unknown", kind="warning", message="x")
     heard, recording, _ = recorded(call("one"), call("sub"), call("two"), notice, thread="one")
     assert [event.thread for event in heard] == ["one", "sub"]

@@ -1,6 +1,6 @@
-"""Sessions under any sequence of starts, steers, interrupts, forks and closes: what must hold of their events.
+"""Stateful test of sessions: the events stay consistent under any sequence of starts, steers, interrupts and forks.
 
-The tools are ours, so that thousands of turns cost nothing; that the real ones are killed is checked elsewhere.
+The tools are fakes, so that thousands of turns are cheap. Other tests check that real processes are killed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from proofbox.workspace.tools.contract import CommandResult, ToolResult
 
 
 class FalseTools:
-    """A command that ends when it is told to, or when its box is stopped."""
+    """A fake command that ends on request, or when its box is stopped."""
 
     facts: Mapping[str, Any] = {"provider": "false", "isolation": "none", "sandboxed": False}
 
@@ -59,7 +59,7 @@ ACTIONS = st.lists(
 
 
 class Model:
-    """What we know of the threads, beside what the session says."""
+    """The expected state of the threads, tracked independently of the session."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -103,7 +103,7 @@ class Model:
         self.open.clear()
         self.check()
         ended = {event.turn for event in self.events if isinstance(event, TurnEnded)}
-        assert ended == set(self.begun), "a turn that was begun was not told to its end"
+        assert ended == set(self.begun), "the end of a turn was not reported"
         with pytest.raises(ProofboxError):
             await self.session.start_thread()
 
@@ -161,7 +161,7 @@ class Model:
             assert result.status in ("interrupted", "completed", "failed")
 
     async def settle(self, which: int) -> None:
-        """Wait for a turn that ends by itself, and that it remembers all that its thread was told."""
+        """Wait for a turn to end, and check that it remembers all prompts and steering texts of its thread."""
         thread = self.pick(which)
         if thread is None or thread not in self.open:
             return
@@ -170,7 +170,7 @@ class Model:
         if not scope.cancelled_caught:
             del self.open[thread]
             if result.status == "completed" and "." in result.final_message and "\n" in result.final_message:
-                # All it was told until it spoke; a steer may have come between its last word and the turn's end.
+                # Texts up to its last message; steering may arrive between that message and the end of the turn.
                 said = result.final_message.split("\n")
                 assert said == self.told[thread][: len(said)]
 
@@ -182,7 +182,7 @@ class Model:
             self.told[new] = list(self.told[thread])
 
     async def reopen(self, _: int) -> None:
-        """Another session of the same home, with every thread resumed."""
+        """Open another session with the same home and resume every thread."""
         await self.leave()
         await self.enter()
         for thread in self.threads:
@@ -191,6 +191,6 @@ class Model:
 
 
 @given(actions=ACTIONS)
-def test_whatever_is_done_the_events_keep_their_rules(actions: list[tuple[str, int]]) -> None:
+def test_events_keep_their_rules_under_any_sequence_of_actions(actions: list[tuple[str, int]]) -> None:
     with tempfile.TemporaryDirectory() as home, contextlib.ExitStack():
         anyio.run(Model(Path(home)).play, [("thread", 0), ("turn", 0), *actions])

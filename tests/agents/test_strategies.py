@@ -1,4 +1,4 @@
-"""How a chain of strategies is decided and resolved, and what is told of each candidate."""
+"""Tests of strategy chains: their source, their resolution, and the result for each candidate."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SampleSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Sample:
-    """A runtime that is only looked at."""
+    """A runtime that is probed but never runs."""
 
     title = "sample"
     settings: type[msgspec.Struct] = SampleSettings
@@ -68,7 +68,7 @@ OLD = Sample(
     "old",
     RuntimeProbe(strategy="old", available=True, compatible=False, code="RUNTIME_COMPATIBILITY", reason="version 0.1"),
 )
-BROKEN = Sample("broken", start=RuntimeStartFailed("it did not come up"))
+BROKEN = Sample("broken", start=RuntimeStartFailed("it failed to start"))
 ALL: tuple[Sample, ...] = (GOOD, PLAIN, ABSENT, OLD, BROKEN)
 REGISTRY = Registry({each.id: lambda each=each: each for each in ALL})  # type: ignore[misc]
 
@@ -87,7 +87,7 @@ def resolve(chain: str, *required: str) -> tuple[str, tuple[CandidateResult, ...
     return anyio.run(run)
 
 
-def test_the_first_that_can_be_used_is_and_every_other_says_why_not() -> None:
+def test_first_usable_candidate_is_used_and_the_others_have_a_reason() -> None:
     used, seen = resolve("absent,old,nowhere,broken,good,plain")
     assert used == "good"
     assert [(each.strategy, each.used, each.code) for each in seen] == [
@@ -117,7 +117,7 @@ def test_the_first_that_can_be_used_is_and_every_other_says_why_not() -> None:
         ("broken!,good", RuntimeStartFailed),
     ],
 )
-def test_a_chain_that_ends_does_so_with_a_typed_error(chain: str, kind: type[AgentError]) -> None:
+def test_failed_chain_raises_a_typed_error(chain: str, kind: type[AgentError]) -> None:
     with pytest.raises(kind) as raised:
         resolve(chain)
     assert type(raised.value) is kind
@@ -126,7 +126,7 @@ def test_a_chain_that_ends_does_so_with_a_typed_error(chain: str, kind: type[Age
     assert not any(each["used"] for each in told)
 
 
-def test_a_capability_is_asked_for_by_name() -> None:
+def test_capabilities_are_required_by_name() -> None:
     used, seen = resolve("plain,good", "interrupt")
     assert (used, seen[0].code) == ("good", "RUNTIME_CAPABILITY_UNSUPPORTED")
     with pytest.raises(CapabilityUnsupported) as raised:
@@ -136,7 +136,7 @@ def test_a_capability_is_asked_for_by_name() -> None:
         resolve("plain", "flying")
 
 
-def test_settings_that_mean_nothing_are_no_reason_to_skip() -> None:
+def test_invalid_settings_raise_instead_of_skipping() -> None:
     class Picky(Sample):
         async def probe(self, settings: Mapping[str, Any]) -> RuntimeProbe:
             read_settings(SampleSettings, settings, self.id)
@@ -153,7 +153,7 @@ def test_settings_that_mean_nothing_are_no_reason_to_skip() -> None:
     assert raised.value.fix_hints == ("did you mean model?",)
 
 
-def test_the_first_source_that_says_anything_decides() -> None:
+def test_first_source_that_sets_the_chain_decides() -> None:
     env = {"PROOFBOX_STRATEGIES": "d,e"}
     cases: list[tuple[dict[str, Any], str, str]] = [
         ({"flag": "a!", "spec": ["b"], "config": ["c"], "env": env}, "a!", "flag"),
@@ -169,7 +169,7 @@ def test_the_first_source_that_says_anything_decides() -> None:
 
 
 @pytest.mark.parametrize("text", ["", ",", "a,,b", "a,a", "a,a!", "A", "a b", "a!!", "!", "a;b", "é", "-a"])
-def test_what_is_no_chain_is_refused(text: str) -> None:
+def test_malformed_chain_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
         parse_chain(text, "flag")
 
@@ -194,7 +194,7 @@ def test_resolution_is_deterministic_and_complete(chain: list[str]) -> None:
     first = once()
     assert first == once()
     usable = {"good", "plain"}
-    for link in chain:  # the rule, written out once more
+    for link in chain:  # an independent implementation of the rule
         if link.removesuffix("!") in usable:
             assert first[0] == link.removesuffix("!")
             break
@@ -205,7 +205,7 @@ def test_resolution_is_deterministic_and_complete(chain: list[str]) -> None:
         assert first[0].startswith("RUNTIME_")
 
 
-def test_a_flag_is_for_those_who_have_the_setting() -> None:
+def test_flag_applies_to_runtimes_that_have_the_setting() -> None:
     settings = RuntimeSettings({"good": {"model": "from-file", "retries": 2}}, {"model": "from-flag", "base_url": None})
     assert settings(GOOD) == {"model": "from-flag", "retries": 2}
     assert settings(PLAIN) == {"model": "from-flag"}
@@ -216,13 +216,13 @@ def test_a_flag_is_for_those_who_have_the_setting() -> None:
         RuntimeSettings({"god": {}}).check(parse_chain("good", "flag"), REGISTRY)
 
 
-def test_settings_of_the_wrong_kind_are_refused() -> None:
+def test_settings_of_the_wrong_type_are_refused() -> None:
     assert read_settings(SampleSettings, {"retries": 3}, "sample").retries == 3
     with pytest.raises(UsageError, match="retries"):
         read_settings(SampleSettings, {"retries": "three"}, "sample")
 
 
-def test_a_runtime_that_can_t_be_loaded_is_unavailable() -> None:
+def test_runtime_that_fails_to_load_is_unavailable() -> None:
     def fail() -> AgentRuntime:
         raise ImportError("no module named sample")
 
@@ -233,7 +233,7 @@ def test_a_runtime_that_can_t_be_loaded_is_unavailable() -> None:
     assert raised.value.fix_hints[0] == "did you mean sample?"
 
 
-def test_an_installed_package_brings_its_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installed_package_provides_its_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     info = tmp_path / "extra-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: extra\nVersion: 1\n")
@@ -244,5 +244,5 @@ def test_an_installed_package_brings_its_runtime(tmp_path: Path, monkeypatch: py
     assert "extra" in registry.ids
     assert "Bad-Id" not in registry.ids
     assert Chain(parse_chain("extra", "flag").candidates, "flag")
-    # A built-in id stays what it is.
+    # A built-in id can't be overridden.
     assert type(registry.runtime("scripted")).__module__ == "proofbox.agents.runtimes.scripted.runtime"

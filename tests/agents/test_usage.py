@@ -1,4 +1,4 @@
-"""Tokens as the gateway counts them: every format, streamed or not, whole or broken off, and summed over threads."""
+"""Tests of token counting by the gateway: all formats, streamed or not, complete or broken off, summed over threads."""
 
 # ruff: noqa: S610 (no Django here)
 
@@ -86,7 +86,7 @@ BODIES: dict[str, dict[str, Any]] = {
 
 
 class Passing:
-    """A gateway to an endpoint of the test's own, and what it reported."""
+    """A gateway to an endpoint of the test, and its reports."""
 
     def __init__(self, client: httpx2.AsyncClient) -> None:
         self.client = client
@@ -160,7 +160,7 @@ def test_usage_of_a_body_is_counted_for_the_request_that_made_it(tmp_path: Path,
     async def work(gateway: Passing) -> None:
         await gateway.client.post("/model/any", json={})
         assert (gateway.last.outcome, gateway.last.usage, gateway.last.unmeasured) == ("completed", EXPECTED, "")
-        await gateway.client.get("/model/any/id")  # a stored response, which can be fetched again and again
+        await gateway.client.get("/model/any/id")  # a stored response, which can be fetched repeatedly
         assert (gateway.last.usage, gateway.last.unmeasured) == (None, "")
 
     passing(tmp_path, endpoint, work)
@@ -195,7 +195,7 @@ def test_usage_that_is_not_stated_is_unknown_and_not_zero(
     passing(tmp_path, endpoint, work)
 
 
-def test_counting_tokens_of_a_prompt_uses_none(tmp_path: Path) -> None:
+def test_token_counting_requests_use_no_tokens(tmp_path: Path) -> None:
     async def endpoint(request: HttpRequest, responder: Responder) -> None:
         await responder.send(200, b'{"input_tokens": 12}', {"content-type": "application/json"})
 
@@ -208,7 +208,7 @@ def test_counting_tokens_of_a_prompt_uses_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["stream", "body", "error"])
 def test_a_response_is_counted_before_its_end_arrives(tmp_path: Path, kind: str) -> None:
-    """A program that ends with its last response must not be gone before that response was counted."""
+    """The last response must be counted even if the program exits right after it."""
 
     async def endpoint(request: HttpRequest, responder: Responder) -> None:
         if kind == "stream":
@@ -249,7 +249,7 @@ def test_the_latest_total_of_each_thread_is_summed() -> None:
     assert (count.source, count.spent()) == ("gateway", 42)
 
 
-def test_reports_of_the_agent_are_summed_where_there_is_no_gateway() -> None:
+def test_agent_reports_are_summed_without_a_gateway() -> None:
     count = TokenCount()
     assert (count.total(), count.spent()) == (None, 0)
     for event in (usage(10, "a", "runtime_reported"), usage(5, "b", "runtime_reported")):
@@ -263,10 +263,10 @@ def test_a_count_without_any_stated_usage_is_unknown() -> None:
     assert (count.total(), count.by_source()) == (None, {})
     assert (count.without_usage, count.broken_off) == (2, 1)
     count.add(usage(9, "a", "runtime_reported"))
-    assert count.spent() == 9  # as the agent reports, for lack of a better count
+    assert count.spent() == 9  # the agent's report, because there is no other count
 
 
-def test_in_a_shared_session_nothing_is_counted_that_may_be_anothers() -> None:
+def test_shared_session_does_not_count_unattributed_tokens() -> None:
     count = TokenCount(shared=True)
     count.add(usage(10, "mine"))
     count.add(usage(1000))
@@ -296,7 +296,7 @@ def test_a_sub_agents_tokens_are_counted_and_agree(tmp_path: Path) -> None:
     ("mode", "code", "seen"),
     [("direct", "USAGE_UNREPORTED", 10), ("spoof", "USAGE_DISAGREES", 20), ("late-spoof", "USAGE_DISAGREES", 10)],
 )
-def test_tokens_of_requests_that_codex_does_not_report_are_counted_and_a_finding(
+def test_unreported_requests_are_counted_and_reported_as_a_finding(
     tmp_path: Path, mode: str, code: str, seen: int
 ) -> None:
     async def work(lab: Lab) -> None:

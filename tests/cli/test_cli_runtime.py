@@ -59,7 +59,7 @@ def test_one_prompt_from_flag_to_fork(place: Path, capsys: pytest.CaptureFixture
         "completed",
     )
     assert said["chain"][0] | {"fix_hints": []} == {
-        "strategy": "scripted", "used": True, "reason": "the first that could be used", "code": "", "strict": False,
+        "strategy": "scripted", "used": True, "reason": "the first usable candidate", "code": "", "strict": False,
         "version": "1", "fix_hints": [],
     }  # fmt: skip
     assert [(each["tool"], each["exit_code"]) for each in said["tool_calls"]] == [("write_file", None), ("command", 3)]

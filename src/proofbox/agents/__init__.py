@@ -1,5 +1,5 @@
-"""Agent runtimes: programs that take a prompt and work on a workspace, driven and recorded the same way.
+"""Agent runtimes: programs that take a prompt and work on a workspace, all driven and recorded in the same way.
 
-`contract.py` has the nouns, `events.py` what a runtime may say, one package or module is one runtime, `strategies.py`
-chooses among them, `trial.py` runs one prompt and keeps the record of its steps.
+`contract.py` defines the runtime contract, `events.py` the events, and `runtimes/` contains the runtimes.
+`strategies.py` selects one of them, and `trials/` runs one prompt and records its steps.
 """

@@ -1,7 +1,8 @@
-"""What the declared rules answer for a call: one meaning for whatever asks, a tool of ours, the funnel or Codex.
+"""Decide calls by the declared approval rules, in the same way for our own tools, the funnel and Codex.
 
-The first rule whose pattern fits decides. Where some rule accepts, what none of them fits is declined. Where none does,
-nothing was said of what is not declined: who asks nobody goes on, and who asks for leave is not given it.
+The first matching rule decides. If at least one rule accepts, calls that match no rule are declined. If no rule
+accepts, the rules do not decide calls that match none of them: tools that need no approval run, and requests for
+approval are declined.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ NO_RULE = "no rule"
 
 
 def subject_of(tool: str, command: str) -> str:
-    """What rules and conditions see of a call: a command line as it is; of any other tool its name and arguments."""
+    """Return the text that rules and conditions match: the command line, or the tool's name and arguments."""
     if tool == "command":
         return command
     return f"{tool} {command}" if command else tool
 
 
 def decide(subject: str, rules: Sequence[ApprovalRule]) -> tuple[str, str] | None:
-    """`accept` or `decline`, and the rule's name; None where the rules say nothing of it."""
+    """Return `accept` or `decline` and the rule's name, or None if the rules do not decide this call."""
     for number, rule in enumerate(rules, 1):
         if fits(rule.command, subject):
             return ("accept" if rule.answer == "accept" else "decline"), rule.name or f"rule {number}"
@@ -29,7 +30,7 @@ def decide(subject: str, rules: Sequence[ApprovalRule]) -> tuple[str, str] | Non
 
 
 def fits(pattern: str, subject: str) -> bool:
-    """Whether the pattern covers all of the subject; a star is any text. Each piece is sought once, from the left."""
+    """Return whether the pattern matches the whole subject. A star matches any text. Runs in linear time."""
     first, *rest = pattern.split("*")
     if not rest:
         return subject == first

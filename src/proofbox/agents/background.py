@@ -1,4 +1,4 @@
-"""Tasks that outlive the call which started them: a session's turns, until the session ends."""
+"""Background tasks of a session, such as its turns: they outlive the call that started them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import anyio.abc
 
 
 class Background:
-    """A task group in a task of its own, since a session is opened by one task and may be closed by another.
+    """A task group that runs in its own task, because one task may open a session and another close it.
 
-    What is spawned here must not raise: it tells its failures to whoever waits for it.
+    Spawned coroutines must not raise; they report failures to their waiters.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Background:
         self._group.start_soon(work, *args)
 
     async def close(self) -> None:
-        """Cancel what is left and wait for it. May be repeated."""
+        """Cancel the remaining tasks and wait for them. Idempotent."""
         self._ended.set()
         if self._host is not None:
             await asyncio.wait([self._host])

@@ -1,4 +1,4 @@
-"""What is kept about the box an agent runs in: what was asked of it, what is in force, what it has used."""
+"""Facts about an agent's box for the record: the requested policy, the policy in force, and the resources used."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ def box_facts(box: SessionInfo) -> dict[str, Any]:
 
 
 def variables_of(box: BoxHandle, given: Iterable[str]) -> list[str]:
-    """Names of the variables that a program in the box has: the box's own, and those it was given."""
+    """Return the names of a program's variables: those of the box, and those it was started with."""
     return sorted({*box.environment, *(name for name in box.forwards if name in os.environ), *given})

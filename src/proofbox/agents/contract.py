@@ -1,11 +1,12 @@
-"""The contract of an agent runtime, and what is said to one.
+"""The contract of an agent runtime.
 
-A *runtime* is an agent program that we can drive; its id is a *strategy*. It opens a *session*: one program over one
-workspace, with any number of *threads* (conversations) in it. A *turn* is one prompt and everything the agent does
-until it gives the word back.
+A *runtime* is an agent program that proofbox can drive; its id is a *strategy*. A runtime opens a *session*: one
+program that works on one workspace, with any number of *threads* (conversations). A *turn* is one prompt and everything
+the agent does until it finishes.
 
-Whether a runtime keeps this contract is measured by `conformance/`, the same checks for every runtime. What it can't do
-it says in `capabilities`, and refuses with `CapabilityUnsupported` when asked all the same; nothing is faked.
+The checks in `conformance/` are the same for every runtime and measure whether it implements this contract. A runtime
+declares what it supports in `capabilities`, and raises `CapabilityUnsupported` for everything else; it emulates
+nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from proofbox.workspace.capabilities.capabilities import Capabilities as Grants
 
 
 class RuntimeCapabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What a runtime can do at all. A caller asks before it relies on one."""
+    """The optional features of a runtime. A caller checks a feature before using it."""
 
     supports_thread_start: bool = True
     supports_turn_steer: bool = False
@@ -40,82 +41,84 @@ class RuntimeCapabilities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RuntimeProbe(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a runtime could be used here and now, by a look that starts no agent."""
+    """Whether a runtime can be used on this machine now. Probing does not start the agent."""
 
     strategy: str
     available: bool
     version: str = ""
     compatible: bool = True
     code: str = ""
-    """The code of the error that starting it would raise."""
+    """The code of the error that starting the runtime would raise."""
     reason: str = ""
     fix_hints: tuple[str, ...] = ()
     details: Mapping[str, Any] = {}
 
 
 class ApprovalRule(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a call may be made. The first rule whose pattern fits decides: `approvals.py`."""
+    """A rule that accepts or declines calls. The first matching rule decides; see `approvals.py`."""
 
     answer: str
     """`accept` or `decline`."""
     command: str = "*"
-    """A pattern over the command line or the paths asked about: `*` is any text."""
+    """A pattern for the command line or the paths to approve: `*` matches any text."""
     name: str = ""
 
 
 class SessionOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Where and how a session runs.
 
-    The box's policy is the caller's: which provider, which limits. The runtime adds what it needs to run at all (its
-    own program, its home, the way to the model) and nothing else.
+    The caller decides the box's policy, such as the provider and the limits. The runtime adds only what it needs to
+    run: its program, its home, and access to the model.
     """
 
     workspace: Path
     """The directory the agent works on."""
     scratch: Path
-    """A directory of the caller's, outside the workspace, for sockets and logs. Removed by the caller."""
+    """A directory outside the workspace for sockets and logs. The caller creates and removes it."""
     home: Path | None = None
-    """Where the runtime keeps its threads, for a later session to resume or fork; None: a new one within `scratch`."""
+    """Where the runtime keeps its threads, so that a later session can resume or fork them. None: a new directory in
+    `scratch`."""
     provider: str | None = None
     policy: PolicyOptions = {}
     box_settings: BoxSettings | None = None
-    """Defaults for the box. None: those of the workspace's own configuration file and the user's."""
+    """Defaults for the box. None: read the configuration files of the workspace and of the user."""
     settings: Mapping[str, Any] = {}
-    """This runtime's own settings, from flags and `[runtimes.ID]`, checked by the runtime."""
+    """This runtime's settings, from flags and `[runtimes.ID]`. The runtime validates them."""
     env: Mapping[str, str] = {}
-    """Variables for the agent and its commands, already passed by the environment policy."""
+    """Variables for the agent and its commands, already checked against the environment policy."""
     approvals: tuple[ApprovalRule, ...] = ()
     grants: Grants | None = None
-    """What tools that proofbox itself runs for the agent are held to. For commands it is compiled into `policy`."""
+    """The capabilities of the tools that proofbox runs for the agent. For commands, `policy` already enforces them."""
     sandboxed: bool = True
-    """False: the agent runs outside any box, and every record says so."""
+    """False: the agent runs without a sandbox, and every record says so."""
     request_timeout: float = 30.0
-    """Seconds for a single request to the runtime."""
+    """Timeout in seconds for a single request to the runtime."""
     stall_timeout: float | None = None
-    """Seconds without any sign of life after which a turn counts as stalled."""
+    """Seconds without any activity after which a turn counts as stalled."""
 
 
 class TurnResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How a turn ended. `status` is the runtime's own word for it, never inferred from silence."""
+    """How a turn ended. `status` is what the runtime reported; it is never inferred from silence."""
 
     turn: str
     thread: str
     status: TurnStatus
     error: AgentError | None = None
-    """Why it failed, as the runtime says."""
+    """Why the turn failed, as reported by the runtime."""
     observed_failure: AgentError | None = None
-    """The infrastructure failure that the turn ended with, as seen from outside the box: a failure of the model, seen
-    by the gateway, or of the box, seen by its supervisor. The output and exit of a program in the box never set it."""
+    """The infrastructure failure that ended the turn, observed from outside the box: a model failure seen by the
+    gateway, or a failure of the box seen by its supervisor. The output and exit code of a program in the box never
+    set it."""
     final_message: str = ""
     usage: TokenUsage | None = None
     duration_ms: float = 0.0
 
 
 class AgentSession(Protocol):
-    """One program over one workspace. Methods raise `AgentError`s; every request has a deadline.
+    """One agent program that works on one workspace. Methods raise `AgentError`s; every request has a timeout.
 
-    Events reach listeners one at a time and in order, and the next waits for a listener that is slow: what is recorded
-    is whole or the turn fails with `RUNTIME_LISTENER_FAILURE`.
+    Listeners receive events in order, one at a time; a slow listener delays the next event. Either the record is
+    complete, or the turn fails with `RUNTIME_LISTENER_FAILURE`.
     """
 
     id: str
@@ -127,68 +130,68 @@ class AgentSession(Protocol):
         """The error that keeps the session from taking further turns, or None. A closed session is broken."""
 
     def owner_of(self, thread: str) -> str:
-        """Return the thread that the caller started and this one works for: itself, or its sub-agent's ancestor.
+        """Return the caller's thread that this thread belongs to: itself, or the ancestor of a sub-agent's thread.
 
-        Empty for a thread of unknown origin.
+        Return an empty string for a thread of unknown origin.
         """
 
     def facts(self) -> Mapping[str, Any]:
-        """What is to be kept about how it runs: transport, provider, isolation, sandboxed or not, recoveries so far."""
+        """Return how the session runs, for the record: transport, provider, isolation, sandboxed or not, recoveries."""
 
     def add_listener(self, listener: Listener) -> int:
-        """Hand every later event to `listener`. The number is for `remove_listener`."""
+        """Pass every later event to `listener`. Return a number for `remove_listener`."""
 
     def remove_listener(self, number: int) -> None:
-        """Stop doing so. Removing one that is not there is no error."""
+        """Remove a listener. An unknown number is ignored."""
 
     async def start_thread(self, folder: str = "") -> str:
-        """A new conversation; its id. `folder` is the directory of the workspace that it works in."""
+        """Start a conversation in a directory of the workspace. Return its id."""
 
     async def resume_thread(self, thread: str) -> str:
-        """Go on with a thread of an earlier session of the same home."""
+        """Resume a thread of an earlier session with the same home."""
 
     async def fork_thread(self, thread: str, last_turn: str | None = None) -> str:
-        """A new thread with the history of another, up to and with `last_turn` (default: all of it)."""
+        """Start a thread with the history of another, up to and including `last_turn` (default: all of it)."""
 
     async def start_turn(self, thread: str, prompt: str) -> str:
-        """Give the word to the agent; the turn's id. A thread has one turn at a time: a second is refused."""
+        """Send a prompt to the agent. Return the turn's id. Refused while another turn of the thread is in progress."""
 
     async def steer_turn(self, thread: str, turn: str, text: str) -> None:
-        """Say something to the agent while it works."""
+        """Send text to the agent during a turn."""
 
     async def interrupt_turn(self, thread: str, turn: str) -> None:
-        """Stop a turn, and the commands it runs. A turn that has ended already is left alone."""
+        """Stop a turn and the commands it runs. Has no effect on a turn that has ended."""
 
     async def wait_turn(self, turn: str) -> TurnResult:
-        """Wait for a turn's end, however it ends. A failed turn is a result, not an exception."""
+        """Wait until a turn ends. A failed turn is a result, not an exception."""
 
     async def end_thread(self, thread: str) -> None:
-        """End everything a thread and its sub-agents run: turns, background commands, detached processes.
+        """End everything that a thread and its sub-agents run: turns, background commands, detached processes.
 
         Before this returns, every call is reported, and an `Integrity` event names anything that could not be ended.
-        Only sessions that stay open need this: `close` ends all of it as well.
+        Only sessions that stay open need this; `close` does the same for all threads.
         """
 
     async def close(self) -> None:
-        """End the program and everything it started. May be repeated; leaves no process, socket or directory.
+        """End the program and everything it started. Idempotent; leaves no process, socket or directory behind.
 
         Before this returns, every call that began is reported, as `abandoned` if its end was not seen.
         """
 
 
 class AgentRuntime(Protocol):
-    """A way to run an agent. Implementations hold no state but what they learned about this machine."""
+    """An agent program that proofbox can drive. Implementations hold no state except facts about this machine."""
 
     id: str
     title: str
     capabilities: RuntimeCapabilities
     settings: type[msgspec.Struct]
-    """What `[runtimes.ID]` may say, every member with a default. `settings.read_settings` checks against it."""
+    """The type of the table `[runtimes.ID]`; every member has a default. `settings.read_settings` validates it."""
 
     async def probe(self, settings: Mapping[str, Any]) -> RuntimeProbe:
-        """Whether it could run: found, version, compatible, what is missing. Raises `UsageError` for bad settings."""
+        """Check whether the runtime can run here. Raises `UsageError` for invalid settings."""
 
     async def start_session(
         self, options: SessionOptions, *, clock: Clock | None = None, ids: IdSource | None = None
     ) -> AgentSession:
-        """Start it, or raise an `AgentError` and leave nothing behind."""
+        """Start a session, or raise an `AgentError` and leave nothing behind."""

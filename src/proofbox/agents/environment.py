@@ -1,13 +1,14 @@
-"""Which of the caller's variables an agent and its commands get, and that nothing secret is among them.
+"""The environment variables that an agent and its commands receive, without secrets.
 
-Three lists. *Allowed* names go in when they are set: they say what language, time zone and terminal it is. Names that
-the caller asks for go in as well. *Blocked* ones don't, asked for or not: keys of clouds and models, tokens, agents'
-sockets, git's credential helpers, addresses of databases and the like, and whatever is called a secret, token or
-password. A blocked one goes in only when it is *granted* by its exact name; and the variable that holds the model's key
-never does, since the gateway outside adds it. A harmless name does not help: the value of a secret variable is refused
-under any name.
+- *Allowed* variables (language, time zone, terminal) are passed on if they are set.
+- Variables that the caller *asks* for are passed on too, unless they are blocked.
+- *Blocked* variables are not passed on, even if the caller asks for them: keys of clouds and models, tokens, sockets of
+  SSH and GPG agents, git's credential helpers, database addresses, and any name that contains a word such as secret,
+  token or password.
+- A blocked variable is passed on only if it is *granted* by its exact name. The variable that holds the model's key
+  can't be granted, because the gateway outside the box adds the key.
 
-The evidence has names, and no values.
+The value of a secret variable is refused under any other name as well. The evidence contains names, never values.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ BLOCKED = frozenset(
 BLOCKED_PREFIXES = (
     *("AWS_", "AZURE_", "ARM_", "GOOGLE_", "GCP_", "GCLOUD_", "CLOUDFLARE_", "DIGITALOCEAN_", "VAULT_", "TF_VAR_"),
     *("OPENAI_", "ANTHROPIC_", "CLAUDE_", "CODEX_", "GEMINI_", "MISTRAL_", "OPENROUTER_", "HF_", "HUGGING_FACE_"),
-    # git reads its configuration from these too, a credential helper included.
+    # git reads its configuration from GIT_CONFIG_*, including a credential helper.
     *("GIT_CONFIG", "GITHUB_", "GH_", "GITLAB_", "BITBUCKET_", "CI_JOB_", "ACTIONS_", "RUNNER_"),
 )
 _SECRET_WORDS = re.compile(
     r"SECRET|TOKEN|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|PRIVATE|(?:API|ACCESS|AUTH)_?KEY|(?:^|_)(?:PWD_HASH|PASS|AUTH)(?:_|$)"
 )
-# Addresses of such services hold passwords. The variables are blocked, and so are their values under other names. The
-# values are not redacted from texts: an address like redis://localhost is too common.
+# Addresses of these services often contain passwords. The variables are blocked, and so are their values under other
+# names. The values are not redacted from text, because an address such as redis://localhost is too common.
 _SERVICES = (
     r"DB|DATABASE|SQL|SQLALCHEMY|POSTGRES|POSTGRESQL|PG|MYSQL|MARIADB|MSSQL|ORACLE|MONGO|MONGODB|REDIS|VALKEY|CLICKHOUSE"
     r"|COUCHDB|COUCHBASE|CASSANDRA|NEO4J|ELASTIC|ELASTICSEARCH|OPENSEARCH|AMQP|CLOUDAMQP|RABBITMQ|BROKER|NATS|KAFKA"
@@ -59,17 +60,17 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class EnvironmentRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept of it: names alone."""
+    """The recorded part of an environment: names only."""
 
     allowed: tuple[str, ...]
     asked: tuple[str, ...]
     granted: tuple[str, ...]
     withheld: tuple[str, ...]
-    """Blocked ones, and allowed ones that hold a secret, which the caller has and the agent has not."""
+    """Variables of the caller that the agent did not receive: blocked ones, and allowed ones that hold a secret."""
 
 
 class AgentEnvironment:
-    """The variables for an agent, with the record of them. Silent about the values."""
+    """The variables for an agent, and their record. The representation does not show values."""
 
     def __init__(self, values: Mapping[str, str], record: EnvironmentRecord) -> None:
         self.values = dict(values)
@@ -79,16 +80,16 @@ class AgentEnvironment:
         return f"<AgentEnvironment {', '.join(sorted(self.values)) or 'empty'}>"
 
 
-@functools.lru_cache(maxsize=1024)  # the same names, for each session of a process
+@functools.lru_cache(maxsize=1024)  # every session of a process checks the same names
 def is_secret(name: str) -> bool:
-    """Whether what a variable of that name holds is a secret, by the name itself."""
+    """Return whether the name indicates that the variable holds a secret."""
     upper = name.upper()
     words = _SECRET_WORDS.search(upper) or SECRET_VARIABLE.search(upper) or _ADDRESS_WITH_PASSWORD.search(upper)
     return upper in BLOCKED or words is not None
 
 
 def is_blocked(name: str) -> bool:
-    """Whether it may be one: all that clouds, models and forges set is kept out, harmless or not."""
+    """Return whether the variable is blocked: a secret, or any variable of a cloud, model or code host."""
     return is_secret(name) or name.upper().startswith(BLOCKED_PREFIXES)
 
 
@@ -103,9 +104,9 @@ def decide_environment(
     model_keys: Iterable[str] = (),
     source: Mapping[str, str] | None = None,
 ) -> AgentEnvironment:
-    """The environment of an agent. `asked` has `NAME`, whose value is the caller's, or `NAME=VALUE`.
+    """Return the environment of an agent. `asked` contains `NAME` (with the caller's value) or `NAME=VALUE` entries.
 
-    Raises `EnvPolicyRefused` for what must not go in; nothing is left out silently that was asked for.
+    Raises `EnvPolicyRefused` for a variable that must not be passed on; a requested variable is never dropped silently.
     """
     source = dict(os.environ) if source is None else source
     granted = frozenset(grants)
@@ -115,9 +116,7 @@ def decide_environment(
         if name in model:
             raise _refused(name, "it is the model's key, which stays with the gateway outside the box", ())
         if name not in source:
-            raise _refused(
-                name, "it is granted, and you have no such variable", (f"set it, or leave out --grant {name}",)
-            )
+            raise _refused(name, "it is granted but not set", (f"set the variable, or omit --grant {name}",))
     secrets = _known_secrets(granted, model, source)
     values = {
         name: value
@@ -131,13 +130,13 @@ def decide_environment(
         if name in model:
             raise _refused(name, "it is the model's key, which stays with the gateway outside the box", ())
         if is_blocked(name) and name not in granted:
-            hint = f"if the agent must have it, and whatever it runs: runtime try --grant {name}; no suite can"
+            hint = f"to give it to the agent and its commands: runtime try --grant {name} (not available for suites)"
             raise _refused(name, "its name is on the block list", (hint,))
         if not given and name not in source:
-            raise _refused(name, "you have no such variable", (f"write {name}=VALUE, or leave it out",))
+            raise _refused(name, "it is not set", (f"write {name}=VALUE, or omit it",))
         values[name] = value if given else source[name]
         if name not in granted and _holds(values[name], secrets):
-            raise _refused(name, "its value holds that of a variable on the block list", ("leave it out",))
+            raise _refused(name, "its value contains that of a variable on the block list", (f"omit {name}",))
         wanted.append(name)
     values |= {name: source[name] for name in granted}
     record = EnvironmentRecord(
@@ -152,7 +151,7 @@ def decide_environment(
 
 
 def _known_secrets(granted: frozenset[str], model: frozenset[str], source: Mapping[str, str]) -> Redactor:
-    """The values that must not go in under any name."""
+    """Return a redactor for the values that must not be passed on under any name."""
     found = [
         value
         for name, value in source.items()
@@ -166,17 +165,20 @@ def _holds(value: str, secrets: Redactor) -> bool:
 
 
 def check_name(name: str) -> None:
-    """Raises `EnvPolicyRefused` for what no variable is called."""
+    """Raise `EnvPolicyRefused` for a malformed variable name."""
     if not _NAME.fullmatch(name):
         raise EnvPolicyRefused(
-            f"{name[:60]!r} is no variable's name",
+            f"{name[:60]!r} is not a variable name",
             op="environment",
-            fix_hints=["name variables one by one, without patterns"],
+            fix_hints=["list variables one by one; patterns are not supported"],
             details={"variable": name[:60]},
         )
 
 
 def _refused(name: str, why: str, hints: Iterable[str]) -> EnvPolicyRefused:
     return EnvPolicyRefused(
-        f"{name} does not enter a box: {why}", op="environment", fix_hints=tuple(hints), details={"variable": name}
+        f"{name} can't be passed to the box: {why}",
+        op="environment",
+        fix_hints=tuple(hints),
+        details={"variable": name},
     )

@@ -1,13 +1,14 @@
-"""What happens while an agent works, in one vocabulary for every runtime.
+"""The events of an agent session: one vocabulary for every runtime.
 
-A runtime translates what its program says into these and nothing else. Three rules hold for all of them:
+Each runtime translates its program's output into these events and no others. Three rules hold for every runtime:
 
-- Only `ToolCall` and `FileChange` are things done, each once, when it has ended, with the outcome it really had. Deltas
-  are for watching, and are never counted.
-- A turn has exactly one `TurnEnded`, the last event of that turn but for what arrives late, which says so (`late`).
-- What can't be translated is kept whole as `Unrecognized`: never lost, never fatal.
+- Only `ToolCall` and `FileChange` count as actions. Each is reported once, after it ended, with its actual outcome.
+  Deltas are for live display and are never counted.
+- A turn has exactly one `TurnEnded`. It is the last event of the turn, except for late events, which set `late`.
+- Input that can't be translated is kept as `Unrecognized`; it is neither dropped nor fatal.
 
-`runtime_reported` facts rest on the program's word alone; `Usage` and `RateWindows` say where they were seen.
+Facts with the source `runtime_reported` were stated by the program and not checked. `Usage` and `RateWindows` name
+their source.
 """
 
 from __future__ import annotations
@@ -25,21 +26,21 @@ TurnStatus = Literal["completed", "failed", "interrupted"]
 
 
 class AgentEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
-    """What every event has. `seq` counts the events of one session, from 1 and without a gap."""
+    """The members of every event. `seq` counts the events of one session, from 1 and without gaps."""
 
     session: str
     seq: int = 0
     at_ms: float = 0.0
-    """Milliseconds since the session began, by our clock."""
+    """Milliseconds since the session began, by proofbox's clock."""
     thread: str = ""
     turn: str = ""
 
 
 class ThreadStarted(AgentEvent, frozen=True, kw_only=True, tag="thread_started"):
     origin: Literal["start", "resume", "fork"] = "start"
-    """New, taken up again, or a fork of another."""
+    """Whether the thread is new, resumed, or a fork of another thread."""
     forked_from: str = ""
-    """That other thread; empty unless it is a fork."""
+    """The thread that this one was forked from; empty unless it is a fork."""
 
 
 class TurnStarted(AgentEvent, frozen=True, kw_only=True, tag="turn_started"):
@@ -47,82 +48,82 @@ class TurnStarted(AgentEvent, frozen=True, kw_only=True, tag="turn_started"):
 
 
 class ItemStarted(AgentEvent, frozen=True, kw_only=True, tag="item_started"):
-    """The agent began something. What came of it is told when it has ended."""
+    """The agent started an item. Its outcome is reported by a later event, when the item ends."""
 
     item: str
     kind: str
-    """What it is, by the runtime's own name."""
+    """The runtime's name for this kind of item."""
     command: str = ""
-    """The command line, or the tool's arguments as JSON, where that is known by then; a log may cut it."""
+    """The command line, or the tool's arguments as JSON, if known when the item starts; a log may truncate it."""
 
 
 class Delta(AgentEvent, frozen=True, kw_only=True, tag="delta"):
-    """A piece of something under way."""
+    """A piece of an item in progress."""
 
     item: str
     kind: Literal["message", "reasoning", "output"]
-    """Of what: a message, the agent's thinking, or what a command prints."""
+    """What the text belongs to: a message, the agent's reasoning, or a command's output."""
     text: str
-    """What is new since the piece before."""
+    """The text added since the previous delta."""
 
 
 class Message(AgentEvent, frozen=True, kw_only=True, tag="message"):
-    """The agent said something, whole."""
+    """A complete message from the agent."""
 
     item: str
     text: str
-    """All of it; a log may cut it."""
+    """The whole text; a log may truncate it."""
 
 
 class Reasoning(AgentEvent, frozen=True, kw_only=True, tag="reasoning"):
     item: str
     text: str
-    """What it thought, as far as its runtime tells; a log may cut it."""
+    """The agent's reasoning, as far as the runtime reports it; a log may truncate it."""
 
 
 class ToolCall(AgentEvent, frozen=True, kw_only=True, tag="tool_call"):
-    """A tool or command has ended. `abandoned`: it began, and nobody will ever say how it ended."""
+    """A tool call or command has ended. `abandoned`: it began, and its end will never be reported."""
 
     item: str
     tool: str
-    """`command` for a command line; else the tool's own name."""
+    """`command` for a command line; otherwise the tool's name."""
     command: str = ""
-    """The command line as the agent gave it, or the tool's arguments as JSON."""
+    """The command line as the agent wrote it, or the tool's arguments as JSON."""
     cwd: str = ""
     status: ToolStatus
-    """`declined`: leave was not given."""
+    """`declined`: the call was not approved."""
     exit_code: int | None = None
     duration_ms: float | None = None
     output: str = ""
-    """What it printed or returned, as far as the runtime tells; a log may cut it."""
+    """What the call printed or returned, as far as the runtime reports it; a log may truncate it."""
     late: bool = False
-    """It ended after its turn had."""
+    """The call ended after its turn."""
     source: Literal["runtime_reported", "observed"] = "runtime_reported"
-    """`observed`: proofbox ran it itself, or was asked to."""
+    """`observed`: proofbox ran the call, or was asked to run it."""
     started: bool | None = None
-    """Of an observed call, whether it ran: false if it was declined or refused, or if its program could not be started.
-    Null: not seen from outside the box."""
+    """Whether an observed call ran: false if it was declined or refused, or if its program could not be started.
+    Null: not visible from outside the box."""
 
 
 class FileChange(AgentEvent, frozen=True, kw_only=True, tag="file_change"):
-    """The agent changed files by a tool of its own. The workspace's snapshots say what really changed."""
+    """The agent changed files with a built-in tool. The workspace's snapshots show what actually changed."""
 
     item: str
     paths: tuple[str, ...]
     status: ToolStatus
-    """Of the change; `declined`: leave was not given."""
+    """The outcome of the change. `declined`: it was not approved."""
     late: bool = False
-    """It ended after its turn had."""
+    """The change ended after its turn."""
 
 
 class ApprovalDecision(AgentEvent, frozen=True, kw_only=True, tag="decision"):
-    """The agent asked for leave, and was answered by the declared policy."""
+    """The answer of the declared approval rules to a request by the agent."""
 
     item: str
     method: str
-    """What was asked, in the runtime's own words."""
+    """The runtime's name for the request."""
     subject: str
-    """The command, paths or question it was about."""
+    """The command, paths or question to approve."""
     answer: str
     rule: str
 
@@ -141,52 +142,52 @@ class TokenUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Usage(AgentEvent, frozen=True, kw_only=True, tag="usage"):
-    """The tokens that a thread has used up to now. An attempt's usage is the sum over its threads."""
+    """The tokens that a thread has used so far. An attempt's usage is the sum over its threads."""
 
     total: TokenUsage
-    """Of the whole thread, up to now. With source `gateway` and no thread: of requests that name no known thread."""
+    """The thread's total so far. With source `gateway` and no thread: the total of requests without a known thread."""
     source: Source = "runtime_reported"
     without_usage: int = 0
-    """Responses of the thread, up to now, whose usage the endpoint did not state: they are not in `total`."""
+    """Number of responses so far whose usage the endpoint did not state; `total` does not include them."""
     broken_off: int = 0
-    """Responses of the thread, up to now, that broke off: `total` has as much of them as was stated before."""
+    """Number of responses so far that broke off; `total` includes the usage stated before that."""
 
 
 class RateWindow(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """`primary` or `secondary` of a subscription; `requests` or `tokens` of an API."""
     used_percent: float | None = None
-    """From 0 to 100; null: not told."""
+    """From 0 to 100; null: not reported."""
     window_minutes: float | None = None
-    """How long the window is; null: not told."""
+    """The length of the window; null: not reported."""
     resets_at: float | None = None
     """Seconds since the epoch."""
 
 
 class RateWindows(AgentEvent, frozen=True, kw_only=True, tag="rate_windows"):
     windows: tuple[RateWindow, ...]
-    """Every limit that was told, as of now."""
+    """The current state of every reported limit."""
     source: Source = "runtime_reported"
 
 
 class Retrying(AgentEvent, frozen=True, kw_only=True, tag="retrying"):
-    """The runtime met a failure and tries again by itself."""
+    """The runtime encountered a failure and is retrying on its own."""
 
     code: str
     message: str
 
 
 class Notice(AgentEvent, frozen=True, kw_only=True, tag="notice"):
-    """A warning or a change of status, for whoever watches."""
+    """A warning or a change of status, for display."""
 
     kind: str
-    """What it is about: `steered`, `recovered`, `truncated`, or the runtime's own name."""
+    """The kind of notice: `steered`, `recovered`, `truncated`, or the runtime's own name for it."""
     message: str
-    """What is told, in words."""
+    """The text to show."""
 
 
 class Integrity(AgentEvent, frozen=True, kw_only=True, tag="integrity"):
-    """Something about the record itself is not as it should be: a gap, a contradiction, an end that never came."""
+    """A defect of the record itself: a gap, a contradiction, or a missing end."""
 
     code: str
     message: str
@@ -195,21 +196,21 @@ class Integrity(AgentEvent, frozen=True, kw_only=True, tag="integrity"):
 
 class TurnEnded(AgentEvent, frozen=True, kw_only=True, tag="turn_ended"):
     status: TurnStatus
-    """`completed`: the agent gave the word back. `interrupted`: somebody stopped it."""
+    """`completed`: the agent finished its turn. `interrupted`: it was stopped from outside."""
     code: str = ""
-    """The code of the failure; empty where there was none."""
+    """The error code of the failure; empty if the turn did not fail."""
     message: str = ""
-    """What failed, for people; empty where nothing did."""
+    """A readable description of the failure; empty if the turn did not fail."""
     duration_ms: float | None = None
 
 
 class Unrecognized(AgentEvent, frozen=True, kw_only=True, tag="unrecognized"):
-    """Something the runtime said that this version knows no name for, kept as it came (bounded)."""
+    """A message from the runtime that this version does not know, kept unchanged up to a size limit."""
 
     method: str
-    """What the runtime calls it."""
+    """The runtime's name for the message."""
     payload: str
-    """As it came; cut where `truncated` says so."""
+    """The message as received; cut off if `truncated` is true."""
     truncated: bool = False
 
 
@@ -235,7 +236,7 @@ Listener = Callable[[Event], Awaitable[None]]
 EVENT_TYPES: tuple[type[AgentEvent], ...] = Event.__args__
 declare(
     "events.jsonl",
-    at="BUNDLE/events.jsonl of an attempt, where `seq` is called `number`; of a trial, as the member `event`",
-    meaning="What a runtime told while an agent worked, deltas left out of attempts: one of these a line.",
+    at="BUNDLE/events.jsonl of an attempt, where `seq` is called `number`; in a trial, the member `event`",
+    meaning="The events of an agent session, one per line. Attempts leave out the deltas.",
     shape=EVENT_TYPES,
 )

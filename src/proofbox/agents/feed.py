@@ -1,4 +1,4 @@
-"""What every session needs to tell its events and to have its turns waited for."""
+"""The event feed of a session: number the events, pass them to listeners, and let callers wait for turns."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from proofbox.core.clock import Clock
 from proofbox.errors import AgentError, InternalError, ListenerFailed, UsageError
 
 LISTEN_SECONDS = 300.0
-"""For one listener and one event: a snapshot of a large workspace takes its time, and nobody else can end the wait."""
+"""Timeout for one listener to handle one event. It is long because a listener may snapshot a large workspace; the call
+is shielded from cancellation, so nothing else can end it."""
 
 
 class Turn:
-    """A turn under way or ended: what `wait_turn` tells is gathered here from the events."""
+    """A turn in progress or ended. Collects from the events what `wait_turn` returns."""
 
     def __init__(self, id: str, thread: str, began: float) -> None:
         self.id = id
@@ -29,15 +30,15 @@ class Turn:
         self.answered = False
         """The model has completed a response."""
         self.observed_failure: AgentError | None = None
-        """As in `TurnResult`."""
+        """See `TurnResult.observed_failure`."""
         self.result: TurnResult | None = None
 
 
 class Feed:
-    """Numbers events, hands them to the listeners in order, and remembers how each turn ended.
+    """Numbers events, passes them to the listeners in order, and remembers how each turn ended.
 
-    A listener that raises is a hole in somebody's record: the turns under way then end as failed, whatever the agent
-    goes on to say, and no listener hears of them twice.
+    If a listener raises, its record is incomplete. The listener is removed, and every turn in progress ends as failed,
+    even if the agent reports success. No event is delivered twice.
     """
 
     def __init__(self, session: str, clock: Clock) -> None:
@@ -47,7 +48,7 @@ class Feed:
         self._seq = 0
         self._listeners: dict[int, Listener] = {}
         self._next = 0
-        self._telling = anyio.Lock(fast_acquire=True)
+        self._delivery_lock = anyio.Lock(fast_acquire=True)
         self._turns: dict[str, Turn] = {}
         self.failure: ListenerFailed | None = None
 
@@ -73,12 +74,14 @@ class Feed:
         return [turn for turn in self._turns.values() if turn.result is None]
 
     def turn(self, id: str, thread: str | None = None) -> Turn:
-        """Raises UsageError for a turn that nobody began, or not in that thread."""
+        """Return the turn. Raises `UsageError` if it was not started in this session, or not in that thread."""
         found = self._turns.get(id)
         if found is None or thread not in (None, found.thread):
             where = "this session" if found is None else f"the thread {str(thread)[:80]!r}"
             raise UsageError(
-                f"{where} has no turn {id[:80]!r}", op="turn", fix_hints=["name one that was started there"]
+                f"{where} has no turn {id[:80]!r}",
+                op="turn",
+                fix_hints=["pass the id of a turn that was started there"],
             )
         return found
 
@@ -96,11 +99,11 @@ class Feed:
         return turn.result
 
     async def tell(self, event: Event) -> None:
-        """Number the event and let everyone hear it before the next one comes.
+        """Number the event and deliver it to every listener before the next event.
 
-        Once it has a number everyone hears it, also when the teller is cancelled meanwhile.
+        Once the event has a number, every listener receives it, even if the caller is cancelled meanwhile.
         """
-        async with self._telling:
+        async with self._delivery_lock:
             self._seq += 1
             at_ms = (self._clock.monotonic() - self._began) * 1000
             event = msgspec.structs.replace(event, session=self.session, seq=self._seq, at_ms=round(at_ms, 3))
@@ -108,28 +111,28 @@ class Feed:
             if turn is not None and isinstance(event, Message):
                 turn.final_message = event.text
             elif turn is not None and isinstance(event, Usage) and event.source in (turn.usage_source, "gateway"):
-                turn.usage, turn.usage_source = event.total, event.source  # what we saw goes before what we were told
+                turn.usage, turn.usage_source = event.total, event.source  # the gateway's figures take precedence
             for number, listener in list(self._listeners.items()):
                 try:
                     with anyio.fail_after(LISTEN_SECONDS, shield=True):
                         await listener(event)
                 except Exception as error:
-                    self._lose(number, event, error)
-                except BaseException as error:  # the end of the whole program, which no shield holds off
-                    self._lose(number, event, error)
+                    self._remove_failed_listener(number, event, error)
+                except BaseException as error:  # the program is exiting, for example by KeyboardInterrupt
+                    self._remove_failed_listener(number, event, error)
                     raise
         await anyio.lowlevel.checkpoint_if_cancelled()
 
-    def _lose(self, number: int, event: Event, error: BaseException) -> None:
+    def _remove_failed_listener(self, number: int, event: Event, error: BaseException) -> None:
         self._listeners.pop(number, None)
         self.failure = ListenerFailed(
-            f"a listener failed at event {event.seq} ({type(error).__name__}): the record is not whole",
+            f"a listener failed at event {event.seq} ({type(error).__name__}): the record is incomplete",
             op="listen",
             details={"seq": event.seq},
         )
 
     async def end_turn(self, id: str, status: TurnStatus, error: AgentError | None = None) -> None:
-        """Tell the end of a turn, once: a turn that has ended stays as it ended."""
+        """Report the end of a turn. Only the first call for a turn has an effect."""
         turn = self.turn(id)
         if turn.result is not None:
             return
@@ -147,7 +150,7 @@ class Feed:
             duration_ms=duration_ms,
         )
         try:
-            with anyio.CancelScope(shield=True):  # its place in the record is not to be lost in a queue either
+            with anyio.CancelScope(shield=True):  # also while waiting for the lock: the event must be recorded
                 await self.tell(
                     TurnEnded(
                         session=self.session,
@@ -159,7 +162,7 @@ class Feed:
                         duration_ms=duration_ms,
                     )
                 )
-        finally:  # whoever waits for it must not wait for ever
+        finally:  # otherwise `wait_turn` would wait forever
             if self.failure is not None and error is not self.failure:
                 turn.result = msgspec.structs.replace(turn.result, status="failed", error=self.failure)
             turn.ended.set()

@@ -1,8 +1,8 @@
-"""What the runtimes share whose turns are tasks of this process: `process` and `scripted`.
+"""The base class of sessions that run each turn as a task of this process: `process`, `scripted` and the controls.
 
-Such a session plays each turn as a task, and decides how it ended: by its own word (`_play` returns, or raises an
-`AgentError`), by an interrupt, by its watchdog, or because the session was closed. Whatever it was, the turn's commands
-are dead before its end is told.
+The session decides how a turn ended: the agent finished or failed (`_play` returns, or raises an `AgentError`), the
+turn was interrupted, it stalled, or the session was closed. In every case, the turn's commands are dead before its end
+is reported.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from proofbox.errors import (
     UsageError,
 )
 
-CLOSE_PATIENCE = 10.0
+CLOSE_TIMEOUT = 10.0
 Ending = Literal["interrupt", "stall", "close"]
 
 
 class HostedSession:
-    """Subclasses play turns (`_play`), and end what a turn has started (`_kill`)."""
+    """Subclasses run turns (`_play`), and kill what a turn has started (`_kill`)."""
 
     version = ""
 
@@ -49,11 +49,11 @@ class HostedSession:
         self.feed = Feed(self.id, self._clock)
         self._threads: set[str] = set()
         self.folders: dict[str, str] = {}
-        """Where in the workspace each thread works."""
+        """The directory of the workspace that each thread works in."""
         self._background = Background()
         self._scopes: dict[str, anyio.CancelScope] = {}
         self._endings: dict[str, Ending] = {}
-        self._signs: dict[str, float] = {}
+        self._last_activity: dict[str, float] = {}
         self._closed = False
 
     async def open(self) -> None:
@@ -83,7 +83,7 @@ class HostedSession:
         self._check_open()
         thread = self._ids.new_id("thread")
         self.folders[thread] = folder
-        return await self._have_thread(thread, ThreadStarted(session=self.id, thread=thread))
+        return await self._register_thread(thread, ThreadStarted(session=self.id, thread=thread))
 
     async def resume_thread(self, thread: str) -> str:
         raise self._lacks("supports_thread_resume", f"can't resume {thread[:80]!r}")
@@ -94,10 +94,14 @@ class HostedSession:
     async def start_turn(self, thread: str, prompt: str) -> str:
         self._check_open()
         if thread not in self._threads:
-            raise UsageError(f"this session has no thread {thread[:80]!r}", op="turn", fix_hints=["start one"])
+            raise UsageError(
+                f"this session has no thread {thread[:80]!r}", op="turn", fix_hints=["start a thread first"]
+            )
         if self.feed.active_turn(thread) is not None:
             raise UsageError(
-                "the thread has a turn under way", op="turn", fix_hints=["wait for it, interrupt it, or steer it"]
+                "the thread already has a turn in progress",
+                op="turn",
+                fix_hints=["wait for that turn, interrupt it, or steer it"],
             )
         turn = self.feed.begin_turn(self._ids.new_id("turn"), thread)
         self._background.spawn(self._run, turn, prompt)
@@ -127,41 +131,41 @@ class HostedSession:
             return
         self._closed = True
         with anyio.CancelScope(shield=True):
-            with anyio.move_on_after(CLOSE_PATIENCE):
+            with anyio.move_on_after(CLOSE_TIMEOUT):
                 for turn in self.feed.turns_under_way():
                     await self._end_early(turn.id, "close")
                 for turn in self.feed.turns_under_way():
                     await turn.ended.wait()
-            await self._release()  # first: it wakes what would not let itself be cancelled
+            await self._release()  # before the background: it wakes tasks that can't be cancelled
             await self._background.close()
 
     # For subclasses
 
     async def _play(self, turn: Turn, prompt: str) -> None:
-        """Do what the agent does. Returning means that it said it was done."""
+        """Run one turn of the agent. Returning means that the agent finished its turn."""
         raise NotImplementedError
 
     async def _kill(self, turn: Turn) -> None:
-        """End everything that the turn has started; wakes what `_play` waits for."""
+        """Kill everything that the turn has started, so that `_play` stops waiting."""
 
     async def _end_thread(self, thread: str) -> None:
-        """End what the turns of a thread have left running."""
+        """Kill whatever the turns of a thread left running."""
 
     async def _release(self) -> None:
-        """Let go of what the session holds."""
+        """Release the session's resources."""
 
     async def tell(self, event: Event) -> None:
-        """Tell an event of a turn under way. A listener that failed ends the turn."""
-        self._signs[event.turn] = self._clock.monotonic()
+        """Report an event of a turn in progress. Raises `ListenerFailed`, which ends the turn, if a listener failed."""
+        self._last_activity[event.turn] = self._clock.monotonic()
         await self.feed.tell(event)
         if self.feed.failure is not None:
             raise self.feed.failure
 
     async def tell_of(self, turn: Turn, event: Event) -> None:
-        """The same, for an event that does not yet say whose it is."""
+        """Fill in the event's session, thread and turn, then report it."""
         await self.tell(msgspec.structs.replace(event, session=self.id, thread=turn.thread, turn=turn.id))
 
-    async def _have_thread(self, thread: str, event: ThreadStarted) -> str:
+    async def _register_thread(self, thread: str, event: ThreadStarted) -> str:
         self._threads.add(thread)
         await self.feed.tell(event)
         return thread
@@ -172,20 +176,18 @@ class HostedSession:
 
     def _lacks(self, capability: str, what: str) -> CapabilityUnsupported:
         return CapabilityUnsupported(
-            f"{self.runtime} {what}: it has not {capability}",
+            f"{self.runtime} {what}: it does not have the capability {capability}",
             op="session",
-            fix_hints=["ask for the capability when you choose: proofbox runtime list"],
+            fix_hints=["choose a runtime that has the capability: proofbox runtime list"],
             details={"missing": [capability]},
         )
 
-    # Inside
-
     async def _run(self, turn: Turn, prompt: str) -> None:
         scope = self._scopes[turn.id] = anyio.CancelScope()
-        self._signs[turn.id] = self._clock.monotonic()
-        # What it is unless something says otherwise: an end that nobody gave a word for is no success.
+        self._last_activity[turn.id] = self._clock.monotonic()
+        # The default outcome: a turn whose end was not reported is not a success.
         status: TurnStatus = "interrupted"
-        failure: AgentError | None = TurnInterrupted("the session ended under the turn", op="turn")
+        failure: AgentError | None = TurnInterrupted("the session ended during the turn", op="turn")
         try:
             if self.options.stall_timeout is not None:
                 self._background.spawn(self._watch, turn, self.options.stall_timeout)
@@ -199,26 +201,26 @@ class HostedSession:
         except ProofboxError as error:
             status, failure = "failed", _as_agent_error(error)
         except Exception as error:
-            # A defect of the runtime must not leave anyone waiting for the turn.
+            # A bug in the runtime must not leave callers waiting for the turn.
             status, failure = "failed", AgentError(f"{self.runtime} failed: {type(error).__name__}: {error}", op="turn")
         finally:
             with anyio.CancelScope(shield=True):
                 ending = self._endings.get(turn.id)
                 if ending is not None:
-                    status, failure = _early(ending, self.options.stall_timeout)
+                    status, failure = _outcome_of(ending, self.options.stall_timeout)
                 if status != "completed":
                     await self._kill(turn)
                 await self.feed.end_turn(turn.id, status, failure)
                 self._scopes.pop(turn.id, None)
-                self._signs.pop(turn.id, None)
+                self._last_activity.pop(turn.id, None)
 
-    async def _watch(self, turn: Turn, patience: float) -> None:
+    async def _watch(self, turn: Turn, stall_timeout: float) -> None:
         while turn.result is None:
-            idle = self._clock.monotonic() - self._signs.get(turn.id, turn.began)
-            if idle >= patience:
+            idle = self._clock.monotonic() - self._last_activity.get(turn.id, turn.began)
+            if idle >= stall_timeout:
                 await self._end_early(turn.id, "stall")
                 return
-            with anyio.move_on_after(max(patience - idle, 0.01)):
+            with anyio.move_on_after(max(stall_timeout - idle, 0.01)):
                 await turn.ended.wait()
 
     async def _end_early(self, turn: str, ending: Ending) -> None:
@@ -232,15 +234,15 @@ class HostedSession:
             scope.cancel()
 
 
-def _early(ending: Ending, patience: float | None) -> tuple[TurnStatus, AgentError]:
+def _outcome_of(ending: Ending, timeout: float | None) -> tuple[TurnStatus, AgentError]:
     if ending == "stall":
-        return "failed", RuntimeStalled(f"the turn gave no sign of life for {patience:g} s", op="turn")
-    why = "the turn was interrupted" if ending == "interrupt" else "the session was closed under the turn"
+        return "failed", RuntimeStalled(f"the turn showed no activity for {timeout:g} s", op="turn")
+    why = "the turn was interrupted" if ending == "interrupt" else "the session was closed during the turn"
     return "interrupted", TurnInterrupted(why, op="turn")
 
 
 def _as_agent_error(error: ProofboxError) -> AgentError:
-    """What the box or the tools raised ends the turn as the runtime's failure, with the cause as data."""
+    """Convert an error of the box or the tools into an `AgentError` that names the original code as its cause."""
     return AgentError(
         error.message,
         op="turn",

@@ -1,6 +1,6 @@
-"""Killing the processes of a box by the variables that they were started with.
+"""Kill processes in a box by their environment variables.
 
-A child that leaves its process group and its parent still has the variables of the command that it comes from.
+A child that leaves its process group and its parent still has the environment variables of the original command.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from proofbox.sandbox.async_service import AsyncSession
 
 KILL_SECONDS = 10.0
 
-# Kills every process whose environment holds all arguments, and repeats: a fork may outrun one pass.
+# Kill every process whose environment contains all arguments. Repeat, because a process may fork during a pass.
 _KILL = r"""
 command -v tr > /dev/null || exit 1
 for round in 1 2 3 4 5 6 7 8; do
@@ -35,9 +35,9 @@ exit 1
 
 
 async def kill_marked(box: AsyncSession, marks: Sequence[str]) -> bool:
-    """Kill every process that has all of these `NAME=VALUE`; whether none is left.
+    """Kill every process whose environment contains all of these `NAME=VALUE` entries. Return whether none is left.
 
-    False where the box is gone or has no shell, and where the last pass still found some.
+    Return False if the box has ended or has no shell, or if the last pass still found processes.
     """
     try:
         result = await box.exec(["/bin/sh", "-c", _KILL, "sh", *marks], timeout=KILL_SECONDS)

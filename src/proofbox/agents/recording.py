@@ -1,4 +1,4 @@
-"""Recording an agent until the record is complete, for trials and attempts alike.
+"""Record an agent's session until the record is complete, for trials and attempts.
 
 When a turn ends, its commands may still run in the background, and its sub-agents may still work. A `Recording`
 therefore listens until everything has been ended (`finish`). A call that began and whose end was never seen is recorded
@@ -10,7 +10,7 @@ from __future__ import annotations
 from proofbox.agents.contract import AgentSession
 from proofbox.agents.events import Event, FileChange, Integrity, ItemStarted, Listener, ToolCall, Unrecognized
 
-# Tokens and requests to the model; calls that are on record as abandoned.
+# Findings about tokens and model requests, and about calls that are recorded as abandoned.
 NOT_ABOUT_CALLS = ("USAGE_", "GATEWAY_", "ITEM_NOT_ENDED", "COMMAND_NOT_ENDED")
 """Prefixes of findings that leave the record of calls complete. After any other finding, calls may be missing."""
 MOST_OPEN = 10_000
@@ -27,7 +27,7 @@ class Recording:
         self._doubt = ""
         self._thread: str | None = None
         self.failure: Exception | None = None
-        """The first exception that a listener raised. A listener that raises hears no further events."""
+        """The first exception that a listener raised. A listener that raises receives no further events."""
 
     def start(self, thread: str | None = None) -> None:
         """Start listening: to the whole session, or to one thread and its sub-agents."""
@@ -52,7 +52,7 @@ class Recording:
 
     @property
     def doubt(self) -> str:
-        """Why calls may be missing from the record; empty: it is complete."""
+        """The reason why calls may be missing from the record; empty if it is complete."""
         if self.failure is not None:
             return f"a listener failed ({type(self.failure).__name__})"
         if not self._doubt and self._open:
@@ -64,29 +64,29 @@ class Recording:
             case ItemStarted() if event.command:
                 self._open[event.thread, event.item] = event.command
                 if len(self._open) > MOST_OPEN:
-                    self._doubt = self._doubt or f"more than {MOST_OPEN} calls were open at a time"
+                    self._doubt = self._doubt or f"more than {MOST_OPEN} calls were open concurrently"
                     del self._open[next(iter(self._open))]
             case ToolCall() | FileChange():
                 self._open.pop((event.thread, event.item), None)
             case Unrecognized(method="item/completed"):
-                self._doubt = self._doubt or "an item of an unknown kind, which may be a call"
+                self._doubt = self._doubt or "an item of an unknown kind, which might be a call"
             case Integrity() if not event.code.startswith(NOT_ABOUT_CALLS):
                 self._doubt = self._doubt or f"{event.code}: {event.message}"
             case _:
                 pass
 
     def _guarded(self, listener: Listener) -> Listener:
-        async def hear(event: Event) -> None:
-            heard = self._mine(event)
-            if heard is None:
+        async def receive(event: Event) -> None:
+            own = self._mine(event)
+            if own is None:
                 return
             try:
-                await listener(heard)
+                await listener(own)
             except Exception as error:
                 self.failure = self.failure or error
                 raise
 
-        return hear
+        return receive
 
     def _mine(self, event: Event) -> Event | None:
         """Return the event if it belongs to this thread, to its sub-agents or to no thread.

@@ -1,7 +1,8 @@
-"""Which runtimes there are. Nothing of a runtime is loaded before it is asked for.
+"""The registry of runtimes. Runtimes are imported lazily.
 
-Besides the built-in ones, an installed package may bring its own by an entry point of the group `proofbox.runtimes`:
-its name is the strategy's id, its object a class that keeps `AgentRuntime`. A built-in id can't be taken over.
+Besides the built-in runtimes, an installed package may provide its own with an entry point in the group
+`proofbox.runtimes`: the entry point's name is the strategy id, its object a class that implements `AgentRuntime`. A
+built-in id can't be overridden.
 """
 
 from __future__ import annotations
@@ -31,24 +32,24 @@ Loader = Callable[[], AgentRuntime]
 
 
 class Registry:
-    """Strategy ids and how each one's runtime is had."""
+    """Strategy ids and the loader of each runtime."""
 
     def __init__(self, loaders: Mapping[str, Loader]) -> None:
         self._loaders = dict(loaders)
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """In the order of the alphabet, so that nothing depends on the order of installation."""
+        """The ids in alphabetical order, independent of the order of installation."""
         return tuple(sorted(self._loaders))
 
     def runtime(self, strategy: str) -> AgentRuntime:
-        """Raises `StrategyUnsupported` for an id nobody has, `StrategyUnavailable` for one whose code can't be had."""
+        """Load a runtime. Raises `StrategyUnsupported` for an unknown id, `StrategyUnavailable` if loading fails."""
         loader = self._loaders.get(strategy)
         if loader is None:
             raise StrategyUnsupported(
-                f"there is no strategy {strategy[:60]!r}",
+                f"unknown strategy {strategy[:60]!r}",
                 op="strategy",
-                fix_hints=[nearest(strategy, self.ids), "list them: proofbox runtime list"],
+                fix_hints=[nearest(strategy, self.ids), "list strategies: proofbox runtime list"],
             )
         try:
             return loader()
@@ -56,15 +57,15 @@ class Registry:
             raise StrategyUnavailable(
                 f"the runtime {strategy} can't be loaded: {type(error).__name__}: {error}",
                 op="strategy",
-                fix_hints=["reinstall the package it comes from"],
+                fix_hints=["reinstall the package that provides it"],
             ) from error
 
 
 @cache
 def installed() -> Registry:
-    """The built-in runtimes, and those that installed packages bring: looked for once."""
+    """Return the built-in runtimes and those of installed packages. The result is cached."""
     loaders: dict[str, Loader] = {
-        entry.name: lambda entry=entry: entry.load()()  # type: ignore[misc]  # a default binds it
+        entry.name: lambda entry=entry: entry.load()()  # type: ignore[misc]  # the default binds the loop variable
         for entry in entry_points(group=GROUP)
         if ID.fullmatch(entry.name)
     }

@@ -1,10 +1,10 @@
-"""Steps: what an agent did, bound to the state of its workspace before and after.
+"""Steps: the actions of an agent, each with snapshots of the workspace before and after.
 
-Each completed tool call or change of files is a step. A turn that did nothing, or after whose last step the files
-changed again, has one more, of the kind `turn`; so the last step of a turn is always the state that it ended with.
+Each finished tool call or file change is a step. A turn gets an additional step of the kind `turn` if it had no steps,
+or if files changed after its last step. The last step of a turn therefore always shows the state at the turn's end.
 
-A command that could reach further than the workspace is an entry of the workspace's effect log too, so that a rollback
-says what it does not undo; the step names the entry.
+A command that could affect more than the workspace is also recorded in the workspace's effect log, so that a rollback
+can report what it does not undo. The step names that entry.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ MOST_STEPS = 100_000
 
 
 class StepDecision(msgspec.Struct, frozen=True):
-    """What the agent asked leave for, and the rule that answered."""
+    """An approval request of the agent, and the rule that answered it."""
 
     method: str
-    """What was asked, in the runtime's own words."""
+    """The runtime's name for the request."""
     subject: str
-    """The command, paths or question it was about, in at most 4096 bytes."""
+    """The command, paths or question to approve, in at most 4096 bytes."""
     answer: str
     rule: str
 
@@ -39,7 +39,7 @@ class StepDecision(msgspec.Struct, frozen=True):
 class Step(msgspec.Struct, frozen=True, kw_only=True):
     n: int
     kind: Literal["tool_call", "file_change", "turn"]
-    """`turn`: the end of a turn that did nothing, or changed files after its last step."""
+    """`turn`: the end of a turn without steps, or of a turn that changed files after its last step."""
     thread: str
     turn: str
     item: str = ""
@@ -47,28 +47,28 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     command: str = ""
     paths: tuple[str, ...] = ()
     status: str
-    """How it ended, by its event; of a `turn`, how the turn did."""
+    """The status from the event; for the kind `turn`, the status of the turn."""
     exit_code: int | None = None
     duration_ms: float | None = None
     source: str = "runtime_reported"
     late: bool = False
-    """It ended after its turn had."""
+    """The call ended after its turn."""
     decisions: tuple[StepDecision, ...] = ()
     snapshot_before: str
     snapshot_after: str
     changed: int
-    """How many paths differ between the two."""
+    """The number of paths that differ between the two snapshots."""
     effect: str = ""
-    """Its entry in the workspace's effect log; empty for what a rollback undoes."""
+    """The entry in the workspace's effect log; empty if a rollback undoes the step."""
     ends_turn: bool = False
-    """The turn ended here, so that a fork at this step is exact."""
+    """The turn ended at this step, so a fork at this step is exact."""
 
 
 class StepRecorder:
     """A listener that takes a snapshot at every step.
 
-    `keep` is given each entry as it is made: `{"step": …}`, and `{"turn_end": …}` when a turn has ended. `reach` says
-    what a command could touch besides the workspace.
+    `keep` is called with each new entry: `{"step": …}`, or `{"turn_end": …}` when a turn has ended. `reach` returns
+    what a command could affect besides the workspace.
     """
 
     def __init__(
@@ -82,14 +82,14 @@ class StepRecorder:
         self._keep = keep
         self._reach = reach
         self._latest = first_snapshot
-        self._asked: dict[str, list[StepDecision]] = {}
+        self._decisions: dict[str, list[StepDecision]] = {}
         self.steps: list[Step] = []
 
     async def __call__(self, event: Event) -> None:
         match event:
             case ApprovalDecision():
-                said = StepDecision(event.method, _short(event.subject), event.answer, event.rule)
-                self._asked.setdefault(event.item, []).append(said)
+                decision = StepDecision(event.method, _short(event.subject), event.answer, event.rule)
+                self._decisions.setdefault(event.item, []).append(decision)
             case ToolCall():
                 await self._add(
                     event,
@@ -149,12 +149,12 @@ class StepRecorder:
 
     def _append(self, event: Event, before: str, after: str, changed: int, **facts: Any) -> None:
         if len(self.steps) >= MOST_STEPS:
-            raise UsageError(f"a trial has at most {MOST_STEPS} steps", op="record")
+            raise UsageError(f"the trial exceeds the limit of {MOST_STEPS} steps", op="record")
         step = Step(
             n=len(self.steps) + 1,
             thread=event.thread,
             turn=event.turn,
-            decisions=tuple(self._asked.pop(facts.get("item", ""), ())),
+            decisions=tuple(self._decisions.pop(facts.get("item", ""), ())),
             snapshot_before=before,
             snapshot_after=after,
             changed=changed,
@@ -171,7 +171,7 @@ class StepRecorder:
 
 
 def reach_of(facts: Mapping[str, Any], mounts: Sequence[str | Mount]) -> tuple[str, ...]:
-    """What of a command's doings no rollback undoes, by what a session says of its box."""
+    """Return the effects of a command that a rollback can't undo, from the facts about its box."""
     if not facts.get("sandboxed") or facts.get("isolation") == "none":
         return ("host", "network")
     network = facts.get("network") or facts.get("policy", {}).get("network")

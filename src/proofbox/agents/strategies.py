@@ -1,12 +1,12 @@
-"""Which runtime is used: an ordered chain of strategies, and what became of each candidate.
+"""Select a runtime from an ordered chain of strategies, and record the result for each candidate.
 
-A chain is written `codex_app_server!,process,scripted`. The first source that says anything decides it: the flag, the
-spec, the project's and the user's `config.toml`, PROOFBOX_STRATEGIES, the default. Candidates are tried in their order;
-the first that is known, has the capabilities asked for, could run here and starts is used. One that can't be used is
-skipped, and why is kept; where it has a `!` the chain ends there, with that candidate's own error.
+A chain is written `codex_app_server!,process,scripted`. It comes from the first of these sources that sets it: the
+flag, the spec, the project's and the user's `config.toml`, PROOFBOX_STRATEGIES, the default. Candidates are tried in
+order; the first one that is known, has the required capabilities, is available here and starts is used. Other
+candidates are skipped, and the reason is recorded. If a candidate with a `!` can't be used, its error ends the chain.
 
-The same chain on the same machine gives the same answer: nothing is chosen by time, chance or load. Settings that mean
-nothing are never a reason to skip: they are the caller's mistake, and raise `UsageError`.
+Selection is deterministic: the same chain on the same machine gives the same result, independent of time, chance and
+load. Invalid settings never cause a skip: they raise `UsageError`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Origin = Literal["flag", "spec", "config", "environment", "default"]
 SettingsFor = Callable[[AgentRuntime], Mapping[str, Any]]
 T = TypeVar("T")
 
-# What says that another candidate may do better. Anything else that goes wrong is not the candidate's absence.
+# Errors that make the chain try the next candidate. Any other error is raised.
 SKIPPING = (StrategyUnsupported, StrategyUnavailable, CapabilityUnsupported, RuntimeIncompatible, RuntimeStartFailed)
 _BY_CODE = {kind.code: kind for kind in SKIPPING}
 
@@ -56,31 +56,33 @@ class Chain(msgspec.Struct, frozen=True):
 
 
 class CandidateResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one candidate: evidence, so data and not prose alone."""
+    """The result for one candidate, as data for the evidence."""
 
     strategy: str
     used: bool
     reason: str
     code: str = ""
-    """Of the error that using it would have raised; empty for the one that was used, and for those after it."""
+    """The code of the candidate's error; empty for the selected candidate and for those after it."""
     strict: bool = False
     version: str = ""
     fix_hints: tuple[str, ...] = ()
 
 
 def parse_chain(text: str | Sequence[str], origin: Origin) -> Chain:
-    """Read a chain. Whether its strategies exist is found out when it is resolved."""
+    """Parse a chain. Whether its strategies exist is checked when it is resolved."""
     words = text.split(",") if isinstance(text, str) else list(text)
     candidates = [Candidate(word.strip().removesuffix(STRICT), word.strip().endswith(STRICT)) for word in words]
     names = [each.strategy for each in candidates]
     wrong = next((name for name in names if not ID.fullmatch(name)), None)
     twice = next((name for name in names if names.count(name) > 1), None)
     if wrong is not None or twice is not None:
-        what = f"{wrong[:60]!r} is no strategy id" if wrong is not None else f"{twice} is named twice"
+        what = f"{wrong[:60]!r} is not a strategy id" if wrong is not None else f"{twice} is listed twice"
         raise UsageError(
-            f"the chain of strategies from {_SAID[origin]}: {what}",
+            f"the chain of strategies from {_ORIGIN_NAMES[origin]}: {what}",
             op="strategy",
-            fix_hints=["write ids with commas between, a ! after one that must be usable: codex_app_server!,scripted"],
+            fix_hints=[
+                "separate ids with commas, and add ! to an id that must not be skipped: codex_app_server!,scripted"
+            ],
         )
     return Chain(tuple(candidates), origin)
 
@@ -92,7 +94,7 @@ def decide_chain(
     config: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
 ) -> Chain:
-    """The chain of the first source that says anything."""
+    """Return the chain from the first source that sets it."""
     environment = (os.environ if env is None else env).get(VARIABLE)
     sources: tuple[tuple[Origin, str | Sequence[str] | None], ...] = (
         ("flag", flag),
@@ -100,20 +102,20 @@ def decide_chain(
         ("config", config or None),
         ("environment", environment or None),
     )
-    for origin, said in sources:
-        if said is not None:
-            return parse_chain(said, origin)
+    for origin, value in sources:
+        if value is not None:
+            return parse_chain(value, origin)
     return parse_chain(DEFAULT_CHAIN, "default")
 
 
 def capabilities_named(names: Sequence[str]) -> tuple[str, ...]:
-    """Capabilities as a caller writes them, `turn_steer` or `supports_turn_steer`, in their full names."""
+    """Return the full names of capabilities, which may be written as `turn_steer` or `supports_turn_steer`."""
     known = RuntimeCapabilities.__struct_fields__
     full = tuple(name if name.startswith("supports_") else f"supports_{name}" for name in names)
     for name in full:
         if name not in known:
             raise UsageError(
-                f"there is no capability {name[:60]!r}", op="strategy", fix_hints=[f"known: {', '.join(known)}"]
+                f"unknown capability {name[:60]!r}", op="strategy", fix_hints=[f"known: {', '.join(known)}"]
             )
     return full
 
@@ -126,10 +128,10 @@ async def first_usable(
     settings: SettingsFor = lambda _: {},
     required: Sequence[str] = (),
 ) -> tuple[T, tuple[CandidateResult, ...]]:
-    """What `start` gave for the first candidate that could be used, and what became of each.
+    """Return the result of `start` for the first usable candidate, and the result for each candidate.
 
-    Raises the candidate's own error where the chain is strict or every candidate failed alike, and otherwise
-    `StrategyUnavailable`; `details["chain"]` says of each why not.
+    Raises the candidate's own error if the candidate is strict or all candidates failed with the same code, and
+    otherwise `StrategyUnavailable`. `details["chain"]` contains the reason for each candidate.
     """
     needed = capabilities_named(required)
     seen: list[CandidateResult] = []
@@ -156,7 +158,7 @@ async def first_usable(
             CandidateResult(
                 strategy=candidate.strategy,
                 used=True,
-                reason="the first that could be used",
+                reason="the first usable candidate",
                 strict=candidate.strict,
                 version=version,
             )
@@ -180,9 +182,9 @@ async def _examine(runtime: AgentRuntime, needed: Sequence[str], settings: Mappi
     missing = [name for name in needed if not getattr(runtime.capabilities, name)]
     if missing:
         raise CapabilityUnsupported(
-            f"{runtime.id} has not {', '.join(missing)}",
+            f"{runtime.id} does not support {', '.join(missing)}",
             op="strategy",
-            fix_hints=["choose a strategy that has: proofbox runtime list"],
+            fix_hints=["choose a strategy that has these capabilities: proofbox runtime list"],
             details={"missing": missing},
         )
     probe = await runtime.probe(settings)
@@ -206,7 +208,7 @@ def _refusal(seen: Sequence[CandidateResult], error: AgentError, lead: str) -> A
     )
 
 
-_SAID = {
+_ORIGIN_NAMES = {
     "flag": "--strategies",
     "spec": "the spec",
     "config": "config.toml",

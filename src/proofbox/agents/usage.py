@@ -1,7 +1,7 @@
-"""Count tokens: by the gateway, which is the truth, and by the agent's own reports, which are compared with it.
+"""Count tokens. The gateway's count is authoritative; the agent's reports are compared with it.
 
-Usage is stated per thread. What a session or an attempt used is the sum over its threads, sub-agents included, and over
-requests that name no thread, such as those that a program in the box sends to the gateway directly.
+Usage is counted per thread. The usage of a session or an attempt is the sum over its threads, including sub-agents, and
+over requests without a thread, such as those that a program in the box sends to the gateway directly.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ def added(one: TokenUsage, other: TokenUsage, sign: int = 1) -> TokenUsage:
 
 
 class TokenCount:
-    """Sums up `Usage` events over threads.
+    """Sums `Usage` events over threads.
 
-    With `shared`, other attempts use the same session: requests that name no known thread may be theirs, and are left
-    out. The session tells of them as a finding.
+    With `shared`, other attempts use the same session. Requests without a known thread may belong to them and are not
+    counted; the session reports them as a finding.
     """
 
     def __init__(self, *, shared: bool = False) -> None:
@@ -39,7 +39,7 @@ class TokenCount:
             self._latest[event.source, event.thread] = event
 
     def by_source(self) -> dict[str, TokenUsage]:
-        """The sums, by who counted. The gateway is left out if no response stated its usage: that is not zero."""
+        """The sums by source. The gateway is omitted if no response stated its usage, because unknown is not zero."""
         found: dict[str, TokenUsage] = {}
         for (source, _), event in sorted(self._latest.items()):
             if event.total != NOTHING or not (event.without_usage or event.broken_off):
@@ -48,27 +48,27 @@ class TokenCount:
 
     @property
     def without_usage(self) -> int:
-        """Responses whose usage the endpoint did not state."""
+        """Number of responses whose usage the endpoint did not state."""
         return sum(event.without_usage for event in self._latest.values())
 
     @property
     def broken_off(self) -> int:
-        """Responses that broke off, whose usage is known in part or not at all."""
+        """Number of responses that broke off; their usage is known in part or not at all."""
         return sum(event.broken_off for event in self._latest.values())
 
     @property
     def source(self) -> Source | None:
-        """Whose count holds: the gateway's, unless no model was reached through one."""
+        """The authoritative source: the gateway, unless no gateway was used."""
         sources = {source for source, _ in self._latest}
         return "gateway" if "gateway" in sources else "runtime_reported" if sources else None
 
     def total(self) -> TokenUsage | None:
-        """The count that holds; None: unknown."""
+        """The count of the authoritative source. None: unknown."""
         return self.by_source().get(self.source or "")
 
     def spent(self) -> int:
-        """Input and output, for a budget. Where responses stated no usage, the higher of both counts: each may lack
-        something."""
+        """Input plus output tokens, for a budget. If responses did not state their usage, both counts may be too low,
+        so the higher one is used."""
         sums = self.by_source()
         if self.source == "gateway" and not self.without_usage and not self.broken_off:
             sums.pop("runtime_reported", None)
@@ -77,33 +77,33 @@ class TokenCount:
 
 class _Account(msgspec.Struct):
     passed: TokenUsage = NOTHING
-    """All that the gateway saw for the thread, in this session."""
+    """The gateway's count for the thread in this session."""
     without_usage: int = 0
     broken_off: int = 0
     compared: TokenUsage = NOTHING
-    """Of it, what has not been compared yet."""
+    """The part of `passed` that was not compared yet."""
     partial: TokenUsage = NOTHING
-    """The same, of responses that broke off: an agent may report them or not."""
+    """The same for responses that broke off, which an agent may or may not report."""
     settled: TokenUsage | None = None
-    """What the agent had reported when the two were compared last. A resumed thread begins with its old count."""
+    """The agent's count at the last comparison. A resumed thread begins with its old count."""
     latest: TokenUsage | None = None
     complete: bool = False
-    """The thread's last turn was completed, and compared."""
+    """The thread's last turn was completed and compared."""
 
 
 class UsageLedger:
-    """Two accounts of the same tokens for each thread: what passed through the gateway, and what the agent reports.
+    """Keeps two token counts for each thread: the gateway's, and the one that the agent reports.
 
-    Compared at the end of each turn that was completed; one that was not leaves both sides free to differ.
+    They are compared at the end of each completed turn. After other turns, they may differ legitimately.
     """
 
     def __init__(self, members: Sequence[str] = MEMBERS) -> None:
-        """`members` are the counts that the agent states in the same way as the gateway."""
+        """`members` are the counts that the agent and the gateway define in the same way."""
         self._members = members
         self._accounts: dict[str, _Account] = {}
 
     def passed(self, thread: str, exchange: Exchange) -> Usage | None:
-        """Count an exchange that is over. The event to tell, if it changed the count."""
+        """Count a finished exchange. Return the event to report if the count changed."""
         if exchange.usage is None and not exchange.unmeasured:
             return None
         if thread not in self._accounts and len(self._accounts) >= MOST_THREADS:
@@ -127,19 +127,19 @@ class UsageLedger:
         )
 
     def reported(self, thread: str, total: TokenUsage, last: TokenUsage) -> None:
-        """The agent's word: the thread's total, and what it has added to it since its last word."""
+        """Record the agent's report: the thread's total, and the increase since its previous report."""
         account = self._account(thread)
         if account.settled is None:
             account.settled = added(total, last, -1)
         account.latest = total
 
     def restored(self, thread: str, total: TokenUsage) -> None:
-        """What a thread brings along from before, told when it is resumed or forked."""
+        """Record the initial count of a resumed or forked thread."""
         account = self._account(thread)
         account.settled = account.latest = total
 
     def settle(self, thread: str, *, complete: bool) -> dict[str, Any] | None:
-        """At a turn's end: how the accounts differ, if they do."""
+        """Compare the counts at the end of a turn. Return the difference, or None."""
         account = self._accounts.get(thread)
         if account is None:
             return None
@@ -153,13 +153,13 @@ class UsageLedger:
         return {"reported": msgspec.to_builtins(claimed), "seen": msgspec.to_builtins(seen)}
 
     def settle_idle(self, busy: Collection[str]) -> dict[str, dict[str, Any]]:
-        """At a session's end: how the accounts of threads differ that had completed their last turn, and since then."""
+        """Compare the counts at the end of a session, for threads whose last turn was completed."""
         idle = [thread for thread, account in self._accounts.items() if account.complete and thread not in busy]
         found = {thread: self.settle(thread, complete=True) for thread in idle}
         return {thread: difference for thread, difference in found.items() if difference is not None}
 
     def forget(self) -> None:
-        """The program was started anew, and may have lost count."""
+        """Reset the comparison after a restart of the program, whose count may be lost."""
         for account in self._accounts.values():
             account.compared, account.partial = NOTHING, NOTHING
             account.settled, account.latest, account.complete = None, None, False
@@ -170,5 +170,5 @@ class UsageLedger:
 
     def _account(self, thread: str) -> _Account:
         if thread and thread not in self._accounts and len(self._accounts) >= MOST_THREADS:
-            return _Account()  # of a program that makes threads up
+            return _Account()  # too many threads: the program may be inventing them
         return self._accounts.setdefault(thread, _Account())

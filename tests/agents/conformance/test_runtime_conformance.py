@@ -1,4 +1,4 @@
-"""Every built-in runtime passes the conformance suite, each check a test of its own; and the suite finds faults."""
+"""Every built-in runtime passes the conformance suite (one test per check), and the suite detects faulty runtimes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def verdict(report: RuntimeReport) -> None:
     if result.outcome == "failed":
         pytest.fail(result.detail, pytrace=False)
     if result.outcome == "not_applicable":
-        assert result.detail, "a check that does not apply must say why"
+        assert result.detail, "a check that does not apply must have a reason"
     if result.outcome == "not_checked":
         pytest.skip(result.detail)
 
@@ -36,7 +36,7 @@ def verdict(report: RuntimeReport) -> None:
 @pytest.mark.needs("bubblewrap")
 @pytest.mark.parametrize("check", NAMES)
 @pytest.mark.parametrize("strategy", ["scripted", "process", "nop", "oracle"])
-def test_in_a_box(strategy: str, check: str) -> None:
+def test_runtime_conforms_in_a_box(strategy: str, check: str) -> None:
     verdict(run_conformance(strategy, provider="bubblewrap", only=[check]))
 
 
@@ -58,18 +58,18 @@ def test_as_an_ordinary_user(strategy: str, ordinary_user: OrdinaryUser) -> None
 
 @pytest.mark.needs("bubblewrap", "codex")
 @pytest.mark.parametrize("check", NAMES)
-def test_codex_in_a_box(check: str) -> None:
+def test_codex_conforms_in_a_box(check: str) -> None:
     verdict(run_conformance("codex_app_server", provider="bubblewrap", only=[check]))
 
 
-def test_what_there_is_not_is_refused() -> None:
-    with pytest.raises(UsageError, match="no check"):
+def test_unknown_checks_and_runtimes_are_refused() -> None:
+    with pytest.raises(UsageError, match="unknown check"):
         run_conformance("scripted", only=["turns.flying"])
     with pytest.raises(StrategyUnsupported):
         run_conformance("nowhere")
 
 
-# The suite itself: each of these is a runtime with one fault, and the check that must find it.
+# Tests of the suite itself: runtimes with one fault each, and the check that must detect it.
 
 
 class Deaf(ScriptedSession):
@@ -116,12 +116,12 @@ class Talker(ScriptedSession):
 def test_the_suite_finds_a_fault(fault: type[ScriptedSession], check: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "ScriptedSession", fault)
     monkeypatch.setattr(context.RuntimeCheckContext, "patience", 1.0)
-    monkeypatch.setattr(hosted_session, "CLOSE_PATIENCE", 1.0)
+    monkeypatch.setattr(hosted_session, "CLOSE_TIMEOUT", 1.0)
     [result] = run_conformance("scripted", provider="bubblewrap", only=[check]).results
-    assert result.outcome == "failed", "the suite did not see it"
+    assert result.outcome == "failed", "the suite did not detect the fault"
 
 
-def test_a_runtime_that_is_not_there_can_t_be_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_runtime_can_t_be_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     async def absent(self: object, settings: object) -> RuntimeProbe:
         return RuntimeProbe(strategy="scripted", available=False, reason="not installed", fix_hints=("install it",))
 
@@ -131,7 +131,7 @@ def test_a_runtime_that_is_not_there_can_t_be_checked(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.needs("bubblewrap")
-def test_a_capability_that_is_not_claimed_must_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unclaimed_capability_must_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     less = msgspec.structs.replace(runtime.ScriptedRuntime.capabilities, supports_thread_fork=False)
     monkeypatch.setattr(runtime.ScriptedRuntime, "capabilities", less)
     report = run_conformance("scripted", provider="bubblewrap", only=["threads.fork-has-the-history-up-to-its-turn"])
@@ -139,7 +139,7 @@ def test_a_capability_that_is_not_claimed_must_be_refused(monkeypatch: pytest.Mo
     assert "did not refuse" in report.results[0].detail
 
 
-def test_a_runtime_without_a_rig_can_t_be_checked() -> None:
+def test_runtime_without_a_rig_can_t_be_checked() -> None:
     class Other(runtime.ScriptedRuntime):
         id = "other"
 

@@ -1,4 +1,4 @@
-"""The funnel: what is recorded as observed is what the supervisor ran itself, whatever the agent says or does."""
+"""Tests of the funnel: only commands that the supervisor ran are recorded as observed."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ pytestmark = pytest.mark.needs("bubblewrap")
 
 
 ENDED = (("failed", 137), ("abandoned", None))
-"""A command whose asker has left is killed; the turn's end may come first."""
+"""A command is killed when its client disconnects, unless the turn ends first."""
 
 
 def play(base: Path, script: str, /, **options: Any) -> tuple[TurnResult, Driven]:
-    """An agent that is a shell script."""
+    """Run a shell script as the agent."""
     settings = {"command": ["sh", "-c", textwrap.dedent(script)], **options.pop("settings", {})}
     results = []
 
@@ -53,7 +53,7 @@ def calls(driven: Driven) -> list[tuple[str, str, int | None, str]]:
     return [(call.command, call.status, call.exit_code, call.output) for call in driven.of(ToolCall)]
 
 
-def test_a_call_is_run_outside_and_recorded(tmp_path: Path) -> None:
+def test_call_is_run_by_the_supervisor_and_recorded(tmp_path: Path) -> None:
     result, driven = play(
         tmp_path,
         """
@@ -72,7 +72,7 @@ def test_a_call_is_run_outside_and_recorded(tmp_path: Path) -> None:
     assert driven.session.facts()["funnel"] is True
 
 
-def test_input_streams_and_large_output_is_whole_to_the_agent_and_bounded_in_the_record(tmp_path: Path) -> None:
+def test_large_output_is_complete_for_the_agent_and_bounded_in_the_record(tmp_path: Path) -> None:
     size = 3_000_000
     result, driven = play(
         tmp_path,
@@ -85,12 +85,12 @@ def test_input_streams_and_large_output_is_whole_to_the_agent_and_bounded_in_the
     assert "bytes left out" in call.output
 
 
-def test_input_is_not_waited_for_by_a_command_that_does_not_read(tmp_path: Path) -> None:
+def test_command_that_reads_no_input_does_not_block(tmp_path: Path) -> None:
     result, _ = play(tmp_path, "yes | proofbox run -- true; echo $?; proofbox run -- cat </dev/null; echo $?")
     assert result.final_message == "0\n0\n"
 
 
-def test_it_talks_both_ways_while_it_runs(tmp_path: Path) -> None:
+def test_input_and_output_are_interactive(tmp_path: Path) -> None:
     script = """
         mkfifo in out
         proofbox run -- sh -c 'read a; echo "got $a"; read b; echo "and $b"' <in >out &
@@ -114,7 +114,7 @@ def test_exit_codes_are_those_of_a_shell(tmp_path: Path, command: str, code: int
     assert [(call.status, call.exit_code) for call in driven.of(ToolCall)] == [(status, code)]
 
 
-def test_signals_pass_through(tmp_path: Path) -> None:
+def test_signals_are_forwarded(tmp_path: Path) -> None:
     script = """
         proofbox run -n -- sh -c 'trap "echo caught; exit 9" TERM; echo ready; while :; do sleep 0.05; done' >out &
         until grep -q ready out; do sleep 0.02; done
@@ -125,7 +125,7 @@ def test_signals_pass_through(tmp_path: Path) -> None:
     assert [(call.status, call.exit_code) for call in driven.of(ToolCall)] == [("failed", 9)]
 
 
-def test_a_helper_that_is_killed_takes_its_command_with_it(tmp_path: Path) -> None:
+def test_killing_the_client_kills_its_command(tmp_path: Path) -> None:
     script = """
         proofbox run -n -- sh -c 'echo $$ >pid; sleep 100' &
         until [ -s pid ]; do sleep 0.02; done
@@ -140,7 +140,7 @@ def test_a_helper_that_is_killed_takes_its_command_with_it(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("end", ["| head -n 1 >/dev/null", ">/dev/full", ">&-"])
-def test_output_that_nobody_takes_ends_the_command(tmp_path: Path, end: str) -> None:
+def test_unread_output_ends_the_command(tmp_path: Path, end: str) -> None:
     result, driven = play(tmp_path, f"proofbox run -n -- yes {end}; proofbox run -n -- echo still here")
     assert result.final_message == "still here\n"
     told = {call.command: (call.status, call.exit_code) for call in driven.of(ToolCall)}
@@ -149,13 +149,13 @@ def test_output_that_nobody_takes_ends_the_command(tmp_path: Path, end: str) -> 
     assert not driven.of(Notice)
 
 
-def test_closed_streams_are_no_way_in(tmp_path: Path) -> None:
+def test_closed_standard_streams_are_supported(tmp_path: Path) -> None:
     result, driven = play(tmp_path, "proofbox run -- sh -c 'cat; exit 4' <&- >&- 2>&-; echo $?")
     assert result.final_message == "4\n"
     assert [(call.status, call.exit_code) for call in driven.of(ToolCall)] == [("failed", 4)]
 
 
-def test_a_hangup_that_is_ignored_stays_so(tmp_path: Path) -> None:
+def test_ignored_hangup_signal_stays_ignored(tmp_path: Path) -> None:
     script = """
         nohup proofbox run -n -- sh -c "touch begun; until [ -e go ]; do sleep 0.01; done; echo ok" >out 2>&1 &
         until [ -e begun ]; do sleep 0.01; done
@@ -165,7 +165,7 @@ def test_a_hangup_that_is_ignored_stays_so(tmp_path: Path) -> None:
     assert result.final_message == "0\nok\n"
 
 
-def test_a_call_left_running_is_dead_and_told_before_its_turn_ends(tmp_path: Path) -> None:
+def test_call_left_running_is_killed_and_reported_before_its_turn_ends(tmp_path: Path) -> None:
     script = (
         "proofbox run -n -- sh -c 'echo begun; touch begun; sleep 1000' >/dev/null & until [ -e begun ]; do :; done"
     )
@@ -176,10 +176,8 @@ def test_a_call_left_running_is_dead_and_told_before_its_turn_ends(tmp_path: Pat
     assert kinds.index(ToolCall) < kinds.index(TurnEnded)
 
 
-def test_what_a_call_wrote_before_its_end_is_recorded_though_nobody_had_read_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The record is behind: it still holds the first line when the agent has left."""
+def test_unread_output_of_a_killed_call_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The listener is slow: it still handles the first line when the agent exits."""
     call = "echo one; until [ -e heard ]; do sleep 0.01; done; echo two; touch begun; sleep 1000"
     stopped = anyio.Event()
     stop_turn = Funnel.stop_turn
@@ -204,7 +202,7 @@ def test_what_a_call_wrote_before_its_end_is_recorded_though_nobody_had_read_it(
     assert [(call.status, call.output) for call in driven.of(ToolCall)] == [("abandoned", "one\ntwo\n")]
 
 
-def test_an_interrupt_ends_its_calls(tmp_path: Path) -> None:
+def test_interrupt_ends_the_calls_of_the_turn(tmp_path: Path) -> None:
     async def work(driven: Driven) -> None:
         session = driven.session
         thread = await session.start_thread()
@@ -216,10 +214,10 @@ def test_an_interrupt_ends_its_calls(tmp_path: Path) -> None:
     command = ["sh", "-c", "proofbox run -n -- sh -c 'touch begun; sleep 1000'"]
     driven = drive(ProcessRuntime(), tmp_path, {"command": command}, work)
     assert [call.status for call in driven.of(ToolCall)] == ["abandoned"]
-    assert not list((tmp_path / "scratch").iterdir()), "neither socket nor directory is left"
+    assert not list((tmp_path / "scratch").iterdir()), "a socket or directory was left behind"
 
 
-def test_turns_at_once_keep_their_calls_apart(tmp_path: Path) -> None:
+def test_concurrent_turns_keep_their_calls_apart(tmp_path: Path) -> None:
     async def work(driven: Driven) -> None:
         session = driven.session
         turns = []
@@ -230,14 +228,14 @@ def test_turns_at_once_keep_their_calls_apart(tmp_path: Path) -> None:
         told = {call.turn: call.command for call in driven.of(ToolCall)}
         assert told == {turn: f"echo {name}" for name, turn in turns}
 
-    # Each waits until both are under way.
+    # Each turn waits until both have started.
     script = (
         'name=$(cat); touch "$name"; until [ -e a ] && [ -e b ]; do sleep 0.01; done; proofbox run -n -- echo "$name"'
     )
     drive(ProcessRuntime(), tmp_path, {"command": ["sh", "-c", script]}, work)
 
 
-def test_calls_nest_and_run_at_once(tmp_path: Path) -> None:
+def test_calls_can_be_nested_and_concurrent(tmp_path: Path) -> None:
     script = """
         for n in 1 2 3 4 5 6 7 8; do proofbox run -n -- proofbox run -n -- echo $n >out$n & done; wait
         cat out?
@@ -268,7 +266,7 @@ def test_a_declined_command_does_not_run_and_the_refusal_is_recorded(tmp_path: P
     assert driven.of(ApprovalDecision)[0].item == driven.of(ToolCall)[0].item
 
 
-def test_where_something_is_accepted_what_no_rule_fits_is_declined(tmp_path: Path) -> None:
+def test_accept_rule_declines_commands_that_match_no_rule(tmp_path: Path) -> None:
     rules = (ApprovalRule(answer="accept", command="echo *"),)
     result, driven = play(tmp_path, "proofbox run -n -- ls; echo $?; proofbox run -n -- echo yes", approvals=rules)
     assert result.final_message == "126\nyes\n"
@@ -303,7 +301,7 @@ def test_any_name_and_any_argument_can_be_recorded(tmp_path: Path) -> None:
     assert "\ufffd" in call.cwd
 
 
-# What an agent may try
+# Attacks by an agent
 
 
 FORGERY = json.dumps(
@@ -311,7 +309,7 @@ FORGERY = json.dumps(
 )
 
 
-def test_a_forged_line_is_never_observed(tmp_path: Path) -> None:
+def test_forged_line_is_not_recorded_as_observed(tmp_path: Path) -> None:
     script = f"""
         echo '{FORGERY}'
         echo '{{"event":"tool_call","session":"x","item":"y","tool":"t","status":"completed","source":"observed"}}'
@@ -322,7 +320,7 @@ def test_a_forged_line_is_never_observed(tmp_path: Path) -> None:
     assert [call.command for call in driven.of(ToolCall) if call.source == "observed"] == ["true"]
 
 
-def test_what_is_run_directly_is_not_observed(tmp_path: Path) -> None:
+def test_command_run_directly_is_not_recorded_as_observed(tmp_path: Path) -> None:
     _, driven = play(tmp_path, "ls; touch file")
     assert not driven.of(ToolCall)
 
@@ -353,7 +351,7 @@ def speak(base: Path, program: str, **options: Any) -> tuple[TurnResult, Driven]
     return play(base, "python3 speak.py", **options)
 
 
-def test_nonsense_is_contained_and_counted(tmp_path: Path) -> None:
+def test_malformed_requests_are_contained_and_counted(tmp_path: Path) -> None:
     result, driven = speak(
         tmp_path,
         r"""
@@ -379,12 +377,14 @@ def test_nonsense_is_contained_and_counted(tmp_path: Path) -> None:
     assert result.final_message.endswith("X\\x00\\x00\\x00\\x01\\x00'\n")
     told = calls(driven)
     assert told[-1] == ("echo fine", "completed", 0, "fine\n")
-    assert [call[:3] for call in told[:-1]] == [("sleep 1000", "failed", 137)] * 6, "each ran, and ended with its asker"
+    assert [call[:3] for call in told[:-1]] == [("sleep 1000", "failed", 137)] * 6, (
+        "each ran, and was killed when its client disconnected"
+    )
     (notice,) = driven.of(Notice)
     assert notice.kind == "funnel_refused"
 
 
-def test_a_replayed_request_is_another_call(tmp_path: Path) -> None:
+def test_replayed_request_is_another_call(tmp_path: Path) -> None:
     _, driven = speak(
         tmp_path,
         """
@@ -397,7 +397,7 @@ def test_a_replayed_request_is_another_call(tmp_path: Path) -> None:
     assert len({call.item for call in driven.of(ToolCall)}) == 3
 
 
-def test_a_flood_of_idle_connections_starves_nobody_else(tmp_path: Path) -> None:
+def test_flood_of_idle_connections_does_not_block_others(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     most = 0
 
@@ -423,7 +423,7 @@ def test_a_flood_of_idle_connections_starves_nobody_else(tmp_path: Path) -> None
     assert most - before < 40
 
 
-def test_a_reader_that_does_not_read_holds_its_own_command_only(tmp_path: Path) -> None:
+def test_slow_reader_blocks_only_its_own_command(tmp_path: Path) -> None:
     _, driven = speak(
         tmp_path,
         """
@@ -437,7 +437,7 @@ def test_a_reader_that_does_not_read_holds_its_own_command_only(tmp_path: Path) 
     assert told["head -c 50000000 /dev/zero"].status != "completed"
 
 
-# A server of tools writes half a line, longer than any socket holds, to somebody who never reads it.
+# An MCP server writes an incomplete line, larger than any socket buffer, to a client that never reads.
 UNREAD = """
 s = connect()
 script = b"import sys; sys.stdout.write('x' * 3000000); sys.stdout.flush(); open('written', 'w'); sys.stdin.read()"
@@ -447,7 +447,7 @@ while not os.path.exists("written"): time.sleep(0.01)
 
 
 @pytest.mark.parametrize("how", ["interrupt", "close", "leave"])
-def test_nobody_waits_for_an_agent_that_does_not_read(
+def test_agent_that_does_not_read_does_not_block_the_end_of_the_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     monkeypatch.setattr("proofbox.agents.funnel.mcp.LAST_WORD", 0.2)
@@ -464,7 +464,7 @@ def test_nobody_waits_for_an_agent_that_does_not_read(
         result = await session.wait_turn(turn)
         assert result.status == ("completed" if how == "leave" else "interrupted"), result.error
 
-    # To leave: the agent ends, and somebody else holds the connection.
+    # "leave": the agent exits, and another process keeps the connection open.
     last = "if os.fork() == 0: os.setsid(); time.sleep(1000)" if how == "leave" else "time.sleep(1000)"
     (tmp_path / "workspace").mkdir()
     (tmp_path / "workspace/speak.py").write_text("import time" + SPEAKER + UNREAD + last)
@@ -472,10 +472,12 @@ def test_nobody_waits_for_an_agent_that_does_not_read(
     driven = drive(ProcessRuntime(), tmp_path, {"command": command}, work)
     (call,) = driven.of(ToolCall)
     assert call.output == "x" * (1 << 20) + f"\n[proofbox: {3_000_000 - (1 << 20)} bytes left out]\n"
-    assert isinstance(driven.events[-1], TurnEnded), "its calls are told before its end is"
+    assert isinstance(driven.events[-1], TurnEnded), "the calls must be reported before the end of the turn"
 
 
-def test_a_call_that_does_not_end_is_told_and_its_turn_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_call_that_can_not_be_ended_is_reported_and_its_turn_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bounded(monkeypatch, end_seconds=0.2)
 
     async def never_ending(*_: object) -> None:
@@ -499,7 +501,9 @@ def test_a_call_that_does_not_end_is_told_and_its_turn_ends(tmp_path: Path, monk
     assert [each.code for each in driven.of(Integrity)] == ["COMMAND_NOT_ENDED"]
 
 
-def test_a_defect_at_one_call_is_told_and_ends_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_of_one_call_is_reported_and_does_not_end_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def sometimes(*given: Any) -> None:
         if given[1].argv[0] == b"false":
             raise ZeroDivisionError
@@ -517,7 +521,7 @@ def bounded(monkeypatch: pytest.MonkeyPatch, **bounds: Any) -> None:
     )
 
 
-def test_a_command_without_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(limit: float) -> tuple[TurnResult, Driven]:
         with monkeypatch.context() as patch:
             bounded(patch, call_seconds=limit)
@@ -528,17 +532,17 @@ def test_a_command_without_end_is_ended(tmp_path: Path, monkeypatch: pytest.Monk
     assert [call[1:] for call in calls(driven)] == [("failed", 124, "begun\n")]
 
 
-def test_a_session_has_so_many_calls_and_so_much_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_session_limits_calls_and_recorded_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bounded(monkeypatch, calls=3, output=(1 << 20) + 10)
     script = "for n in 1 2 3 4 5; do proofbox run -n -- sh -c 'seq 1 2000' | wc -l; done"
     result, driven = play(tmp_path, script)
     assert result.final_message.split() == ["2000"] * 3 + ["0"] * 2
     assert [len(call.output) < 3000 for call in driven.of(ToolCall)] == [False, True, True]
     (notice,) = driven.of(Notice)
-    assert notice.message.startswith("2 requests")
+    assert notice.message.startswith("the funnel refused 2 requests")
 
 
-def test_those_who_ask_for_nothing_are_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_without_a_request_time_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bounded(monkeypatch, request_seconds=1.0)
     program = """
         held = [connect() for _ in range(40)]
@@ -548,7 +552,7 @@ def test_those_who_ask_for_nothing_are_let_go(tmp_path: Path, monkeypatch: pytes
     assert calls(driven) == [("echo fine", "completed", 0, "fine\n")]
 
 
-def test_a_record_that_breaks_fails_the_turn_and_nobody_waits(tmp_path: Path) -> None:
+def test_failed_listener_fails_the_turn_without_blocking(tmp_path: Path) -> None:
     async def work(driven: Driven) -> None:
         async def break_down(event: Event) -> None:
             if isinstance(event, ToolCall):
@@ -563,7 +567,7 @@ def test_a_record_that_breaks_fails_the_turn_and_nobody_waits(tmp_path: Path) ->
 
 
 @given(st.binary(max_size=300) | st.lists(st.binary(max_size=8)).map(lambda words: b"\0".join([b"1", b"run", *words])))
-def test_any_bytes_are_a_request_or_garbled(payload: bytes) -> None:
+def test_any_bytes_parse_or_are_malformed(payload: bytes) -> None:
     try:
         asked = parse_request(payload)
     except MalformedFrame:

@@ -1,4 +1,4 @@
-"""`proofbox mcp proxy`: the tools of an MCP server, called through the funnel, by the official client and by a liar."""
+"""Tests of `proofbox mcp proxy`: an MCP server called through the funnel, by an official and by a hostile client."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_the_official_client_and_server(tmp_path: Path) -> None:
     assert (server.tool, server.command) == ("command", f"{sys.executable} server.py")
 
 
-def test_where_something_is_accepted_other_tools_are_declined(tmp_path: Path) -> None:
+def test_accept_rule_declines_all_other_tools(tmp_path: Path) -> None:
     rules = tuple(ApprovalRule(answer="accept", command=each) for each in ("mcp/add *", f"{sys.executable} *"))
     files = {"client.py": SDK_CLIENT, "server.py": SDK_SERVER}
     result, driven = play(tmp_path, files, [sys.executable, "client.py"], approvals=rules)
@@ -109,7 +109,7 @@ def test_where_something_is_accepted_other_tools_are_declined(tmp_path: Path) ->
     assert not (tmp_path / "workspace/made").exists()
 
 
-# A server that answers every line it gets with the line itself as text; and one line of nonsense before.
+# A server that echoes every line as text, after one malformed line.
 ECHO = """
 import json, sys
 print("starting up", flush=True)
@@ -123,7 +123,7 @@ for line in sys.stdin:
 """
 
 
-def test_what_is_recorded_is_what_the_server_was_told(tmp_path: Path) -> None:
+def test_record_matches_what_the_server_received(tmp_path: Path) -> None:
     lines = [
         '{"jsonrpc":"2.0","id":1,"method":"ping","method":"tools/call","params":{"name":"a","name":"b"}}',
         '{"jsonrpc":"2.0","id":2,"method":"tools\\u002fcall","params":{"name":"c","arguments":{"x":"\\u00e9"}}}',
@@ -153,7 +153,7 @@ def test_what_is_recorded_is_what_the_server_was_told(tmp_path: Path) -> None:
     assert [call.command for call in driven.of(ToolCall) if call.tool == "command"] == ["python3 server.py"]
 
 
-def test_a_call_that_is_never_answered_is_abandoned(tmp_path: Path) -> None:
+def test_unanswered_call_is_abandoned(tmp_path: Path) -> None:
     lines = [
         '{"jsonrpc":"2.0","id":1,"method":"quiet"}',
         '{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"slow"}}',
@@ -169,8 +169,8 @@ def test_a_call_that_is_never_answered_is_abandoned(tmp_path: Path) -> None:
     ]
 
 
-def test_proofbox_itself_in_a_box_hands_over(tmp_path: Path) -> None:
-    """With the whole of proofbox in the box, and first on its PATH, `run` is the same."""
+def test_proofbox_installed_in_the_box_uses_the_funnel(tmp_path: Path) -> None:
+    """`run` behaves the same if the full proofbox is installed in the box and first on its PATH."""
     source = Path(proofbox.__file__).parents[1]
     mounts = PYTHON if source.is_relative_to(sys.prefix) else [*PYTHON, f"{source}:{source}:ro"]
     script = f"{sys.executable} -m proofbox run -n -- sh -c 'exit 5'; echo $?"

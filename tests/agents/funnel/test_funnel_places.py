@@ -1,4 +1,4 @@
-"""The funnel wherever a box may be: in a container without anything, with a network, as whoever owns the project."""
+"""Tests of the funnel in different boxes: a minimal container, with a network, and for other owners of the project."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def engine() -> Generator[None]:
 @pytest.mark.xdist_group("docker")
 @pytest.mark.parametrize("owner", [0, 4321])
 @pytest.mark.usefixtures("engine")
-def test_in_a_container_of_an_image_with_a_shell_alone(tmp_path: Path, owner: int) -> None:
+def test_funnel_works_in_a_minimal_container(tmp_path: Path, owner: int) -> None:
     (tmp_path / "workspace").mkdir()
     os.chown(tmp_path / "workspace", owner, owner)
     driven = play(tmp_path, provider="docker", policy={"image": IMAGE})
@@ -54,19 +54,19 @@ def test_in_a_container_of_an_image_with_a_shell_alone(tmp_path: Path, owner: in
 
 @pytest.mark.needs("bubblewrap")
 @pytest.mark.parametrize("network", ["none", "full", "allow:example.org"])
-def test_with_and_without_a_network(tmp_path: Path, network: str) -> None:
+def test_funnel_works_with_and_without_a_network(tmp_path: Path, network: str) -> None:
     assert observed(play(tmp_path, policy={"network": network})) == [("observed", 3, "hi\n")]
 
 
 @pytest.mark.needs("bubblewrap", "root")
-def test_in_somebody_s_project(tmp_path: Path) -> None:
+def test_funnel_works_in_the_project_of_another_user(tmp_path: Path) -> None:
     (tmp_path / "workspace").mkdir()
     os.chown(tmp_path / "workspace", 4321, 4321)
     assert observed(play(tmp_path)) == [("observed", 3, "hi\n")]
     assert (tmp_path / "workspace/made").stat().st_uid == 4321
 
 
-def test_without_a_box_there_is_none(tmp_path: Path) -> None:
+def test_there_is_no_funnel_without_a_box(tmp_path: Path) -> None:
     async def work(driven: Driven) -> None:
         assert (await driven.turn()).final_message == "unset\n"
         assert driven.session.facts()["funnel"] is False

@@ -1,9 +1,9 @@
-"""The model gateway alone: it adds the key, holds to the endpoint, streams without delay, and records what passed.
+"""Tests of the model gateway: it adds the key, reaches only the endpoint, streams without delay, and records traffic.
 
 The fake model is the endpoint, so that these tests are also the fake's own.
 """
 
-# ruff: noqa: ASYNC110, ASYNC240, S610 (looking is how a test waits; blocking for a moment is fine here)
+# ruff: noqa: ASYNC110, ASYNC240, S610 (tests wait by polling; short blocking calls are fine)
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def events(answer: httpx2.Response) -> list[dict[str, Any]]:
     return [json.loads(line[5:]) for line in answer.text.splitlines() if line.startswith("data:")]
 
 
-def test_the_key_is_added_outside_and_what_passed_is_recorded(tmp_path: Path) -> None:
+def test_gateway_adds_the_key_and_records_the_exchange(tmp_path: Path) -> None:
     async def work(lab: Lab) -> None:
         prompt = "[[limits primary=43 secondary=7]] [[usage input=7 output=3 cached=2 reasoning=1]] [[say hello there]]"
         own = {
@@ -132,7 +132,7 @@ def test_the_key_is_added_outside_and_what_passed_is_recorded(tmp_path: Path) ->
         ("[[bogus]]", 400, "http_error", {}),
     ],
 )
-def test_failures_pass_through_and_are_recorded(
+def test_endpoint_failures_are_forwarded_and_recorded(
     tmp_path: Path, prompt: str, status: int, outcome: str, more: dict[str, Any]
 ) -> None:
     async def work(lab: Lab) -> None:
@@ -149,7 +149,7 @@ def test_failures_pass_through_and_are_recorded(
 
 
 @pytest.mark.parametrize(("where", "outcome"), [("before", "unreachable"), ("mid", "cut")])
-def test_a_connection_that_breaks_upstream_breaks_here(tmp_path: Path, where: str, outcome: str) -> None:
+def test_broken_upstream_connection_breaks_the_client_connection(tmp_path: Path, where: str, outcome: str) -> None:
     async def work(lab: Lab) -> None:
         with pytest.raises(httpx2.TransportError):
             await lab.ask(f"[[drop {where} times=1]] [[say fine]]")
@@ -160,7 +160,7 @@ def test_a_connection_that_breaks_upstream_breaks_here(tmp_path: Path, where: st
     run(tmp_path, work)
 
 
-def test_an_endpoint_that_is_not_there(tmp_path: Path) -> None:
+def test_unreachable_endpoint_is_recorded(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound and not listening: refused
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
@@ -173,9 +173,9 @@ def test_an_endpoint_that_is_not_there(tmp_path: Path) -> None:
         run(tmp_path, work, model_url=url)
 
 
-def test_pieces_come_through_while_the_model_still_thinks(tmp_path: Path) -> None:
-    """The stream begins and then is silent for an hour: what came before must be here at once, and a client that
-    leaves ends the request at the model."""
+def test_stream_is_forwarded_without_delay(tmp_path: Path) -> None:
+    """The stream begins and then pauses for an hour. The first data must arrive immediately, and the request to the
+    model must end when the client disconnects."""
 
     async def work(lab: Lab) -> None:
         body = {"input": [{"role": "user", "content": "[[idle 3600]] [[say x]]"}]}
@@ -209,7 +209,7 @@ def test_pieces_come_through_while_the_model_still_thinks(tmp_path: Path) -> Non
         "/model/responses?a=\x7f",
     ],
 )
-def test_no_other_target_is_reached(tmp_path: Path, target: str) -> None:
+def test_requests_to_other_targets_are_refused(tmp_path: Path, target: str) -> None:
     async def work(lab: Lab) -> None:
         async with await anyio.connect_unix(str(tmp_path / "gw" / "sock")) as stream:
             await stream.send(f"POST {target} HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n".encode("latin-1"))
@@ -222,7 +222,7 @@ def test_no_other_target_is_reached(tmp_path: Path, target: str) -> None:
 
 
 @pytest.mark.parametrize("target", ["/model", "/model/"])
-def test_a_look_whether_the_base_url_answers_is_no_request_to_the_model(tmp_path: Path, target: str) -> None:
+def test_head_request_to_the_base_url_is_not_forwarded(tmp_path: Path, target: str) -> None:
     async def work(lab: Lab) -> None:
         answer = await lab.client.head(target)
         assert (answer.status_code, answer.content) == (200, b"")
@@ -235,7 +235,7 @@ def test_a_look_whether_the_base_url_answers_is_no_request_to_the_model(tmp_path
     run(tmp_path, work)
 
 
-def test_the_key_goes_into_the_header_that_the_client_uses(tmp_path: Path) -> None:
+def test_key_is_sent_in_the_header_that_the_client_uses(tmp_path: Path) -> None:
     async def work(lab: Lab) -> None:
         own = {"x-api-key": "the-box-made-this-up", "anthropic-version": "2023-06-01", "anthropic-beta": "b"}
         await lab.ask("[[say hello]]", headers=own)
@@ -254,7 +254,7 @@ ESCAPED = [
 ]
 
 
-def test_a_redirect_is_not_followed_and_an_echo_of_the_key_is_cut_out(tmp_path: Path) -> None:
+def test_redirect_is_not_followed_and_echoed_key_is_redacted(tmp_path: Path) -> None:
     cookies: list[str] = []
 
     async def endpoint(request: HttpRequest, responder: Responder) -> None:
@@ -335,7 +335,7 @@ def certificate(directory: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize("trusted", [False, True])
-def test_the_key_goes_only_to_who_has_a_certificate_that_is_trusted(
+def test_key_is_not_sent_to_an_untrusted_certificate(
     tmp_path: Path, trusted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     public, private = certificate(tmp_path)
@@ -369,7 +369,7 @@ def test_the_key_goes_only_to_who_has_a_certificate_that_is_trusted(
     anyio.run(main)
 
 
-def test_on_loopback_only_who_knows_the_address_gets_through() -> None:
+def test_loopback_gateway_requires_the_secret_prefix() -> None:
     async def main() -> None:
         model = FakeModel()
         async with (
@@ -399,13 +399,13 @@ def test_on_loopback_only_who_knows_the_address_gets_through() -> None:
         ("https://example.org:port/v1", None),
     ],
 )
-def test_endpoints_that_are_none(url: str, key: str | None) -> None:
+def test_invalid_endpoints_are_refused(url: str, key: str | None) -> None:
     with pytest.raises(UsageError) as caught:
         ModelEndpoint(url, key)
     assert KEY not in str(caught.value)
 
 
-def test_a_key_that_was_named_must_be_there() -> None:
+def test_missing_key_variable_is_an_error() -> None:
     with pytest.raises(AuthFailed, match="MY_KEY"):
         ModelEndpoint.of("https://example.org/v1", "MY_KEY", {})
     with pytest.raises(AuthFailed):
@@ -414,11 +414,11 @@ def test_a_key_that_was_named_must_be_there() -> None:
     assert ModelEndpoint.of("https://example.org/v1", "MY_KEY", {"MY_KEY": KEY}).has_key
 
 
-# ---- what is read on the way
+# ---- parsing responses
 
 
 @given(st.lists(st.binary(max_size=80) | st.sampled_from([b'data: {"type":"response.completed"}', b"data: [1]"])))
-def test_nothing_in_a_stream_raises(lines: list[bytes]) -> None:
+def test_malformed_streams_do_not_raise(lines: list[bytes]) -> None:
     exchange = Exchange(number=1, method="POST", path="/")
     reader = StreamReader(exchange)
     for line in lines:
@@ -437,7 +437,7 @@ JSON = st.recursive(
 
 
 @given(JSON)
-def test_no_shape_of_an_event_raises(value: Any) -> None:
+def test_malformed_events_do_not_raise(value: Any) -> None:
     exchange = Exchange(number=1, method="POST", path="/", status=200)
     line = b"data: " + json.dumps({"type": "response.completed", "response": value, "error": value}).encode()
     StreamReader(exchange).line(line)
@@ -446,7 +446,7 @@ def test_no_shape_of_an_event_raises(value: Any) -> None:
 
 
 @pytest.mark.parametrize("said", [b"1" * 400, b"1e300", b'"' + b"9" * 400 + b'"', b"-1", b"true"])
-def test_a_number_that_is_none_is_not_taken(said: bytes) -> None:
+def test_invalid_numbers_are_ignored(said: bytes) -> None:
     exchange = Exchange(number=1, method="POST", path="/", status=429)
     read_body(exchange, b'{"error": {"type": "usage_limit_reached", "resets_at": %s}}' % said)
     assert (exchange.error_type, exchange.resets_at) == ("usage_limit_reached", None)
@@ -469,7 +469,7 @@ def test_durations(text: str, seconds: float | None) -> None:
     assert read_duration(text) == seconds
 
 
-def test_windows_of_the_plain_api() -> None:
+def test_rate_windows_of_the_plain_api() -> None:
     exchange = Exchange(number=1, method="POST", path="/")
     headers = {
         "x-ratelimit-limit-requests": "100",
@@ -503,7 +503,7 @@ def test_windows_of_the_plain_api() -> None:
         b"GET /model/x HTTP/1.1\r\nx-codex-y: \x7f\r\n\r\n",
     ],
 )
-def test_what_is_no_http_is_answered_and_ended(tmp_path: Path, data: bytes) -> None:
+def test_malformed_http_gets_an_error_and_closes_the_connection(tmp_path: Path, data: bytes) -> None:
     async def work(lab: Lab) -> None:
         async with await anyio.connect_unix(str(tmp_path / "gw" / "sock")) as stream:
             await stream.send(data)
@@ -513,18 +513,18 @@ def test_what_is_no_http_is_answered_and_ended(tmp_path: Path, data: bytes) -> N
                     heard += await stream.receive()
             assert heard.startswith(b"HTTP/1.1 4"), heard
         assert not lab.model.seen
-        assert (await lab.ask("[[say x]]")).status_code == 200, "and others are served on"
+        assert (await lab.ask("[[say x]]")).status_code == 200, "other clients must still be served"
 
     run(tmp_path, work)
 
 
-def test_chunked_bodies_and_kept_connections(tmp_path: Path) -> None:
+def test_chunked_bodies_and_persistent_connections(tmp_path: Path) -> None:
     async def work(lab: Lab) -> None:
         body = json.dumps({"input": [{"role": "user", "content": "[[say x]]"}]}).encode()
         head = b"POST /model/responses HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n"
         chunks = b"".join(b"%x\r\n%b\r\n" % (1, body[at : at + 1]) for at in range(len(body))) + b"0\r\n\r\n"
         async with await anyio.connect_unix(str(tmp_path / "gw" / "sock")) as stream:
-            await stream.send((head + chunks) * 3)  # sent at once, answered one after the other
+            await stream.send((head + chunks) * 3)  # sent together, answered one after the other
             heard = b""
             while heard.count(b"response.completed") < 6:
                 heard += await stream.receive()
@@ -533,10 +533,10 @@ def test_chunked_bodies_and_kept_connections(tmp_path: Path) -> None:
     run(tmp_path, work)
 
 
-# ---- the script of the fake
+# ---- the script of the fake model
 
 
-def test_directives_make_answers_in_order(tmp_path: Path) -> None:
+def test_directives_produce_responses_in_order(tmp_path: Path) -> None:
     answers = ModelScript().answers(
         'please [[wait 0.5]] [[run ls -l [a] ]] then [[call view_image {"path": 1}]] [[say a  b]]'
     )
@@ -559,7 +559,7 @@ def test_directives_make_answers_in_order(tmp_path: Path) -> None:
         load_rules(path)
 
 
-def test_the_fake_as_a_program(tmp_path: Path) -> None:
+def test_fake_model_runs_as_a_program(tmp_path: Path) -> None:
     rules = tmp_path / "rules.toml"
     rules.write_text('[[rule]]\nwhen = "greet"\ndo = "[[say good morning]]"\n')
     argv = [sys.executable, "-m", "proofbox.agents.fakemodel", "--rules", str(rules)]
@@ -574,7 +574,7 @@ def test_the_fake_as_a_program(tmp_path: Path) -> None:
             process.terminate()
 
 
-def test_the_fake_goes_on_where_the_tools_left_off(tmp_path: Path) -> None:
+def test_fake_model_continues_after_tool_results(tmp_path: Path) -> None:
     async def work(lab: Lab) -> None:
         user = {"role": "user", "content": [{"text": "[[run a]] [[run b]] [[say end]]"}]}
         output = {"type": "function_call_output", "call_id": "c", "output": "x"}

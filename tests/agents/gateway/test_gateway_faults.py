@@ -1,6 +1,6 @@
-"""The model gateway against clients and endpoints that mean it ill: what they do ends their own connection alone."""
+"""Tests of the model gateway with hostile clients and endpoints: they can end only their own connection."""
 
-# ruff: noqa: ASYNC110 (looking is how a test waits)
+# ruff: noqa: ASYNC110 (tests wait by polling)
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from proofbox.agents.events import Integrity
 from proofbox.agents.gateway.accepting import accept_all
 from proofbox.agents.gateway.http import BadRequest, BodyBudget, HttpRequest, Responder, _field, connection_handler
-from proofbox.agents.gateway.server import TOLD_FAULTS, ModelEndpoint, ModelGateway
+from proofbox.agents.gateway.server import REPORTED_FAULTS, ModelEndpoint, ModelGateway
 from proofbox.agents.gateway.traffic import Exchange
 from proofbox.agents.runtimes.process.runtime import ProcessRuntime
 
@@ -32,7 +32,7 @@ POST = b"POST /model/x HTTP/1.1\r\nhost: h\r\n"
 
 
 class Lab:
-    """A gateway to an endpoint that does what the test says with each connection."""
+    """A gateway to an endpoint whose handling of each connection is defined by the test."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -92,7 +92,7 @@ async def all_of(stream: anyio.abc.SocketStream) -> bytes:
 
 
 @given(st.binary(max_size=20))
-def test_any_header_that_is_let_in_can_be_passed_on(value: bytes) -> None:
+def test_every_accepted_header_can_be_forwarded(value: bytes) -> None:
     try:
         name, said = _field("user-agent: " + value.decode("latin-1"))
     except BadRequest:
@@ -102,7 +102,7 @@ def test_any_header_that_is_let_in_can_be_passed_on(value: bytes) -> None:
 
 
 @pytest.mark.parametrize("value", [b"\xe2\x82\xac", b"caf\xe9", b"a\x01b"])
-def test_a_header_of_the_endpoints_that_is_no_text_is_dropped(tmp_path: Path, value: bytes) -> None:
+def test_non_text_response_header_is_dropped(tmp_path: Path, value: bytes) -> None:
     async def endpoint(stream: anyio.abc.SocketStream) -> None:
         async with stream:
             await stream.receive()
@@ -111,7 +111,7 @@ def test_a_header_of_the_endpoints_that_is_no_text_is_dropped(tmp_path: Path, va
     async def work(lab: Lab) -> None:
         async with lab.open(endpoint):
             for _ in range(2):
-                with contextlib.suppress(httpx2.RemoteProtocolError):  # a client may refuse such an answer whole
+                with contextlib.suppress(httpx2.RemoteProtocolError):  # a client may reject such a response
                     answer = await lab.ask()
                     assert ("x-request-id" in answer.headers, answer.headers["openai-model"]) == (False, "m")
             assert len(lab.seen) == 2
@@ -120,8 +120,10 @@ def test_a_header_of_the_endpoints_that_is_no_text_is_dropped(tmp_path: Path, va
     run(tmp_path, work)
 
 
-def test_a_defect_at_one_request_is_told_and_ends_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    failures = 2 * TOLD_FAULTS
+def test_failure_of_one_request_is_reported_and_does_not_end_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = 2 * REPORTED_FAULTS
 
     async def work(lab: Lab) -> None:
         async with lab.open(well) as gateway:
@@ -133,14 +135,14 @@ def test_a_defect_at_one_request_is_told_and_ends_no_other(tmp_path: Path, monke
                         await all_of(stream)
             assert (await lab.ask()).text == "hi"
             assert gateway.faults == failures
-            assert [code for code, _ in lab.told] == ["GATEWAY_FAILED"] * (TOLD_FAULTS + 1), "then at each doubling"
+            assert [code for code, _ in lab.told] == ["GATEWAY_FAILED"] * (REPORTED_FAULTS + 1), "then at each doubling"
             assert "ZeroDivisionError" in lab.told[0][1]
 
     run(tmp_path, work)
 
 
 @pytest.mark.needs("bubblewrap")
-def test_the_end_of_the_gateway_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_end_of_the_gateway_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go = anyio.Event()
 
     async def breaks(*_: Any, **__: Any) -> None:
@@ -158,7 +160,7 @@ def test_the_end_of_the_gateway_is_told(tmp_path: Path, monkeypatch: pytest.Monk
     assert [event.code for event in driven.of(Integrity)] == ["GATEWAY_ENDED"]
 
 
-def test_a_client_that_leaves_while_it_is_written_to_ends_nobody_else(tmp_path: Path) -> None:
+def test_client_that_disconnects_during_a_write_does_not_affect_others(tmp_path: Path) -> None:
     async def endless(stream: anyio.abc.SocketStream) -> None:
         async with stream:
             asked = await stream.receive()
@@ -173,7 +175,7 @@ def test_a_client_that_leaves_while_it_is_written_to_ends_nobody_else(tmp_path: 
     async def work(lab: Lab) -> None:
         async with lab.open(endless):
             async with await lab.connect() as stream:
-                # So much is sent on that nobody looks for its end: it is the write which finds that it has left.
+                # The client sends so much that its disconnect is not read; the next write detects it.
                 await stream.send(POST + b"\r\n" + b"y" * 200_000)
                 assert (await stream.receive()).startswith(b"HTTP/1.1 200")
             while not lab.seen:
@@ -185,7 +187,7 @@ def test_a_client_that_leaves_while_it_is_written_to_ends_nobody_else(tmp_path: 
     run(tmp_path, work)
 
 
-def test_a_refusal_is_recorded_though_nobody_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusal_is_recorded_after_the_client_disconnected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def gone(*_: Any) -> None:
         raise anyio.BrokenResourceError
 
@@ -217,7 +219,7 @@ async def answering(path: Path, budget: BodyBudget, heard: list[HttpRequest]) ->
         tasks.cancel_scope.cancel()
 
 
-def test_bodies_have_one_budget_and_give_back_what_they_took(tmp_path: Path) -> None:
+def test_bodies_share_one_budget_and_release_it(tmp_path: Path) -> None:
     async def main() -> None:
         budget, path = BodyBudget(1000), tmp_path / "sock"
         heard: list[HttpRequest] = []
@@ -254,7 +256,7 @@ def test_bodies_have_one_budget_and_give_back_what_they_took(tmp_path: Path) -> 
         ("IDLE_SECONDS", b"", b""),
     ],
 )
-def test_what_does_not_come_is_not_waited_for(
+def test_slow_requests_time_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, said: bytes, answer: bytes
 ) -> None:
     monkeypatch.setattr(f"proofbox.agents.gateway.http.{limit}", 0.1)
@@ -273,7 +275,7 @@ def test_what_does_not_come_is_not_waited_for(
 
 
 @given(st.lists(st.binary(min_size=1, max_size=9), max_size=6), st.lists(st.integers(1, 40), max_size=12))
-def test_a_body_is_what_was_sent_however_it_is_cut(chunks: list[bytes], cuts: list[int]) -> None:
+def test_body_is_independent_of_packet_boundaries(chunks: list[bytes], cuts: list[int]) -> None:
     body = b"".join(chunks)
     chunked = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n"
     said = b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n" + chunked
@@ -294,7 +296,7 @@ def test_a_body_is_what_was_sent_however_it_is_cut(chunks: list[bytes], cuts: li
 
 
 class Pieces:
-    """A stream whose client has sent this, which comes cut like that, and has gone."""
+    """A stream that delivers the client's data in these pieces, then ends."""
 
     def __init__(self, said: bytes, cuts: list[int]) -> None:
         self._said, self._cuts = said, iter(cuts)
@@ -322,7 +324,7 @@ class Pieces:
 
 
 class Listener:
-    """Accepts what it is given; an error is raised."""
+    """A listener that returns the given streams and raises the given errors."""
 
     def __init__(self, *comes: Any) -> None:
         self._comes = list(comes)
@@ -343,8 +345,8 @@ def shortage() -> Exception:
     return error
 
 
-def test_so_many_at_a_time_and_a_shortage_of_descriptors_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proofbox.agents.gateway.accepting.GO_ON", 0.001)
+def test_connection_limit_and_retry_when_descriptors_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proofbox.agents.gateway.accepting.RETRY_SECONDS", 0.001)
     let_go = [anyio.Event() for _ in range(4)]
     hosted: list[int] = []
 
@@ -374,7 +376,7 @@ def test_so_many_at_a_time_and_a_shortage_of_descriptors_passes(monkeypatch: pyt
     anyio.run(main)
 
 
-def test_a_listener_that_is_broken_is_raised() -> None:
+def test_broken_listener_raises() -> None:
     async def host(_: Any) -> None:
         pass
 

@@ -1,4 +1,4 @@
-"""The JSON-RPC peer: whatever the other side writes, it is contained; whatever happens, who waits is told."""
+"""Tests of the JSON-RPC peer: malformed input is contained, and pending requests always end."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def all_of(lines: MessageSplitter, pieces: list[bytes]) -> list[Any]:
 
 
 @given(st.lists(MESSAGES, max_size=8), st.lists(st.integers(0, 10**6), max_size=10), st.booleans())
-def test_what_is_written_is_read_however_it_is_cut(
+def test_messages_survive_any_packet_boundaries(
     messages: list[RpcRequest | Notification | Response], points: list[int], strict: bool
 ) -> None:
     data = b"".join(written(message, strict) for message in messages)
@@ -65,12 +65,12 @@ def test_what_is_written_is_read_however_it_is_cut(
 
 
 @given(st.lists(st.binary(max_size=60) | MESSAGES.map(lambda m: written(m, False)), max_size=20), st.integers(1, 200))
-def test_no_bytes_break_it_and_messages_between_garbage_survive(pieces: list[bytes], limit: int) -> None:
+def test_messages_between_garbage_are_parsed(pieces: list[bytes], limit: int) -> None:
     lines = MessageSplitter(max_line=limit)
     for piece in pieces:
         for found in lines.feed(piece):
             assert isinstance(found, RpcRequest | Notification | Response | Garbage)
-        assert len(lines._held) <= max(limit, 400)
+        assert len(lines._buffer) <= max(limit, 400)
     assert not [found for found in lines.close() if not isinstance(found, Garbage)]
     assert list(lines.feed(b'{"method":"alive"}\n')) == (
         [Notification("alive", None)] if limit >= 18 else [Garbage("oversized", 18, '{"method":"alive"}')]
@@ -97,7 +97,7 @@ def test_no_bytes_break_it_and_messages_between_garbage_survive(pieces: list[byt
         (b"2026 WARN something on stdout \x1b[31m", "not_json"),
     ],
 )
-def test_garbage_has_a_reason_and_is_safe_to_show(line: bytes, reason: str) -> None:
+def test_garbage_has_a_reason_and_is_printable(line: bytes, reason: str) -> None:
     [found] = MessageSplitter().feed(line + b"\n")
     assert isinstance(found, Garbage)
     assert (found.reason, found.size) == (reason, len(line))
@@ -105,7 +105,7 @@ def test_garbage_has_a_reason_and_is_safe_to_show(line: bytes, reason: str) -> N
     assert "\x1b" not in found.beginning
 
 
-def test_strict_asks_for_the_version_and_loose_does_not() -> None:
+def test_only_strict_mode_requires_the_version() -> None:
     plain, versioned = b'{"method":"m"}\n', b'{"jsonrpc":"2.0","method":"m"}\n'
     assert list(MessageSplitter().feed(plain + versioned)) == [Notification("m", None)] * 2
     first, second = MessageSplitter(strict=True).feed(plain + versioned)
@@ -113,7 +113,7 @@ def test_strict_asks_for_the_version_and_loose_does_not() -> None:
     assert second == Notification("m", None)
 
 
-def test_a_line_of_a_gigabyte_takes_no_memory() -> None:
+def test_oversized_line_uses_bounded_memory() -> None:
     lines = MessageSplitter(max_line=1 << 20)
     block = b"x" * (1 << 20)
     tracemalloc.start()
@@ -134,7 +134,7 @@ def test_a_line_of_a_gigabyte_takes_no_memory() -> None:
 
 
 class Pipe:
-    """One end of two in-memory streams, as a `Transport`; `far` is the other side."""
+    """One end of two in-memory streams as a `Transport`; `far` is the other end."""
 
     def __init__(self, room: float = 100) -> None:
         self._to_far, self.far_in = anyio.create_memory_object_stream[bytes](room)
@@ -217,7 +217,7 @@ def run(work: Callable[[Pipe, RpcPeer, Heard], Awaitable[None]], room: float = 1
     anyio.run(main)
 
 
-def test_answers_find_their_questions_in_any_order() -> None:
+def test_responses_in_any_order_match_their_requests() -> None:
     async def work(pipe: Pipe, peer: RpcPeer, heard: Heard) -> None:
         answers: dict[int, Any] = {}
 
@@ -237,14 +237,14 @@ def test_answers_find_their_questions_in_any_order() -> None:
     run(work)
 
 
-def test_ids_of_the_two_sides_do_not_meet() -> None:
+def test_ids_of_the_two_sides_do_not_collide() -> None:
     async def work(pipe: Pipe, peer: RpcPeer, heard: Heard) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(peer.request, "ours")
             ours = await pipe.heard()
-            await pipe.say(id=ours["id"], method="theirs", params=[1])  # a question that bears our own id
+            await pipe.say(id=ours["id"], method="theirs", params=[1])  # a request with one of our ids
             assert await pipe.heard() == {"id": ours["id"], "result": {"echo": [1]}}
-            await pipe.say(id=1, result="for nobody")
+            await pipe.say(id=1, result="unmatched")
             await pipe.say(id=ours["id"], result="x")
         await pipe.say(id=ours["id"], result="twice")
         await pipe.say(id=9, method="refuse")
@@ -254,7 +254,7 @@ def test_ids_of_the_two_sides_do_not_meet() -> None:
     run(work)
 
 
-def test_a_handler_that_fails_is_told_and_the_talk_goes_on() -> None:
+def test_failed_handler_is_reported_and_the_connection_continues() -> None:
     async def work(pipe: Pipe, peer: RpcPeer, heard: Heard) -> None:
         await pipe.say(method="break")
         for id, method in enumerate(("break", "unspeakable")):
@@ -268,7 +268,7 @@ def test_a_handler_that_fails_is_told_and_the_talk_goes_on() -> None:
     run(work)
 
 
-def test_a_request_without_an_answer_ends_at_its_deadline_and_the_late_answer_is_a_stray() -> None:
+def test_request_times_out_and_its_late_response_is_a_stray() -> None:
     async def work(pipe: Pipe, peer: RpcPeer, heard: Heard) -> None:
         with pytest.raises(RuntimeTimedOut) as caught:
             await peer.request("slow", seconds=0.05)
@@ -305,7 +305,7 @@ def test_refusals_are_typed() -> None:
 
 
 @pytest.mark.parametrize("how", ["eof", "broken", "cancelled"])
-def test_the_end_reaches_everyone_who_waits_and_who_comes_later(how: str) -> None:
+def test_end_of_stream_fails_pending_and_later_requests(how: str) -> None:
     async def work(pipe: Pipe, peer: RpcPeer, heard: Heard) -> None:
         ended: list[AgentError] = []
 
@@ -340,7 +340,7 @@ def test_the_end_reaches_everyone_who_waits_and_who_comes_later(how: str) -> Non
     run(work)
 
 
-def test_a_slow_handler_stops_the_reading_and_answers_still_come_through() -> None:
+def test_slow_handler_stops_reading_but_responses_arrive() -> None:
     async def work(pipe: Pipe, peer: RpcPeer, heard: Heard) -> None:
         heard.gate = anyio.Event()
         for number in range(6):
@@ -353,7 +353,7 @@ def test_a_slow_handler_stops_the_reading_and_answers_still_come_through() -> No
             while True:
                 await pipe.say(method="more", params=sent)
                 sent += 1
-        assert sent < 20  # the queue, the pipe and one in each hand
+        assert sent < 20  # the queue, the pipe, and one message at each end
         heard.gate.set()
         while len(heard.notifications) < 6 + sent:
             await anyio.lowlevel.checkpoint()
@@ -362,7 +362,7 @@ def test_a_slow_handler_stops_the_reading_and_answers_still_come_through() -> No
     run(work, room=2, queue=8)
 
 
-def test_what_rests_on_an_answer_is_in_place_before_what_comes_after_it() -> None:
+def test_on_result_runs_before_later_messages_are_handled() -> None:
     async def work(pipe: Pipe, peer: RpcPeer, heard: Heard) -> None:
         order: list[str] = []
 
@@ -385,7 +385,7 @@ def test_what_rests_on_an_answer_is_in_place_before_what_comes_after_it() -> Non
     run(work)
 
 
-def test_a_program_that_reads_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_that_reads_no_input_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SEND_SECONDS", 0.1)
 
     async def work(pipe: Pipe, peer: RpcPeer, heard: Heard) -> None:
@@ -396,7 +396,7 @@ def test_a_program_that_reads_nothing_is_given_up(monkeypatch: pytest.MonkeyPatc
     run(work, room=0)
 
 
-def test_a_flood_of_garbage_is_counted_and_the_talk_goes_on(rounds: Callable[[int, int], int]) -> None:
+def test_flood_of_garbage_is_counted_and_the_connection_continues(rounds: Callable[[int, int], int]) -> None:
     async def work(pipe: Pipe, peer: RpcPeer, heard: Heard) -> None:
         times = rounds(200, 5000)
         for _ in range(times):
@@ -410,7 +410,7 @@ def test_a_flood_of_garbage_is_counted_and_the_talk_goes_on(rounds: Callable[[in
     run(work)
 
 
-def test_strict_says_the_version_in_everything_it_sends() -> None:
+def test_strict_mode_sends_the_version_in_every_message() -> None:
     async def work(pipe: Pipe, peer: RpcPeer, heard: Heard) -> None:
         await peer.notify("n", {"a": 1})
         assert await pipe.heard() == {"jsonrpc": "2.0", "method": "n", "params": {"a": 1}}

@@ -1,4 +1,4 @@
-"""What real sessions said, replayed: every transcript translates whole, and each failure has its code."""
+"""Tests of the decoder with transcripts of real sessions: complete translation, and a code for each failure."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ FAILURES = {
     "more_env_key_missing": ("RUNTIME_AUTH", False),
 }
 
-# Messages that an interrupt cut off, before any that were completed.
+# Messages that were cut off by an interrupt before any was completed.
 PARTIAL_TEXTS = {"matrix_interrupt_stream": ("w0 w1 w2 w3 w4 ",), "more_s_dbl0": ("w0 ",)}
 
 
@@ -75,7 +75,7 @@ def replay(path: Path) -> list[Event | TurnOver]:
 
 
 @pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda path: path.stem)
-def test_a_transcript_translates_whole(path: Path) -> None:
+def test_transcript_is_translated_completely(path: Path) -> None:
     said, events = notifications(path), replay(path)
     assert not [event for event in events if isinstance(event, Unrecognized | Integrity)]
     done = [m["params"]["item"] for m in said if m["method"] == "item/completed"]
@@ -97,7 +97,7 @@ def test_every_expected_failure_was_captured() -> None:
     assert set(FAILURES) <= {path.stem for path in TRANSCRIPTS}
 
 
-def test_a_command_has_its_own_words_and_its_real_outcome() -> None:
+def test_command_is_reported_with_its_text_and_outcome() -> None:
     events = replay(FIXTURES / "codex_basic.jsonl")
     [call] = [event for event in events if isinstance(event, ToolCall)]
     assert call.command == "echo hello-from-tool > tool_proof.txt; cat tool_proof.txt; uname -s"
@@ -107,7 +107,7 @@ def test_a_command_has_its_own_words_and_its_real_outcome() -> None:
     assert len([event for event in events if isinstance(event, TurnStarted)]) == 1
 
 
-def test_what_ends_after_its_turn_is_late() -> None:
+def test_item_that_ends_after_its_turn_is_late() -> None:
     events = replay(FIXTURES / "more_bg_terminals.jsonl")
     [over] = [number for number, event in enumerate(events) if isinstance(event, TurnOver)]
     [call] = [number for number, event in enumerate(events) if isinstance(event, ToolCall)]
@@ -117,7 +117,7 @@ def test_what_ends_after_its_turn_is_late() -> None:
     assert late.late
 
 
-def test_what_never_ends_is_abandoned() -> None:
+def test_item_that_never_ends_is_abandoned() -> None:
     path = FIXTURES / "matrix_kill.jsonl"
     decoder = CodexDecoder()
     for message in notifications(path):
@@ -129,13 +129,13 @@ def test_what_never_ends_is_abandoned() -> None:
     assert not decoder.abandon()
 
 
-def test_a_message_of_a_dropped_stream_is_not_told_twice() -> None:
+def test_message_of_a_dropped_stream_is_reported_once() -> None:
     events = replay(FIXTURES / "matrix_drop_once.jsonl")
     assert len([event for event in events if isinstance(event, Message)]) == 1
     assert [event.code for event in events if isinstance(event, Retrying)] == ["RUNTIME_STREAM_DISCONNECT"]
 
 
-def test_windows_are_kept_and_empty_ones_are_none() -> None:
+def test_empty_rate_windows_are_ignored() -> None:
     events = replay(FIXTURES / "matrix_ratelimit_headers.jsonl")
     [told] = [event for event in events if isinstance(event, RateWindows)]
     assert [(w.name, w.used_percent, w.window_minutes) for w in told.windows] == [
@@ -144,7 +144,7 @@ def test_windows_are_kept_and_empty_ones_are_none() -> None:
     ]
 
 
-def test_changes_of_files_have_paths() -> None:
+def test_file_changes_have_paths() -> None:
     changes = [event for path in TRANSCRIPTS for event in replay(path) if isinstance(event, FileChange)]
     assert changes
     assert all(change.paths for change in changes)
@@ -158,7 +158,7 @@ def test_twenty_threads_are_kept_apart() -> None:
     assert {thread: call.turn for thread, call in calls.items()} == overs
 
 
-def test_the_gateway_decides_where_codex_says_nothing() -> None:
+def test_gateway_classifies_failures_that_codex_does_not() -> None:
     error = {"message": "stream disconnected before completion", "codexErrorInfo": "other"}
     for outcome, status, code, expected in (
         ("cut", 200, "", "RUNTIME_STREAM_DISCONNECT"),
@@ -184,7 +184,7 @@ VALUES: st.SearchStrategy[Any] = (
 
 
 @given(st.data())
-def test_no_change_to_a_message_raises_or_loses_it(data: st.DataObject) -> None:
+def test_malformed_notifications_are_kept_and_do_not_raise(data: st.DataObject) -> None:
     decoder = CodexDecoder()
     for _ in range(3):
         message = copy.deepcopy(data.draw(st.sampled_from(MESSAGES)))
@@ -200,7 +200,7 @@ def test_no_change_to_a_message_raises_or_loses_it(data: st.DataObject) -> None:
 
 
 @given(st.text(max_size=30), st.recursive(VALUES, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
-def test_what_is_unknown_is_kept_whole(method: str, params: Any) -> None:
+def test_unknown_notification_is_kept(method: str, params: Any) -> None:
     [kept] = CodexDecoder().decode("x/" + method, params)
     assert isinstance(kept, Unrecognized)
     assert kept.method == "x/" + method
@@ -208,7 +208,7 @@ def test_what_is_unknown_is_kept_whole(method: str, params: Any) -> None:
     json.loads(kept.payload)
 
 
-def test_huge_things_are_bounded() -> None:
+def test_huge_values_are_truncated() -> None:
     item = {"type": "commandExecution", "id": "c", "command": "x" * 10**6, "aggregatedOutput": "y" * 10**7}
     [call] = CodexDecoder().decode("item/completed", {"threadId": "t", "turnId": "u", "item": item})
     assert isinstance(call, ToolCall)
@@ -239,12 +239,12 @@ COMMAND = "item/commandExecution/requestApproval"
         ("/bin/bash -lc 'git x", "decline", "no rule"),
     ],
 )
-def test_commands_are_decided_by_the_first_rule_that_fits(command: str, given: str, rule: str) -> None:
+def test_first_matching_rule_decides_a_command(command: str, given: str, rule: str) -> None:
     decided = answer(COMMAND, {"command": command}, RULES)
     assert (decided.answer, decided.rule, decided.give()) == (given, rule, {"decision": given})
 
 
-def test_one_path_that_is_stopped_stops_the_change() -> None:
+def test_one_declined_path_declines_the_file_change() -> None:
     method = "item/fileChange/requestApproval"
     assert answer(method, {}, RULES, ["src/a", "src/b"]).answer == "accept"
     assert answer(method, {}, RULES, ["src/a", "/etc/passwd"]).answer == "decline"
@@ -253,7 +253,7 @@ def test_one_path_that_is_stopped_stops_the_change() -> None:
     assert answer("execCommandApproval", {"command": ["ls"]}, RULES).give() == {"decision": "denied"}
 
 
-def test_what_needs_a_person_is_declined_and_what_is_unknown_refused() -> None:
+def test_requests_for_a_person_are_declined_and_unknown_ones_refused() -> None:
     assert answer("item/tool/requestUserInput", {"questions": [1]}, ()).give() == {"answers": {}}
     assert answer("mcpServer/elicitation/request", None, ()).give() == {"action": "decline"}
     assert answer("item/tool/call", {"tool": "t"}, ()).give()["success"] is False
@@ -268,8 +268,8 @@ def test_what_needs_a_person_is_declined_and_what_is_unknown_refused() -> None:
 
 
 @given(st.text("ab*", max_size=8), st.text("ab", max_size=10))
-def test_patterns_mean_what_they_say(pattern: str, subject: str) -> None:
-    def fits(p: str, s: str) -> bool:  # slow and plain
+def test_patterns_match_like_a_reference_implementation(pattern: str, subject: str) -> None:
+    def fits(p: str, s: str) -> bool:  # a simple reference implementation
         if not p:
             return not s
         if p[0] == "*":
@@ -280,7 +280,7 @@ def test_patterns_mean_what_they_say(pattern: str, subject: str) -> None:
     assert (decided.answer == "accept") == fits(pattern, subject)
 
 
-# ---- two accounts of the tokens
+# ---- comparing token counts
 
 
 def used(input: int, output: int = 0) -> TokenUsage:
@@ -291,7 +291,7 @@ def passed(count: int, outcome: Literal["completed", "cut"] = "completed") -> Ex
     return Exchange(number=1, method="POST", path="/", outcome=outcome, usage=used(count))
 
 
-def test_a_response_that_broke_off_may_be_reported_or_not() -> None:
+def test_broken_off_response_may_be_reported_or_not() -> None:
     ledger = UsageLedger()
     for claimed, agrees in ((10, True), (13, True), (14, False), (9, False)):
         ledger.passed("t", passed(10))
@@ -301,10 +301,10 @@ def test_a_response_that_broke_off_may_be_reported_or_not() -> None:
         assert (ledger.settle("t", complete=True) is None) is agrees
 
 
-def test_accounts_that_agree_and_accounts_that_do_not() -> None:
+def test_usage_reports_are_compared_with_the_gateway() -> None:
     ledger = UsageLedger()
     ledger.passed("t", passed(10))
-    ledger.reported("t", used(110), used(10))  # a resumed thread brings its own past
+    ledger.reported("t", used(110), used(10))  # a resumed thread starts with its earlier total
     assert ledger.settle("t", complete=True) is None
     counted = ledger.passed("t", passed(5))
     assert counted is not None
@@ -314,10 +314,10 @@ def test_accounts_that_agree_and_accounts_that_do_not() -> None:
     assert difference is not None
     assert (difference["reported"]["input_tokens"], difference["seen"]["input_tokens"]) == (10, 5)
     ledger.passed("t", passed(7))
-    assert ledger.settle("t", complete=False) is None  # a turn that broke off settles nothing
+    assert ledger.settle("t", complete=False) is None  # an incomplete turn is not compared
     ledger.passed("t", passed(4))
     ledger.reported("t", used(131), used(4))
     assert ledger.settle("t", complete=True) is None
-    ledger.passed("u", passed(1))  # tokens that codex never mentions
+    ledger.passed("u", passed(1))  # tokens that codex does not report
     assert ledger.settle("u", complete=True) is not None
     assert ledger.settle("unknown", complete=True) is None

@@ -1,4 +1,4 @@
-"""A program that plays codex badly: it lies, floods, hangs, dies, is too busy; and programs that are no codex."""
+"""Tests with a fake codex that lies, floods, hangs, crashes or is overloaded, and with programs that are not codex."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ boxed = pytest.mark.needs("bubblewrap")
 
 
 @boxed
-def test_garbage_on_stdout_is_told_and_the_turn_goes_on(tmp_path: Path) -> None:
+def test_garbage_on_stdout_is_reported_and_the_turn_continues(tmp_path: Path) -> None:
     async def work(lab: Lab) -> None:
         async with lab.session(fake="garbage") as seat:
             result = await seat.turn("x")
@@ -60,7 +60,7 @@ def test_garbage_on_stdout_is_told_and_the_turn_goes_on(tmp_path: Path) -> None:
 
 
 @boxed
-def test_a_flood_reaches_a_slow_listener_whole(tmp_path: Path) -> None:
+def test_slow_listener_receives_all_events_of_a_flood(tmp_path: Path) -> None:
     async def work(lab: Lab) -> None:
         async with lab.session(fake="flood") as seat:
             slow = 0
@@ -80,12 +80,12 @@ def test_a_flood_reaches_a_slow_listener_whole(tmp_path: Path) -> None:
 
 @boxed
 @pytest.mark.parametrize(("mode", "agree"), [("honest", True), ("lie", False)])
-def test_tokens_that_did_not_pass_the_gateway_are_a_finding(tmp_path: Path, mode: str, agree: bool) -> None:
+def test_tokens_that_bypass_the_gateway_are_a_finding(tmp_path: Path, mode: str, agree: bool) -> None:
     async def work(lab: Lab) -> None:
         async with lab.session(fake=mode) as seat:
             result = await seat.turn("x")
             assert result.usage is not None
-            assert result.usage.input_tokens == 10  # what was seen, not what was said
+            assert result.usage.input_tokens == 10  # the gateway's count, not the reported one
             found = seat.of(Integrity, code="USAGE_DISAGREES")
             assert len(found) == (0 if agree else 1)
             if found:
@@ -96,7 +96,7 @@ def test_tokens_that_did_not_pass_the_gateway_are_a_finding(tmp_path: Path, mode
 
 
 @boxed
-def test_too_busy_once_is_asked_again_and_for_ever_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overloaded_request_is_retried_then_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_module, "OVERLOAD_SECONDS", 0.01)
 
     async def work(lab: Lab) -> None:
@@ -112,7 +112,7 @@ def test_too_busy_once_is_asked_again_and_for_ever_is_an_error(tmp_path: Path, m
 
 
 @boxed
-def test_a_program_that_dies_again_and_again_is_given_up(tmp_path: Path) -> None:
+def test_program_that_keeps_crashing_is_not_restarted_again(tmp_path: Path) -> None:
     async def work(lab: Lab) -> None:
         async with lab.session(fake="die") as seat:
             thread = await seat.session.start_thread()
@@ -132,7 +132,7 @@ def test_a_program_that_dies_again_and_again_is_given_up(tmp_path: Path) -> None
 
 
 @boxed
-def test_a_program_that_dies_instead_of_answering_is_a_broken_transport(tmp_path: Path) -> None:
+def test_crash_during_a_request_is_a_broken_transport(tmp_path: Path) -> None:
     async def work(lab: Lab) -> None:
         async with lab.session(fake="die-asked") as seat:
             thread = await seat.session.start_thread()
@@ -146,7 +146,7 @@ def test_a_program_that_dies_instead_of_answering_is_a_broken_transport(tmp_path
 
 
 @boxed
-def test_a_program_that_hangs_is_killed_when_it_does_not_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_program_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_module, "INTERRUPT_SECONDS", 0.3)
 
     async def work(lab: Lab) -> None:
@@ -167,9 +167,7 @@ def test_a_program_that_hangs_is_killed_when_it_does_not_stop(tmp_path: Path, mo
 
 @boxed
 @pytest.mark.parametrize(("mode", "error"), [("unanswered", RuntimeTimedOut), ("shapeless", RuntimeProtocolError)])
-def test_requests_that_are_not_answered_or_answered_with_nonsense(
-    tmp_path: Path, mode: str, error: type[AgentError]
-) -> None:
+def test_missing_and_malformed_responses_are_typed_errors(tmp_path: Path, mode: str, error: type[AgentError]) -> None:
     async def work(lab: Lab) -> None:
         async with lab.session(fake=mode, request_timeout=5.0 if mode == "unanswered" else 60.0) as seat:
             with pytest.raises(error):
@@ -179,7 +177,7 @@ def test_requests_that_are_not_answered_or_answered_with_nonsense(
 
 
 @boxed
-def test_odd_ends_and_odd_questions(tmp_path: Path) -> None:
+def test_unexpected_turn_ends_and_requests(tmp_path: Path) -> None:
     async def work(lab: Lab) -> None:
         async with lab.session(fake="odd") as seat:
             result = await seat.turn("x")
@@ -204,7 +202,7 @@ def test_odd_ends_and_odd_questions(tmp_path: Path) -> None:
     ("mode", "error"),
     [("exit", RuntimeStartFailed), ("mute", RuntimeTimedOut), ("old", RuntimeIncompatible)],
 )
-def test_a_program_that_does_not_come_up_leaves_nothing(tmp_path: Path, mode: str, error: type[AgentError]) -> None:
+def test_failed_start_leaves_nothing_behind(tmp_path: Path, mode: str, error: type[AgentError]) -> None:
     async def work(lab: Lab) -> None:
         with pytest.raises(error) as caught:
             async with lab.session(fake=mode, request_timeout=1.0 if mode == "mute" else 60.0):
@@ -216,7 +214,7 @@ def test_a_program_that_does_not_come_up_leaves_nothing(tmp_path: Path, mode: st
 
 
 @boxed
-def test_a_box_that_can_not_be_had_is_an_error_of_the_start(tmp_path: Path) -> None:
+def test_box_that_fails_to_start_is_a_startup_error(tmp_path: Path) -> None:
     async def work(lab: Lab) -> None:
         with pytest.raises(AgentError) as caught:
             async with lab.session(fake="", policy={"image": "busybox"}):
@@ -228,8 +226,8 @@ def test_a_box_that_can_not_be_had_is_an_error_of_the_start(tmp_path: Path) -> N
 
 
 @boxed
-def test_a_home_that_an_agent_has_prepared_leads_nowhere(tmp_path: Path) -> None:
-    """An agent may write anything into its home, and the next session begins there: with our privileges."""
+def test_links_in_an_existing_home_are_not_followed(tmp_path: Path) -> None:
+    """An agent can write anything into its home, and the next session reads it with our privileges."""
     home, victim = tmp_path / "home", tmp_path / "victim"
     home.mkdir()
     victim.mkdir()
@@ -260,7 +258,7 @@ def test_a_home_that_is_hard_to_remove_is_removed(tmp_path: Path) -> None:
     run(tmp_path, work)
 
 
-# ---- finding it
+# ---- finding the program
 
 
 def probe(**settings: Any) -> RuntimeProbe:
@@ -275,7 +273,7 @@ def copy_of_fake(directory: Path, version: str = "0.166.0") -> Path:
     return path
 
 
-def test_it_is_found_by_setting_path_npm_and_pypi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_is_found_by_setting_path_npm_and_pypi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = copy_of_fake(tmp_path / "plain")
     assert find_binary(str(plain)).found_by == "setting"
     found = find_binary(path=str(plain.parent))
@@ -295,7 +293,7 @@ def test_it_is_found_by_setting_path_npm_and_pypi(tmp_path: Path, monkeypatch: p
     found = find_binary(path=str(links))
     assert found.found_by == "npm"
     assert found.package == found.path.parent.parent
-    with pytest.raises(StrategyUnavailable, match="no program"):
+    with pytest.raises(StrategyUnavailable, match="not an executable"):
         find_binary(str(tmp_path / "nothing"))
     monkeypatch.chdir(plain.parent)
     with pytest.raises(StrategyUnavailable, match="relative path"):
@@ -307,14 +305,14 @@ def test_it_is_found_by_setting_path_npm_and_pypi(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.needs("codex")
-def test_the_real_one_passes_its_probe() -> None:
+def test_real_codex_passes_its_probe() -> None:
     found = probe(base_url="http://127.0.0.1:9/v1")
     assert (found.available, found.compatible, found.code) == (True, True, "")
     assert parse_version(found.version)
     assert found == probe(base_url="http://127.0.0.1:9/v1")  # the second time from the cache
 
 
-def test_versions_and_methods_that_will_not_do(tmp_path: Path) -> None:
+def test_unsupported_versions_and_methods_are_refused(tmp_path: Path) -> None:
     url = "http://127.0.0.1:9/v1"
     assert probe(binary=str(copy_of_fake(tmp_path / "good")), base_url=url).available
     old = probe(binary=str(copy_of_fake(tmp_path / "old", "0.98.0")), base_url=url)
@@ -334,9 +332,7 @@ def test_versions_and_methods_that_will_not_do(tmp_path: Path) -> None:
         check_version("no numbers")
 
 
-def test_a_key_that_is_needed_and_missing_is_said_before_anything_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_key_is_reported_before_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     fake = str(copy_of_fake(tmp_path))
     found = probe(binary=fake)
@@ -364,7 +360,7 @@ def test_a_key_that_is_needed_and_missing_is_said_before_anything_starts(
         {"model": 5},
     ],
 )
-def test_settings_that_mean_nothing_are_refused(said: dict[str, Any]) -> None:
+def test_invalid_settings_are_refused(said: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         read_settings(CodexSettings, said, "codex_app_server")
 
@@ -377,7 +373,7 @@ TOML = st.recursive(
 
 
 @given(st.dictionaries(st.text(max_size=8).map(lambda name: f"x{name}"), TOML, max_size=4))
-def test_the_configuration_is_toml_of_what_was_said(extra: dict[str, Any]) -> None:
+def test_configuration_round_trips_through_toml(extra: dict[str, Any]) -> None:
     settings = CodexSettings(model='a"b', extra_config={**extra, "features": {"apps": True, "web": True}})
     read = tomllib.loads(config_toml(settings, "http://127.0.0.1:1/model"))
     assert {name: read[name] for name in extra} == extra
@@ -392,7 +388,7 @@ def test_the_configuration_is_toml_of_what_was_said(extra: dict[str, Any]) -> No
     assert "env_key" not in read["model_providers"]["proofbox"]
 
 
-def test_it_is_a_runtime_by_the_contract() -> None:
+def test_codex_implements_the_runtime_protocol() -> None:
     runtime: AgentRuntime = CodexAppServer()
     assert runtime.id == "codex_app_server"
     assert all(vars_of(runtime.capabilities).values())

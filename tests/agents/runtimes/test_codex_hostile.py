@@ -1,4 +1,4 @@
-"""Codex as a program that means it ill: no shape of what it says raises, and nothing that it says piles up here."""
+"""Tests with a hostile codex: malformed messages never raise, and memory stays bounded."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ VALUES: st.SearchStrategy[Any] = st.none() | st.booleans() | st.integers() | st.
 
 
 def deepest() -> Any:
-    """As deep as it can be read here: deeper inside of our own calls it can't be written."""
+    """Return the deepest value that can be decoded here; deeper in the call stack it can't be encoded."""
     for depth in range(12_000, 0, -1):
         with contextlib.suppress(RecursionError):
             return msgspec.json.decode(b'{"x":' * depth + b"1" + b"}" * depth)
@@ -37,7 +37,7 @@ def deepest() -> Any:
 
 
 @pytest.mark.parametrize("method", ["new", "item/started", "item/completed", "turn/completed", "error", "warning"])
-def test_what_is_nested_deeply_is_told_and_raises_nothing(method: str) -> None:
+def test_deeply_nested_values_are_reported_without_raising(method: str) -> None:
     deep = deepest()
     turn = {"id": "u", "status": "failed", "error": {"codexErrorInfo": {"other": deep}, "message": deep}}
     for params in (deep, {"item": deep}, {"turn": turn, "error": deep}):
@@ -49,7 +49,7 @@ def test_what_is_nested_deeply_is_told_and_raises_nothing(method: str) -> None:
                 assert len(msgspec.json.encode(classify(event.error or {}).details)) < 3000
 
 
-def test_what_is_remembered_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_items, "MOST", 5)
     monkeypatch.setattr(open_items, "MOST_BYTES", 50_000)
     monkeypatch.setattr(decoding, "REMEMBERED", 5)
@@ -68,7 +68,7 @@ def test_what_is_remembered_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None
     assert isinstance(left, ToolCall)
     assert (doubt.code, left.status, left.item[:2], left.command) == ("TOO_MUCH_OPEN", "abandoned", "0-", "x")
     start(6, command="y" * 10**6)
-    assert decoder.running(turn="u") == [], "larger than everything may be together"
+    assert decoder.running(turn="u") == [], "the item exceeds the total limit"
     for number in range(20):
         decoder.decode("item/completed", {"turnId": "u", "item": {"type": "sleep", "id": str(number)}})
         decoder.decode("turn/completed", {"turn": {"id": f"{number}", "status": "completed"}})
@@ -83,7 +83,7 @@ def test_what_is_remembered_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None
 @given(
     st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from("tu"), st.integers(0, 300), st.booleans()), max_size=30)
 )
-def test_the_size_of_what_is_open_is_what_it_is(steps: list[tuple[str, str, int, bool]]) -> None:
+def test_size_of_open_items_is_tracked_exactly(steps: list[tuple[str, str, int, bool]]) -> None:
     kept = open_items.OpenItems()
     model: dict[tuple[str, str], str] = {}
     for id, thread, size, begins in steps:
@@ -101,7 +101,7 @@ def test_the_size_of_what_is_open_is_what_it_is(steps: list[tuple[str, str, int,
 
 
 class Sessionless:
-    """A hearing, and what it told."""
+    """A listener and its events."""
 
     def __init__(self) -> None:
         self.told: list[Event] = []
@@ -135,7 +135,7 @@ ODD: st.SearchStrategy[Any] = st.recursive(
 @example("applyPatchApproval", {"fileChanges": 5})
 @example("applyPatchApproval", {"fileChanges": [1]})
 @example("item/fileChange/requestApproval", {"fileChanges": "x"})
-def test_no_shape_of_a_question_raises(method: str, params: Any) -> None:
+def test_malformed_requests_do_not_raise(method: str, params: Any) -> None:
     try:
         given_ = answer(method, params, RULES)
         given_.give()
@@ -144,7 +144,7 @@ def test_no_shape_of_a_question_raises(method: str, params: Any) -> None:
     assert given_.answer in ("accept", "decline")
 
 
-def test_made_up_threads_and_turns_do_not_pile_up() -> None:
+def test_invented_threads_and_turns_do_not_accumulate() -> None:
     async def main() -> None:
         lab = Sessionless()
         hearing = lab.hearing
@@ -157,7 +157,7 @@ def test_made_up_threads_and_turns_do_not_pile_up() -> None:
         assert len(hearing.feed.turns_under_way()) == 1 + MOST_UNASKED
         assert all(len(thread) <= 200 for thread in hearing.threads)
         codes = [event.code for event in lab.told if isinstance(event, Integrity)]
-        assert codes == ["TOO_MANY_TURNS"] * (TOLD_GARBAGE + 1), "the first of them, and at each doubling"
+        assert codes == ["TOO_MANY_TURNS"] * (TOLD_GARBAGE + 1), "the first ones, then one at each doubling"
         for number in range(40):
             await hearing.not_understood(f"m{number}", ValueError())
         codes = [event.code for event in lab.told if isinstance(event, Integrity)][len(codes) :]

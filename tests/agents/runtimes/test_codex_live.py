@@ -1,8 +1,8 @@
-"""The real codex in a sealed box, against the fake model: turns, threads, approvals, faults; and nothing is left."""
+"""Tests of the real codex in a box with a fake model: turns, threads, approvals, faults and cleanup."""
 
 from __future__ import annotations
 
-# ruff: noqa: ASYNC110, ASYNC240 (looking is how a test waits; blocking for a moment is fine here)
+# ruff: noqa: ASYNC110, ASYNC240 (tests wait by polling; short blocking calls are fine)
 import contextlib
 import json
 import os
@@ -55,7 +55,7 @@ from proofbox.errors import UsageError
 pytestmark = pytest.mark.needs("codex", "bubblewrap")
 
 
-def test_a_whole_turn_in_a_network_namespace_with_no_route_but_to_the_model(tmp_path: Path) -> None:
+def test_turn_runs_in_a_network_namespace_that_reaches_only_the_model(tmp_path: Path) -> None:
     look = "id -u; echo $CODEX_HOME; cat /proc/net/dev | grep -c :; wc -l < /proc/net/route; echo made > made.txt"
 
     async def work(lab: Lab) -> None:
@@ -66,7 +66,7 @@ def test_a_whole_turn_in_a_network_namespace_with_no_route_but_to_the_model(tmp_
             [call] = seat.of(ToolCall)
             assert (call.command, call.exit_code, call.status) == (f"{look}; exit 3", 3, "failed")
             uid, home, devices, routes = call.output.splitlines()
-            assert (home, devices, routes) == ("/run/codex/home", "1", "1")  # lo, and a heading over no route
+            assert (home, devices, routes) == ("/run/codex/home", "1", "1")  # only lo, and a header line without routes
             assert uid != "0" or os.geteuid() != 0
             assert call.duration_ms is not None
             assert (lab.workspace / "made.txt").read_text() == "made\n"
@@ -127,7 +127,7 @@ RETRIED = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_each_fault_of_the_model_ends_with_its_code_in_time(tmp_path: Path, name: str) -> None:
+def test_each_model_fault_ends_with_its_code_in_time(tmp_path: Path, name: str) -> None:
     prompt, code = FAULTS[name]
 
     async def work(lab: Lab) -> None:
@@ -158,7 +158,7 @@ def test_each_fault_of_the_model_ends_with_its_code_in_time(tmp_path: Path, name
     run(tmp_path, work)
 
 
-def test_an_endpoint_that_refuses_connections(tmp_path: Path) -> None:
+def test_endpoint_that_refuses_connections_is_a_failure(tmp_path: Path) -> None:
     async def work(lab: Lab) -> None:
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
@@ -171,7 +171,7 @@ def test_an_endpoint_that_refuses_connections(tmp_path: Path) -> None:
     run(tmp_path, work)
 
 
-def test_a_killed_program_is_a_crash_and_the_thread_goes_on_in_another(tmp_path: Path) -> None:
+def test_killed_program_is_a_crash_and_its_thread_is_resumed(tmp_path: Path) -> None:
     async def work(lab: Lab) -> None:
         async with lab.session() as seat:
             thread = await seat.session.start_thread()
@@ -193,7 +193,7 @@ def test_a_killed_program_is_a_crash_and_the_thread_goes_on_in_another(tmp_path:
             asked = len(lab.model.seen)
             after = await seat.turn("[[say back again]]", thread)
             assert (after.status, after.final_message) == ("completed", "back again")
-            assert len(lab.model.seen) == asked + 1  # the turn that crashed was not played again
+            assert len(lab.model.seen) == asked + 1  # the crashed turn was not repeated
             assert "blue door" in str(lab.model.seen[-1].body["input"])
             [recovery] = seat.session.facts()["recoveries"]
             assert "signal 9" in recovery["reason"]
@@ -203,7 +203,7 @@ def test_a_killed_program_is_a_crash_and_the_thread_goes_on_in_another(tmp_path:
     run(tmp_path, work)
 
 
-def test_a_box_that_is_lost_is_a_crash_and_another_takes_its_place(tmp_path: Path) -> None:
+def test_lost_box_is_a_crash_and_is_replaced(tmp_path: Path) -> None:
     async def work(lab: Lab) -> None:
         async with lab.session() as seat:
             thread = await seat.session.start_thread()
@@ -230,7 +230,7 @@ def own_process(lab: Lab, prompt: str, python: str = sys.executable, **options: 
     return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, **options)
 
 
-def test_when_we_are_killed_nothing_runs_on(tmp_path: Path) -> None:
+def test_killing_the_supervisor_leaves_no_process(tmp_path: Path) -> None:
     async def work(lab: Lab) -> None:
         with own_process(lab, "[[run setsid sleep 6543.5]]") as process:
             assert process.stdout is not None
@@ -243,14 +243,14 @@ def test_when_we_are_killed_nothing_runs_on(tmp_path: Path) -> None:
         with anyio.fail_after(60):
             while any(Path(f"/proc/{pid}").exists() for pid in mark):
                 await anyio.sleep(0.01)
-        shutil.rmtree(lab.scratch)  # the caller's to remove
+        shutil.rmtree(lab.scratch)  # the caller removes the scratch directory
         lab.scratch.mkdir()
 
     run(tmp_path, work)
 
 
 @pytest.mark.needs("unprivileged-user")
-def test_an_ordinary_user_can_do_it_too(ordinary_user: OrdinaryUser) -> None:
+def test_ordinary_user_can_run_codex(ordinary_user: OrdinaryUser) -> None:
     place = Path(tempfile.mkdtemp(prefix="pb-user-"))
     try:
         os.chown(place, ordinary_user.uid, ordinary_user.uid)
@@ -277,7 +277,7 @@ def cmdline(pid: int) -> bytes:
     return Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0")
 
 
-def test_an_interrupt_ends_the_turn_and_its_command(tmp_path: Path) -> None:
+def test_interrupt_ends_the_turn_and_its_command(tmp_path: Path) -> None:
     async def work(lab: Lab) -> None:
         async with lab.session() as seat:
             thread = await seat.session.start_thread()
@@ -285,7 +285,7 @@ def test_an_interrupt_ends_the_turn_and_its_command(tmp_path: Path) -> None:
             beside = await seat.session.start_turn(other, "[[run sleep 1; echo undisturbed]] [[say fine]]")
             command = "(setsid sh -c 'trap : TERM HUP; sleep 4321.5; sleep 4321.5' &); sleep 4321.5"
             turn = await seat.session.start_turn(thread, f"[[run {command}]] [[say never]]")
-            with pytest.raises(UsageError, match="under way"):
+            with pytest.raises(UsageError, match="in progress"):
                 await seat.session.start_turn(thread, "[[say second]]")
             await seat.until(lambda: seat.of(ItemStarted, kind="commandExecution", turn=turn))
             await seat.until(lambda: len(list(processes("sleep 4321.5"))) >= 3)
@@ -299,10 +299,10 @@ def test_an_interrupt_ends_the_turn_and_its_command(tmp_path: Path) -> None:
             assert (await seat.session.wait_turn(beside)).final_message == "fine"
             [call] = seat.of(ToolCall, turn=beside)
             assert call.output == "undisturbed\n"
-            await seat.session.interrupt_turn(thread, turn)  # one that has ended is left alone
+            await seat.session.interrupt_turn(thread, turn)  # no effect on a turn that has ended
             assert (await seat.turn("[[say on]]", thread)).final_message == "on"
             assert seat.session.facts()["recoveries"] == []
-            # While the model answers, too.
+            # Also while the model is responding.
             turn = await seat.session.start_turn(thread, "[[idle]]")
             await seat.until(lambda: lab.model.open)
             await seat.session.interrupt_turn(thread, turn)
@@ -327,7 +327,7 @@ def test_text_of_an_interrupted_turn_is_kept(tmp_path: Path) -> None:
     run(tmp_path, work)
 
 
-def test_a_word_while_it_works(tmp_path: Path) -> None:
+def test_steering_reaches_the_running_turn(tmp_path: Path) -> None:
     async def work(lab: Lab) -> None:
         async with lab.session() as seat:
             thread = await seat.session.start_thread()
@@ -372,7 +372,7 @@ def test_threads_outlive_their_session_and_fork_at_a_turn(tmp_path: Path) -> Non
     run(tmp_path, work)
 
 
-def test_what_it_asks_is_answered_by_the_rules(tmp_path: Path) -> None:
+def test_approval_requests_are_answered_by_the_rules(tmp_path: Path) -> None:
     rules = (ApprovalRule(answer="accept", command="*touch yes*", name="yes files"),)
 
     async def work(lab: Lab) -> None:
@@ -389,7 +389,7 @@ def test_what_it_asks_is_answered_by_the_rules(tmp_path: Path) -> None:
     run(tmp_path, work)
 
 
-def test_a_patch_is_a_change_of_files(tmp_path: Path) -> None:
+def test_patch_is_a_file_change(tmp_path: Path) -> None:
     patch = "*** Begin Patch\n*** Add File: note.txt\n+hello\n*** End Patch"
 
     async def work(lab: Lab) -> None:
@@ -404,7 +404,7 @@ def test_a_patch_is_a_change_of_files(tmp_path: Path) -> None:
     run(tmp_path, work)
 
 
-def test_what_is_typed_into_a_running_command_is_a_call(tmp_path: Path) -> None:
+def test_text_typed_into_a_running_command_is_a_call(tmp_path: Path) -> None:
     async def work(lab: Lab) -> None:
         choose = lab.model._choose
 
@@ -445,7 +445,7 @@ def test_sub_agents_belong_to_the_thread_that_spawned_them(tmp_path: Path) -> No
     run(tmp_path, work)
 
 
-def test_a_turn_without_a_sign_of_life_is_stopped(tmp_path: Path) -> None:
+def test_turn_without_activity_is_stopped(tmp_path: Path) -> None:
     async def work(lab: Lab) -> None:
         async with lab.session(stall_timeout=3.0) as seat:
             result = await seat.turn("[[idle]]")
@@ -457,7 +457,7 @@ def test_a_turn_without_a_sign_of_life_is_stopped(tmp_path: Path) -> None:
     run(tmp_path, work)
 
 
-def test_a_listener_that_fails_ends_the_turn(tmp_path: Path) -> None:
+def test_failed_listener_ends_the_turn(tmp_path: Path) -> None:
     async def work(lab: Lab) -> None:
         async with lab.session() as seat:
 
@@ -476,7 +476,7 @@ def test_a_listener_that_fails_ends_the_turn(tmp_path: Path) -> None:
     run(tmp_path, work)
 
 
-def test_closing_in_the_middle_of_a_turn(tmp_path: Path) -> None:
+def test_close_during_a_turn(tmp_path: Path) -> None:
     async def work(lab: Lab) -> None:
         async with lab.session() as seat:
             thread = await seat.session.start_thread()
@@ -495,7 +495,7 @@ def test_closing_in_the_middle_of_a_turn(tmp_path: Path) -> None:
     run(tmp_path, work)
 
 
-def test_a_start_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
+def test_cancelled_start_leaves_nothing_behind(tmp_path: Path) -> None:
     async def work(lab: Lab) -> None:
         for seconds in (0.0, 0.02, 0.05, 0.1, 0.2, 0.4):
             with anyio.move_on_after(seconds):
@@ -545,7 +545,7 @@ print("looked at", seen, "found", sorted(found))
 """
 
 
-def test_no_key_is_anywhere_that_a_command_can_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_can_not_find_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     key = f"sk-canary-{secrets.token_hex(16)}"
     monkeypatch.setenv("THE_KEY", key)
 
@@ -560,7 +560,7 @@ def test_no_key_is_anywhere_that_a_command_can_reach(tmp_path: Path, monkeypatch
             assert call.output.endswith("found []\n")
             assert key not in str(seat.session.facts()) + str(seat.events) + repr(vars(seat.session))
         assert {dict(seen.headers)["authorization"] for seen in lab.model.seen} == {f"Bearer {key}"}
-        # The same search does find what is there: otherwise it would prove nothing.
+        # Check that the search finds an existing value; otherwise the test would prove nothing.
         async with lab.session(env={"PLANTED": f"sk-canary-{secrets.token_hex(16)}"}) as seat:
             await seat.turn("[[run python3 hunt.py]] [[say searched]]")
             [call] = seat.of(ToolCall)
@@ -569,7 +569,7 @@ def test_no_key_is_anywhere_that_a_command_can_reach(tmp_path: Path, monkeypatch
     run(tmp_path, work)
 
 
-# ---- many at once
+# ---- concurrency
 
 
 async def one_thread(seat: Seat, marker: str) -> tuple[str, str]:
@@ -588,7 +588,7 @@ def check_traces(seat: Seat, threads: dict[str, str]) -> None:
         assert not [other for other in others if other in str(trace)]
 
 
-def test_many_threads_on_one_program_keep_their_own_traces(tmp_path: Path) -> None:
+def test_concurrent_threads_keep_separate_records(tmp_path: Path) -> None:
     async def work(lab: Lab) -> None:
         async with lab.session() as seat:
             threads: dict[str, str] = {}
@@ -609,7 +609,7 @@ def test_many_threads_on_one_program_keep_their_own_traces(tmp_path: Path) -> No
     run(tmp_path, work)
 
 
-def test_many_programs_keep_their_own_traces(tmp_path: Path, rounds: Callable[[int, int], int]) -> None:
+def test_concurrent_programs_keep_separate_records(tmp_path: Path, rounds: Callable[[int, int], int]) -> None:
     count = rounds(4, 20)
 
     async def work(lab: Lab) -> None:
@@ -634,10 +634,10 @@ def test_many_programs_keep_their_own_traces(tmp_path: Path, rounds: Callable[[i
     run(tmp_path, work)
 
 
-# ---- other places to run
+# ---- other providers
 
 
-def test_outside_any_box_only_on_request_and_it_says_so(tmp_path: Path) -> None:
+def test_unsandboxed_session_needs_a_request_and_is_recorded(tmp_path: Path) -> None:
     async def work(lab: Lab) -> None:
         options = SessionOptions(workspace=lab.workspace, scratch=lab.scratch, provider="off")
         with pytest.raises(UsageError, match="sandboxed"):

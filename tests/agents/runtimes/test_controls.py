@@ -1,4 +1,4 @@
-"""The controls: one does nothing, the other runs the solution, and what it ran is on the record."""
+"""Tests of the controls: `nop` does nothing, and `oracle` runs the solution as a recorded call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from proofbox.errors import StrategyUnavailable
 pytestmark = pytest.mark.needs("bubblewrap")
 
 
-def test_nop_does_and_says_nothing(tmp_path: Path) -> None:
+def test_nop_does_nothing_and_sends_no_message(tmp_path: Path) -> None:
     async def work(driven: Driven) -> None:
         result = await driven.turn("write the answer")
         assert (result.status, result.final_message) == ("completed", "")
@@ -26,7 +26,7 @@ def test_nop_does_and_says_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("as_directory", [True, False])
-def test_oracle_runs_the_solution_and_it_is_observed(tmp_path: Path, *, as_directory: bool) -> None:
+def test_oracle_runs_the_solution_as_an_observed_call(tmp_path: Path, *, as_directory: bool) -> None:
     given = tmp_path / "given"
     given.mkdir()
     script = given / "solve.sh"
@@ -38,7 +38,7 @@ def test_oracle_runs_the_solution_and_it_is_observed(tmp_path: Path, *, as_direc
         assert (result.status, result.final_message) == ("completed", "")
 
     settings = {"solution": str(given if as_directory else script), "env": {"WORD": "heard"}}
-    nothing = (ApprovalRule(answer="decline"),)  # what an agent may do is not said of a control
+    nothing = (ApprovalRule(answer="decline"),)  # approval rules do not apply to controls
     driven = drive(OracleRuntime(), tmp_path, settings, work, approvals=nothing)
     (call,) = driven.of(ToolCall)
     assert (call.source, call.command, call.exit_code) == ("observed", "/solution/solve.sh", 3)
@@ -51,7 +51,7 @@ def test_oracle_runs_the_solution_and_it_is_observed(tmp_path: Path, *, as_direc
 
 
 @pytest.mark.parametrize("solution", ["", "nowhere", "empty"])
-def test_without_a_solution_there_is_no_oracle(tmp_path: Path, solution: str) -> None:
+def test_oracle_is_unavailable_without_a_solution(tmp_path: Path, solution: str) -> None:
     (tmp_path / "empty").mkdir()
 
     async def work(driven: Driven) -> None:

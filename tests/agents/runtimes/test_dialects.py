@@ -1,4 +1,4 @@
-"""JSON lines of other programs: what they mean, and that nothing in them is lost or fatal."""
+"""Tests of the JSON dialects of other programs: translation, and no line is lost or fatal."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_tool_turn_of_claude() -> None:
         ("500", "RUNTIME_MODEL_ERROR"),
     ],
 )
-def test_a_failure_of_claude_is_one_though_it_says_success(name: str, code: str) -> None:
+def test_claude_is_error_overrides_its_success_subtype(name: str, code: str) -> None:
     dialect, events = claude(name)
     assert dialect.failure is not None
     assert dialect.failure.code == code
@@ -76,7 +76,7 @@ def test_codex_exec() -> None:
     assert dialect.failure is not None
 
 
-def test_a_call_of_claude_without_its_result_is_abandoned() -> None:
+def test_claude_call_without_a_result_is_abandoned() -> None:
     dialect = ClaudeStream()
     call = {"type": "tool_use", "id": "t1", "name": "Bash", "input": {"command": "make"}}
     translated(dialect, {"type": "assistant", "message": {"content": [call]}})
@@ -141,7 +141,7 @@ like_ours = st.recursive(
 
 @pytest.mark.parametrize("kind", [OwnDialect, CodexExec, ClaudeStream])
 @given(data=st.data())
-def test_no_line_is_fatal_and_none_is_lost(kind: type[Dialect], data: st.DataObject) -> None:
+def test_no_line_is_fatal_or_lost(kind: type[Dialect], data: st.DataObject) -> None:
     dialect = kind()
     lines = data.draw(st.lists(st.binary(max_size=40) | like_ours.map(lambda v: json.dumps(v).encode()), max_size=6))
     for line in lines:

@@ -1,4 +1,4 @@
-"""A `process` agent with a model: it has a way there and no key; and `codex exec` against codex's app-server."""
+"""Tests of a `process` agent with a model but no key, and of `codex exec` compared with codex's app-server."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def request(base: Path, flags: dict[str, Any], prompt: str, strategy: str = "pro
     )
 
 
-def test_it_reaches_its_model_and_nothing_else_and_has_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agent_reaches_only_its_model_and_has_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     key = "house-key-3141592653589793"
     monkeypatch.setenv("HOUSE_MODEL", key)
 
@@ -69,15 +69,15 @@ def test_it_reaches_its_model_and_nothing_else_and_has_no_key(tmp_path: Path, mo
     with_model(work)
 
 
-def test_without_its_key_it_is_unavailable() -> None:
+def test_runtime_is_unavailable_without_its_key() -> None:
     said = {"command": ["sh"], "base_url": "http://127.0.0.1:1/v1", "api_key_env": "NO_SUCH_VARIABLE"}
     probe = anyio.run(ProcessRuntime().probe, said)
     assert (probe.available, "NO_SUCH_VARIABLE" in probe.reason) == (False, True)
 
 
 @pytest.mark.needs("codex")
-def test_codex_exec_and_the_app_server_do_the_same(tmp_path: Path) -> None:
-    """The same prompt to the same model: the same commands with the same ends, and the same files."""
+def test_codex_exec_and_the_app_server_behave_alike(tmp_path: Path) -> None:
+    """The same prompt and model lead to the same commands, exit codes and files."""
     binary = find_binary(None)
     assert binary.package is not None
     inside = f"/run/agent/{binary.path.relative_to(binary.package)}"

@@ -1,4 +1,4 @@
-"""Any command line as an agent: how it is asked, what its output means, and how its end decides."""
+"""Tests of the `process` runtime: how the program gets the prompt, and how its output and exit code are interpreted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def ask(base: Path, asked: str = "the prompt", /, **settings: Any) -> tuple[Turn
     return results[0], driven
 
 
-def test_the_prompt_comes_on_stdin_and_the_answer_is_what_it_prints(tmp_path: Path) -> None:
+def test_prompt_is_sent_on_stdin_and_stdout_is_the_answer(tmp_path: Path) -> None:
     prompt = "line one\nline two é \u202e" + "x" * 300_000
     result, driven = ask(tmp_path, prompt, command=["sh", "-c", "cat | wc -c; echo aside >&2"])
     assert (result.status, result.final_message) == ("completed", f"{len(prompt.encode())}\n")
@@ -35,7 +35,7 @@ def test_the_prompt_comes_on_stdin_and_the_answer_is_what_it_prints(tmp_path: Pa
     assert not driven.of(ToolCall)
 
 
-def test_the_prompt_is_an_argument(tmp_path: Path) -> None:
+def test_prompt_can_be_an_argument(tmp_path: Path) -> None:
     for command in (["echo", "you said"], ["echo", "you said", "{prompt}"]):
         result, _ = ask(tmp_path, "hello; exit 1", command=command, prompt="argument")
         assert result.final_message == "you said hello; exit 1\n"
@@ -49,26 +49,26 @@ def test_the_prompt_is_an_argument(tmp_path: Path) -> None:
         (["no-such-program"], "RUNTIME_STARTUP", None),
     ],
 )
-def test_its_end_decides(tmp_path: Path, command: list[str], code: str, exit_code: int | None) -> None:
+def test_exit_status_decides_the_turn(tmp_path: Path, command: list[str], code: str, exit_code: int | None) -> None:
     result, _ = ask(tmp_path, command=command)
     assert result.status == "failed"
     assert result.error is not None
     assert (result.error.code, result.error.details.get("exit_code")) == (code, exit_code)
 
 
-def test_one_that_does_not_read_its_prompt_is_not_waited_for(tmp_path: Path) -> None:
+def test_program_that_does_not_read_its_prompt_does_not_block(tmp_path: Path) -> None:
     result, _ = ask(tmp_path, "x" * 3_000_000, command=["true"])
     assert result.status == "completed"
 
 
-def test_it_says_itself_that_it_failed(tmp_path: Path) -> None:
+def test_reported_failure_fails_the_turn(tmp_path: Path) -> None:
     line = '{"type":"error","status":429,"message":"slow down"}'
     result, _ = ask(tmp_path, command=["echo", line], output="jsonl")
     assert result.error is not None
     assert (result.status, result.error.code) == ("failed", "RUNTIME_RATE_LIMIT")
 
 
-def test_a_line_without_end_is_contained(tmp_path: Path) -> None:
+def test_oversized_line_is_truncated(tmp_path: Path) -> None:
     flood = (
         f'head -c {LINE_LIMIT + 100_000} /dev/zero | tr \'\\0\' x; echo; echo \'{{"type":"message","text":"after"}}\''
     )
@@ -80,7 +80,7 @@ def test_a_line_without_end_is_contained(tmp_path: Path) -> None:
     assert len(kept.payload) == 64 << 10
 
 
-def test_a_last_line_without_its_end_counts(tmp_path: Path) -> None:
+def test_last_line_without_a_newline_counts(tmp_path: Path) -> None:
     result, driven = ask(tmp_path, command=["printf", '{"type":"message","text":"no newline"}'], output="jsonl")
     assert result.final_message == "no newline"
     assert len(driven.of(Message)) == 1
@@ -107,7 +107,7 @@ ENDED = '{"type":"turn.completed","usage":{}}'
         ("jsonl", '{"type":"message","text":"a"}\n  ', [], []),
     ],
 )
-def test_a_stream_that_is_not_whole_is_a_finding(
+def test_incomplete_stream_is_a_finding(
     tmp_path: Path, output: str, printed: str, codes: list[str], calls: list[tuple[str, str]]
 ) -> None:
     result, driven = ask(tmp_path, command=["printf", "%s", printed], output=output)
@@ -117,7 +117,7 @@ def test_a_stream_that_is_not_whole_is_a_finding(
 
 
 def stopped_after(base: Path, words: str, **settings: Any) -> tuple[TurnResult, Driven]:
-    """Interrupted as soon as something of what it printed was heard."""
+    """Interrupt the turn as soon as the first output arrives."""
     results = []
 
     async def work(driven: Driven) -> None:
@@ -139,21 +139,21 @@ def stopped_after(base: Path, words: str, **settings: Any) -> tuple[TurnResult, 
     return results[0], driven
 
 
-def test_what_a_stopped_program_had_printed_is_its_message(tmp_path: Path) -> None:
+def test_output_of_a_stopped_program_is_its_message(tmp_path: Path) -> None:
     result, driven = stopped_after(tmp_path, "started")
     assert (result.status, result.final_message) == ("interrupted", "started")
     assert [event.text for event in driven.of(Message)] == ["started"]
     assert type(driven.events[-1]).__name__ == "TurnEnded"
 
 
-def test_a_stopped_program_s_stream_is_no_finding_and_its_call_is_abandoned(tmp_path: Path) -> None:
+def test_stopped_program_has_no_finding_and_its_call_is_abandoned(tmp_path: Path) -> None:
     result, driven = stopped_after(tmp_path, f'{STARTED}\n{{"type":"item.compl', output="codex_exec")
     assert result.status == "interrupted"
     assert driven.of(Integrity) == []
     assert [(each.command, each.status) for each in driven.of(ToolCall)] == [("make test", "abandoned")]
 
 
-def test_of_a_long_answer_both_ends_are_the_message(tmp_path: Path) -> None:
+def test_long_answer_keeps_its_beginning_and_end(tmp_path: Path) -> None:
     result, _ = ask(tmp_path, command=["sh", "-c", "echo first; seq 1 40000; echo the last words"])
     assert result.final_message.startswith("first\n1\n")
     assert result.final_message.endswith("\n40000\nthe last words\n")
@@ -161,8 +161,8 @@ def test_of_a_long_answer_both_ends_are_the_message(tmp_path: Path) -> None:
     assert len(result.final_message) < 64 << 10
 
 
-def test_a_slow_listener_slows_the_program_down(tmp_path: Path) -> None:
-    """Output is not gathered without bound while the record is behind: the program's pipe fills."""
+def test_slow_listener_applies_backpressure(tmp_path: Path) -> None:
+    """Output is not buffered without limit while the listener is slow: the program's pipe fills up."""
     command = 'while :; do echo \'{"type":"reasoning","text":"and so on"}\'; done'
 
     async def work(driven: Driven) -> None:
@@ -179,7 +179,7 @@ def test_a_slow_listener_slows_the_program_down(tmp_path: Path) -> None:
     drive(ProcessRuntime(), tmp_path, {"command": ["sh", "-c", command], "output": "jsonl"}, work)
 
 
-def test_without_a_program_it_is_unavailable(tmp_path: Path) -> None:
+def test_runtime_is_unavailable_without_a_program(tmp_path: Path) -> None:
     runtime = ProcessRuntime()
     assert not anyio.run(runtime.probe, {}).available
     assert not anyio.run(runtime.probe, {"command": ["no-such-program"]}).available
@@ -189,7 +189,7 @@ def test_without_a_program_it_is_unavailable(tmp_path: Path) -> None:
         drive(runtime, tmp_path, {}, Driven.turn)  # type: ignore[arg-type]
 
 
-def test_outside_any_box_only_on_request_and_it_says_so(tmp_path: Path) -> None:
+def test_unsandboxed_session_needs_a_request_and_is_recorded(tmp_path: Path) -> None:
     async def work(driven: Driven) -> None:
         assert driven.session.facts()["sandboxed"] is False
         assert (await driven.turn()).status == "completed"

@@ -1,4 +1,4 @@
-"""The scripted agent: what a script may say, that its calls are real, and its faults and lies."""
+"""Tests of the scripted agent: valid scripts, real tool calls, faults and false claims."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def play(base: Path, *steps: dict[str, Any], **options: Any) -> tuple[Any, Drive
     return results[0], driven
 
 
-def test_its_tool_calls_are_real(tmp_path: Path) -> None:
+def test_tool_calls_are_real(tmp_path: Path) -> None:
     result, driven = play(
         tmp_path,
         {"tool": "write_file", "args": {"path": "answer.txt", "content": "42\n"}},
@@ -62,7 +62,7 @@ def test_its_tool_calls_are_real(tmp_path: Path) -> None:
         ((), ["completed", "failed", "completed", "completed"]),
     ],
 )
-def test_what_the_rules_decline_is_not_done_and_recorded_so(
+def test_declined_call_does_not_run_and_is_recorded(
     tmp_path: Path, rules: tuple[tuple[str, str], ...], done: list[str]
 ) -> None:
     approvals = tuple(ApprovalRule(answer=answer, command=command) for answer, command in rules)
@@ -85,21 +85,21 @@ def test_what_the_rules_decline_is_not_done_and_recorded_so(
     assert declined == [call.item for call in calls if call.status == "declined"]
 
 
-def test_what_it_merely_claims_is_marked(tmp_path: Path) -> None:
+def test_claimed_call_is_marked_as_runtime_reported(tmp_path: Path) -> None:
     _, driven = play(tmp_path, {"claim": {"command": "pytest", "output": "all passed"}}, {"say": "I ran the tests"})
     [call] = driven.of(ToolCall)
     assert (call.source, call.exit_code) == ("runtime_reported", 0)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_every_fault_ends_the_turn_with_its_code(tmp_path: Path, fault: str) -> None:
+def test_each_fault_ends_the_turn_with_its_code(tmp_path: Path, fault: str) -> None:
     result, _ = play(tmp_path, {"say": "before"}, {"fault": fault, "retry_after": 7}, {"say": "after"})
     assert (result.status, result.error.code) == ("failed", FAULTS[fault].code)
     assert result.error.details["retry_after"] == 7
     assert result.final_message == "before"
 
 
-def test_after_a_crash_another_session_resumes(tmp_path: Path) -> None:
+def test_another_session_resumes_after_a_crash(tmp_path: Path) -> None:
     script = {"turn": [{"step": [{"fault": "crash"}]}, {"step": [{"say": "@{history}"}]}]}
     threads = []
 
@@ -117,7 +117,7 @@ def test_after_a_crash_another_session_resumes(tmp_path: Path) -> None:
     drive(ScriptedRuntime(), tmp_path, {"script": script}, go_on, home=tmp_path / "home")
 
 
-def test_delays_are_the_caller_s_clock(tmp_path: Path) -> None:
+def test_delays_use_the_injected_sleep(tmp_path: Path) -> None:
     slept: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -130,14 +130,14 @@ def test_delays_are_the_caller_s_clock(tmp_path: Path) -> None:
     assert slept == [3600]
 
 
-def test_the_environment_is_the_commands(tmp_path: Path) -> None:
+def test_commands_get_the_environment(tmp_path: Path) -> None:
     _, driven = play(
         tmp_path, {"tool": "run_command", "args": {"command": "echo $GREETING"}}, env={"GREETING": "hallo"}
     )
     assert driven.of(ToolCall)[0].output.startswith("hallo")
 
 
-def test_hostile_words_are_told_as_they_are(tmp_path: Path) -> None:
+def test_hostile_text_is_reported_unchanged(tmp_path: Path) -> None:
     text = "\x1b]0;title\x07 \u202e \ud83d\ude00"
     _, driven = play(tmp_path, {"garbage": "\x00"}, {"say": "\x1b]0;title\x07"})
     assert driven.of(Unrecognized)[0].payload == "\x00"
@@ -155,24 +155,24 @@ def test_hostile_words_are_told_as_they_are(tmp_path: Path) -> None:
         ({"step": [{"delay": -1}]}, "delay"),
         ({"step": [{"say": "a"}], "turn": [{"step": []}]}, "steps and turns"),
         ({"steps": []}, "steps"),
-        ("/no/such/file.toml", "can't be read"),
+        ("/no/such/file.toml", "can't read"),
     ],
 )
-def test_a_script_that_means_nothing_is_refused(script: Any, word: str) -> None:
+def test_invalid_script_is_refused(script: Any, word: str) -> None:
     with pytest.raises(UsageError, match=word):
         read_script(script)
 
 
-def test_a_script_comes_from_a_file(tmp_path: Path) -> None:
+def test_script_is_read_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "s.toml").write_text('[[step]]\ntool = "write_file"\nargs = { path = "a", content = "@{turn}" }\n')
     assert read_script(str(tmp_path / "s.toml")).step[0].args == {"path": "a", "content": "@{turn}"}
     (tmp_path / "s.toml").write_text("[[step")
-    with pytest.raises(UsageError, match="no TOML"):
+    with pytest.raises(UsageError, match="invalid TOML"):
         read_script(str(tmp_path / "s.toml"))
 
 
-def test_interrupted_while_its_box_starts(tmp_path: Path) -> None:
-    """The box that comes up too late is ended all the same; the run's end would show it."""
+def test_interrupt_while_the_box_starts(tmp_path: Path) -> None:
+    """A box that starts too late is ended as well; the leftover check at the end of the run would find it."""
 
     async def work(driven: Driven) -> None:
         for _ in range(3):
@@ -186,8 +186,8 @@ def test_interrupted_while_its_box_starts(tmp_path: Path) -> None:
     drive(ScriptedRuntime(), tmp_path, {"script": {"step": steps}}, work)
 
 
-def test_a_loop_that_ends_under_a_turn_makes_no_success_of_it(tmp_path: Path) -> None:
-    """Nobody closed the session: its tasks are cancelled with the loop."""
+def test_turn_is_not_completed_when_the_event_loop_ends(tmp_path: Path) -> None:
+    """The session is not closed; its tasks are cancelled with the event loop."""
     ends: list[TurnEnded] = []
 
     async def run() -> None:

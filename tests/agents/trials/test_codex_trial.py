@@ -1,4 +1,4 @@
-"""Trials with the real codex and a model that does what it is told: the record, its steps, and forks of both halves."""
+"""Tests of trials with the real codex and a fake model: the record, its steps, and forks of files and thread."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def request(base: Path, prompt: str, flags: dict[str, Any], **more: Any) -> Tria
 
 
 def last_words(model: FakeModel) -> str:
-    """Everything that the agent sent with its latest request."""
+    """Return the texts of the agent's latest request."""
     return str(model.seen[-1].body["input"])
 
 
-def test_the_files_and_the_thread_of_a_step_are_forked_together(tmp_path: Path) -> None:
+def test_fork_contains_the_files_and_the_thread_of_a_step(tmp_path: Path) -> None:
     async def work(model: FakeModel, flags: dict[str, Any]) -> None:
         prompt = "[[run echo one > a.txt]] [[run echo two >> a.txt; exit 4]] [[say first words]]"
         first = await run_trial(request(tmp_path, prompt, flags, out=tmp_path / "t1"))
@@ -74,11 +74,11 @@ def test_the_files_and_the_thread_of_a_step_are_forked_together(tmp_path: Path) 
     with_model(work)
 
 
-def test_a_turn_over_its_time_leaves_a_record_and_nothing_running(tmp_path: Path) -> None:
+def test_timeout_leaves_a_record_and_no_process(tmp_path: Path) -> None:
     async def work(model: FakeModel, flags: dict[str, Any]) -> None:
         del model
         prompt = "[[run echo begun > a.txt; sleep 306]] [[say never]]"
-        for limit in (4, 16, 64):  # until it was enough to get under way
+        for limit in (4, 16, 64):  # until the turn has enough time to start
             trial: Trial = await run_trial(request(tmp_path, prompt, flags, out=tmp_path / f"t{limit}", timeout=limit))
             if (tmp_path / "project/a.txt").exists():
                 break

@@ -1,4 +1,4 @@
-"""A trial from prompt to record: steps with their snapshots, failures, time limits, secrets, forks."""
+"""Tests of trials: steps with their snapshots, failures, timeouts, secrets and forks."""
 
 from __future__ import annotations
 
@@ -122,19 +122,19 @@ def test_the_record_is_chained_and_anchored(project: Path, tmp_path: Path) -> No
     assert written["steps"][0]["snapshot_after"] == trial.steps[0].snapshot_after
 
 
-def test_a_turn_without_a_step_has_one_all_the_same(project: Path) -> None:
+def test_turn_without_actions_has_one_step(project: Path) -> None:
     [step] = attempt(request(project, {"say": "nothing to do"})).steps
     assert (step.kind, step.ends_turn, step.snapshot_before) == ("turn", True, step.snapshot_after)
 
 
-def test_what_changed_behind_the_last_step_is_a_step(project: Path) -> None:
+def test_changes_after_the_last_action_are_a_step(project: Path) -> None:
     daemon = (
         "(setsid sh -c 'while [ ! -e go ]; do sleep 0.01; done; echo late > new; mv new late.txt' >/dev/null 2>&1 &)"
     )
 
     async def until_late(_: float) -> None:
         (project / "go").touch()
-        while not (project / "late.txt").exists():  # noqa: ASYNC110 (a file tells nobody)
+        while not (project / "late.txt").exists():  # noqa: ASYNC110 (files are polled)
             await anyio.sleep(0.01)
 
     registry = Registry({"scripted": lambda: ScriptedRuntime(sleep=until_late)})
@@ -146,7 +146,7 @@ def test_what_changed_behind_the_last_step_is_a_step(project: Path) -> None:
     assert trial.steps[-1].snapshot_after == trial.snapshot_after
 
 
-def test_a_failed_turn_is_a_trial_that_says_so(project: Path, tmp_path: Path) -> None:
+def test_failed_turn_is_a_failed_trial(project: Path, tmp_path: Path) -> None:
     trial = attempt(request(project, WRITE, {"fault": "rate_limit", "retry_after": 9}, out=tmp_path / "out"))
     assert trial.status == "failed"
     assert trial.error is not None
@@ -159,7 +159,7 @@ def test_a_failed_turn_is_a_trial_that_says_so(project: Path, tmp_path: Path) ->
     assert (tmp_path / "out/trial.json").is_file()
 
 
-def test_a_turn_over_its_time_is_ended_with_everything_it_started(project: Path) -> None:
+def test_timeout_kills_the_process_tree_of_the_turn(project: Path) -> None:
     command = {"tool": "run_command", "args": {"command": "(setsid sleep 301 &) ; sleep 301"}}
     began = 0.0
 
@@ -176,13 +176,13 @@ def test_a_turn_over_its_time_is_ended_with_everything_it_started(project: Path)
     assert trial.steps[-1].snapshot_after == trial.snapshot_after
 
 
-def test_a_stalled_turn_fails_as_such(project: Path) -> None:
+def test_stalled_turn_fails_with_its_code(project: Path) -> None:
     trial = attempt(request(project, {"fault": "stall"}, stall_timeout=0.3, timeout=120))
     assert trial.error is not None
     assert (trial.status, trial.error.code) == ("failed", "RUNTIME_STALL")
 
 
-def test_cancelled_it_writes_its_record_and_ends_the_agent(project: Path, tmp_path: Path) -> None:
+def test_cancelled_trial_writes_its_record_and_ends_the_agent(project: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     wanted = request(project, WRITE, {"tool": "run_command", "args": {"command": "sleep 302"}}, out=out)
 
@@ -201,7 +201,7 @@ def test_cancelled_it_writes_its_record_and_ends_the_agent(project: Path, tmp_pa
     assert written["steps"]
 
 
-def test_a_last_snapshot_that_fails_is_no_completed_trial(
+def test_trial_is_not_completed_if_the_final_snapshot_fails(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     take = Workspace.snapshot
@@ -219,7 +219,7 @@ def test_a_last_snapshot_that_fails_is_no_completed_trial(
     assert (tmp_path / "out/trial.json").is_file()
 
 
-def test_a_step_that_can_t_be_recorded_fails_the_turn(
+def test_step_that_can_t_be_recorded_fails_the_turn(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     take = Workspace.snapshot
@@ -236,7 +236,7 @@ def test_a_step_that_can_t_be_recorded_fails_the_turn(
     assert [call.tool for call in trial.tool_calls] == ["write_file"]  # it was stopped there
 
 
-def test_an_agent_that_floods_its_record_is_stopped(
+def test_agent_that_floods_its_record_is_stopped(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(record, "LARGEST_CHAIN", 1 << 20)
@@ -251,19 +251,19 @@ def test_an_agent_that_floods_its_record_is_stopped(
     assert (tmp_path / "out/events.jsonl").stat().st_size < 4 << 20
 
 
-def test_an_agent_without_end_of_steps_is_stopped(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agent_that_exceeds_the_step_limit_is_stopped(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "MOST_STEPS", 3)
     trial = attempt(request(project, *[{"claim": {"command": "true"}}] * 6, {"say": "done"}))
     assert trial.error is not None
     assert (trial.error.code, len(trial.steps)) == ("RUNTIME_LISTENER_FAILURE", 3)
 
 
-def test_a_prompt_is_text(project: Path) -> None:
-    with pytest.raises(UsageError, match="not text"):
+def test_prompt_must_be_valid_text(project: Path) -> None:
+    with pytest.raises(UsageError, match="not valid UTF-8"):
         attempt(request(project, {"say": "x"}, prompt="\udcff"))
 
 
-def test_a_command_that_could_reach_further_is_an_effect(project: Path, tmp_path: Path) -> None:
+def test_command_with_reach_beyond_the_workspace_is_an_effect(project: Path, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     boxed = attempt(request(tmp_path / "other", WRITE, RUN))
     assert [step.effect for step in boxed.steps] == ["", ""]
@@ -293,7 +293,7 @@ def test_a_command_that_could_reach_further_is_an_effect(project: Path, tmp_path
         ({"sandboxed": True, "isolation": "none"}, [], ("host", "network")),
     ],
 )
-def test_what_is_not_known_to_be_closed_counts_as_open(facts: Any, mounts: Any, reach: tuple[str, ...]) -> None:
+def test_unknown_isolation_counts_as_open(facts: Any, mounts: Any, reach: tuple[str, ...]) -> None:
     assert reach_of(facts, mounts) == reach
 
 
@@ -319,7 +319,7 @@ def test_no_secret_reaches_the_record(project: Path, tmp_path: Path, monkeypatch
     assert secret not in repr(trial)
 
 
-def test_what_a_box_must_not_have_is_refused_before_anything_starts(
+def test_refused_variables_fail_before_the_start(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GITHUB_TOKEN", "ghp_not_really_one_123456")
@@ -336,7 +336,7 @@ def test_what_a_box_must_not_have_is_refused_before_anything_starts(
     assert trial.environment.granted == ("GITHUB_TOKEN",)
 
 
-def test_the_project_s_settings_count_once_trusted(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_project_settings_apply_once_trusted(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (project / ".proofbox").mkdir()
     said = 'strategies = ["process!", "scripted"]\n[runtimes.process]\ncommand = ["echo", "from the file"]\n'
     (project / settings.PROJECT_FILE).write_text(said)
@@ -361,7 +361,7 @@ def test_the_next_strategy_is_used_and_the_record_says_why(project: Path) -> Non
     ]
 
 
-def test_a_trial_that_never_began_leaves_no_record(project: Path, tmp_path: Path) -> None:
+def test_trial_that_did_not_start_leaves_no_record(project: Path, tmp_path: Path) -> None:
     with pytest.raises(StrategyUnavailable):
         attempt(TrialRequest(prompt="x", workspace=project, strategies="process", out=tmp_path / "out"))
     assert not (tmp_path / "out").exists()
@@ -369,15 +369,15 @@ def test_a_trial_that_never_began_leaves_no_record(project: Path, tmp_path: Path
         attempt(request(tmp_path / "absent", {"say": "x"}))
 
 
-def test_without_a_box_the_record_says_so(project: Path) -> None:
+def test_record_states_that_there_was_no_box(project: Path) -> None:
     trial = attempt(request(project, {"say": "x"}, provider="off"))
     assert trial.session["sandboxed"] is False
     trial = attempt(request(project, RUN, provider=None, sandboxed=False))
     assert (trial.session["sandboxed"], trial.session["isolation"]) == (False, "none")
 
 
-def test_nothing_in_the_box_holds_a_secret(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Environments, arguments and descriptors of everything that a command can see."""
+def test_box_contains_no_secret(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Search the environments, arguments and descriptors of all processes that a command can see."""
     secret = "tr0ub4dor-and-3-more-words"
     monkeypatch.setenv("SOME_API_KEY", secret)
     look = "for p in /proc/[0-9]*; do cat $p/environ $p/cmdline; ls -l $p/fd; done 2>/dev/null | tr '\\0' '\\n'; env"
@@ -400,8 +400,8 @@ def test_nothing_in_the_box_holds_a_secret(project: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("strategy", ["scripted", "process"])
-def test_a_box_that_dies_ends_the_turn_with_its_cause(project: Path, strategy: str) -> None:
-    """The box agent itself killed from outside, as the kernel does when memory runs out."""
+def test_lost_box_ends_the_turn_with_its_cause(project: Path, strategy: str) -> None:
+    """Kill the box agent from outside, like the kernel when memory runs out."""
     mark = f"up-{strategy}"
     command = f"echo > {mark}; sleep 305"
     flags: dict[str, Any] = {"command": ["sh", "-c", command]}
@@ -412,12 +412,12 @@ def test_a_box_that_dies_ends_the_turn_with_its_cause(project: Path, strategy: s
     )
 
     async def kill() -> None:
-        while not (project / mark).exists():  # noqa: ASYNC110 (a file tells nobody)
+        while not (project / mark).exists():  # noqa: ASYNC110 (files are polled)
             await anyio.sleep(0.02)
         agents = [pid for pid in processes_with(str(project)) if "boxagent" in command_line(pid).split(" ")[0]]
         assert agents
         for pid in agents:
-            with suppress(ProcessLookupError):  # it went with the one before it
+            with suppress(ProcessLookupError):  # already killed with the previous process
                 os.kill(pid, signal.SIGKILL)
 
     async def run() -> Trial:
@@ -429,14 +429,14 @@ def test_a_box_that_dies_ends_the_turn_with_its_cause(project: Path, strategy: s
 
     trial = anyio.run(run)
     assert trial.error is not None
-    # Killed before it could say a word, it is one that did not start.
+    # A program that is killed before its first message counts as failed to start.
     assert trial.error.details.get("cause") in ("SANDBOX_LOST", "SANDBOX_START_FAILED")
     assert trial.status == "failed"
 
 
-def test_a_record_can_t_lie_where_the_agent_writes(project: Path, tmp_path: Path) -> None:
+def test_record_must_not_overlap_the_workspace(project: Path, tmp_path: Path) -> None:
     for out in (project / "out", tmp_path):
-        with pytest.raises(UsageError, match="within each other"):
+        with pytest.raises(UsageError, match="overlap"):
             attempt(request(project, {"say": "x"}, out=out))
     (tmp_path / "full").mkdir()
     (tmp_path / "full/x").touch()
@@ -457,7 +457,7 @@ TURNS = {
 }
 
 
-def test_a_fork_at_the_turn_s_end_has_files_and_thread_of_that_moment(project: Path, tmp_path: Path) -> None:
+def test_fork_at_the_end_of_a_turn_is_exact(project: Path, tmp_path: Path) -> None:
     first = attempt(request(project, flags={"script": TURNS}, out=tmp_path / "t1", prompt="one"))
     (project / "a.txt").write_text("changed since\n")
     wanted = TrialRequest(prompt="two", workspace=tmp_path / "fork", out=tmp_path / "t2")
@@ -468,7 +468,7 @@ def test_a_fork_at_the_turn_s_end_has_files_and_thread_of_that_moment(project: P
     assert second.snapshot_before == first.snapshot_after
     assert (tmp_path / "fork/a.txt").read_text() == "one\ntwo\n2\n"
     assert (project / "a.txt").read_text() == "changed since\n"
-    # A fork of the fork, and one of its beginning.
+    # A fork of the fork, and a fork of its beginning.
     third = fork(tmp_path / "t2", 1, TrialRequest(prompt="three", workspace=tmp_path / "fork3", out=tmp_path / "t3"))
     assert third.final_message == "one\ntwo\nthree"
     again = fork(tmp_path / "t2", 0, TrialRequest(prompt="other", workspace=tmp_path / "fork4"))
@@ -477,17 +477,17 @@ def test_a_fork_at_the_turn_s_end_has_files_and_thread_of_that_moment(project: P
     assert again.fork.exact
 
 
-def test_a_fork_within_a_turn_has_the_thread_before_it_and_says_so(project: Path, tmp_path: Path) -> None:
+def test_fork_within_a_turn_has_the_thread_before_it(project: Path, tmp_path: Path) -> None:
     attempt(request(project, flags={"script": TURNS}, out=tmp_path / "t1", prompt="one"))
     second = fork(tmp_path / "t1", 1, TrialRequest(prompt="two", workspace=tmp_path / "fork", out=tmp_path / "t2"))
     assert second.fork is not None
     assert (second.fork.exact, second.fork.base_thread) == (False, "")
     assert "within a turn" in second.fork.why
-    assert second.final_message == "first"  # the thread's first turn, played again
+    assert second.final_message == "first"  # the first turn of the thread, repeated
     assert content(tmp_path / "fork", second.snapshot_before, tmp_path / "look") == {"a.txt": "one\n"}
 
 
-def test_what_can_t_be_forked_is_refused(project: Path, tmp_path: Path) -> None:
+def test_invalid_forks_are_refused(project: Path, tmp_path: Path) -> None:
     out = tmp_path / "t1"
     attempt(request(project, WRITE, {"say": "x"}, out=out))
     wanted = TrialRequest(prompt="two", workspace=tmp_path / "fork")
@@ -508,7 +508,7 @@ def test_what_can_t_be_forked_is_refused(project: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "fork").exists()
 
 
-def test_a_home_is_copied_without_what_could_hang_or_lead_astray(tmp_path: Path) -> None:
+def test_home_is_copied_without_pipes_and_links(tmp_path: Path) -> None:
     home = tmp_path / "home"
     (home / "deep").mkdir(parents=True)
     (home / "deep/file").write_text("kept")
@@ -521,7 +521,7 @@ def test_a_home_is_copied_without_what_could_hang_or_lead_astray(tmp_path: Path)
     assert sorted(path.name for path in (tmp_path / "copy").iterdir()) == ["deep"]
 
 
-def test_a_home_that_is_too_deep_is_refused(deep_path: Path) -> None:
+def test_home_that_is_too_deep_is_refused(deep_path: Path) -> None:
     home = deep_path / "home"
     home.mkdir()
     fd = os.open(home, os.O_RDONLY)
@@ -538,12 +538,12 @@ def test_a_home_that_is_too_deep_is_refused(deep_path: Path) -> None:
 @pytest.mark.parametrize(
     "value", ["\ud800", "x" * 200_000, 2**70, float("nan"), {"\ud800": [1.5, None, {"a": True}]}, [[[]]] * 3]
 )
-def test_anything_fits_into_the_record(value: Any) -> None:
+def test_any_value_can_be_recorded(value: Any) -> None:
     canonical_bytes(bounded({"value": value}, Redactor()))
 
 
-def test_killed_it_leaves_no_agent_behind(project: Path, tmp_path: Path) -> None:
-    """kill -9 of the supervisor: the box ends with its stream, and the record is one without an end."""
+def test_killing_the_supervisor_leaves_no_agent(project: Path, tmp_path: Path) -> None:
+    """After kill -9 of the supervisor, the box ends with its stream, and the record stays incomplete."""
     program = textwrap.dedent(
         """
         import sys
@@ -556,7 +556,7 @@ def test_killed_it_leaves_no_agent_behind(project: Path, tmp_path: Path) -> None
                                           strategies="scripted", provider="bubblewrap", flags={"script": script}))
         """
     )
-    (tmp_path / "tmp").mkdir()  # nobody can clean up after that
+    (tmp_path / "tmp").mkdir()  # a killed process can't clean up
     argv = [sys.executable, "-c", program, str(project), str(tmp_path / "out")]
     child = subprocess.Popen(argv, env={**os.environ, "TMPDIR": str(tmp_path / "tmp")})
     end = time.monotonic() + 60

@@ -79,7 +79,7 @@ def test_why_a_program_a_command_and_a_setup_failed(tmp_path: Path, capsys: pyte
     )
     lines = ran.explains("exits.1")
     assert lines[1].startswith("The verifier's command `sh 'no test'` did not pass")
-    assert "The agent's turn failed. (the program ended with exit code 4: no such model)" in lines
+    assert "The agent's turn failed. (the program exited with code 4: no such model)" in lines
     assert ran.explains("setup.1")[:4] == [
         "setup.1: no verdict, because the mission's setup failed (ATTEMPT_SETUP_FAILED)",
         "ATTEMPT_SETUP_FAILED: a setup command of setup exited 7",

@@ -1,8 +1,8 @@
-"""The conformance suite of agent runtimes: whether one keeps the contract, found out by driving it.
+"""The conformance suite of agent runtimes: checks whether a runtime implements the contract, by driving it.
 
-Every runtime passes the same checks. Each is made to play the same small scenes by its *rig* (`rig.py`): a script, a
-program, a fake model. A check that is about a capability the runtime does not claim asks for it all the same, and
-passes when it is refused with `RUNTIME_CAPABILITY_UNSUPPORTED`; a scene that a rig can't stage is `not_applicable`.
+The checks are the same for every runtime. The *rig* of a runtime (`rig.py`) makes it play small scenes, with a script,
+a program or a fake model. A check of a capability that the runtime does not claim passes if the runtime refuses with
+`RUNTIME_CAPABILITY_UNSUPPORTED`. A check whose scene a rig can't stage is `not_applicable`.
 
     report = run_conformance("scripted")
     report.ok, [result.detail for result in report.of("failed")]
@@ -36,9 +36,9 @@ CHECKS: tuple[RuntimeCheck, ...] = tuple(
 )
 
 
-@stored(SCHEMA, at="what `run_conformance` returns to a caller that keeps it")
+@stored(SCHEMA, at="the result of `run_conformance`, if the caller stores it")
 class RuntimeReport(Measured, msgspec.Struct, frozen=True):
-    """What was measured of one runtime on this machine. JSON-ready by `msgspec.to_builtins`."""
+    """The results for one runtime on this machine. `msgspec.to_builtins` converts it for JSON."""
 
     strategy: str
     version: str
@@ -55,16 +55,16 @@ def run_conformance(
     on_result: Callable[[CheckResult], None] | None = None,
     registry: Registry | None = None,
 ) -> RuntimeReport:
-    """Check a runtime in boxes of a provider. Whatever goes wrong in a check is in its result.
+    """Check a runtime in boxes of a provider. Failures of a check are reported in its result.
 
-    Raises `UsageError` for a check that does not exist, `StrategyUnsupported` for such a runtime, and
-    `StrategyUnavailable` where it is known and not there.
+    Raises `UsageError` for an unknown check, `StrategyUnsupported` for an unknown runtime, and `StrategyUnavailable`
+    for a runtime that is not available here.
     """
     known = {name for check in CHECKS for name in (check.name, check.subject)}
     unknown = sorted(set(only or ()) - known)
     if unknown:
         raise UsageError(
-            f"there is no check {unknown[0]!r}", op="runtime check", fix_hints=[f"known: {', '.join(sorted(known))}"]
+            f"unknown check {unknown[0]!r}", op="runtime check", fix_hints=[f"known: {', '.join(sorted(known))}"]
         )
     runtime = (registry or installed()).runtime(strategy)
     anyio.run(_find, runtime)
@@ -86,9 +86,9 @@ async def _find(runtime: AgentRuntime) -> None:
                 probe = await runtime.probe(settings)
         except NotApplicable as error:
             raise StrategyUnavailable(
-                f"{runtime.id} can't be checked: its rig does not stage a turn in which nothing is done: {error}",
+                f"{runtime.id} can't be checked: its rig does not support an empty scene: {error}",
                 op="runtime check",
-                fix_hints=["have the rig's `stage` take empty scenes"],
+                fix_hints=["change the rig's `stage` to accept empty scenes"],
             ) from None
     if not probe.available or not probe.compatible:
         raise StrategyUnavailable(
@@ -124,7 +124,7 @@ def _run(check: RuntimeCheck, runtime: AgentRuntime, provider: str | None) -> tu
     except NotChecked as error:
         outcome, detail = "not_checked", str(error)
     except TimeoutError:
-        outcome, detail = "failed", f"still under way after {check.seconds:g} s"
+        outcome, detail = "failed", f"timed out after {check.seconds:g} s"
     except Exception as error:
         ours = [frame for frame in traceback.extract_tb(error.__traceback__) if "conformance" in frame.filename]
         where = f" at {Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else ""

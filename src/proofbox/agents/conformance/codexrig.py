@@ -1,6 +1,6 @@
-"""The rig of Codex: the real program, with a model that plays scenes.
+"""The rig of Codex: the real program, with a fake model that plays scenes.
 
-A model has no memory of its own: which turn it is, and what was said, is read from each request.
+The model is stateless: it derives the turn and its history from each request.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ class CodexRig:
     async def stage(self, scenes: Sequence[Scene], scratch: Path) -> AsyncIterator[Mapping[str, Any]]:
         del scratch
         if any(isinstance(act, Babble) for scene in scenes for act in scene):
-            raise NotApplicable("no model can make the real codex write garbage; its own tests do, with a false one")
+            raise NotApplicable(
+                "a model can't make the real codex write garbage; the tests of codex do that with a fake program"
+            )
         async with ScenicModel(scenes).listening() as url:
             yield {"base_url": url, "model": "fake-model", "max_retries": 0}
 
@@ -53,7 +55,7 @@ class ScenicModel(FakeModel):
                 turns[-1].outcomes += 1
         scene = self._scenes[min(max(len(turns), 1), len(self._scenes)) - 1]
         told = [text for turn in turns for text in turn.told]
-        answer = _due(scene, turns[-1] if turns else _Turn(), told)
+        answer = _next_response(scene, turns[-1] if turns else _Turn(), told)
         return answer, hashlib.sha256(msgspec.json.encode(items)).hexdigest()
 
 
@@ -63,8 +65,8 @@ class _Turn:
         self.outcomes = 0
 
 
-def _due(scene: Scene, turn: _Turn, told: Sequence[str]) -> ScriptedResponse:
-    """The answer to the latest request of a turn: what was run already is known by its outcomes."""
+def _next_response(scene: Scene, turn: _Turn, told: Sequence[str]) -> ScriptedResponse:
+    """Return the response to the latest request of a turn. The tool results in it show which commands have run."""
     answer = ScriptedResponse()
     left = turn.outcomes
     for number, act in enumerate(scene):
@@ -84,7 +86,7 @@ def _due(scene: Scene, turn: _Turn, told: Sequence[str]) -> ScriptedResponse:
 
 def _with(answer: ScriptedResponse, act: Act, told: Sequence[str], last: bool) -> ScriptedResponse:
     match act:
-        case Say(text):  # a message ends the turn, so that an earlier one can only be a thought
+        case Say(text):  # a message ends the turn, so earlier ones are sent as reasoning
             return msgspec.structs.replace(answer, **({"text": text} if last else {"think": text}))
         case Recall():
             return msgspec.structs.replace(answer, text="; ".join(told))
@@ -94,7 +96,7 @@ def _with(answer: ScriptedResponse, act: Act, told: Sequence[str], last: bool) -
         case Hang():
             return msgspec.structs.replace(answer, faults=(Fault(kind="idle", value="300"),))
         case Fail():
-            fault = Fault(kind="http", value="400", type="invalid_request_error", message="the scene says so")
+            fault = Fault(kind="http", value="400", type="invalid_request_error", message="fault injected by the scene")
             return msgspec.structs.replace(answer, faults=(fault,))
         case _:
             return answer

@@ -1,4 +1,4 @@
-"""What a check works with: a workspace of its own, sessions over it, every event they told, and eyes on the host."""
+"""The context of a check: a separate workspace, sessions on it, their events, and a view of the host's processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ E = TypeVar("E", bound=AgentEvent)
 
 
 class RuntimeCheck(msgspec.Struct, frozen=True):
-    """One thing that is checked of every runtime."""
+    """One check of a runtime."""
 
     name: str
     subject: str
@@ -34,14 +34,14 @@ class RuntimeCheck(msgspec.Struct, frozen=True):
 
 
 class RuntimeChecks:
-    """The checks of one module, gathered as they are defined."""
+    """The checks of one module, registered as they are defined."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.checks: list[RuntimeCheck] = []
 
     def check(self, *, seconds: float = 90.0) -> Callable[[Callable[[RuntimeCheckContext], Awaitable[None]]], None]:
-        """The function's name is the check's name, its docstring is for the reader."""
+        """Register a check. The name of the function becomes the name of the check."""
 
         def add(run: Callable[[RuntimeCheckContext], Awaitable[None]]) -> None:
             name = getattr(run, "__name__", "").replace("_", "-")
@@ -51,7 +51,7 @@ class RuntimeChecks:
 
 
 class Play:
-    """A session, and all that was told in it."""
+    """A session and its events."""
 
     def __init__(self, session: AgentSession, patience: float) -> None:
         self.session = session
@@ -70,28 +70,28 @@ class Play:
     async def until(self, condition: Callable[[], bool], what: str) -> None:
         with anyio.move_on_after(self._patience) as scope:
             while not condition():
-                with anyio.move_on_after(0.05):  # for what is seen on the host, and in no event
+                with anyio.move_on_after(0.05):  # conditions on the host are polled, because no event reports them
                     await self._told.wait()
         if scope.cancelled_caught and not condition():
-            raise Failed(f"{what} was not seen in {self._patience:g} s")
+            raise Failed(f"timed out after {self._patience:g} s while waiting for {what}")
 
     async def turn(self, thread: str, prompt: str) -> TurnResult:
-        """A whole turn, and that it ended as turns do."""
+        """Play a whole turn and check that its end is reported consistently."""
         turn = await self.session.start_turn(thread, prompt)
         result = await self.session.wait_turn(turn)
-        expect(result.turn == turn, f"asked for the end of {turn}, and got that of {result.turn}")
-        expect(result.thread == thread, f"the turn is of thread {thread}, its result of {result.thread}")
+        expect(result.turn == turn, f"expected the result of {turn}, got that of {result.turn}")
+        expect(result.thread == thread, f"the turn belongs to thread {thread}, its result to {result.thread}")
         ends = self.of(TurnEnded, turn)
         expect(len(ends) == 1, f"the turn has {len(ends)} ends")
-        expect(ends[0].status == result.status, f"told as {ends[0].status}, returned as {result.status}")
+        expect(ends[0].status == result.status, f"reported as {ends[0].status}, returned as {result.status}")
         expect(bool(ends[0].code) == (result.status != "completed"), f"{result.status} with code {ends[0].code!r}")
         return result
 
 
 class RuntimeCheckContext:
-    """One check's own world."""
+    """The context of one check."""
 
-    patience = 30.0  # a busy machine is no finding
+    patience = 30.0  # a busy machine must not fail the check
 
     def __init__(self, runtime: AgentRuntime, rig: Rig, provider: str | None) -> None:
         self.runtime = runtime
@@ -109,7 +109,7 @@ class RuntimeCheckContext:
     async def playing(
         self, *scenes: Scene, stall_timeout: float | None = None, home: str = "home"
     ) -> AsyncIterator[Play]:
-        """A session whose threads play these scenes. It is closed at the end, and must then have left nothing."""
+        """Open a session whose threads play these scenes. On exit, close it and check its events."""
         self._sessions += 1
         scratch = self.base / f"s{self._sessions}"
         scratch.mkdir()
@@ -123,7 +123,7 @@ class RuntimeCheckContext:
                 stall_timeout=stall_timeout,
             )
             probe = await self.runtime.probe(settings)
-            expect(probe.available and probe.compatible, f"the probe says {probe.reason!r}")
+            expect(probe.available and probe.compatible, f"the probe failed: {probe.reason!r}")
             session = await self.runtime.start_session(options)
             self.version = session.version
             play = Play(session, self.patience)
@@ -134,39 +134,39 @@ class RuntimeCheckContext:
                 with anyio.CancelScope(shield=True):
                     await session.close()
                     await session.close()
-        expect(session.runtime == self.runtime.id, f"the session says it is of {session.runtime}")
+        expect(session.runtime == self.runtime.id, f"the session names the runtime {session.runtime}")
         numbers = [event.seq for event in play.events]
         first = numbers[0] if numbers else 1
         expect(numbers == list(range(first, first + len(numbers))), f"seq has gaps or is out of order: {numbers}")
-        expect({event.session for event in play.events} <= {session.id}, "events bear another session's id")
+        expect({event.session for event in play.events} <= {session.id}, "events have another session's id")
 
     async def lacks(self, capability: str, attempt: Callable[[], Awaitable[object]]) -> bool:
-        """Whether the runtime says it has not this; then that it refuses, too."""
+        """Return whether the runtime lacks a capability; if so, check that it refuses the attempt."""
         if getattr(self.runtime.capabilities, capability):
             return False
         try:
             await attempt()
         except CapabilityUnsupported as error:
-            expect(error.message, "the refusal says nothing")
+            expect(error.message, "the error has no message")
             return True
         except ProofboxError as error:
             raise Failed(f"without {capability} it raised {error.code}, not {CapabilityUnsupported.code}") from None
-        raise Failed(f"it has not {capability}, and did not refuse to be asked for it")
+        raise Failed(f"the runtime lacks {capability} but did not refuse the call")
 
     @property
     def long_command(self) -> str:
-        """One that does not end by itself, and bears the marker."""
+        """A command that runs for minutes and contains the marker."""
         return f"touch runs; sleep 300; : {self.marker}"
 
     def long_command_runs(self) -> bool:
-        """Not by its process: an agent's own arguments may hold the command before it is run."""
+        """Whether the command runs. Processes do not show it, because the agent's arguments may contain the command."""
         return (self.workspace / "runs").exists()
 
     def alive(self, marker: str) -> list[int]:
         return processes_with(marker)
 
     def close(self) -> list[str]:
-        """What is left that should not be, and then the end of it."""
+        """Return and remove everything that was left behind."""
         end = time.monotonic() + self.patience
         while (left := processes_with(str(self.base)) + processes_with(self.marker)) and time.monotonic() < end:
             time.sleep(0.05)

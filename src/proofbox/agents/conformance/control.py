@@ -1,4 +1,4 @@
-"""Turns under way: interrupted, steered, stalled, and many at once."""
+"""Checks of turns in progress: interrupt, steering, stall, and concurrent turns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ subject = RuntimeChecks("control")
 
 @subject.check()
 async def interrupt_ends_the_turn_and_its_command(context: RuntimeCheckContext) -> None:
-    """A command that would run for minutes is dead when the turn's end is told; the thread can go on."""
+    """An interrupt kills a long command before the end of the turn is reported; the thread stays usable."""
     async with context.playing([Run(context.long_command), Say("never")], [Say("again")]) as play:
         thread = await play.session.start_thread()
         turn = await play.session.start_turn(thread, "sleep")
@@ -29,8 +29,8 @@ async def interrupt_ends_the_turn_and_its_command(context: RuntimeCheckContext) 
         expect(result.status == "interrupted", f"status {result.status}: {result.error}")
         expect(isinstance(result.error, TurnInterrupted), f"error {result.error!r}")
         await play.until(lambda: not context.alive(context.marker), "the end of its command")
-        expect("never" not in result.final_message, "it went on")
-        await play.session.interrupt_turn(thread, turn)  # a turn that has ended is left alone
+        expect("never" not in result.final_message, "the turn continued after the interrupt")
+        await play.session.interrupt_turn(thread, turn)  # no effect on a turn that has ended
         result = await play.turn(thread, "again")
         expect(result.status == "completed", f"the next turn is {result.status}: {result.error}")
 
@@ -47,12 +47,12 @@ async def steer_reaches_the_agent(context: RuntimeCheckContext) -> None:
         result = await play.session.wait_turn(turn)
         expect(result.status == "completed", f"status {result.status}: {result.error}")
         said = result.final_message
-        expect("first words" in said and "second words" in said, f"it was told both, and says {said!r}")
+        expect("first words" in said and "second words" in said, f"it should repeat both texts, but says {said!r}")
 
 
 @subject.check()
 async def a_stalled_turn_is_ended(context: RuntimeCheckContext) -> None:
-    """A watchdog, because a turn that never ends would be waited for without end."""
+    """A turn without activity ends as stalled."""
     async with context.playing([Hang()], stall_timeout=1.0) as play:
         with anyio.fail_after(context.patience):
             result = await play.turn(await play.session.start_thread(), "hang")
@@ -62,9 +62,9 @@ async def a_stalled_turn_is_ended(context: RuntimeCheckContext) -> None:
 
 @subject.check(seconds=120)
 async def parallel_sessions_do_not_mix(context: RuntimeCheckContext) -> None:
-    """Each hears of its own turn alone, and one that is interrupted disturbs no other."""
+    """Each session reports only its own turn, and an interrupt affects only one session."""
     if not context.runtime.capabilities.supports_parallel_sessions:
-        raise NotApplicable(f"{context.runtime.id} has one session at a time")
+        raise NotApplicable(f"{context.runtime.id} supports only one session at a time")
     results: dict[int, tuple[TurnResult, Play]] = {}
 
     async def one(number: int) -> None:
@@ -76,12 +76,12 @@ async def parallel_sessions_do_not_mix(context: RuntimeCheckContext) -> None:
     async with anyio.create_task_group() as tasks:
         for number in range(4):
             tasks.start_soon(one, number)
-    expect(len({play.session.id for _, play in results.values()}) == 4, "two sessions have one id")
+    expect(len({play.session.id for _, play in results.values()}) == 4, "two sessions have the same id")
     for number, (result, play) in results.items():
         expect(result.status == "completed", f"session {number}: {result.status}: {result.error}")
         words = " ".join([call.command for call in play.of(ToolCall)] + [said.text for said in play.of(Message)])
         others = [other for other in results if other != number and f"word-{other}" in words]
-        expect(not others, f"session {number} heard of {others}")
+        expect(not others, f"session {number} received the events of {others}")
         expect((context.workspace / f"file-{number}").is_file(), f"session {number} did nothing")
 
 

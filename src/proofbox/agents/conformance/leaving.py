@@ -1,4 +1,4 @@
-"""The end of a session: that nothing of it is left, whatever was under way. The context looks after each check."""
+"""Checks of the end of a session: nothing may be left behind. The context verifies that after each check."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ subject = RuntimeChecks("leaving")
 
 @subject.check()
 async def close_ends_what_is_under_way(context: RuntimeCheckContext) -> None:
-    """The turn's end is told, and whoever waits for it is not left waiting."""
+    """Closing a session ends its turn, reports the end, and wakes the waiting callers."""
     async with context.playing([Run(context.long_command), Say("never")]) as play:
         turn = await play.session.start_turn(await play.session.start_thread(), "sleep")
         await play.until(context.long_command_runs, "the command")
     with anyio.fail_after(context.patience):
         result = await play.session.wait_turn(turn)
-    expect(result.status != "completed", "a turn that was cut off is completed")
-    expect(len(play.of(TurnEnded, turn)) == 1, "the end was not told once")
+    expect(result.status != "completed", "an aborted turn was reported as completed")
+    expect(len(play.of(TurnEnded, turn)) == 1, "the end was not reported exactly once")
     await play.until(lambda: not context.alive(context.marker), "the end of its command")
 
 
 @subject.check()
 async def close_ends_a_daemon(context: RuntimeCheckContext) -> None:
-    """What left its process group and its parent is still the session's."""
+    """Closing a session kills processes that left their process group and their parent."""
     daemon = f"(setsid sleep 300 {context.marker} >/dev/null 2>&1 &) ; (setsid sh -c 'sleep 300; : {context.marker}' &)"
     async with context.playing([Run(f"{daemon} >/dev/null 2>&1; echo started"), Say("done")]) as play:
         await play.turn(await play.session.start_thread(), "start it")
@@ -37,7 +37,7 @@ async def close_ends_a_daemon(context: RuntimeCheckContext) -> None:
 
 @subject.check()
 async def end_thread_ends_what_it_left(context: RuntimeCheckContext) -> None:
-    """A daemon of one thread ends with that thread; the session and its other threads go on."""
+    """Ending a thread kills its daemon; the session and its other threads continue."""
     daemon = f"(setsid sleep 300 {context.marker} >/dev/null 2>&1 &)"
     async with context.playing([Run(f"{daemon}; echo started")], [Say("still here")]) as play:
         session = play.session
@@ -55,7 +55,7 @@ async def end_thread_ends_what_it_left(context: RuntimeCheckContext) -> None:
 
 @subject.check()
 async def end_thread_ends_its_turn(context: RuntimeCheckContext) -> None:
-    """The turn under way is interrupted, and its command is on record, however it ended."""
+    """Ending a thread interrupts its turn, and the turn's command is recorded."""
     async with context.playing([Run(context.long_command), Say("never")]) as play:
         thread = await play.session.start_thread()
         turn = await play.session.start_turn(thread, "sleep")
@@ -66,7 +66,7 @@ async def end_thread_ends_its_turn(context: RuntimeCheckContext) -> None:
         expect(result.status == "interrupted", f"status {result.status}: {result.error}")
         await play.until(lambda: not context.alive(context.marker), "the end of its command")
         begun = {event.item for event in play.of(ItemStarted, turn) if event.command}
-        expect(begun <= {call.item for call in play.of(ToolCall, turn)}, "a call began, and is not on record")
+        expect(begun <= {call.item for call in play.of(ToolCall, turn)}, "a call began but was not recorded")
 
 
 @subject.check()
@@ -79,12 +79,12 @@ async def a_closed_session_refuses(context: RuntimeCheckContext) -> None:
                 await attempt
             except ProofboxError:
                 continue
-        raise Failed("a closed session took it")
+        raise Failed("a closed session accepted the call")
 
 
 @subject.check()
 async def a_start_that_fails_leaves_nothing(context: RuntimeCheckContext) -> None:
-    """Closing right after the start, and being cancelled in a turn."""
+    """Closing right after the start, and cancelling a turn, leave nothing behind."""
     async with context.playing([Hang()]):
         pass
     with anyio.move_on_after(0.5):

@@ -1,4 +1,4 @@
-"""What an agent is made to do in a check, and who makes it."""
+"""The acts that an agent performs in a check, and the rig that makes it perform them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 
 
 class Run(msgspec.Struct, frozen=True):
-    """Run a command line, by whatever tool the agent has for it."""
+    """Run a command line with the agent's own tool."""
 
     command: str
 
@@ -21,27 +21,27 @@ class Say(msgspec.Struct, frozen=True):
 
 
 class Recall(msgspec.Struct, frozen=True):
-    """Say everything that the thread was told so far: every prompt, and what it was steered by."""
+    """Repeat all prompts and steering texts of the thread so far."""
 
 
 class Hear(msgspec.Struct, frozen=True):
-    """Go on only when it was steered."""
+    """Wait until the turn is steered."""
 
 
 class Hang(msgspec.Struct, frozen=True):
-    """Do nothing, and give no sign of life."""
+    """Do nothing and show no activity."""
 
 
 class Fail(msgspec.Struct, frozen=True):
-    """Fail, in the runtime's own way."""
+    """Fail in a way that is typical for the runtime."""
 
 
 class Babble(msgspec.Struct, frozen=True):
-    """Say what its protocol has no name for, and lines that are none at all; then go on."""
+    """Send unknown messages and malformed lines, then continue."""
 
 
 class Spend(msgspec.Struct, frozen=True):
-    """Report so many tokens."""
+    """Report token usage."""
 
     input_tokens: int
     output_tokens: int
@@ -52,10 +52,10 @@ Scene = Sequence[Act]
 
 
 class Rig(Protocol):
-    """Makes a runtime play scenes. One that can't stage an act raises `NotApplicable` and says why."""
+    """Makes a runtime play scenes. Raises `NotApplicable`, with a reason, for an act that it can't stage."""
 
     def stage(self, scenes: Sequence[Scene], scratch: Path) -> AbstractAsyncContextManager[Mapping[str, Any]]:
-        """For as long as the context lasts, a thread's n-th turn plays the n-th scene; gives the runtime's settings.
+        """Yield settings with which a thread's n-th turn plays the n-th scene, as long as the context lasts.
 
-        `scratch` is a directory outside the workspace for whatever is needed.
+        `scratch` is a directory outside the workspace for temporary files.
         """

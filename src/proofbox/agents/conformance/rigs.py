@@ -1,4 +1,4 @@
-"""The rigs of the built-in runtimes. Another's has one of its own: its runtime gives it by `conformance_rig()`."""
+"""The rigs of the built-in runtimes. Other runtimes provide a rig with the method `conformance_rig()`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from proofbox.sandbox.conformance.check import NotApplicable
 
 def rig_for(runtime: AgentRuntime) -> Rig:
     if runtime.id == "codex_app_server":
-        from proofbox.agents.conformance.codexrig import CodexRig  # costs an HTTP client, for who checks Codex
+        from proofbox.agents.conformance.codexrig import CodexRig  # imports an HTTP client, which only Codex needs
 
         return CodexRig()
     if runtime.id in RIGS:
@@ -40,14 +40,14 @@ def rig_for(runtime: AgentRuntime) -> Rig:
         raise UsageError(
             f"{runtime.id} can't be checked: it has no rig",
             op="runtime check",
-            fix_hints=["give its runtime a method conformance_rig(): see docs/guides/add-a-runtime.md"],
+            fix_hints=["add a method conformance_rig() to the runtime: see docs/guides/add-a-runtime.md"],
         )
     rig: Rig = own()
     return rig
 
 
 class ScriptedRig:
-    """Scenes as scripts."""
+    """Plays scenes as scripts."""
 
     @contextlib.asynccontextmanager
     async def stage(self, scenes: Sequence[Scene], scratch: Path) -> AsyncIterator[Mapping[str, Any]]:
@@ -75,7 +75,7 @@ def _steps(act: Act) -> list[dict[str, Any]]:
             return [{"usage": {"input_tokens": input_tokens, "output_tokens": output_tokens}}]
 
 
-# An agent in a few lines, for any sh: python is not in every box. It keeps no thread, so it counts its box's turns.
+# A small agent for any sh, because not every box has Python. It keeps no threads, so it counts the turns of its box.
 _AGENT = """\
 prompt=$(cat)
 turns=$(cat /tmp/turns 2>/dev/null || echo 0)
@@ -89,7 +89,7 @@ run() {
 
 
 class ProcessRig:
-    """Scenes as a program that prints JSON lines."""
+    """Plays scenes with a program that prints JSON lines."""
 
     @contextlib.asynccontextmanager
     async def stage(self, scenes: Sequence[Scene], scratch: Path) -> AsyncIterator[Mapping[str, Any]]:
@@ -109,7 +109,7 @@ def _shell(act: Act) -> str:
         case Recall():
             return """printf '{"type":"message","text":"%s"}\\n' "$prompt\""""
         case Hear():
-            return ":"  # nobody can steer it; the check ends before
+            return ":"  # steering is not supported, so the check ends before this
         case Hang():
             return "exec sleep 300"
         case Fail():
@@ -123,7 +123,7 @@ def _shell(act: Act) -> str:
 
 
 class NopRig:
-    """There is nothing that it could be made to do."""
+    """Plays only empty scenes."""
 
     @contextlib.asynccontextmanager
     async def stage(self, scenes: Sequence[Scene], scratch: Path) -> AsyncIterator[Mapping[str, Any]]:
@@ -134,13 +134,13 @@ class NopRig:
 
 
 class OracleRig:
-    """One scene as a solution. It runs commands, and says nothing."""
+    """Plays one scene as a solution, which runs commands and sends no messages."""
 
     @contextlib.asynccontextmanager
     async def stage(self, scenes: Sequence[Scene], scratch: Path) -> AsyncIterator[Mapping[str, Any]]:
         acts = [act for scene in scenes for act in scene]
         if len(scenes) > 1 or not all(isinstance(act, Run | Hang) for act in acts):
-            raise NotApplicable("oracle runs one solution, and says nothing")
+            raise NotApplicable("oracle runs one solution and sends no messages")
         solution = scratch / "solve.sh"
         solution.write_text("\n".join(act.command if isinstance(act, Run) else "exec sleep 300" for act in acts))
         yield {"solution": str(solution)}

@@ -1,4 +1,4 @@
-"""A turn: that it runs, what is told of it, and how it ends."""
+"""Checks of turns: they run, report their events, and end correctly."""
 
 from __future__ import annotations
 
@@ -15,43 +15,46 @@ subject = RuntimeChecks("turns")
 
 @subject.check()
 async def one_turn(context: RuntimeCheckContext) -> None:
-    """The smoke test: a command really runs on the workspace, and the last word is what it said."""
+    """Smoke test: a command runs in the workspace, and the final message is the agent's last message."""
     for _ in range(2):
         async with context.playing([Run("echo made > made.txt"), Say("it is made")]) as play:
             result = await play.turn(await play.session.start_thread(), "make it")
             expect(result.status == "completed", f"status {result.status}: {result.error}")
-            expect(result.error is None, "completed, with an error")
-            expect("it is made" in result.final_message, f"the last word is {result.final_message!r}")
+            expect(result.error is None, "a completed turn has an error")
+            expect("it is made" in result.final_message, f"the final message is {result.final_message!r}")
             expect(result.duration_ms > 0, "the turn took no time")
             started = play.of(TurnStarted, result.turn)
             expect(len(started) == 1, f"{len(started)} beginnings")
         made = context.workspace / "made.txt"
-        expect(made.is_file() and made.read_text() == "made\n", "the command did not run on the workspace")
+        expect(made.is_file() and made.read_text() == "made\n", "the command did not run in the workspace")
         made.unlink()
 
 
 @subject.check()
 async def tool_calls_are_counted_once(context: RuntimeCheckContext) -> None:
-    """Each with its own exit code, its output and its time; nothing else counts as one."""
+    """Each tool call is reported once, with its exit code, output and duration; nothing else counts as a call."""
     commands = ("echo one; exit 0", "echo two; exit 7", "echo three")
     async with context.playing([*(Run(command) for command in commands), Say("done")]) as play:
         result = await play.turn(await play.session.start_thread(), "run them")
         calls = play.of(ToolCall, result.turn)
     if not calls and not context.runtime.capabilities.supports_event_stream:
-        raise NotApplicable("the runtime does not tell its tool calls")
+        raise NotApplicable("the runtime does not report its tool calls")
     expect(len(calls) == 3, f"{len(calls)} tool calls for three commands")
     expect([call.exit_code for call in calls] == [0, 7, 0], f"exit codes {[call.exit_code for call in calls]}")
-    expect([call.status for call in calls] == ["completed", "failed", "completed"], "statuses are not the commands'")
-    expect(len({call.item for call in calls}) == 3, "two calls are one item")
+    expect(
+        [call.status for call in calls] == ["completed", "failed", "completed"],
+        "the statuses do not match the commands",
+    )
+    expect(len({call.item for call in calls}) == 3, "two calls share an item id")
     for call, command, word in zip(calls, commands, ("one", "two", "three"), strict=True):
         expect(command in call.command, f"the command line is {call.command!r}")
         expect(word in call.output, f"the output is {call.output!r}")
-    expect(result.status == "completed", "a command that failed failed the turn")
+    expect(result.status == "completed", "a failed command failed the turn")
 
 
 @subject.check()
 async def a_failed_turn_is_failed(context: RuntimeCheckContext) -> None:
-    """Though it said something before, and though it ended."""
+    """A failed turn is reported as failed, even if the agent sent a message before."""
     async with context.playing([Say("all is well"), Fail()]) as play:
         result = await play.turn(await play.session.start_thread(), "fail")
         expect(result.status == "failed", f"status {result.status}")
@@ -60,20 +63,20 @@ async def a_failed_turn_is_failed(context: RuntimeCheckContext) -> None:
 
 @subject.check()
 async def garbage_is_contained(context: RuntimeCheckContext) -> None:
-    """What can't be read is kept, is no tool call, and does not end the turn."""
+    """Malformed output is kept, does not count as a tool call, and does not end the turn."""
     async with context.playing([Babble(), Say("still here")]) as play:
         result = await play.turn(await play.session.start_thread(), "babble")
         expect(result.status == "completed", f"status {result.status}: {result.error}")
-        expect("still here" in result.final_message, f"the last word is {result.final_message!r}")
+        expect("still here" in result.final_message, f"the final message is {result.final_message!r}")
         expect(not play.of(ToolCall), "garbage was taken for a tool call")
         kept = [*play.of(Unrecognized), *play.of(Integrity), *play.of(Notice)]
-        expect(kept, "the garbage is nowhere to be seen")
+        expect(kept, "the garbage was not reported")
 
 
 @subject.check()
 async def tokens_are_told(context: RuntimeCheckContext) -> None:
     if not context.runtime.capabilities.supports_token_usage:
-        raise NotApplicable(f"{context.runtime.id} does not tell its tokens")
+        raise NotApplicable(f"{context.runtime.id} does not report its token usage")
     async with context.playing([Spend(120, 30), Say("done")]) as play:
         result = await play.turn(await play.session.start_thread(), "spend")
         used = result.usage
@@ -83,7 +86,7 @@ async def tokens_are_told(context: RuntimeCheckContext) -> None:
 
 @subject.check()
 async def a_listener_that_fails_fails_the_turn(context: RuntimeCheckContext) -> None:
-    """A record with a hole is not passed off as whole; other listeners go on."""
+    """A failed listener fails the turn, because its record is incomplete; other listeners keep receiving events."""
     async with context.playing([Run("true"), Say("done")]) as play:
 
         async def fail(event: Event) -> None:
@@ -108,25 +111,25 @@ async def a_listener_that_was_removed_hears_nothing(context: RuntimeCheckContext
         thread = await play.session.start_thread()
         await play.turn(thread, "once")
         before = len(heard)
-        expect(before > 0, "it heard nothing while it listened")
+        expect(before > 0, "the listener received no events")
         play.session.remove_listener(number)
         play.session.remove_listener(number)
         await play.turn(thread, "twice")
-        expect(len(heard) == before, "it went on hearing")
+        expect(len(heard) == before, "a removed listener still received events")
 
 
 @subject.check()
 async def a_second_turn_is_refused(context: RuntimeCheckContext) -> None:
-    """A thread has one turn at a time, and the first one is not disturbed."""
+    """A second turn in the same thread is refused, and does not affect the first."""
     async with context.playing([Run("until [ -e go ]; do sleep 0.05; done"), Say("done")]) as play:
         thread = await play.session.start_thread()
         first = await play.session.start_turn(thread, "first")
         try:
             await play.session.start_turn(thread, "second")
         except ProofboxError as error:
-            expect(error.message, "the refusal says nothing")
+            expect(error.message, "the error has no message")
         else:
-            raise Failed("a second turn was begun")
+            raise Failed("a second turn was started")
         (context.workspace / "go").touch()
         result = await play.session.wait_turn(first)
         expect(result.status == "completed", f"the first turn is {result.status}: {result.error}")
@@ -137,15 +140,15 @@ async def what_is_not_there_is_refused(context: RuntimeCheckContext) -> None:
     async with context.playing([Say("done")]) as play:
         session = play.session
         for what, attempt in (
-            ("a turn in no thread", session.start_turn("no-such-thread", "go")),
-            ("waiting for no turn", session.wait_turn("no-such-turn")),
-            ("interrupting no turn", session.interrupt_turn("no-such-thread", "no-such-turn")),
+            ("a turn in an unknown thread", session.start_turn("no-such-thread", "go")),
+            ("waiting for an unknown turn", session.wait_turn("no-such-turn")),
+            ("interrupting an unknown turn", session.interrupt_turn("no-such-thread", "no-such-turn")),
         ):
             with anyio.fail_after(context.patience):
                 try:
                     await attempt
                 except ProofboxError as error:
-                    expect(error.message, f"{what}: the refusal says nothing")
+                    expect(error.message, f"{what}: the error has no message")
                 else:
                     raise Failed(f"{what} was accepted")
 
@@ -155,6 +158,6 @@ async def settings_that_mean_nothing_are_refused(context: RuntimeCheckContext) -
     try:
         await context.runtime.probe({"no_such_setting": 1})
     except UsageError as error:
-        expect("no_such_setting" in error.message, "the refusal does not name the setting")
+        expect("no_such_setting" in error.message, "the error does not name the setting")
     else:
-        raise Failed("a setting that there is not was taken")
+        raise Failed("an unknown setting was accepted")

@@ -1,6 +1,6 @@
-"""A model that does what it is told: a Responses API on loopback, for tests, demonstrations and offline trials.
+"""A scriptable fake model: a Responses API on loopback, for tests, demonstrations and offline trials.
 
-`script.py` says what a prompt can ask for, `server.py` answers. Nothing here is needed to drive a real model.
+`script.py` defines the directives that a prompt can contain, and `server.py` serves the API. Real models don't need it.
 """
 
 from proofbox.agents.fakemodel.script import ModelScript, ResponseRule, load_rules

@@ -12,7 +12,7 @@ from proofbox.agents.fakemodel import FakeModel, load_rules
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="fakemodel", description="A scriptable model for offline trials.")
-    parser.add_argument("--port", type=int, default=0, metavar="N", help="default: any free one")
+    parser.add_argument("--port", type=int, default=0, metavar="N", help="default: any free port")
     parser.add_argument("--rules", type=Path, metavar="FILE", help="TOML with [[rule]] when, do")
     options = parser.parse_args()
     model = FakeModel(load_rules(options.rules) if options.rules else ())

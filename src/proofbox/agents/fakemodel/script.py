@@ -1,24 +1,25 @@
-"""What the fake model does, written where it is needed: as directives in the prompt, or in a file of rules.
+"""The script of the fake model: directives in the prompt, or in a file of rules.
 
-A directive is `[[verb …]]`. Each of these is one answer of the model, in the order written; the model goes on to the
-next when the agent comes back with the outcome of the one before, and says "done" after the last:
+A directive is `[[verb …]]`. Each of the following directives is one response of the model, in the order written. The
+model sends the next one when the agent returns the result of the previous one, and says "done" after the last:
 
     [[say TEXT]]          a message, which ends the turn
     [[run COMMAND]]       a command for the agent to run
-    [[patch PATCH]]       a patch for the agent's own patch tool, where it has one
-    [[call NAME JSON]]    any other tool
+    [[patch PATCH]]       a patch for the agent's own patch tool, if it has one
+    [[call NAME JSON]]    a call of any other tool
 
-These change the next answer; with `times=N` a fault happens N times for it, and then no more (default: always):
+The following directives modify the next response. With `times=N`, a fault occurs N times (default: always):
 
-    [[wait SECONDS]]      think first             [[usage input=N output=N cached=N reasoning=N]]
+    [[wait SECONDS]]      wait first              [[usage input=N output=N cached=N reasoning=N]]
     [[think TEXT]]        a piece of reasoning    [[limits primary=PERCENT secondary=PERCENT resets=SECONDS]]
     [[http STATUS type=T message=M retry_after=S resets=S times=N]]     answer with this status
-    [[fail CODE message=M times=N]]               the stream says that the response has failed
-    [[drop before|mid times=N]]                   the connection breaks, before the answer or in its middle
-    [[idle SECONDS after=WORDS times=N]]          the stream stops for so long, after some words of a message
-    [[garbage times=N]]                           the stream is no stream of events
+    [[fail CODE message=M times=N]]               the stream reports that the response failed
+    [[drop before|mid times=N]]                   the connection breaks before or during the response
+    [[idle SECONDS after=WORDS times=N]]          the stream pauses after some words of a message
+    [[garbage times=N]]                           the response is not a stream of events
 
-A prompt without a directive is answered with a sentence. A rule stands for directives: `when` is a piece of the prompt.
+A prompt without directives is answered with one sentence. A rule supplies the directives for prompts that contain the
+text `when`.
 
     [[rule]]
     when = "add a test"
@@ -55,11 +56,11 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     retry_after: float | None = None
     resets: float | None = None
     after: int = 0
-    """Of `idle`: how many words of the message are sent first."""
+    """For `idle`: the number of words of the message that are sent first."""
 
 
 class ScriptedResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """One response of the model, and what goes wrong before it."""
+    """One response of the model, and the faults before it."""
 
     kind: Literal["say", "run", "patch", "call"] = "say"
     text: str = "done"
@@ -84,7 +85,7 @@ def load_rules(path: Path) -> list[ResponseRule]:
     try:
         return msgspec.convert(parse_toml(path.read_text("utf-8")), _Rules).rule
     except (OSError, ValueError, msgspec.ValidationError) as error:
-        raise UsageError(f"{path}: no rules for a fake model: {error}", op="fakemodel") from None
+        raise UsageError(f"{path}: invalid rules for the fake model: {error}", op="fakemodel") from None
 
 
 class ModelScript:
@@ -92,11 +93,11 @@ class ModelScript:
         self._rules = tuple(rules)
 
     def directives(self, prompt: str) -> str:
-        """The text that decides: the prompt itself, or what the first rule that fits it stands for."""
+        """Return the text with the directives: the prompt itself, or those of the first matching rule."""
         return next((rule.do for rule in self._rules if rule.when in prompt), prompt)
 
     def answers(self, prompt: str) -> list[ScriptedResponse]:
-        """Every answer that this prompt asks for. Raises `UsageError` for a directive that means nothing."""
+        """Return all responses that a prompt asks for. Raises `UsageError` for an invalid directive."""
         found: list[ScriptedResponse] = []
         coming = ScriptedResponse()
         pending = False
@@ -109,7 +110,9 @@ class ModelScript:
                 coming, pending = _modified(coming, verb, rest), True
             else:
                 raise UsageError(
-                    f"the fake model knows no {verb!r}", op="fakemodel", fix_hints=[f"known: {', '.join(_ANSWERS)}"]
+                    f"unknown directive {verb!r} for the fake model",
+                    op="fakemodel",
+                    fix_hints=[f"known: {', '.join(_ANSWERS)}"],
                 )
         if pending or not found:
             text = "done" if found or pending else f"I heard {len(prompt)} characters."
@@ -133,5 +136,5 @@ def _modified(answer: ScriptedResponse, verb: str, rest: str) -> ScriptedRespons
         value = plain[0] if plain else ""
         fault = msgspec.convert({"kind": verb, "value": value, **named}, Fault, strict=False)
     except (ValueError, IndexError, msgspec.ValidationError) as error:
-        raise UsageError(f"[[{verb} {rest[:80]}]] makes no sense: {error}", op="fakemodel") from None
+        raise UsageError(f"[[{verb} {rest[:80]}]] is invalid: {error}", op="fakemodel") from None
     return msgspec.structs.replace(answer, faults=(*answer.faults, fault))

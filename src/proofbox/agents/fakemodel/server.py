@@ -20,11 +20,11 @@ from proofbox.errors import UsageError
 REMEMBERED = 10_000
 DEFAULT_USAGE = {"input": 1000, "output": 50, "cached": 400, "reasoning": 10}
 IDLE_SECONDS = 3600.0
-_CONTEXT = ("<", "# ")  # how agents begin what they add to a conversation by themselves
+_CONTEXT = ("<", "# ")  # how the texts begin that agents add to a conversation
 
 
 class RecordedRequest(msgspec.Struct, frozen=True):
-    """One request, as it came."""
+    """One request, as received."""
 
     method: str
     target: str
@@ -33,7 +33,7 @@ class RecordedRequest(msgspec.Struct, frozen=True):
 
 
 class FakeModel:
-    """`async with FakeModel().listening() as url:` gives the base URL of an API that lives as long as the block."""
+    """The fake model. `async with FakeModel().listening() as url:` serves its API at this base URL within the block."""
 
     def __init__(self, rules: Sequence[ResponseRule] = (), clock: Clock | None = None) -> None:
         self._script = ModelScript(rules)
@@ -42,7 +42,7 @@ class FakeModel:
         self._numbers = itertools.count(1)
         self.seen: list[RecordedRequest] = []
         self.open = 0
-        """Requests that are being answered now."""
+        """Number of requests in progress."""
 
     @contextlib.asynccontextmanager
     async def listening(self, port: int = 0) -> AsyncIterator[str]:
@@ -62,7 +62,7 @@ class FakeModel:
             if len(self.seen) < REMEMBERED:
                 self.seen.append(RecordedRequest(request.method, request.target, request.headers, body))
             if request.method != "POST" or not request.target.partition("?")[0].endswith("/responses"):
-                await responder.send(404, _error("not_found", "there is nothing here but POST …/responses"))
+                await responder.send(404, _error("not_found", "only POST …/responses is supported"))
                 return
             try:
                 answer, key = self._choose(body)
@@ -74,7 +74,7 @@ class FakeModel:
             self.open -= 1
 
     def _choose(self, body: dict[str, Any]) -> tuple[ScriptedResponse, str]:
-        """Which answer is due: as many have been given as outcomes of tools came back since the prompt."""
+        """Choose the next response: its number is the number of tool results since the prompt."""
         items = [item for item in body.get("input") or [] if isinstance(item, dict)]
         prompt, outcomes, spoken = "", 0, False
         for item in items:
@@ -202,7 +202,7 @@ def _body(request: HttpRequest) -> dict[str, Any]:
 
 
 def text_of(item: Mapping[str, Any]) -> str:
-    """What an item of a request says, in either form of its content."""
+    """Return the text of an item, for both forms of its content."""
     content = item.get("content")
     if isinstance(content, str):
         return content
@@ -218,8 +218,8 @@ def _error(kind: str, message: str, more: dict[str, Any] | None = None) -> bytes
     return msgspec.json.encode({"error": error})
 
 
-def _usage(asked: dict[str, int]) -> dict[str, Any]:
-    counts = {**DEFAULT_USAGE, **asked}
+def _usage(counts_given: dict[str, int]) -> dict[str, Any]:
+    counts = {**DEFAULT_USAGE, **counts_given}
     return {
         "input_tokens": counts["input"],
         "input_tokens_details": {"cached_tokens": counts["cached"]},

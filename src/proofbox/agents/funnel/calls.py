@@ -1,4 +1,4 @@
-"""One call through the funnel, as it is told: asked for, begun, and ended with the outcome it really had."""
+"""Record calls through the funnel: the approval decision, the start, and the end with the actual outcome."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Tell = Callable[[Event], Awaitable[None]]
 
 
 class RecordBudget:
-    """What the record of a session may grow to: so many calls, and so much of their output."""
+    """Limits on the size of a session's record: the number of calls, and the total size of their output."""
 
     def __init__(self, calls: int, output: int) -> None:
         self.calls = calls
@@ -31,26 +31,26 @@ class RecordBudget:
         self._left = calls
 
     def room(self, used: int) -> int:
-        """How much more of an output is kept of which `used` bytes are: little, where there was too much before."""
+        """Return how many more bytes of an output to keep after `used` bytes; few once the budget is spent."""
         return max(0, (OUTPUT_LIMIT if self.output > OUTPUT_LIMIT else LEAST_OUTPUT) - used)
 
     def take(self) -> bool:
-        """Whether there was one left; there is one less now."""
+        """Use up one call. Return False if the limit has been reached."""
         self._left -= 1
         return self._left >= 0
 
 
 class KeptOutput:
-    """The beginning of an output, as much of it as is recorded, and how much more there was."""
+    """The recorded beginning of an output, and the number of bytes dropped after it."""
 
-    def __init__(self, allowance: RecordBudget) -> None:
-        self._allowance = allowance
+    def __init__(self, budget: RecordBudget) -> None:
+        self._budget = budget
         self._data = bytearray()
         self._more = 0
 
     def add(self, data: bytes) -> None:
-        kept = data[: self._allowance.room(len(self._data))]
-        self._allowance.output -= len(kept)
+        kept = data[: self._budget.room(len(self._data))]
+        self._budget.output -= len(kept)
         self._data += kept
         self._more += len(data) - len(kept)
 
@@ -59,32 +59,32 @@ class KeptOutput:
 
 
 class CallRecorder:
-    """Tells the calls of one turn. Their ids are ours, so that no agent can guess one and speak for it."""
+    """Reports the calls of one turn. It generates the call ids itself, so that an agent can't forge them."""
 
     def __init__(
-        self, tell: Tell, rules: Sequence[ApprovalRule], allowance: RecordBudget, ids: IdSource, clock: Clock
+        self, tell: Tell, rules: Sequence[ApprovalRule], budget: RecordBudget, ids: IdSource, clock: Clock
     ) -> None:
         self.tell = tell
-        self.allowance = allowance
+        self.budget = budget
         self.rules = rules
         self.ids = ids
         self.clock = clock
 
     def call(self, tool: str, command: str, cwd: str = "") -> FunnelCall:
-        """`tool` and `command` as in `ToolCall`."""
+        """Create a call. `tool` and `command` have the same meaning as in `ToolCall`."""
         return FunnelCall(self, tool, preview(command, COMMAND_LIMIT)[0], cwd, subject=subject_of(tool, command))
 
 
 class FunnelCall:
-    def __init__(self, scribe: CallRecorder, tool: str, command: str, cwd: str, *, subject: str) -> None:
-        self._scribe = scribe
+    def __init__(self, recorder: CallRecorder, tool: str, command: str, cwd: str, *, subject: str) -> None:
+        self._recorder = recorder
         self._subject = subject
-        self._began = scribe.clock.monotonic()
+        self._began = recorder.clock.monotonic()
         self.started: bool | None = False
-        """Whether it ran, as the box agent reports it."""
-        self._told = ToolCall(
+        """Whether the command ran, as reported by the box agent."""
+        self._event = ToolCall(
             session="",
-            item=scribe.ids.new_id("call"),
+            item=recorder.ids.new_id("call"),
             tool=tool,
             command=command,
             cwd=cwd,
@@ -93,39 +93,39 @@ class FunnelCall:
         )
 
     def kept(self) -> KeptOutput:
-        return KeptOutput(self._scribe.allowance)
+        return KeptOutput(self._recorder.budget)
 
     async def begin(self, method: str) -> str | None:
-        """Tell that it begins; or that a rule declines it, whose name this returns."""
-        decided = decide(self._subject, self._scribe.rules)
+        """Report the start of the call. If a rule declines the call, report that and return the rule's name."""
+        decided = decide(self._subject, self._recorder.rules)
         if decided is not None:
             answer, rule = decided
-            asked = ApprovalDecision(
+            decision = ApprovalDecision(
                 session="",
-                item=self._told.item,
+                item=self._event.item,
                 method=method,
                 subject=preview(self._subject, COMMAND_LIMIT)[0],
                 answer=answer,
                 rule=rule,
             )
-            await self._scribe.tell(asked)
+            await self._recorder.tell(decision)
             if answer != "accept":
                 await self.end("declined")
                 return rule
-        told = self._told
-        await self._scribe.tell(ItemStarted(session="", item=told.item, kind=told.tool, command=told.command))
+        event = self._event
+        await self._recorder.tell(ItemStarted(session="", item=event.item, kind=event.tool, command=event.command))
         return None
 
     async def show(self, piece: Output) -> None:
-        """Output for whoever watches; also a sign of life."""
+        """Report output for live display. This also counts as activity of the turn."""
         text = piece.data.decode("utf-8", "replace")
-        await self._scribe.tell(Delta(session="", item=self._told.item, kind="output", text=text))
+        await self._recorder.tell(Delta(session="", item=self._event.item, kind="output", text=text))
 
     async def end(self, status: ToolStatus, *, exit_code: int | None = None, output: str = "") -> None:
-        """Tell it, whoever is being cancelled meanwhile: what was done must not go unrecorded."""
-        took = round((self._scribe.clock.monotonic() - self._began) * 1000, 3)
-        told = msgspec.structs.replace(
-            self._told, status=status, exit_code=exit_code, duration_ms=took, output=output, started=self.started
+        """Report the end of the call. Shielded from cancellation, so that no call goes unrecorded."""
+        took = round((self._recorder.clock.monotonic() - self._began) * 1000, 3)
+        event = msgspec.structs.replace(
+            self._event, status=status, exit_code=exit_code, duration_ms=took, output=output, started=self.started
         )
         with anyio.CancelScope(shield=True):
-            await self._scribe.tell(told)
+            await self._recorder.tell(event)

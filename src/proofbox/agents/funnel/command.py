@@ -1,6 +1,7 @@
-"""Running one command for the program in the box: its bytes both ways, signals, and its end.
+"""Run one command for the program in the box: forward its input, output, signals and exit code.
 
-The record is told before the program hears of the end, so that the step's snapshot is of what the command left.
+The end of the call is recorded before the program receives the exit code, so that the step's snapshot shows the files
+as the command left them.
 """
 
 from __future__ import annotations
@@ -23,28 +24,28 @@ from proofbox.sandbox.contract import ExecResult, Output
 
 FAILED = 125
 TIMED_OUT = 124
-_PASSED_ON = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
+_FORWARDED_SIGNALS = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
 GONE = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError)
-"""What reading from or sending to a program that has left raises."""
+"""Errors of reading from or sending to a program that has disconnected."""
 
 
 class Relay(Protocol):
-    """What lies between the two ends: bytes as they are, or messages that are looked at."""
+    """Forwards data between the client program and the command, either unchanged or message by message."""
 
     async def inbound(self, data: bytes) -> None:
-        """From the program that asked, to the command's stdin."""
+        """Forward data from the client program to the command's stdin."""
 
     async def inbound_end(self) -> None: ...
 
     async def outbound(self, piece: Output) -> None:
-        """From the command to the program that asked."""
+        """Forward output from the command to the client program."""
 
     async def close(self) -> None:
-        """The command has ended, or is about to be ended. Not cancelled from outside, so that it must end by itself."""
+        """Finish after the command has ended. Runs shielded from cancellation, so it needs its own timeouts."""
 
 
 class ByteRelay:
-    """The carriage of `run`."""
+    """The relay of `proofbox run`: forwards bytes unchanged."""
 
     def __init__(self, process: AsyncProcess, peer: FunnelPeer) -> None:
         self._process = process
@@ -57,35 +58,38 @@ class ByteRelay:
         await self._process.close_stdin()
 
     async def outbound(self, piece: Output) -> None:
-        with contextlib.suppress(*GONE):  # its reader has left: `_Asker` ends the command
+        with contextlib.suppress(*GONE):  # the client disconnected: `_ClientReader` kills the command
             await self._peer.output(piece.stream, piece.data)
 
     async def close(self) -> None:
         pass
 
 
-MakeCarriage = Callable[[AsyncProcess, FunnelPeer], Relay]
+MakeRelay = Callable[[AsyncProcess, FunnelPeer], Relay]
 
 
 async def run_command(
     box: AsyncSession,
-    asked: FunnelRequest,
+    request: FunnelRequest,
     cwd: str,
     peer: FunnelPeer,
     call: FunnelCall,
-    carriage: MakeCarriage,
+    make_relay: MakeRelay,
     seconds: float | None,
 ) -> None:
-    """Run it to its end, tell the call's, then say it to the peer. Cancelled, the command is dead first."""
+    """Run the command, record the end of the call, then report it to the peer.
+
+    If this is cancelled, the command is killed first.
+    """
     kept = call.kept()
     try:
         with _one_error():
-            result = await _converse(box, asked, cwd, peer, call, carriage, kept, seconds)
+            result = await _converse(box, request, cwd, peer, call, make_relay, kept, seconds)
     except SandboxLost as error:
         await call.end("abandoned", output=kept.text())
         return await _fail(peer, FAILED, error)
     except SandboxError as error:
-        code = error.exit_code if error.exit_code in (126, 127) else None  # it never ran
+        code = error.exit_code if error.exit_code in (126, 127) else None  # the command was not started
         await call.end("failed", exit_code=code, output=f"{error.code}: {error.message}")
         return await _fail(peer, code or FAILED, error)
     except BaseException:
@@ -94,7 +98,7 @@ async def run_command(
     if result is None:
         await call.end("failed", exit_code=TIMED_OUT, output=kept.text())
         with contextlib.suppress(*GONE):
-            await peer.fail(TIMED_OUT, f"the command took longer than {seconds:g} s")
+            await peer.fail(TIMED_OUT, f"the command timed out after {seconds:g} s")
         return None
     await call.end("completed" if result.exit_code == 0 else "failed", exit_code=result.exit_code, output=kept.text())
     with contextlib.suppress(*GONE):
@@ -104,24 +108,24 @@ async def run_command(
 
 async def _converse(
     box: AsyncSession,
-    asked: FunnelRequest,
+    request: FunnelRequest,
     cwd: str,
     peer: FunnelPeer,
     call: FunnelCall,
-    make: MakeCarriage,
+    make_relay: MakeRelay,
     kept: KeptOutput,
     seconds: float | None,
 ) -> ExecResult | None:
-    """The result; None where its time was up."""
-    async with open_process(box, asked.argv, env=asked.env, cwd=cwd) as process:
-        carriage = make(process, peer)
+    """Run the command and return its result, or None if it timed out."""
+    async with open_process(box, request.argv, env=request.env, cwd=cwd) as process:
+        relay = make_relay(process, peer)
         try:
-            async with _in_background(_Asker(peer, process, carriage).listen):
+            async with _in_background(_ClientReader(peer, process, relay).listen):
                 with anyio.move_on_after(seconds) as deadline:
                     while (piece := await process.receive()) is not None:
                         kept.add(piece.data)
                         await call.show(piece)
-                        await carriage.outbound(piece)
+                        await relay.outbound(piece)
                 if deadline.cancelled_caught:
                     await _end(process, kept)
                 result = await process.wait()
@@ -129,25 +133,25 @@ async def _converse(
             with anyio.CancelScope(shield=True):
                 await _end(process, kept)
                 call.started = process.started
-                await carriage.close()
+                await relay.close()
     return None if deadline.cancelled_caught else result
 
 
 async def _end(process: AsyncProcess, kept: KeptOutput) -> None:
-    """Kill what still runs. What it had written by then is of the record, though it is read only now."""
+    """Kill the process if it still runs, and record the output that it had already written."""
     with contextlib.suppress(ProofboxError), anyio.move_on_after(PATIENCE):
         await process.kill()
         while (piece := await process.receive()) is not None:
             kept.add(piece.data)
 
 
-class _Asker:
-    """Takes what the program in the box sends, always: only stdin waits for the command, in a window of its own."""
+class _ClientReader:
+    """Reads frames from the client program without blocking. Only stdin waits for the command, in a bounded window."""
 
-    def __init__(self, peer: FunnelPeer, process: AsyncProcess, carriage: Relay) -> None:
+    def __init__(self, peer: FunnelPeer, process: AsyncProcess, relay: Relay) -> None:
         self._peer = peer
         self._process = process
-        self._carriage = carriage
+        self._relay = relay
         self._window = STDIN_WINDOW
         self._waiting: deque[bytes] = deque()
         self._ended = False
@@ -155,7 +159,7 @@ class _Asker:
 
     async def listen(self) -> None:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._pour)
+            tasks.start_soon(self._forward_stdin)
             try:
                 await self._peer.credit(self._window)
                 while True:
@@ -163,7 +167,7 @@ class _Asker:
             except (MalformedFrame, *GONE):
                 tasks.cancel_scope.cancel()
                 with anyio.CancelScope(shield=True):
-                    await self._process.kill()  # who asked for it has left
+                    await self._process.kill()  # the client disconnected
 
     async def _take(self, kind: bytes, payload: bytes) -> None:
         if kind == b"I" and not self._ended and len(payload) <= self._window:
@@ -171,23 +175,23 @@ class _Asker:
             self._waiting.append(payload)
         elif kind == b"E":
             self._ended = True
-        elif kind == b"S" and len(payload) == 1 and payload[0] in _PASSED_ON:
+        elif kind == b"S" and len(payload) == 1 and payload[0] in _FORWARDED_SIGNALS:
             await self._process.signal(payload[0])
         else:
-            raise MalformedFrame("a frame that was not due")
+            raise MalformedFrame("unexpected frame")
         self._changed.set()
 
-    async def _pour(self) -> None:
+    async def _forward_stdin(self) -> None:
         while True:
             while self._waiting:
                 data = self._waiting.popleft()
-                with contextlib.suppress(anyio.BrokenResourceError):  # it has ended: nobody reads this any more
-                    await self._carriage.inbound(data)
+                with contextlib.suppress(anyio.BrokenResourceError):  # the command has closed its stdin
+                    await self._relay.inbound(data)
                 self._window += len(data)
                 with contextlib.suppress(*GONE):
                     await self._peer.credit(len(data))
             if self._ended:
-                return await self._carriage.inbound_end()
+                return await self._relay.inbound_end()
             await self._changed.wait()
             self._changed = anyio.Event()
 
@@ -202,7 +206,7 @@ async def _in_background(work: Callable[[], Coroutine[Any, Any, None]]) -> Async
 
 @contextlib.contextmanager
 def _one_error() -> Iterator[None]:
-    """A task group says what went wrong in a group; here one error is as good as all."""
+    """Unwrap the exception group of a task group into its first error."""
     try:
         yield
     except BaseExceptionGroup as group:

@@ -1,7 +1,7 @@
-"""The carriage of `mcp proxy`: JSON-RPC between a client in the box and an MCP server, with each tool call recorded.
+"""The relay of `mcp proxy`: forward JSON-RPC between a client in the box and an MCP server, and record each tool call.
 
-A message is read and written anew on its way, so that the server is told exactly what was understood here: of a text
-that two readers read differently, the record would be a guess. What is no message does not get through.
+Each message is parsed and serialized again before it is forwarded, so that the server receives exactly what was
+recorded; otherwise two parsers could read the same text differently. Malformed messages are not forwarded.
 """
 
 from __future__ import annotations
@@ -27,71 +27,71 @@ _PARSE_ERROR, _INVALID = -32700, -32600
 
 
 class ToolRelay:
-    def __init__(self, process: AsyncProcess, peer: FunnelPeer, scribe: CallRecorder) -> None:
+    def __init__(self, process: AsyncProcess, peer: FunnelPeer, recorder: CallRecorder) -> None:
         self._process = process
         self._peer = peer
-        self._scribe = scribe
-        self._asked = LineSplitter(LINE_LIMIT)
-        self._answered = LineSplitter(LINE_LIMIT)
+        self._recorder = recorder
+        self._requests = LineSplitter(LINE_LIMIT)
+        self._responses = LineSplitter(LINE_LIMIT)
         self._pending: dict[str, FunnelCall] = {}
 
     async def inbound(self, data: bytes) -> None:
-        for line, cut in self._asked.feed(data):
+        for line, cut in self._requests.feed(data):
             await self._to_server(line, cut)
 
     async def inbound_end(self) -> None:
-        for line, cut in self._asked.end():
+        for line, cut in self._requests.end():
             await self._to_server(line, cut)
         await self._process.close_stdin()
 
     async def outbound(self, piece: Output) -> None:
         if piece.stream == "stderr":
             return await self._show("stderr", piece.data)
-        for line, cut in self._answered.feed(piece.data):
+        for line, cut in self._responses.feed(piece.data):
             await self._to_client(line, cut)
         return None
 
     async def close(self) -> None:
-        with anyio.move_on_after(LAST_WORD):  # nothing else ends this wait: a client may never read
-            for line, cut in self._answered.end():
+        with anyio.move_on_after(LAST_WORD):  # a client that never reads must not block this forever
+            for line, cut in self._responses.end():
                 await self._to_client(line, cut)
         while self._pending:
             _, call = self._pending.popitem()
-            call.started = None  # what the server did with it, it did not say
+            call.started = None  # unknown: the server did not answer
             await call.end("abandoned")
 
     async def _to_server(self, line: bytes, cut: bool) -> None:
         message = None if cut else _parse(line)
         if message is None:
-            why = f"no JSON object of at most {LINE_LIMIT} bytes on one line"
+            why = f"not a JSON object of at most {LINE_LIMIT} bytes on one line"
             return await self._reply(None, error={"code": _PARSE_ERROR, "message": why})
         if message.get("method") == TOOL_CALL and not await self._admit(message):
             return None
         return await self._process.send(_encode(message))
 
     async def _admit(self, message: dict[str, Any]) -> bool:
-        """Whether a tool call may go on to the server; where not, it has been answered."""
+        """Return whether to forward a tool call to the server. A refused call has already been answered."""
         id = message.get("id")
         key = _key(id)
         if (
             key is None
             or key in self._pending
             or len(self._pending) >= MOST_PENDING
-            or not self._scribe.allowance.take()
+            or not self._recorder.budget.take()
         ):
-            why = "a tool call needs an id of its own, a text or a whole number; and too many calls are refused"
+            why = "tool call refused: its id is not a unique string or integer, or there are too many calls"
             await self._reply(None if key is None else id, error={"code": _INVALID, "message": why})
             return False
         params = message.get("params")
         params = params if isinstance(params, dict) else {}
-        # No tool of a server is called as ours are: `command` is what we ran.
+        # The prefix prevents a server's tool from using a reserved name, such as `command`.
         tool = f"mcp/{preview(str(params.get('name')), 200)[0]}"
         arguments = json.dumps(params.get("arguments"), ensure_ascii=False)
-        call = self._scribe.call(tool, arguments)
+        call = self._recorder.call(tool, arguments)
         rule = await call.begin(TOOL_CALL)
         if rule is not None:
-            said = [{"type": "text", "text": f"declined: {rule}"}]
-            await self._reply(id, result={"content": said, "isError": True})
+            content = [{"type": "text", "text": f"declined: {rule}"}]
+            await self._reply(id, result={"content": content, "isError": True})
             return False
         self._pending[key] = call
         return True
@@ -103,9 +103,9 @@ class ToolRelay:
         call = None
         if "method" not in message:
             call = self._pending.pop(_key(message.get("id")) or "", None)
-        if call is not None:  # told before the agent hears of it, as for a command
+        if call is not None:  # record the end before the agent receives the result, as for a command
             failed = "error" in message or _is_error(message.get("result"))
-            call.started = "error" not in message  # a server without such a tool answers with an error
+            call.started = "error" not in message  # a server that does not have the tool answers with an error
             kept = call.kept()
             kept.add(_text_of(message).encode())
             await call.end("failed" if failed else "completed", output=kept.text())
@@ -121,15 +121,15 @@ class ToolRelay:
 
 def _parse(line: bytes) -> dict[str, Any] | None:
     try:
-        message = json.loads(line, parse_constant=_no_such)
-        json.dumps(message, ensure_ascii=False, allow_nan=False).encode()  # nor has 1e999 or half a pair any
+        message = json.loads(line, parse_constant=_reject_constant)
+        json.dumps(message, ensure_ascii=False, allow_nan=False).encode()  # reject 1e999 and lone surrogates
     except (ValueError, RecursionError):
         return None
     return message if isinstance(message, dict) else None
 
 
-def _no_such(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+def _reject_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not valid JSON")
 
 
 def _encode(message: dict[str, Any]) -> bytes:
@@ -137,7 +137,7 @@ def _encode(message: dict[str, Any]) -> bytes:
 
 
 def _key(id: Any) -> str | None:
-    """1 and "1" are different ids; true is none."""
+    """Return a key for the id, or None if it is invalid. 1 and "1" are different ids; true is not an id."""
     return json.dumps(id) if isinstance(id, str) or type(id) is int else None
 
 
@@ -146,7 +146,7 @@ def _is_error(result: Any) -> bool:
 
 
 def _text_of(message: dict[str, Any]) -> str:
-    """What a tool gave: its text where it is text alone, else the whole answer as JSON."""
+    """Return a tool's result: its text if it is text only, otherwise the whole result as JSON."""
     result = message.get("result")
     content = result.get("content") if isinstance(result, dict) else None
     if isinstance(content, list) and content and all(_is_text(part) for part in content):

@@ -1,7 +1,8 @@
-"""The supervisor's side: a socket outside that the box can reach, and what is done with those who come to it.
+"""The supervisor's side of the funnel: a socket outside the box that programs in the box can connect to.
 
-Bounds hold against a box that floods it: so many connections at a time (more wait in the kernel's queue), so long for a
-request, so many calls of a session. Every call belongs to a turn, and is dead and told before the turn's end is.
+Limits protect it from a box that floods it: the number of concurrent connections (more wait in the kernel's queue), the
+time for a request, and the number of calls per session. Every call belongs to a turn. It is dead and recorded before
+the end of the turn is reported.
 """
 
 from __future__ import annotations
@@ -46,23 +47,26 @@ class FunnelLimits(msgspec.Struct, frozen=True, kw_only=True):
     call_seconds: float = 3600.0
     calls: int = 10_000
     output: int = 256 << 20
-    """Of all calls together; of later ones only the beginning is kept."""
+    """Recorded bytes of output of all calls together; after that, only the beginning of each output is kept."""
     end_seconds: float = 60.0
-    """For a call to end once its turn does: more than all its own waits together, of which each has an end."""
+    """Timeout for a call to end after its turn. It is longer than the sum of the call's own timeouts."""
 
 
-class _Hosted:
-    """A turn that may have calls under way."""
+class _TurnCalls:
+    """A turn and its calls in progress."""
 
-    def __init__(self, turn: Turn, scribe: CallRecorder) -> None:
+    def __init__(self, turn: Turn, recorder: CallRecorder) -> None:
         self.turn = turn
-        self.scribe = scribe
+        self.recorder = recorder
         self.under_way: dict[anyio.CancelScope, anyio.Event] = {}
         self.refused = 0
 
 
 class Funnel:
-    """Of one session. `directory` must let nobody else in; the box gets the socket and the program, and not it."""
+    """The funnel of one session.
+
+    `directory` must be private to this user. The box gets the socket and the client program, not the directory.
+    """
 
     def __init__(
         self,
@@ -80,12 +84,12 @@ class Funnel:
         self._ids = ids
         self._clock = clock
         self._bounds = bounds or FunnelLimits()
-        self._turns: dict[str, _Hosted] = {}
-        self._ending: dict[str, _Hosted] = {}
-        self._allowance = RecordBudget(self._bounds.calls, self._bounds.output)
+        self._turns: dict[str, _TurnCalls] = {}
+        self._ending: dict[str, _TurnCalls] = {}
+        self._budget = RecordBudget(self._bounds.calls, self._bounds.output)
         directory.mkdir(mode=0o700)
         self._socket = listen_at(directory)
-        self._path.chmod(0o666)  # the box has uids of its own; who may come this far, the directory says
+        self._path.chmod(0o666)  # the box has other uids; the directory's mode restricts access
 
     @property
     def _path(self) -> Path:
@@ -98,7 +102,7 @@ class Funnel:
         )
 
     def environment(self, turn: Turn, box: AsyncSession, env: Mapping[str, str]) -> dict[str, str]:
-        """What an agent needs to find it: `proofbox` is the first of that name on its PATH."""
+        """Return the agent's environment with the funnel's variables, and its `proofbox` first on the PATH."""
         path = env.get("PATH") or box.inside.environment.get("PATH", "")
         return {
             **env,
@@ -111,10 +115,10 @@ class Funnel:
         async def tell(event: Event) -> None:
             await self._tell_of(turn, event)
 
-        self._turns[turn.id] = _Hosted(turn, CallRecorder(tell, self._rules, self._allowance, self._ids, self._clock))
+        self._turns[turn.id] = _TurnCalls(turn, CallRecorder(tell, self._rules, self._budget, self._ids, self._clock))
 
     def stop_turn(self, turn: Turn) -> None:
-        """Take no more calls for it, and end those under way, without waiting for that. May be repeated."""
+        """Accept no more calls for the turn and cancel those in progress, without waiting. Idempotent."""
         hosted = self._turns.pop(turn.id, None)
         if hosted is not None:
             self._ending[turn.id] = hosted
@@ -122,25 +126,25 @@ class Funnel:
                 scope.cancel()
 
     async def end_turn(self, turn: Turn) -> None:
-        """End its calls, and wait until each has been told. Whoever repeats it waits as well."""
+        """End the turn's calls and wait until each is recorded. A repeated call waits as well."""
         self.stop_turn(turn)
         hosted = self._ending.get(turn.id)
         if hosted is None:
             return
         with anyio.CancelScope(shield=True), contextlib.suppress(ProofboxError):
-            # A listener that failed is no reason to raise here: the turn's end says so.
+            # Do not raise if a listener failed: the end of the turn reports it.
             ended = await self._all_ended(hosted)
             if self._ending.pop(turn.id, None) is None:
                 return
             if not ended:
-                message = "a call through the funnel may run on until the session ends"
+                message = "a call through the funnel may keep running until the session ends"
                 await self._tell_of(turn, Integrity(session="", code="COMMAND_NOT_ENDED", message=message))
             if hosted.refused:
-                message = f"{hosted.refused} requests to the funnel were none, or too many"
+                message = f"the funnel refused {hosted.refused} requests that were malformed or over the limit"
                 await self._tell_of(turn, Notice(session="", kind="funnel_refused", message=message))
 
-    async def _all_ended(self, hosted: _Hosted) -> bool:
-        """Counted anew with each that ends, since what listens to their ends may be slow."""
+    async def _all_ended(self, hosted: _TurnCalls) -> bool:
+        """Wait for every call. The timeout restarts for each one, because the listeners of their ends may be slow."""
         for done in list(hosted.under_way.values()):
             with anyio.move_on_after(self._bounds.end_seconds):
                 await done.wait()
@@ -149,7 +153,7 @@ class Funnel:
         return True
 
     async def serve(self, box: AsyncSession) -> None:
-        """Until it is cancelled. Whatever comes, this does not raise."""
+        """Serve requests until cancelled. Never raises because of a request."""
 
         async def host(stream: anyio.abc.SocketStream) -> None:
             with contextlib.suppress(*GONE):
@@ -163,7 +167,7 @@ class Funnel:
             self.close()
 
     def close(self) -> None:
-        """May be repeated."""
+        """Close the socket and remove its directory. Idempotent."""
         self._socket.close()
         self._path.unlink(missing_ok=True)
         with contextlib.suppress(FileNotFoundError):
@@ -172,64 +176,64 @@ class Funnel:
     async def _answer(self, box: AsyncSession, peer: FunnelPeer) -> None:
         try:
             with anyio.fail_after(self._bounds.request_seconds):
-                asked = await peer.request()
+                request = await peer.request()
         except (MalformedFrame, TimeoutError, *GONE):
             return self._refuse(None)
-        hosted = self._turn_of(asked)
+        hosted = self._turn_of(request)
         if hosted is None:
-            return await peer.fail(FAILED, "no turn is under way that this could be a part of")
-        if not self._allowance.take():
+            return await peer.fail(FAILED, "no turn in progress for this request")
+        if not self._budget.take():
             self._refuse(hosted)
-            return await peer.fail(FAILED, f"this session has had its {self._allowance.calls} calls")
+            return await peer.fail(FAILED, f"this session has reached its limit of {self._budget.calls} calls")
         scope, done = anyio.CancelScope(), anyio.Event()
         hosted.under_way[scope] = done
         try:
             with scope:
-                await self._run(box, asked, peer, hosted.scribe)
+                await self._run(box, request, peer, hosted.recorder)
         except (ProofboxError, *GONE):
-            pass  # told where it could be told; a listener that fails ends the turn by itself
-        except Exception as error:  # a defect at one call is no reason to end the others
-            message = f"the funnel failed at a call ({type(error).__name__})"
+            pass  # already reported if possible; a failed listener ends the turn
+        except Exception as error:  # a bug in one call must not end the others
+            message = f"the funnel failed while handling a call ({type(error).__name__})"
             with contextlib.suppress(ProofboxError):
-                await hosted.scribe.tell(Integrity(session="", code="FUNNEL_FAILED", message=message))
+                await hosted.recorder.tell(Integrity(session="", code="FUNNEL_FAILED", message=message))
         finally:
             hosted.under_way.pop(scope, None)
             done.set()
         return None
 
-    async def _run(self, box: AsyncSession, asked: FunnelRequest, peer: FunnelPeer, scribe: CallRecorder) -> None:
-        words = [each.decode("utf-8", "replace") for each in asked.argv]
-        shown = os.fsencode(asked.cwd).decode("utf-8", "replace")
-        call = scribe.call("command", shlex.join(words), shown)
-        rule = await call.begin(f"funnel/{asked.mode}")
+    async def _run(self, box: AsyncSession, request: FunnelRequest, peer: FunnelPeer, recorder: CallRecorder) -> None:
+        argv = [each.decode("utf-8", "replace") for each in request.argv]
+        shown = os.fsencode(request.cwd).decode("utf-8", "replace")
+        call = recorder.call("command", shlex.join(argv), shown)
+        rule = await call.begin(f"funnel/{request.mode}")
         if rule is not None:
             return await peer.fail(DECLINED, f"declined: {rule}")
         try:
-            cwd = _within(box, asked.cwd)
+            cwd = _within(box, request.cwd)
         except PathRefused as error:
             await call.end("failed", output=f"{error.code}: {error.message}")
             return await peer.fail(FAILED, error.message)
 
-        def carriage(process: AsyncProcess, peer: FunnelPeer) -> Relay:
-            return ToolRelay(process, peer, scribe) if asked.mode == "mcp" else ByteRelay(process, peer)
+        def make_relay(process: AsyncProcess, peer: FunnelPeer) -> Relay:
+            return ToolRelay(process, peer, recorder) if request.mode == "mcp" else ByteRelay(process, peer)
 
-        # A server of tools lasts as long as its turn.
-        seconds = None if asked.mode == "mcp" else self._bounds.call_seconds
-        return await run_command(box, asked, cwd, peer, call, carriage, seconds)
+        # An MCP server runs as long as its turn.
+        seconds = None if request.mode == "mcp" else self._bounds.call_seconds
+        return await run_command(box, request, cwd, peer, call, make_relay, seconds)
 
-    def _turn_of(self, asked: FunnelRequest) -> _Hosted | None:
-        """The one that is under way; of several, the one the program says it belongs to."""
+    def _turn_of(self, request: FunnelRequest) -> _TurnCalls | None:
+        """Return the turn in progress; if there are several, the one that the program names."""
         if len(self._turns) == 1:
             return next(iter(self._turns.values()))
-        return self._turns.get(asked.env.get(TURN_VARIABLE, ""))
+        return self._turns.get(request.env.get(TURN_VARIABLE, ""))
 
-    def _refuse(self, hosted: _Hosted | None) -> None:
+    def _refuse(self, hosted: _TurnCalls | None) -> None:
         for each in [hosted] if hosted is not None else self._turns.values():
             each.refused += 1
 
 
 def _within(box: AsyncSession, cwd: str) -> str:
-    """A directory of the box as a path from the project's root, which is where alone a call may work."""
+    """Return a directory of the box relative to the project's root. Raises `PathRefused` if it is outside the root."""
     root = box.inside.guest_project
     inner = os.path.relpath(os.path.normpath(cwd), root)
     if not os.path.isabs(cwd) or inner == ".." or inner.startswith("../"):

@@ -1,7 +1,7 @@
-"""What passes between the program in the box and the supervisor: frames of a type, a length and a payload.
+"""The protocol between the program in the box and the supervisor: frames with a type, a length and a payload.
 
-The frames are drawn in `sandbox/agent/boxrun.c`. Everything that comes in is hostile: its size is bounded before it is
-held, and whatever is not as it should be ends the connection.
+`sandbox/agent/boxrun.c` describes the frames. Incoming data is untrusted: its size is checked before it is buffered,
+and any malformed frame closes the connection.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_REQUEST = 1 << 20
 MAX_FRAME = 64 << 10
 STDIN_WINDOW = 64 << 10
 LAST_WORD = 5.0
-"""Seconds that the last frame of a connection may take: who does not read it does not want it."""
+"""Timeout in seconds for sending the last frame of a connection; after that, the frame is dropped."""
 _HEAD = struct.Struct(">cI")
 _COUNT = struct.Struct(">I")
 
@@ -28,11 +28,11 @@ _MODES: dict[bytes, Mode] = {b"run": "run", b"mcp": "mcp"}
 
 
 class MalformedFrame(Exception):
-    """What came is no frame, no request, or not what was due."""
+    """A malformed or unexpected frame, or a malformed request."""
 
 
 class FunnelRequest(msgspec.Struct, frozen=True):
-    """A request: run this there, with that environment."""
+    """A request to run a command in a directory with an environment."""
 
     mode: Mode
     cwd: str
@@ -41,21 +41,24 @@ class FunnelRequest(msgspec.Struct, frozen=True):
 
 
 class FunnelPeer:
-    """The other end of one connection. One task reads; any number may send, a frame at a time."""
+    """The peer of one connection. Only one task may read; several tasks may send, one frame at a time."""
 
     def __init__(self, stream: anyio.abc.ByteStream) -> None:
         self._stream = stream
-        self._held = bytearray()
+        self._buffer = bytearray()
         self._sending = anyio.Lock()
 
     async def request(self) -> FunnelRequest:
         kind, payload = await self._frame(MAX_REQUEST)
         if kind != b"Q":
-            raise MalformedFrame("no request")
+            raise MalformedFrame("not a request")
         return parse_request(payload)
 
     async def receive(self) -> tuple[bytes, bytes]:
-        """The next frame: its type and payload. `anyio.EndOfStream` or `BrokenResourceError` when they have left."""
+        """Return the type and payload of the next frame.
+
+        Raises `anyio.EndOfStream` or `BrokenResourceError` if the peer has disconnected.
+        """
         return await self._frame(MAX_FRAME)
 
     async def output(self, stream: Literal["stdout", "stderr"], data: bytes) -> None:
@@ -78,28 +81,28 @@ class FunnelPeer:
             await self._stream.send(_HEAD.pack(kind, len(payload)) + payload)
 
     async def _frame(self, most: int) -> tuple[bytes, bytes]:
-        await self._hold(_HEAD.size)
-        kind, size = _HEAD.unpack_from(self._held)
+        await self._fill(_HEAD.size)
+        kind, size = _HEAD.unpack_from(self._buffer)
         if size > most:
-            raise MalformedFrame("a frame that is too large")
-        await self._hold(_HEAD.size + size)
-        payload = bytes(self._held[_HEAD.size : _HEAD.size + size])
-        del self._held[: _HEAD.size + size]
+            raise MalformedFrame("frame too large")
+        await self._fill(_HEAD.size + size)
+        payload = bytes(self._buffer[_HEAD.size : _HEAD.size + size])
+        del self._buffer[: _HEAD.size + size]
         return kind, payload
 
-    async def _hold(self, size: int) -> None:
-        while len(self._held) < size:
-            self._held += await self._stream.receive()
+    async def _fill(self, size: int) -> None:
+        while len(self._buffer) < size:
+            self._buffer += await self._stream.receive()
 
 
 def parse_request(payload: bytes) -> FunnelRequest:
     *words, rest = payload.split(b"\0")
     if rest or len(words) < 4 or words[0] != VERSION or words[1] not in _MODES or not words[3].isdigit():
-        raise MalformedFrame("no request")
+        raise MalformedFrame("malformed request")
     count = int(words[3][:9])
     argv = tuple(words[4 : 4 + count])
     if len(argv) != count or not argv or not argv[0]:
-        raise MalformedFrame("no command")
+        raise MalformedFrame("malformed command")
     env = {}
     for each in words[4 + count :]:
         name, equals, value = each.partition(b"=")

@@ -1,7 +1,7 @@
-"""Taking the connections of a box: so many at a time, and on through a shortage of descriptors.
+"""Accept connections from a box, up to a maximum number at a time.
 
-More wait in the kernel's queue. What a box can use up in us comes back when some of its connections end, so that a
-shortage is waited out; whatever else is wrong with a listener is raised.
+Further connections wait in the kernel's queue. When file descriptors or buffers run out, accepting is retried, because
+they are freed when connections end. Other errors of the listener are raised.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Awaitable, Callable
 import anyio
 import anyio.abc
 
-GO_ON = 0.1
-_PASSES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED, errno.EPROTO})
+RETRY_SECONDS = 0.1
+_TRANSIENT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED, errno.EPROTO})
 
 Host = Callable[[anyio.abc.SocketStream], Awaitable[None]]
 
 
 async def accept_all(listener: anyio.abc.SocketListener, host: Host, *, most: int) -> None:
-    """Until it is cancelled. `host` must not raise, and has the stream from then on."""
+    """Accept connections until cancelled. `host` takes ownership of the stream and must not raise."""
     room = anyio.Semaphore(most)
 
     async def one(stream: anyio.abc.SocketStream) -> None:
@@ -35,13 +35,13 @@ async def accept_all(listener: anyio.abc.SocketListener, host: Host, *, most: in
                 stream = await listener.accept()
             except (OSError, anyio.BrokenResourceError) as error:
                 room.release()
-                if not _will_pass(error):
+                if not _is_transient(error):
                     raise
-                await anyio.sleep(GO_ON)
+                await anyio.sleep(RETRY_SECONDS)
                 continue
             tasks.start_soon(one, stream)
 
 
-def _will_pass(error: Exception) -> bool:
-    cause = error if isinstance(error, OSError) else error.__cause__  # anyio wraps a unix socket's
-    return isinstance(cause, OSError) and cause.errno in _PASSES
+def _is_transient(error: Exception) -> bool:
+    cause = error if isinstance(error, OSError) else error.__cause__  # anyio wraps the error of a Unix socket
+    return isinstance(cause, OSError) and cause.errno in _TRANSIENT

@@ -1,4 +1,4 @@
-"""Failures of the model as the gateway saw them.
+"""Failures of the model, as observed by the gateway.
 
 Only failures seen outside the box count as infrastructure failures. A program in the box can print any error, kill
 itself with any signal, and send requests that no endpoint accepts.
@@ -41,21 +41,21 @@ _BY_STATUS: dict[int, type[AgentError]] = {
     529: Overloaded,
 }
 HINTS: dict[type[AgentError], tuple[str, ...]] = {
-    AuthFailed: ("check the key: the variable that api_key_env names, and what it may be used for",),
+    AuthFailed: ("check the key in the variable that api_key_env names, and its permissions",),
     UsageLimited: ("wait for the reset, or use another credential",),
-    RateLimited: ("wait, or run fewer at a time",),
+    RateLimited: ("wait, or run fewer attempts concurrently",),
     ContextExceeded: ("start a new thread",),
-    StreamDisconnected: ("try again; if it lasts, look at the way to base_url",),
+    StreamDisconnected: ("retry; if it fails again, check the network connection to base_url",),
 }
 
 
 def kind_of(status: int) -> type[AgentError]:
-    """The failure that an HTTP status of the endpoint means."""
+    """Return the error class for an HTTP status of the endpoint."""
     return _BY_STATUS.get(status, ModelFailed)
 
 
 def kind_seen(exchange: Exchange) -> type[AgentError] | None:
-    """The kind of failure that an exchange ended with; None: it did not fail, or was refused by the gateway."""
+    """Return the error class of an exchange, or None if it did not fail or the gateway refused it."""
     if exchange.outcome in ("completed", "refused"):
         return None
     known = _BY_CODE.get(exchange.error_code) or _BY_CODE.get(exchange.error_type)
@@ -67,7 +67,7 @@ def kind_seen(exchange: Exchange) -> type[AgentError] | None:
 
 
 def limits_of(exchange: Exchange) -> dict[str, Any]:
-    """When the endpoint wants to be asked again, as far as it said."""
+    """Return when the endpoint asked for a retry, as far as it stated that."""
     return {name: getattr(exchange, name) for name in ("retry_after", "resets_at") if getattr(exchange, name)}
 
 
@@ -81,11 +81,11 @@ def note(turn: Turn, exchange: Exchange, *, first_is_ours: bool = False) -> None
         turn.answered, turn.observed_failure = True, None
     kind = kind_seen(exchange)
     blameless = first_is_ours and not turn.answered
-    if kind is None or kind is ContextExceeded or not (blameless or _is_endpoints(exchange)):
+    if kind is None or kind is ContextExceeded or not (blameless or _is_endpoint_failure(exchange)):
         return
-    said = exchange.error_message or f"{exchange.outcome}, HTTP status {exchange.status}"
+    reason = exchange.error_message or f"{exchange.outcome}, HTTP status {exchange.status}"
     turn.observed_failure = kind(
-        f"the model's endpoint failed: {said}",
+        f"the model's endpoint failed: {reason}",
         op="turn",
         fix_hints=HINTS.get(kind, ()),
         details={"status": exchange.status, "seen_by": "gateway", **limits_of(exchange)},
@@ -93,8 +93,8 @@ def note(turn: Turn, exchange: Exchange, *, first_is_ours: bool = False) -> None
     )
 
 
-def _is_endpoints(exchange: Exchange) -> bool:
-    """Whether it is the endpoint's failure, whatever was asked of it."""
+def _is_endpoint_failure(exchange: Exchange) -> bool:
+    """Return whether the endpoint failed, independent of the content of the request."""
     if exchange.outcome == "http_error":
         return exchange.status in _BY_STATUS or exchange.status >= 500
     return exchange.outcome in ("failed", "cut", "unreachable")

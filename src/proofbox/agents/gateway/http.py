@@ -1,8 +1,8 @@
-"""As much of an HTTP/1.1 server as the model gateway and the fake model need: strict, bounded, on any anyio listener.
+"""A minimal HTTP/1.1 server for the model gateway and the fake model: strict, bounded, on any anyio listener.
 
-One request at a time on a connection, which is kept for the next. A client that leaves cancels its handler. What is no
-HTTP is answered with 400 and the end of the connection; nothing a client sends can make it hold more than a head and a
-body of the sizes below, nor longer than they may take. What goes wrong on a connection ends that connection alone.
+A connection handles one request at a time and is kept alive. The handler is cancelled if the client disconnects. A
+malformed request is answered with 400, and the connection is closed. The size of heads and bodies and the time to
+receive them are limited. A failure on one connection does not affect the others.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ MAX_HEAD = 64 << 10
 MAX_BODY = 128 << 20  # a conversation with images in it
 HEAD_SECONDS = 60.0
 BODY_SECONDS = 60.0
-LEAST_RATE = 256 << 10  # bytes of a body that make it a second longer
-IDLE_SECONDS = 120.0  # longer than clients keep a connection that they do not use
+LEAST_RATE = 256 << 10  # minimum bytes per second: each such amount extends the timeout by one second
+IDLE_SECONDS = 120.0  # longer than clients keep idle connections open
 _METHOD_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
-_LEFT = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
+_DISCONNECTED = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
 
 
 class BadRequest(Exception):
@@ -37,7 +37,7 @@ class HttpRequest(msgspec.Struct, frozen=True):
     method: str
     target: str
     headers: tuple[tuple[str, str], ...]
-    """Names in lower case, in the order they came."""
+    """Names in lower case, in the order received."""
     body: bytes
 
     def header(self, name: str) -> str:
@@ -45,7 +45,7 @@ class HttpRequest(msgspec.Struct, frozen=True):
 
 
 class Responder:
-    """How a handler answers, once: `send` for a whole answer, or `start`, `write` and `finish` for a stream."""
+    """Sends one response: `send` for a complete one, or `start`, `write` and `finish` for a stream."""
 
     def __init__(self, stream: anyio.abc.SocketStream) -> None:
         self._stream = stream
@@ -72,7 +72,7 @@ class Responder:
         self.finished = True
 
     async def abort(self) -> None:
-        """End the connection in the middle, as a broken network does."""
+        """Reset the connection, like a network failure."""
         raw = self._stream.extra(anyio.abc.SocketAttribute.raw_socket)  # noqa: S610 (no Django here)
         with contextlib.suppress(OSError):
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -80,7 +80,7 @@ class Responder:
 
 
 class BodyBudget:
-    """What the bodies of all connections hold together: of those that are coming, and of those being answered."""
+    """A limit on the total size of request bodies in memory, over all connections."""
 
     def __init__(self, size: int) -> None:
         self.left = size
@@ -93,16 +93,16 @@ OnFailure = Callable[[Exception], Awaitable[None]]
 def connection_handler(
     handler: Handler, *, budget: BodyBudget | None = None, on_failure: OnFailure | None = None
 ) -> Callable[[anyio.abc.SocketStream], Awaitable[None]]:
-    """What a listener's `serve` takes: answers the requests of one connection until either side ends it.
+    """Return a function for a listener's `serve` that handles the requests of one connection until it is closed.
 
-    With `on_failure` it never raises: whatever is wrong on one connection is no reason to end the others.
+    With `on_failure` it never raises, so that a failure on one connection does not end the others.
     """
 
     async def serve(stream: anyio.abc.SocketStream) -> None:
         try:
             async with stream:
                 await _converse(stream, handler, budget or BodyBudget(MAX_BODY))
-        except _LEFT:
+        except _DISCONNECTED:
             pass
         except Exception as error:
             if on_failure is None:
@@ -123,7 +123,7 @@ async def _converse(stream: anyio.abc.SocketStream, handler: Handler, budget: Bo
             await responder.send(problem.status, f"{problem}\n".encode(), {"connection": "close"})
             return
         finally:
-            reader.let_go()
+            reader.release_body()
         if not responder.finished or request.header("connection").lower() == "close":
             return
 
@@ -132,10 +132,10 @@ async def _answer(request: HttpRequest, responder: Responder, reader: _Reader, h
     failure: Exception | None = None
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(reader.watch, tasks.cancel_scope)
-        # Caught in here: out of a task group comes a group, which is none of these.
+        # Catch errors inside the task group, which would wrap them in an exception group.
         try:
             await handler(request, responder)
-        except _LEFT:
+        except _DISCONNECTED:
             pass
         except Exception as error:
             failure = error
@@ -147,60 +147,60 @@ async def _answer(request: HttpRequest, responder: Responder, reader: _Reader, h
 class _Reader:
     def __init__(self, stream: anyio.abc.SocketStream, budget: BodyBudget) -> None:
         self._stream = stream
-        self._held = bytearray()
+        self._buffer = bytearray()
         self._budget = budget
         self._taken = 0
-        self._patience = anyio.CancelScope()
+        self._deadline = anyio.CancelScope()
 
     async def request(self) -> HttpRequest:
         head = await self._head()
         line, *fields = head.split("\r\n")
         words = line.split(" ")
         if len(words) != 3 or words[2] not in ("HTTP/1.1", "HTTP/1.0") or not set(words[0]) <= _METHOD_CHARACTERS:
-            raise BadRequest(400, "that is no HTTP request")
+            raise BadRequest(400, "malformed HTTP request")
         headers = tuple(_field(field) for field in fields)
         lengths = {value for name, value in headers if name == "content-length"}
         encodings = [value.lower() for name, value in headers if name == "transfer-encoding"]
         if encodings and (encodings != ["chunked"] or lengths):
-            raise BadRequest(400, "a body's length must be said once, and in one way")
-        with anyio.move_on_after(BODY_SECONDS) as self._patience:
+            raise BadRequest(400, "conflicting content-length and transfer-encoding")
+        with anyio.move_on_after(BODY_SECONDS) as self._deadline:
             body = await self._chunks() if encodings else await self._exactly(_length(lengths))
             return HttpRequest(words[0], words[1], headers, body)
-        raise BadRequest(408, "the body comes too slowly")
+        raise BadRequest(408, "timeout while receiving the body")
 
-    def let_go(self) -> None:
-        """Of the request's body: it has been answered."""
+    def release_body(self) -> None:
+        """Return the size of the body to the budget, after the request was answered."""
         self._budget.left += self._taken
         self._taken = 0
 
     async def watch(self, answering: anyio.CancelScope) -> None:
-        """While a request is answered: a client that leaves ends the work for it. What it sends on is kept."""
-        with contextlib.suppress(*_LEFT, OSError):
-            while len(self._held) <= MAX_HEAD:
-                self._held += await self._receive()
+        """Cancel the handler if the client disconnects. Data that arrives meanwhile is kept for the next request."""
+        with contextlib.suppress(*_DISCONNECTED, OSError):
+            while len(self._buffer) <= MAX_HEAD:
+                self._buffer += await self._receive()
             return
         answering.cancel()
 
     async def _receive(self) -> bytes:
-        """What there is. Waited for first: anyio's own waiting on a unix socket can't be cancelled without a complaint
-        of asyncio's when data come, or an end, at that very moment."""
+        """Return the available data. On a Unix socket, wait until it is readable first: asyncio logs an error if
+        anyio's `receive` is cancelled at the moment when data or the end of the stream arrives."""
         raw = self._stream.extra(anyio.abc.SocketAttribute.raw_socket)  # noqa: S610 (no Django here)
         if raw.family == socket.AF_UNIX:
             await anyio.wait_readable(raw)
         return await self._stream.receive()
 
     async def _head(self) -> str:
-        with anyio.move_on_after(IDLE_SECONDS) as patience:
-            while b"\r\n\r\n" not in self._held:
-                if len(self._held) > MAX_HEAD:
-                    raise BadRequest(431, "the request's head has no end")
-                if self._held:
-                    patience.deadline = min(patience.deadline, anyio.current_time() + HEAD_SECONDS)
-                self._held += await self._receive()
-        if patience.cancelled_caught:
-            if not self._held:
+        with anyio.move_on_after(IDLE_SECONDS) as timeout:
+            while b"\r\n\r\n" not in self._buffer:
+                if len(self._buffer) > MAX_HEAD:
+                    raise BadRequest(431, "the request's head is too large")
+                if self._buffer:
+                    timeout.deadline = min(timeout.deadline, anyio.current_time() + HEAD_SECONDS)
+                self._buffer += await self._receive()
+        if timeout.cancelled_caught:
+            if not self._buffer:
                 raise anyio.EndOfStream
-            raise BadRequest(408, "the request did not come to an end")
+            raise BadRequest(408, "timeout while receiving the request")
         return self._up_to(b"\r\n\r\n")
 
     async def _exactly(self, size: int) -> bytes:
@@ -208,20 +208,20 @@ class _Reader:
             raise BadRequest(413, "the body is too large")
         found = bytearray()
         while True:
-            piece = self._held[: size - len(found)]
-            del self._held[: len(piece)]
+            piece = self._buffer[: size - len(found)]
+            del self._buffer[: len(piece)]
             self._take(len(piece))
             found += piece
             if len(found) == size:
                 return bytes(found)
-            self._held += await self._receive()
+            self._buffer += await self._receive()
 
     def _take(self, size: int) -> None:
         if size > self._budget.left:
-            raise BadRequest(503, "too much is being said at once")
+            raise BadRequest(503, "too many large requests in progress")
         self._budget.left -= size
         self._taken += size
-        self._patience.deadline += size / LEAST_RATE
+        self._deadline.deadline += size / LEAST_RATE
 
     async def _chunks(self) -> bytes:
         body = bytearray()
@@ -230,38 +230,38 @@ class _Reader:
                 raise BadRequest(413, "the body is too large")
             body += await self._exactly(size)
             if await self._exactly(2) != b"\r\n":
-                raise BadRequest(400, "a chunk does not end where it said")
+                raise BadRequest(400, "chunk size does not match its data")
         while await self._line():
             pass  # trailers
         return bytes(body)
 
     async def _line(self) -> str:
-        while b"\r\n" not in self._held:
-            if len(self._held) > MAX_HEAD:
-                raise BadRequest(400, "a chunk's head has no end")
-            self._held += await self._receive()
+        while b"\r\n" not in self._buffer:
+            if len(self._buffer) > MAX_HEAD:
+                raise BadRequest(400, "chunk header too long")
+            self._buffer += await self._receive()
         return self._up_to(b"\r\n")
 
     def _up_to(self, mark: bytes) -> str:
-        """What is held before the mark, which is held as well; both are gone from there."""
-        end = self._held.index(mark)
-        text = self._held[:end].decode("latin-1")
-        del self._held[: end + len(mark)]
+        """Remove and return the buffered text before the mark, and remove the mark."""
+        end = self._buffer.index(mark)
+        text = self._buffer[:end].decode("latin-1")
+        del self._buffer[: end + len(mark)]
         return text
 
 
 def _field(line: str) -> tuple[str, str]:
     name, colon, value = line.partition(":")
     if not colon or not name or name != name.strip() or any(ord(c) < 33 or ord(c) > 126 for c in name):
-        raise BadRequest(400, "a header that is none")
+        raise BadRequest(400, "malformed header")
     value = value.strip(" \t")
     if not is_plain(value.replace("\t", " ")):
-        raise BadRequest(400, "a header's value must be printable ASCII")
+        raise BadRequest(400, "header values must be printable ASCII")
     return name.lower(), value
 
 
 def is_plain(value: str) -> bool:
-    """Whether it is safe in a header: clients and servers differ on what anything else means, or raise."""
+    """Return whether a header value is printable ASCII. Clients and servers disagree about anything else."""
     return value.isascii() and value.isprintable()
 
 
@@ -270,14 +270,14 @@ def _length(values: set[str]) -> int:
         return 0
     (value, *more) = values
     if more or not value.isascii() or not value.isdigit() or len(value) > 15:
-        raise BadRequest(400, "a body's length must be one number")
+        raise BadRequest(400, "content-length must be a single number")
     return int(value)
 
 
 def _hexadecimal(text: str) -> int:
     digits = text.partition(";")[0].strip()
     if not digits or len(digits) > 12 or not set(digits) <= set("0123456789abcdefABCDEF"):
-        raise BadRequest(400, "a chunk without a size")
+        raise BadRequest(400, "malformed chunk size")
     return int(digits, 16)
 
 

@@ -1,11 +1,11 @@
-"""The model gateway: a box talks to the model through it, and never holds the key.
+"""The model gateway: programs in a box reach the model through it, so that the key stays outside the box.
 
-Inside there is a loopback address without a key. It leads, by a socket of its own, to this gateway outside, which adds
-the key and passes the request on to one endpoint: the host and the path below which the base URL names, and nothing
-else. No redirect is followed, no other host can be named, no credential of the box's is passed on. Answers stream
-through line by line, without delay.
+Programs in the box call a loopback address without a key. A socket connects that address to the gateway outside, which
+adds the key and forwards the request to one endpoint: the host of the base URL, and only paths below its path. The
+gateway follows no redirects, contacts no other host, and forwards no credentials from the box. Responses are streamed
+without delay.
 
-What passes is recorded here, so that tokens, rate windows and failures do not rest on what the agent says of them.
+The gateway records the traffic, so that token usage, rate windows and failures do not depend on the agent's reports.
 """
 
 from __future__ import annotations
@@ -42,27 +42,27 @@ CONNECT_SECONDS = 15.0
 MAX_ERROR_BODY = 1 << 20
 REMEMBERED = 10_000
 CONNECTIONS = 128
-BODIES = 256 << 20  # of all requests at a time
-TOLD_FAULTS = 16
+BODIES = 256 << 20  # total size of the bodies of all concurrent requests
+REPORTED_FAULTS = 16
 _PATH = re.compile(r"(?:/[A-Za-z0-9_~:@!$&'()*+,;=-][A-Za-z0-9._~:@!$&'()*+,;=-]*)+")
 _QUERY = re.compile(r"[A-Za-z0-9._~:@!$&'()*+,;=/?%-]*")
-_PASSED_ON = frozenset(
+_FORWARDED_HEADERS = frozenset(
     {"accept", "content-type", "content-encoding", "user-agent", "originator", "session-id", "session_id"}
     | {"thread-id", "conversation_id", "openai-beta", "version", "x-client-request-id"}
     | {"anthropic-version", "anthropic-beta"}
 )
-_PASSED_BACK = frozenset(
+_RETURNED_HEADERS = frozenset(
     {"content-type", "retry-after", "x-request-id", "request-id", "openai-model", "openai-processing-ms"}
 )
-_BREAKS = {"cut": "broke off its answer", "unreachable": "can't be reached"}
+_BREAKS = {"cut": "broke off its response", "unreachable": "can't be reached"}
 
 OnExchange = Callable[[Exchange], Awaitable[None]]
 OnTrouble = Callable[[str, str], Awaitable[None]]
-"""Hears of a fault of the gateway's own: a code and a message, for the record."""
+"""Called for a failure of the gateway itself, with a code and a message for the record."""
 
 
 class ModelEndpoint:
-    """Where the model is, and the key to it. Its repr, and every error about it, are silent about the key."""
+    """The address of the model and its key. The key never appears in the repr or in an error."""
 
     def __init__(self, base_url: str, key: str | None = None) -> None:
         parts = urlsplit(base_url)
@@ -72,33 +72,41 @@ class ModelEndpoint:
             port = 0
         if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or parts.query or parts.fragment:
             raise UsageError(
-                f"base_url {base_url[:200]!r} is no endpoint",
+                f"base_url {base_url[:200]!r} is not a valid endpoint",
                 op="gateway",
                 fix_hints=["write https://HOST[:PORT]/PATH, such as https://api.openai.com/v1"],
             )
         if parts.username is not None or parts.password is not None:
             raise UsageError(
-                "base_url holds user information", op="gateway", fix_hints=["put the key in a variable: api_key_env"]
+                "base_url contains user information",
+                op="gateway",
+                fix_hints=["store the key in a variable and name the variable in api_key_env"],
             )
         local = is_loopback(parts.hostname)
         if key is not None and parts.scheme == "http" and not local:
             raise UsageError(
-                f"the key would travel to {parts.hostname} unencrypted", op="gateway", fix_hints=["use https"]
+                f"the key would be sent to {parts.hostname} unencrypted", op="gateway", fix_hints=["use https"]
             )
         if key is not None and (not key.strip() or not key.isascii() or any(ord(c) < 33 for c in key)):
-            raise AuthFailed("the key holds characters that no key has", op="gateway", fix_hints=["set it again"])
+            raise AuthFailed(
+                "the model's key is empty or contains invalid characters",
+                op="gateway",
+                fix_hints=["set the variable again, without spaces or newlines"],
+            )
         self.base_url = base_url.rstrip("/")
         self.local = local
         self._key = key
 
     @classmethod
     def of(cls, base_url: str, api_key_env: str | None, env: Mapping[str, str] | None = None) -> ModelEndpoint:
-        """With the key from this variable of our own environment; a variable that was named must be there."""
+        """Read the key from a variable of our own environment. Raises `AuthFailed` if the variable is not set."""
         source = os.environ if env is None else env
         key = source.get(api_key_env, "") if api_key_env else None
         if api_key_env and not key:
             raise AuthFailed(
-                f"the variable {api_key_env} holds no key", op="gateway", fix_hints=[f"export {api_key_env}=…"]
+                f"the variable {api_key_env} is not set, so there is no key for the model",
+                op="gateway",
+                fix_hints=[f"export {api_key_env}=…"],
             )
         return cls(base_url, key)
 
@@ -107,7 +115,7 @@ class ModelEndpoint:
         return self._key is not None
 
     def authorization(self, *, as_api_key: bool = False) -> dict[str, str]:
-        """The header with the key. Anthropic's API takes an API key by `x-api-key` alone."""
+        """Return the header with the key. Anthropic's API accepts an API key only in `x-api-key`."""
         if self._key is None:
             return {}
         return {"x-api-key": self._key} if as_api_key else {"authorization": f"Bearer {self._key}"}
@@ -120,10 +128,10 @@ class ModelEndpoint:
 
 
 class ModelGateway:
-    """Serves one session. `exchanges` is what it saw, in the order it began.
+    """The gateway of one session. `exchanges` lists the requests in the order in which they began.
 
-    `on_exchange` hears of each before the client receives the end of the response, so that a program which ends with
-    its last response has ended after it was counted.
+    `on_exchange` is called before the client receives the end of the response, so that the last response is counted
+    even if the program exits right after it.
     """
 
     def __init__(
@@ -146,15 +154,15 @@ class ModelGateway:
         self.exchanges: list[Exchange] = []
         self.refused = 0
         self.faults = 0
-        """Connections that ended by a defect of ours."""
+        """Number of connections that ended because of a bug in the gateway."""
         self.requests = 0
 
     @contextlib.asynccontextmanager
     async def listening_at(self, directory: Path) -> AsyncIterator[Path]:
-        """On a unix socket in this directory, which must let nobody else in; the socket's path."""
+        """Listen on a Unix socket in this directory, which must be private. Yield the socket's path."""
         raw = listen_at(directory)
         path = directory / SOCKET
-        path.chmod(0o666)  # the box agent has a uid of its own; who may come this far, the directory says
+        path.chmod(0o666)  # the box agent has another uid; the directory's mode restricts access
         try:
             listener = await anyio.abc.SocketListener.from_socket(raw)
             async with self._serving(listener):
@@ -165,7 +173,7 @@ class ModelGateway:
 
     @contextlib.asynccontextmanager
     async def listening_on_loopback(self) -> AsyncIterator[str]:
-        """On a port of the host, for an agent outside any box; a base URL with a part that others can't guess."""
+        """Listen on a port of the host, for an agent without a sandbox. Yield a base URL with an unguessable prefix."""
         self._prefix = f"/{secrets.token_urlsafe(24)}{PREFIX}"
         raw = socket.create_server(("127.0.0.1", 0))
         port = raw.getsockname()[1]
@@ -174,21 +182,21 @@ class ModelGateway:
 
     @contextlib.asynccontextmanager
     async def _serving(self, listener: anyio.abc.SocketListener) -> AsyncIterator[None]:
-        timeout = httpx2.Timeout(None, connect=CONNECT_SECONDS)  # how long a model may think is the agent's to say
+        timeout = httpx2.Timeout(None, connect=CONNECT_SECONDS)  # the agent decides how long to wait for a response
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
         async with (
             httpx2.AsyncClient(
                 timeout=timeout,
                 limits=limits,
                 follow_redirects=False,
-                trust_env=False,  # it would read a .netrc, too
+                trust_env=False,  # otherwise it would also read .netrc
                 proxy=self._proxy(),
-                verify=ssl.create_default_context(),  # what this machine trusts, SSL_CERT_FILE included
+                verify=ssl.create_default_context(),  # the machine's trust store, including SSL_CERT_FILE
             ) as self._client,
             listener,
             anyio.create_task_group() as tasks,
         ):
-            # What an endpoint wants remembered would tie requests of different turns, or attempts, to each other.
+            # Accept no cookies: they would link requests of different turns or attempts.
             self._client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))
             tasks.start_soon(self._serve, listener)
             try:
@@ -197,21 +205,21 @@ class ModelGateway:
                 tasks.cancel_scope.cancel()
 
     async def _serve(self, listener: anyio.abc.SocketListener) -> None:
-        host = connection_handler(self._pass, budget=BodyBudget(BODIES), on_failure=self._failed)
+        host = connection_handler(self._handle, budget=BodyBudget(BODIES), on_failure=self._failed)
         try:
             await accept_all(listener, host, most=CONNECTIONS)
         except Exception as error:
-            await self._tell_trouble("GATEWAY_ENDED", f"the way to the model is closed ({type(error).__name__})")
+            await self._report_trouble("GATEWAY_ENDED", f"the model gateway has stopped ({type(error).__name__})")
             raise
 
     async def _failed(self, error: Exception) -> None:
-        """All of them are counted, and the first told; after that, at every doubling. Not their words: see `_ask`."""
+        """Count every failure. Report the first ones, then one at each doubling, without messages: see `_forward`."""
         self.faults += 1
-        if self.faults <= TOLD_FAULTS or self.faults & (self.faults - 1) == 0:
-            message = f"the gateway to the model failed at a request ({type(error).__name__}, {self.faults} so far)"
-            await self._tell_trouble("GATEWAY_FAILED", message)
+        if self.faults <= REPORTED_FAULTS or self.faults & (self.faults - 1) == 0:
+            message = f"the model gateway failed at a request ({type(error).__name__}, {self.faults} so far)"
+            await self._report_trouble("GATEWAY_FAILED", message)
 
-    async def _tell_trouble(self, code: str, message: str) -> None:
+    async def _report_trouble(self, code: str, message: str) -> None:
         if self._on_trouble is not None:
             with anyio.CancelScope(shield=True):
                 await self._on_trouble(code, message)
@@ -221,9 +229,9 @@ class ModelGateway:
             return None
         return os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy") or None
 
-    async def _pass(self, request: HttpRequest, responder: Responder) -> None:
+    async def _handle(self, request: HttpRequest, responder: Responder) -> None:
         if request.method == "HEAD" and request.target in (self._prefix, f"{self._prefix}/"):
-            # Agents look whether the base URL answers before they use it. The gateway does, and no endpoint is asked.
+            # Agents check whether the base URL responds. Answer here, without contacting the endpoint.
             await responder.send(200)
             return
         path = self._path(request)
@@ -241,18 +249,18 @@ class ModelGateway:
             self.exchanges.append(exchange)
         try:
             if path is not None:
-                await self._ask(request, path, exchange, responder)
+                await self._forward(request, path, exchange, responder)
             else:
                 self.refused += 1
                 exchange.outcome, exchange.status = "refused", 403
                 await self._conclude(exchange)
-                body = b"proofbox: this gateway leads to the model and nowhere else\n"
+                body = b"proofbox: this gateway forwards only model requests\n"
                 await responder.send(403, body if request.method != "HEAD" else b"")
         finally:
             await self._conclude(exchange)
 
     async def _conclude(self, exchange: Exchange) -> None:
-        """Report an exchange, once."""
+        """Finish and report an exchange. Only the first call has an effect."""
         if exchange.duration_ms is not None:
             return
         exchange.duration_ms = self._elapsed(exchange.at_ms)
@@ -262,68 +270,68 @@ class ModelGateway:
                 await self._on_exchange(exchange)
 
     def _path(self, request: HttpRequest) -> str | None:
-        """What of the target lies below our prefix; None for what must not be passed on."""
+        """Return the part of the target below our prefix, or None if the request must not be forwarded."""
         target, _, query = request.target.partition("?")
         if request.method not in ("GET", "POST") or not target.startswith(self._prefix + "/"):
             return None
         path = target[len(self._prefix) :]
-        # No percent-encoding and no segment that begins with a dot: one spelling, which no server can read otherwise.
+        # No percent-encoding, and no segment that begins with a dot: servers must not interpret the path differently.
         if not _PATH.fullmatch(path) or not _QUERY.fullmatch(query):
             return None
         return f"{path}?{query}" if query else path
 
-    async def _ask(self, request: HttpRequest, path: str, exchange: Exchange, responder: Responder) -> None:
-        headers = {name: value for name, value in request.headers if _passed(name, _PASSED_ON)}
-        as_api_key = bool(request.header("x-api-key"))  # what the client uses for a key, the endpoint takes
+    async def _forward(self, request: HttpRequest, path: str, exchange: Exchange, responder: Responder) -> None:
+        headers = {name: value for name, value in request.headers if _is_forwarded(name, _FORWARDED_HEADERS)}
+        as_api_key = bool(request.header("x-api-key"))  # send the key in the header that the client uses
         headers |= {"accept-encoding": "identity", **self._endpoint.authorization(as_api_key=as_api_key)}
         url = self._endpoint.base_url + path
         try:
             async with self._client.stream(
                 request.method, url, content=request.body or None, headers=headers
-            ) as answer:
-                exchange.status = answer.status_code
+            ) as response:
+                exchange.status = response.status_code
                 exchange.first_byte_ms = self._elapsed(exchange.at_ms)
-                read_headers(exchange, answer.headers, self._clock.now().timestamp())
-                await self._hand_back(answer, exchange, responder)
+                read_headers(exchange, response.headers, self._clock.now().timestamp())
+                await self._return_response(response, exchange, responder)
         except (httpx2.TransportError, httpx2.InvalidURL, httpx2.DecodingError) as error:
-            # The kind of failure alone: what a library writes into its message is not ours to vouch for.
+            # Record only the type of the error: the library's message could contain a secret.
             if exchange.outcome != "completed":
                 exchange.outcome = "cut" if responder.started else "unreachable"
                 exchange.error_message = f"the endpoint {_BREAKS[exchange.outcome]} ({type(error).__name__})"
             await self._conclude(exchange)
             await responder.abort()
 
-    async def _hand_back(self, answer: httpx2.Response, exchange: Exchange, responder: Responder) -> None:
-        if 300 <= answer.status_code < 400:
+    async def _return_response(self, response: httpx2.Response, exchange: Exchange, responder: Responder) -> None:
+        if 300 <= response.status_code < 400:
             exchange.outcome = "redirected"
             await self._conclude(exchange)
-            await responder.send(502, b"proofbox: the endpoint wants to send us elsewhere, where the key must not go\n")
+            await responder.send(502, b"proofbox: the endpoint sent a redirect, which the gateway does not follow\n")
             return
         headers = {
             name: value
-            for name, value in answer.headers.items()
-            if _passed(name, _PASSED_BACK) and is_plain(value) and self._redactor.redact(value) == value
+            for name, value in response.headers.items()
+            if _is_forwarded(name, _RETURNED_HEADERS) and is_plain(value) and self._redactor.redact(value) == value
         }
-        if answer.status_code >= 400:
+        if response.status_code >= 400:
             body = b""
-            async for piece in answer.aiter_bytes():
+            async for piece in response.aiter_bytes():
                 body = (body + piece)[:MAX_ERROR_BODY]
             exchange.outcome = "http_error"
             exchange.response_bytes = len(body)
             body = self._redactor.redact(body, cut=True)
             read_body(exchange, body)
             await self._conclude(exchange)
-            await responder.send(answer.status_code, body, headers)
+            await responder.send(response.status_code, body, headers)
             return
-        await responder.start(answer.status_code, headers)
-        await self._stream(answer, exchange, responder)
+        await responder.start(response.status_code, headers)
+        await self._stream(response, exchange, responder)
         await responder.finish()
 
-    async def _stream(self, answer: httpx2.Response, exchange: Exchange, responder: Responder) -> None:
-        is_stream = "event-stream" in answer.headers.get("content-type", "")
+    async def _stream(self, response: httpx2.Response, exchange: Exchange, responder: Responder) -> None:
+        is_stream = "event-stream" in response.headers.get("content-type", "")
         reader, lines, body = StreamReader(exchange, self._on_call), LineSplitter(MAX_EVENT), bytearray()
         clean = StreamRedactor(self._redactor)
-        async for piece in answer.aiter_bytes():
+        async for piece in response.aiter_bytes():
             exchange.response_bytes += len(piece)
             if is_stream:
                 for line, cut in lines.feed(piece):
@@ -349,7 +357,7 @@ class ModelGateway:
         return round((self._clock.monotonic() - self._began) * 1000 - since_ms, 3)
 
 
-def _passed(name: str, names: frozenset[str]) -> bool:
+def _is_forwarded(name: str, names: frozenset[str]) -> bool:
     return name in names or name.startswith(("x-codex-", "x-ratelimit-", "anthropic-ratelimit-"))
 
 

@@ -1,8 +1,8 @@
-"""Read a model's answer as it passes the gateway: tokens, rate windows, errors. No I/O here.
+"""Parse token usage, rate windows and errors from the responses that pass through the gateway. No I/O here.
 
-Three formats are understood, each as a stream of server-sent events or as a JSON body: OpenAI Responses, OpenAI Chat
-Completions, and Anthropic Messages. Anything else is passed over; nothing that an endpoint sends can raise or fill the
-memory. A response whose usage could not be read counts as unknown, never as zero.
+Three formats are supported, each as a stream of server-sent events or as a JSON body: OpenAI Responses, OpenAI Chat
+Completions, and Anthropic Messages. Anything else is ignored. No response can raise an error here or exhaust memory. A
+response whose usage could not be read counts as unknown, never as zero.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from proofbox.agents.events import RateWindow, TokenUsage
 from proofbox.core.text import preview, printable
 
 MAX_EVENT = 8 << 20
-SAID = 500
+TEXT_LIMIT = 500
 _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+)ms)?")
-_TELLING = (
+_MARKERS = (
     *(b"response.completed", b"response.failed", b"response.incomplete", b"response.output_item.done", b'"error"'),
     *(b'"usage"', b'"finish_reason"', b"message_stop", b"[DONE]"),
 )
@@ -35,7 +35,7 @@ class Exchange(msgspec.Struct, kw_only=True):
 
     number: int
     thread: str = ""
-    """Which thread and turn it was for, as the runtime's own headers say."""
+    """The thread of the request, from the runtime's headers; likewise `turn`."""
     turn: str = ""
     method: str
     path: str
@@ -44,13 +44,13 @@ class Exchange(msgspec.Struct, kw_only=True):
     at_ms: float = 0.0
     first_byte_ms: float | None = None
     duration_ms: float | None = None
-    """None: it is not over."""
+    """None while the exchange is in progress."""
     request_bytes: int = 0
     response_bytes: int = 0
     usage: TokenUsage | None = None
-    """As the endpoint stated it; of a response that broke off, as far as it had."""
+    """The usage that the endpoint stated; for a response that broke off, the usage stated before that."""
     unmeasured: Literal["", "no_usage", "broken_off"] = ""
-    """Why `usage` is not all that the response used: the endpoint did not state it, or the response broke off."""
+    """Why `usage` is incomplete: the endpoint did not state it, or the response broke off."""
     windows: tuple[RateWindow, ...] = ()
     error_type: str = ""
     error_code: str = ""
@@ -60,21 +60,21 @@ class Exchange(msgspec.Struct, kw_only=True):
 
 
 class RequestedCall(msgspec.Struct, frozen=True):
-    """A tool call that the model asks the agent for."""
+    """A tool call that the model requests from the agent."""
 
     id: str
     tool: str
     arguments: str
-    """As the model wrote them, cut to 64 KiB."""
+    """As the model wrote them, truncated to 64 KiB."""
 
 
 OnCall = Callable[[Exchange, RequestedCall], None]
 
 
 class StreamReader:
-    """Reads a stream of events as it passes, into the exchange. Lines that are too long are passed over.
+    """Parses a stream of events into the exchange. Lines that are too long are ignored.
 
-    `on_call` hears of a tool call before the agent does.
+    `on_call` is called before the agent receives the tool call.
     """
 
     def __init__(self, exchange: Exchange, on_call: OnCall | None = None) -> None:
@@ -83,10 +83,10 @@ class StreamReader:
         self._usage: dict[str, Any] = {}
         self._finished = False
         self.ended = False
-        """The stream has stated its end: nothing that follows changes the exchange."""
+        """The stream has stated its end; later data does not change the exchange."""
 
     def line(self, line: bytes) -> None:
-        if not line.startswith(b"data:") or len(line) > MAX_EVENT or not any(word in line for word in _TELLING):
+        if not line.startswith(b"data:") or len(line) > MAX_EVENT or not any(word in line for word in _MARKERS):
             return
         data = line[5:].strip()
         if data == b"[DONE]":
@@ -100,7 +100,7 @@ class StreamReader:
             self._event(event)
 
     def finish(self) -> None:
-        """The connection has ended in an orderly way."""
+        """Handle a regular end of the connection."""
         if not self.ended:
             self._end("completed" if self._finished else "cut")
 
@@ -128,7 +128,7 @@ class StreamReader:
         elif kind == "message_stop":
             self._end("completed")
         elif kind is None and isinstance(event.get("choices"), list):
-            self._count(event.get("usage"))  # of the last chunk, or of each one, and then cumulative
+            self._count(event.get("usage"))  # in the last chunk, or cumulative in every chunk
             self._finished = self._finished or any(_table(each).get("finish_reason") for each in event["choices"])
 
     def _count(self, usage: Any) -> None:
@@ -141,9 +141,9 @@ class StreamReader:
 
 
 def read_body(exchange: Exchange, body: bytes) -> None:
-    """A JSON answer that is no stream: an error, or a whole response.
+    """Parse a JSON body: an error or a complete response.
 
-    Only the answer to a POST counts: a response that was made before can be fetched any number of times.
+    Only responses to POST count towards the usage, because an existing response can be fetched many times.
     """
     try:
         value = msgspec.json.decode(body)
@@ -158,7 +158,7 @@ def read_body(exchange: Exchange, body: bytes) -> None:
 
 
 def measure(exchange: Exchange) -> None:
-    """Set `unmeasured` of a finished exchange."""
+    """Set `unmeasured` on a finished exchange."""
     if exchange.method != "POST" or exchange.path.partition("?")[0].endswith(_FREE):
         return
     if exchange.outcome in ("cut", "abandoned"):
@@ -170,9 +170,9 @@ def measure(exchange: Exchange) -> None:
 def read_error(exchange: Exchange, error: Any) -> None:
     if not isinstance(error, dict):
         return
-    exchange.error_type = _said(error.get("type"))
-    exchange.error_code = _said(error.get("code"))
-    exchange.error_message = _said(error.get("message"))
+    exchange.error_type = _short_text(error.get("type"))
+    exchange.error_code = _short_text(error.get("code"))
+    exchange.error_message = _short_text(error.get("message"))
     exchange.resets_at = _number(error.get("resets_at")) or exchange.resets_at
 
 
@@ -187,7 +187,7 @@ def read_call(item: Any) -> RequestedCall | None:
 
 
 def read_usage(usage: Any) -> TokenUsage | None:
-    """The `usage` of any of the three formats; None for what states no count of tokens at all."""
+    """Parse the `usage` of any of the three formats. Return None if it contains no token counts."""
     if not isinstance(usage, dict):
         return None
 
@@ -206,7 +206,7 @@ def read_usage(usage: Any) -> TokenUsage | None:
         )
     if count("input_tokens") is None and count("output_tokens") is None:
         return None
-    # Anthropic counts what it reads from and writes to its cache beside the rest of the input, OpenAI within it.
+    # Anthropic counts cache reads and writes separately from the input; OpenAI includes them in it.
     read, written = count("cache_read_input_tokens"), count("cache_creation_input_tokens")
     return TokenUsage(
         input_tokens=(count("input_tokens") or 0) + (read or 0) + (written or 0),
@@ -219,7 +219,7 @@ def read_usage(usage: Any) -> TokenUsage | None:
 
 
 def read_headers(exchange: Exchange, headers: Mapping[str, str], now: float) -> None:
-    """Rate windows and the time to come back, from an answer's headers. `now` is seconds since the epoch."""
+    """Parse rate windows and the retry delay from response headers. `now` is seconds since the epoch."""
     windows: list[RateWindow] = []
     for name in ("primary", "secondary"):
         used = _number(headers.get(f"x-codex-{name}-used-percent"))
@@ -247,7 +247,7 @@ def read_headers(exchange: Exchange, headers: Mapping[str, str], now: float) -> 
 
 
 def read_duration(text: str) -> float | None:
-    """`6m0s`, `250ms`, `1h2m`: seconds."""
+    """Parse a duration such as `6m0s`, `250ms` or `1h2m`. Return seconds."""
     found = _DURATION.fullmatch(text.strip())
     if found is None or not any(found.groups()):
         return None
@@ -260,7 +260,7 @@ def _table(value: Any) -> dict[str, Any]:
 
 
 def _number(value: Any) -> float | None:
-    """What a number can be at all. How long a limit is believed is for who waits to say: see `lab/run/limiter.py`."""
+    """Parse a plausible number. `lab/run/limiter.py` decides how long to honour a limit."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
@@ -270,5 +270,5 @@ def _number(value: Any) -> float | None:
     return number if 0 <= number < 1e12 else None
 
 
-def _said(value: Any) -> str:
-    return printable(preview(value, SAID)[0]) if isinstance(value, str) else ""
+def _short_text(value: Any) -> str:
+    return printable(preview(value, TEXT_LIMIT)[0]) if isinstance(value, str) else ""

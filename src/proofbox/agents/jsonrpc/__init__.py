@@ -1,1 +1,1 @@
-"""JSON-RPC over lines: messages without I/O, and a peer that sends and answers requests."""
+"""JSON-RPC over newline-delimited JSON: parsing without I/O, and a peer that sends and answers requests."""

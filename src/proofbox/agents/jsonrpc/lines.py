@@ -1,4 +1,4 @@
-"""Lines out of a stream of bytes that somebody else writes: of one without an end, only so much is held."""
+"""Split an untrusted stream of bytes into lines, with a limit on the length of a line."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from collections.abc import Iterator
 
 
 class LineSplitter:
-    """Gives each line with whether it was cut at the limit; empty ones are left out."""
+    """Yields each non-empty line, and whether it was truncated at the limit."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._held = bytearray()
+        self._buffer = bytearray()
         self._cut = False
 
     def feed(self, data: bytes) -> Iterator[tuple[bytes, bool]]:
         *whole, rest = data.split(b"\n")
         for line in whole:
-            self._hold(line)
+            self._append(line)
             yield from self.end()
-        self._hold(rest)
+        self._append(rest)
 
     def end(self) -> Iterator[tuple[bytes, bool]]:
-        """The line that is held, as if it ended here."""
-        line, cut = bytes(self._held), self._cut
-        self._held, self._cut = bytearray(), False
+        """Yield the buffered rest as the last line."""
+        line, cut = bytes(self._buffer), self._cut
+        self._buffer, self._cut = bytearray(), False
         if line:
             yield line, cut
 
-    def _hold(self, data: bytes) -> None:
-        room = self._limit - len(self._held)
-        self._held += data[:room]
+    def _append(self, data: bytes) -> None:
+        room = self._limit - len(self._buffer)
+        self._buffer += data[:room]
         self._cut = self._cut or len(data) > room

@@ -1,7 +1,7 @@
-"""JSON-RPC messages as lines, without any I/O: bytes in, messages and contained garbage out.
+"""Parse newline-delimited JSON-RPC messages, without I/O.
 
-Whatever the bytes, nothing is raised and no more than `max_line` of them is held. What is not a message comes out as
-`Garbage`, in its place among the messages.
+No input raises an error, and at most `max_line` bytes are buffered. Malformed input is returned as `Garbage`, in order
+with the messages.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Response(msgspec.Struct, frozen=True):
 
 
 class Garbage(msgspec.Struct, frozen=True):
-    """Something on the stream that is no message: why, its size, and how it begins (safe to show)."""
+    """Malformed input: the reason, its size, and its printable beginning."""
 
     reason: Literal["oversized", "not_json", "not_a_message", "unfinished"]
     size: int
@@ -47,51 +47,50 @@ Message = RpcRequest | Notification | Response
 
 
 class MessageSplitter:
-    """Cuts a stream into messages. `strict`: JSON-RPC 2.0 to the letter; otherwise the `jsonrpc` member may be missing,
-    as Codex leaves it out."""
+    """Splits a stream into messages. Unless `strict`, the member `jsonrpc` may be missing, because Codex omits it."""
 
     def __init__(self, *, strict: bool = False, max_line: int = MAX_LINE) -> None:
         self._strict = strict
         self._max = max_line
-        self._held = bytearray()
-        self._skipped = 0  # bytes of an oversized line that were dropped already
+        self._buffer = bytearray()
+        self._skipped = 0  # number of bytes of an oversized line dropped so far
 
     def feed(self, data: bytes) -> Iterator[Message | Garbage]:
         start = 0
         while (end := data.find(b"\n", start)) >= 0:
-            if self._skipped or len(self._held) + end - start > self._max:
+            if self._skipped or len(self._buffer) + end - start > self._max:
                 self._keep_beginning(data[start:end])
                 yield self._oversized()
-            elif self._held:
-                self._held += data[start:end]
-                line, self._held = bytes(self._held), bytearray()
+            elif self._buffer:
+                self._buffer += data[start:end]
+                line, self._buffer = bytes(self._buffer), bytearray()
                 yield from self._parse(line)
             else:
                 yield from self._parse(data[start:end])
             start = end + 1
         rest = data[start:]
-        if self._skipped or len(self._held) + len(rest) > self._max:
+        if self._skipped or len(self._buffer) + len(rest) > self._max:
             self._keep_beginning(rest)
         else:
-            self._held += rest
+            self._buffer += rest
 
     def close(self) -> Iterator[Garbage]:
-        """The stream has ended: half a line is no message."""
+        """Handle the end of the stream: an incomplete line is garbage."""
         if self._skipped:
             yield self._oversized()
-        elif self._held.strip():
-            yield _garbage("unfinished", bytes(self._held))
-        self._held = bytearray()
+        elif self._buffer.strip():
+            yield _garbage("unfinished", bytes(self._buffer))
+        self._buffer = bytearray()
 
     def _keep_beginning(self, data: bytes) -> None:
-        """Of a line that is too long only its beginning stays, to be shown."""
-        size = len(self._held) + len(data)
-        self._held = bytearray((self._held + data[:SHOWN])[:SHOWN])
-        self._skipped += size - len(self._held)
+        """Keep only the beginning of an oversized line, for display."""
+        size = len(self._buffer) + len(data)
+        self._buffer = bytearray((self._buffer + data[:SHOWN])[:SHOWN])
+        self._skipped += size - len(self._buffer)
 
     def _oversized(self) -> Garbage:
-        found = Garbage("oversized", len(self._held) + self._skipped, _shown(bytes(self._held)))
-        self._held, self._skipped = bytearray(), 0
+        found = Garbage("oversized", len(self._buffer) + self._skipped, _shown(bytes(self._buffer)))
+        self._buffer, self._skipped = bytearray(), 0
         return found
 
     def _parse(self, line: bytes) -> Iterator[Message | Garbage]:
@@ -114,7 +113,7 @@ def encode(
     result: Any = msgspec.UNSET,
     error: Mapping[str, Any] | None = None,
 ) -> bytes:
-    """One message as one line. JSON escapes every newline, so that none can be inside."""
+    """Encode a message as one line. JSON escapes newlines inside it."""
     message: dict[str, Any] = {"jsonrpc": "2.0"} if strict else {}
     if id is not None:
         message["id"] = id

@@ -1,11 +1,12 @@
-"""A JSON-RPC peer over a stream of lines: requests with deadlines one way, answers and notifications the other.
+"""A JSON-RPC peer over a stream of lines: it sends requests, and handles requests and notifications.
 
-The other side is a program that may be slow, broken or hostile. So every request has a deadline, memory is bounded in
-both directions, what is no message is counted and told, and the end of the stream reaches everyone who waits, typed.
+The other side is a program that may be slow, broken or hostile. Therefore every request has a timeout, memory is
+bounded in both directions, malformed input is counted and reported, and the end of the stream raises a typed error in
+every pending request.
 
-Notifications and requests are handled one at a time and in order, behind a bounded queue: a handler that is slow stops
-the reading, and thereby the program. Answers to our own requests overtake that queue, up to its limit. Our ids are
-strings with a prefix of their own: no id that the other side makes up can be taken for one.
+Notifications and incoming requests are handled in order, one at a time, from a bounded queue. A slow handler stops the
+reading, and thus blocks the program. Responses to our own requests bypass the queue until it is full. Our ids are
+strings with their own prefix, so that they can't be confused with the ids of the other side.
 """
 
 from __future__ import annotations
@@ -45,16 +46,16 @@ INTERNAL_ERROR = -32603
 
 
 class Transport(Protocol):
-    """A stream of bytes in both directions. Both methods raise `TransportBroken` when it is gone."""
+    """A stream of bytes in both directions. Both methods raise `TransportBroken` if the connection is lost."""
 
     async def send(self, data: bytes) -> None: ...
 
     async def receive(self) -> bytes:
-        """Some bytes; none at the end."""
+        """Return some bytes, or an empty value at the end of the stream."""
 
 
 class RpcRefusal(Exception):
-    """Raised by a handler: the request is answered with this error."""
+    """Raised by a handler to answer the request with an error."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -66,14 +67,14 @@ class Stats(msgspec.Struct):
     received: int = 0
     garbage: int = 0
     strays: int = 0
-    """Answers to nothing that is waited for: mostly those that came after their deadline."""
+    """Responses without a pending request, mostly because the request had timed out."""
 
 
 OnNotification = Callable[[str, Any], Awaitable[None]]
 OnRequest = Callable[[Id, str, Any], Awaitable[Any]]
 OnGarbage = Callable[[Garbage, int], Awaitable[None]]
 OnFailure = Callable[[str, Exception], Awaitable[None]]
-"""Hears of a message, by its method, that a handler of ours could not deal with."""
+"""Called with the method of a message whose handler failed."""
 
 
 class _Waiting:
@@ -86,7 +87,7 @@ class _Waiting:
 
 
 class RpcPeer:
-    """`serve` reads until the end of the stream, in a task of the caller's; the rest may be called from any."""
+    """The caller runs `serve` in a task until the stream ends; any task may call the other methods."""
 
     def __init__(
         self,
@@ -120,7 +121,7 @@ class RpcPeer:
 
     @property
     def broken(self) -> AgentError | None:
-        """Why nothing can be asked any more, once that is so."""
+        """The error that ended the connection, or None while it works."""
         return self._broken
 
     async def request(
@@ -131,9 +132,9 @@ class RpcPeer:
         seconds: float | None = None,
         on_result: Callable[[Any], None] | None = None,
     ) -> Any:
-        """Ask, and wait for the answer until the deadline.
+        """Send a request and wait for the response until the timeout.
 
-        `on_result` sees the answer before anything that came after it is handled: for what later messages rest on.
+        `on_result` is called before any later message is handled, so that it can set up state that they need.
         """
         if self._broken is not None:
             raise self._broken
@@ -147,7 +148,7 @@ class RpcPeer:
                 await waiting.done.wait()
         except TimeoutError:
             raise RuntimeTimedOut(
-                f"{method} got no answer in {seconds:g} s", op=method, details={"method": method, "seconds": seconds}
+                f"{method} timed out after {seconds:g} s", op=method, details={"method": method, "seconds": seconds}
             ) from None
         finally:
             self._waiting.pop(id, None)
@@ -159,7 +160,7 @@ class RpcPeer:
         await self._send(encode(strict=self._strict, method=method, params=params))
 
     async def serve(self) -> None:
-        """Read and handle until the stream ends; then everyone who waits has been told."""
+        """Read and handle messages until the stream ends. Pending requests then raise."""
         inbox, outbox = anyio.create_memory_object_stream[Message | Garbage](self._queue_size)
         try:
             async with anyio.create_task_group() as tasks:
@@ -172,20 +173,20 @@ class RpcPeer:
                 self._break(TransportBroken("the program closed its output", op="receive"))
         finally:
             outbox.close()
-            self._break(TransportBroken("nobody listens to the program any more", op="receive"))
+            self._break(TransportBroken("the connection to the program was closed", op="receive"))
 
     async def _read_all(self, put: Callable[[Message | Garbage], Awaitable[None]]) -> None:
         while data := await self._transport.receive():
             for message in self._lines.feed(data):
                 self.stats.received += 1
                 if isinstance(message, Response):
-                    self._answered(message)
+                    self._resolve(message)
                 else:
                     await put(message)
         for rest in self._lines.close():
             await put(rest)
 
-    def _answered(self, response: Response) -> None:
+    def _resolve(self, response: Response) -> None:
         waiting = self._waiting.pop(response.id, None)
         if waiting is None:
             self.stats.strays += 1
@@ -211,12 +212,12 @@ class RpcPeer:
                 self.stats.garbage += 1
                 await self._on_garbage(message, self.stats.garbage)
             else:
-                raise InternalError("an answer in the queue of questions", op="rpc")
+                raise InternalError("unexpected message in the queue", op="rpc")
 
     async def _note(self, notification: Notification) -> None:
         try:
             await self._on_notification(notification.method, notification.params)
-        except Exception as error:  # nothing that the other side says is a reason to end the talk
+        except Exception as error:  # no message from the other side may end the connection
             await self._on_failure(notification.method, error)
 
     async def _answer(self, request: RpcRequest) -> None:
@@ -225,20 +226,20 @@ class RpcPeer:
             line = encode(strict=self._strict, id=request.id, result=result)
         except RpcRefusal as refusal:
             line = encode(strict=self._strict, id=request.id, error={"code": refusal.code, "message": refusal.message})
-        except Exception as error:  # a shape that nobody thought of
-            refused = {"code": INTERNAL_ERROR, "message": "the request could not be dealt with"}
+        except Exception as error:  # for example, params of an unexpected shape
+            refused = {"code": INTERNAL_ERROR, "message": "internal error while handling the request"}
             line = encode(strict=self._strict, id=request.id, error=refused)
             await self._on_failure(request.method, error)
         try:
             await self._send(line)
         except AgentError:
-            pass  # who asked is gone; the reader says so
+            pass  # the program is gone; the reader reports it
 
     async def _send(self, line: bytes) -> None:
         if self._broken is not None:
             raise self._broken
-        # Half a line would garble every later one, so it is finished whatever happens to who sends it; a program that
-        # takes nothing for this long is as good as gone.
+        # Shielded from cancellation, because an incomplete line would corrupt all later ones. A program that reads
+        # nothing for this long counts as lost.
         done = False
         with anyio.move_on_after(SEND_SECONDS, shield=True):
             async with self._sending:
@@ -248,7 +249,7 @@ class RpcPeer:
                     raise self._break(error) from None
             done = True
         if not done:
-            raise self._break(TransportBroken(f"the program took no input for {SEND_SECONDS:g} s", op="send"))
+            raise self._break(TransportBroken(f"the program read no input for {SEND_SECONDS:g} s", op="send"))
 
     def _break(self, error: AgentError) -> AgentError:
         if self._broken is None:
@@ -260,10 +261,10 @@ class RpcPeer:
 
 
 def refused(method: str, error: Any) -> AgentError:
-    """What an error in an answer means. The codes are JSON-RPC's; −32001 is "overloaded, try later"."""
+    """Convert a JSON-RPC error into an `AgentError`. The code −32001 means "overloaded, try later"."""
     code = error.get("code")
-    said = printable(preview(str(error.get("message", "")), 1000)[0])
-    details = {"method": method, "rpc_code": code if isinstance(code, int) else None, "rpc_message": said}
+    message = printable(preview(str(error.get("message", "")), 1000)[0])
+    details = {"method": method, "rpc_code": code if isinstance(code, int) else None, "rpc_message": message}
     if code == OVERLOADED:
-        return Overloaded(f"{method}: the program has too much to do: {said}", op=method, details=details)
-    return RuntimeProtocolError(f"{method} was refused: {said}", op=method, details=details)
+        return Overloaded(f"{method}: the program is overloaded: {message}", op=method, details=details)
+    return RuntimeProtocolError(f"{method} was refused: {message}", op=method, details=details)

@@ -1,7 +1,8 @@
-"""The controls of a measurement: `nop`, which does nothing, and `oracle`, which runs a mission's own solution.
+"""The control runtimes: `nop` does nothing, and `oracle` runs the mission's own solution.
 
-A mission that `nop` passes asks for nothing, and one that `oracle` fails can't be passed here: both say something of
-the mission, and nothing of any agent. Neither claims anything; what came of it, the verifier finds out.
+If `nop` passes a mission, the mission requires no work; if `oracle` fails it, the mission can't be passed on this
+machine. Both results describe the mission, not an agent. Neither control makes a claim; the verifier decides the
+result.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ VERSION = "1"
 PLACE = "/solution"
 ENTRY = "solve.sh"
 LONGEST = 3600.0
-"""The longest that a command may run by an agent's tools, and so a solution."""
+"""Timeout in seconds for a solution: the longest timeout that the command tool accepts."""
 
 
 class NopSettings(msgspec.Struct, frozen=True):
-    """There is nothing to set."""
+    """No settings."""
 
 
 class NopRuntime:
@@ -63,18 +64,18 @@ class NopSession(HostedSession):
     version = VERSION
 
     async def _play(self, turn: Turn, prompt: str) -> None:
-        """A turn that is over when it begins."""
+        """Do nothing: the turn ends immediately."""
 
 
 class OracleSettings(msgspec.Struct, frozen=True):
     solution: str = ""
     """The path of a script, or of a directory with `solve.sh` in it."""
     env: dict[str, str] = {}
-    """More variables for it."""
+    """Additional environment variables for the solution."""
 
 
 class OracleRuntime:
-    """Its turn is one command: the solution, from a copy at /solution that no other strategy's box has."""
+    """Runs one command per turn: the solution, from a copy at /solution. No other strategy's box contains it."""
 
     id = "oracle"
     title = "A control that runs the mission's own solution"
@@ -88,15 +89,16 @@ class OracleRuntime:
     async def start_session(
         self, options: SessionOptions, *, clock: Clock | None = None, ids: IdSource | None = None
     ) -> ScriptedSession:
-        said = read_settings(OracleSettings, options.settings, self.id)
+        settings = read_settings(OracleSettings, options.settings, self.id)
         copy = options.scratch / "solution"
-        await run_sync(_copy, said.solution, copy)
+        await run_sync(_copy, settings.solution, copy)
         policy: PolicyOptions = options.policy.copy()
         policy["mounts"] = [*(policy.get("mounts") or ()), Mount(copy, PLACE, writable=True)]
-        step = ScriptStep(tool="run_command", args={"command": f"{PLACE}/{ENTRY}", "timeout": LONGEST, "env": said.env})
+        args = {"command": f"{PLACE}/{ENTRY}", "timeout": LONGEST, "env": settings.env}
+        step = ScriptStep(tool="run_command", args=args)
         session = ScriptedSession(
             self,
-            msgspec.structs.replace(options, policy=policy, approvals=()),  # it is no agent that asks for leave
+            msgspec.structs.replace(options, policy=policy, approvals=()),  # the solution needs no approval
             AgentScript((step,)),
             BoxedTools,
             anyio.sleep,
@@ -112,9 +114,9 @@ def _copy(solution: str, dest: Path) -> None:
     entry = dest / ENTRY
     if not solution or not (source / ENTRY if source.is_dir() else source).is_file():
         raise StrategyUnavailable(
-            f"there is no solution at {solution!r}" if solution else "the mission has no solution",
+            f"no solution found at {solution!r}" if solution else "the mission has no solution",
             op="oracle",
-            fix_hints=[f"give the mission a solution: a script, or a directory with {ENTRY} in it"],
+            fix_hints=[f"add a solution to the mission: a script, or a directory that contains {ENTRY}"],
         )
     if source.is_dir():
         shutil.copytree(source, dest, symlinks=True)

@@ -1,7 +1,7 @@
-"""Taking up a recorded trial at one of its steps: the files as they were after it, and the agent's thread with them.
+"""Fork a recorded trial at one of its steps: the files as they were after the step, and the agent's thread.
 
-That is exact where the turn ended at that step. Within a turn no agent can be taken up: the thread is then the one
-before that turn, and the new record says so (`fork.exact` is false).
+A fork is exact if the turn ended at that step. A thread can't be forked within a turn; in that case the fork gets the
+thread as it was before the turn, and the new record says so (`fork.exact` is false).
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ async def fork_trial(
     clock: Clock | None = None,
     ids: IdSource | None = None,
 ) -> Trial:
-    """Go on from a step of a recorded trial. `request.workspace` is where the new workspace is made.
+    """Continue from a step of a recorded trial in a new workspace at `request.workspace`.
 
-    What the request leaves out is as in the trial: strategy, settings, provider and policy. Step 0 is its beginning.
+    Strategy, settings, provider and policy default to those of the trial. Step 0 is the beginning of the trial.
     """
     before, fork = await run_sync(_load, source, step)
     request = msgspec.structs.replace(
@@ -64,23 +64,23 @@ def _load(directory: Path, step: int) -> tuple[Trial, ForkedFrom]:
 
 
 def _fork_point(trial: Trial, record: Path, number: int) -> ForkedFrom:
-    """Where a fork at this step begins: the snapshot, and the turn that the thread is forked at."""
+    """Return where a fork at this step begins: the snapshot, and the last turn of the thread."""
     base_thread = trial.fork.base_thread if trial.fork is not None else ""
     base_turn = trial.fork.base_turn if trial.fork is not None else ""
     if number == 0:
-        why, snapshot, exact = "the trial's beginning", trial.snapshot_before, True
+        why, snapshot, exact = "the beginning of the trial", trial.snapshot_before, True
     else:
         step = next((each for each in trial.steps if each.n == number), None)
         if step is None:
             raise NotFoundError(
-                f"the trial has no step {number}", op="fork", fix_hints=[f"name one from 0 to {len(trial.steps)}"]
+                f"the trial has no step {number}", op="fork", fix_hints=[f"choose a step from 0 to {len(trial.steps)}"]
             )
         snapshot, exact = step.snapshot_after, step.ends_turn
         why = "the turn ended at this step"
         if exact:
             base_thread, base_turn = step.thread, step.turn
         else:
-            why = "the step is within a turn: the files are as after it, the thread is the one before that turn"
+            why = "the step is within a turn: files as after the step, thread as before the turn"
     return ForkedFrom(
         trial=trial.trial,
         record=str(record),

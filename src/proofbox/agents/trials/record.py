@@ -1,11 +1,11 @@
-"""The record of a trial: a directory that says what happened, and from which it can be taken up again.
+"""The record of a trial: a directory that documents what happened. A trial can be forked from its record.
 
-    trial.json     the whole outcome, written last: a directory without it is of a trial that never ended
-    steps.jsonl    every step and every end of a turn, a hash chain
-    events.jsonl   every event that the runtime told, a hash chain
-    home/          what the agent keeps for itself: its threads
+    trial.json     the complete result, written last; without it, the trial did not finish
+    steps.jsonl    every step and every end of a turn, as a hash chain
+    events.jsonl   every event of the runtime, as a hash chain
+    home/          the agent's own files, such as its threads
 
-Everything but the home is redacted and bounded. The agent's box can't see the directory, but for its own home.
+Everything except the home is redacted and limited in size. The agent's box sees only the home, not the record.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 class ChainEnd(msgspec.Struct, frozen=True):
     count: int
-    """How many lines the chain has."""
+    """The number of lines of the chain."""
     head: str
-    """What a further line would state as `prev`: it commits to every byte before."""
+    """The value of `prev` for the next line; it commits to every byte before it."""
 
 
 class TrialRecord:
-    """The directory while the trial runs. The chains are there before the agent is."""
+    """The record of a running trial. Its chains are created before the agent starts."""
 
     def __init__(self, directory: Path, trial: str, workspace: Path, redactor: Redactor) -> None:
         self.directory = _new_directory(directory, workspace)
@@ -55,14 +55,14 @@ class TrialRecord:
         self._chains = {name: ChainWriter(self.directory / f"{name}.jsonl", f"{trial}/{name}") for name in CHAINS}
 
     def append(self, chain: str, entry: Mapping[str, Any]) -> None:
-        """Raises `IoFailed` when the record is as large as one may be: who floods it is stopped."""
+        """Append an entry to a chain. Raises `IoFailed` when the chain has reached its maximum size."""
         writer = self._chains[chain]
         if writer.count % LOOK_EVERY == LOOK_EVERY - 1 and os.path.getsize(writer.path) > LARGEST_CHAIN:
-            raise IoFailed(f"{chain}.jsonl is over {LARGEST_CHAIN} bytes", op="record")
+            raise IoFailed(f"{chain}.jsonl exceeds {LARGEST_CHAIN} bytes", op="record")
         writer.append(self._clean(dict(entry)))
 
     def ends(self) -> dict[str, ChainEnd]:
-        """Close the chains; how long each one is, and its head."""
+        """Close the chains and return the length and head of each."""
         for chain in self._chains.values():
             chain.close()
         return {name: ChainEnd(chain.count, chain.head) for name, chain in self._chains.items()}
@@ -75,11 +75,11 @@ class TrialRecord:
         self.ends()
 
     def _clean(self, value: Any) -> Any:
-        # Texts are redacted before they are cut; members whose names say that they are secrets go with the whole.
+        # Redact texts before truncating them. Members with secret names are redacted in the document as a whole.
         return self._redactor.redact_json(bounded(value, self._redactor))
 
     def discard(self) -> None:
-        """No agent was ever started: there is nothing to record."""
+        """Delete the record: no agent was started, so there is nothing to record."""
         self.close()
         remove_tree(self.directory)
 
@@ -88,18 +88,20 @@ CHAINS = ("events", "steps")
 
 
 def load_document(directory: Path, kind: type[T], schema: str) -> T:
-    """The trial.json of a record. Raises `NotFoundError`, or `CorruptError` for one that can't be read."""
+    """Load the trial.json of a record. Raises `NotFoundError` if it is missing, `CorruptError` if it can't be read."""
     path = directory / "trial.json"
     try:
         data = msgspec.json.decode(read_plain(path, LARGEST_DOCUMENT))
     except (FileNotFoundError, NotADirectoryError):
         raise NotFoundError(
-            f"{directory} is no record of a trial that has ended", op="record", fix_hints=["name the --out of a trial"]
+            f"{directory} is not the record of a finished trial",
+            op="record",
+            fix_hints=["pass the --out directory of a trial"],
         ) from None
     except (OSError, msgspec.DecodeError, RecursionError) as error:
-        raise CorruptError(f"{path} can't be read: {error}", op="record") from None
+        raise CorruptError(f"can't read {path}: {error}", op="record") from None
     if not isinstance(data, dict) or data.get("schema_version") != schema:
-        raise CorruptError(f"{path} has a schema that is not known here", op="record")
+        raise CorruptError(f"{path} has an unknown schema", op="record")
     try:
         return msgspec.convert(data, kind)
     except msgspec.ValidationError as error:
@@ -107,7 +109,7 @@ def load_document(directory: Path, kind: type[T], schema: str) -> T:
 
 
 def check_chains(directory: Path, trial: str, ends: Mapping[str, ChainEnd]) -> None:
-    """That both logs are what they were when the trial ended."""
+    """Check that neither chain was changed since the trial ended. Raises `CorruptError` otherwise."""
     for name in CHAINS:
         end = ends[name]
         report = verify_chain(
@@ -116,35 +118,35 @@ def check_chains(directory: Path, trial: str, ends: Mapping[str, ChainEnd]) -> N
         if not report.ok:
             finding = report.findings[0]
             raise CorruptError(
-                f"{name}.jsonl of {directory} is not what it was: {finding.message}",
+                f"{name}.jsonl of {directory} was changed after the trial: {finding.message}",
                 op="record",
                 details={"findings": [found.code for found in report.findings]},
             )
 
 
 def copy_home(source: Path, dest: Path) -> None:
-    """An agent's home for another session, of files and directories alone.
+    """Copy an agent's home for another session; only regular files and directories are copied.
 
-    The agent could write there. Reading a pipe would hang us, and a link would lead whoever writes here next, on the
-    host, wherever the agent wanted.
+    The agent could write to its home. Reading a pipe would block, and a symbolic link could redirect later writes on
+    the host to a path that the agent chose.
     """
 
     def odd(directory: str, names: list[str]) -> list[str]:
         modes = {name: os.lstat(os.path.join(directory, name)).st_mode for name in names}
         return [name for name, mode in modes.items() if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))]
 
-    for folder, _, _ in os.walk(source):  # which recurses, as the copy does: not deeper than this lets it
+    for folder, _, _ in os.walk(source):  # find a path that is too deep before the recursive copy does
         if too_far := beyond(os.path.relpath(folder, source)):
             raise UsageError(
-                f"a directory in the home that the agent left can't be copied: {too_far}",
+                f"can't copy a directory of the agent's home: {too_far}",
                 op="fork",
-                fix_hints=["fork an earlier trial, or begin a new one: proofbox runtime try"],
+                fix_hints=["fork an earlier trial, or start a new one: proofbox runtime try"],
             )
     shutil.copytree(source, dest, symlinks=True, ignore=odd, dirs_exist_ok=True)
 
 
 def bounded(value: Any, redactor: Redactor, depth: int = _MAX_DEPTH) -> Any:
-    """A JSON value that any chain can hold: texts redacted, cut and made valid, numbers no double would change."""
+    """Return a JSON value that a chain can store: texts redacted, truncated and valid, numbers exact as doubles."""
     if isinstance(value, str):
         return redactor.preview(value, TEXT_LIMIT)[0]
     if isinstance(value, bool) or value is None:
@@ -163,7 +165,7 @@ def bounded(value: Any, redactor: Redactor, depth: int = _MAX_DEPTH) -> Any:
 
 
 def _name(name: str, redactor: Redactor) -> str:
-    """One that is not cut is left to `redact_json`, which keeps two names apart that become one."""
+    """Truncate a member name. Names that fit are left to `redact_json`, which keeps redacted names distinct."""
     short, cut = preview(name, TEXT_LIMIT)
     return redactor.preview(name, TEXT_LIMIT)[0] if cut else short
 
@@ -172,16 +174,16 @@ def _new_directory(directory: Path, workspace: Path) -> Path:
     real = directory.resolve()
     if real.is_relative_to(workspace) or workspace.is_relative_to(real):
         raise UsageError(
-            f"{directory} and the workspace {workspace} lie within each other",
+            f"the record {directory} and the workspace {workspace} overlap",
             op="record",
-            fix_hints=["keep the record where the agent can't write: --out elsewhere"],
+            fix_hints=["choose an --out directory that the agent can't write to"],
         )
     try:
         real.mkdir(mode=0o755, parents=True, exist_ok=True)
         if any(real.iterdir()):
-            raise UsageError(f"{directory} is not empty", op="record", fix_hints=["name a new directory: --out"])
+            raise UsageError(f"{directory} is not empty", op="record", fix_hints=["choose a new directory with --out"])
     except FileExistsError:
         raise UsageError(
-            f"{directory} is no directory", op="record", fix_hints=["name a new directory: --out"]
+            f"{directory} is not a directory", op="record", fix_hints=["choose a new directory with --out"]
         ) from None
     return real

@@ -1,4 +1,4 @@
-"""What a trial is asked for, and what comes of it: frozen, and the same in code, in JSON and in the record."""
+"""The request and the result of a trial: frozen structs with the same members in code, in JSON and in the record."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ RUNTIME_REPORTED = ("final_message", "tool_calls", "usage")
 
 
 class TrialRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be tried. What is left out comes from the workspace's and the user's `config.toml`."""
+    """A request for a trial. Defaults come from the `config.toml` of the workspace and of the user."""
 
     prompt: str
     workspace: Path
     strategies: str | tuple[str, ...] | None = None
-    """The chain of them, tried in order; None: what the settings say."""
+    """The chain of strategies, tried in order. None: from the settings."""
     required: tuple[str, ...] = ()
     """Capabilities that the strategy must have."""
     flags: dict[str, Any] = {}
-    """Settings of this call, for every runtime that has such a setting."""
+    """Settings for this trial, passed to every runtime that has a setting of that name."""
     provider: str | None = None
     policy: PolicyOptions = {}
     env: tuple[str, ...] = ()
-    """Variables that the agent gets: NAME, or NAME=VALUE."""
+    """Variables for the agent: NAME or NAME=VALUE."""
     grants: tuple[str, ...] = ()
-    """Names of blocked variables that get in all the same."""
+    """Names of blocked variables to pass to the agent anyway."""
     approvals: tuple[ApprovalRule, ...] = ()
-    """What is answered when the agent asks for leave; the first that matches."""
+    """Rules that answer the agent's approval requests; the first match decides."""
     sandboxed: bool = True
-    """False: the agent runs on the host, with everything that you may do."""
+    """False: the agent runs on the host, with all of your permissions."""
     timeout: float | None = None
     stall_timeout: float | None = None
-    """Seconds without a word from the agent, after which its turn is ended."""
+    """Seconds without any activity of the agent after which its turn is ended."""
     out: Path | None = None
-    """A new directory for the record; None: none is kept."""
+    """A new directory for the record. None: no record is kept."""
 
 
 class CallMade(msgspec.Struct, frozen=True):
@@ -57,10 +57,10 @@ class CallMade(msgspec.Struct, frozen=True):
     duration_ms: float | None
     tool: str
     status: str
-    """completed, failed, declined, or abandoned: nobody will ever say how it ended."""
+    """completed, failed, declined, or abandoned (its end was never reported)."""
     source: str
     started: bool | None
-    """Of an observed call, whether it ran; null: not seen from outside the box."""
+    """Whether an observed call ran. Null: not visible from outside the box."""
 
 
 class TrialFailure(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,21 +85,21 @@ class ForkedFrom(msgspec.Struct, frozen=True, kw_only=True):
     trial: str
     record: str
     step: int
-    """The step's number in that trial; 0: its beginning."""
+    """The number of the step in that trial; 0 is its beginning."""
     snapshot: str
     exact: bool
-    """The turn ended at that step, so that files and thread are of the same moment."""
+    """The turn ended at that step, so the files and the thread are from the same moment."""
     why: str
-    """What the fork begins with, in words."""
+    """A description of the state that the fork begins with."""
     base_thread: str = ""
-    """The thread that was forked; empty: it began anew."""
+    """The thread that was forked; empty if the fork started a new thread."""
     base_turn: str = ""
-    """The last turn of it that the fork has; empty: it began anew."""
+    """The last turn that the fork contains; empty if the fork started a new thread."""
 
 
 @stored(SCHEMA, at="trial.json of `runtime try --out`")
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of it. `runtime_reported` members rest on the agent's word alone."""
+    """The result of a trial. Members listed in `runtime_reported` were stated by the agent and not checked."""
 
     trial: str
     strategy: str
@@ -107,14 +107,14 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     chain: tuple[CandidateResult, ...]
     chain_origin: Origin
     status: Status
-    """`completed`: the agent gave the word back, and what it left is sealed. `interrupted`: somebody stopped it."""
+    """`completed`: the agent finished its turn and its files are sealed. `interrupted`: it was stopped from outside."""
     error: TrialFailure | None
     final_message: str
     tool_calls: tuple[CallMade, ...]
     steps: tuple[Step, ...]
     usage: TokenUsage | None
-    """Summed over threads, sub-agents included: as the gateway counted, or by the agent's word where no model was
-    reached through one. Null: unknown."""
+    """The sum over all threads, including sub-agents: the gateway's count, or the agent's report if no gateway was
+    used. Null: unknown."""
     thread_id: str
     turn_id: str
     prompt: str
@@ -122,17 +122,17 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     workspace_id: str
     snapshot_before: str
     snapshot_after: str
-    """Sealed: a full scan after everything the agent had started was dead."""
+    """Sealed: a full scan after the agent's process tree was dead."""
     session: dict[str, Any]
     environment: EnvironmentRecord
     settings: dict[str, Any]
     provider: str | None
-    """As it was asked for; null: it was left to the settings, and to `auto`."""
+    """The requested provider. Null: chosen by the settings and `auto`."""
     policy: dict[str, Any]
-    """What was asked of the box; what held is in `session`."""
+    """The requested policy of the box; `session` contains the policy in force."""
     integrity: tuple[dict[str, Any], ...] = ()
     calls_complete: bool = True
-    """False: calls may be missing from `tool_calls`; `integrity` says why."""
+    """False: calls may be missing from `tool_calls`; `integrity` states the reason."""
     rate_windows: tuple[dict[str, Any], ...] = ()
     started_at: str
     ended_at: str
@@ -141,11 +141,11 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     anchors: dict[str, ChainEnd] = {}
     """Where the record's chains `events` and `steps` end; empty without a record."""
     fork: ForkedFrom | None = None
-    """Where it began in another trial; null: it is no fork."""
+    """Where the trial was forked from. Null: it is not a fork."""
     runtime_reported: tuple[str, ...] = RUNTIME_REPORTED
-    """Without `usage` where the gateway counted."""
+    """The members that the agent reported. `usage` is not listed if the gateway counted it."""
     responses_without_usage: int = 0
-    """Model responses that passed the gateway and did not state their usage: they are not in `usage`."""
+    """Number of model responses that did not state their usage; `usage` does not include them."""
     responses_broken_off: int = 0
-    """Model responses that broke off: `usage` has as much of them as had been stated."""
+    """Number of model responses that broke off; `usage` includes the usage stated before that."""
     schema_version: str = SCHEMA

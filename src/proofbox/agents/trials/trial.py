@@ -1,10 +1,10 @@
-"""A trial: one prompt to one agent on one workspace, with the record of every step.
+"""Run a trial: one prompt to one agent on one workspace, with a record of every step.
 
     trial = await run_trial(TrialRequest(prompt="fix the test", workspace=Path("project"), out=Path("t1")))
     trial.status, trial.final_message, [step.snapshot_after for step in trial.steps]
 
-The chain of strategies is resolved, the agent started in a box over the workspace, and given the word once. Whatever
-happens, its process tree is dead before the last, sealed snapshot is taken, and the record is written to its end.
+The trial resolves the chain of strategies, starts the agent in a box on the workspace, and sends it one prompt. In
+every case, the agent's process tree is dead before the final, sealed snapshot is taken, and the record is completed.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ INTERRUPT_PATIENCE = 10.0
 LARGEST_PROMPT = 1 << 20
 
 
-class _Heard:
-    """What the outcome needs of the events, besides the steps."""
+class _EventSummary:
+    """Collects from the events what the result needs, in addition to the steps."""
 
     def __init__(self, record: TrialRecord | None, redactor: Redactor) -> None:
         self._record = record
@@ -102,15 +102,15 @@ async def run_trial(
     clock: Clock | None = None,
     ids: IdSource | None = None,
 ) -> Trial:
-    """Run it. A turn that failed is a `Trial` that says so; raised is what kept it from beginning.
+    """Run a trial. A failed turn is returned as a `Trial`; an error is raised only if the trial could not start.
 
-    Cancelled, it ends the agent, writes the record as interrupted, and lets the cancellation go on.
+    If cancelled, it ends the agent, writes the record as interrupted, and propagates the cancellation.
     """
     return await RunningTrial(request, registry, on_event, clock, ids).run(_new_thread)
 
 
 class RunningTrial:
-    """A trial under way."""
+    """A trial in progress."""
 
     def __init__(
         self,
@@ -124,9 +124,11 @@ class RunningTrial:
         try:
             size = len(request.prompt.encode())
         except UnicodeEncodeError:
-            raise UsageError("the prompt is not text: it holds bytes that are no UTF-8", op="trial") from None
+            raise UsageError("the prompt is not valid UTF-8", op="trial") from None
         if not 0 < size <= LARGEST_PROMPT:
-            raise UsageError(f"a prompt has from 1 to {LARGEST_PROMPT} bytes", op="trial", fix_hints=["--prompt TEXT"])
+            raise UsageError(
+                f"a prompt must have between 1 and {LARGEST_PROMPT} bytes", op="trial", fix_hints=["--prompt TEXT"]
+            )
         self.request = request
         self.registry = registry or installed()
         self.clock: Clock = clock or SystemClock()
@@ -135,13 +137,13 @@ class RunningTrial:
         self.fork = fork
         self.id = self.ids.new_id("trial")
         self.root = request.workspace.resolve()
-        said = settings.load(self.root)
-        self.chain: Chain = decide_chain(flag=request.strategies, config=said.strategies)
-        self.settings = RuntimeSettings(said.runtimes, request.flags)
+        configured = settings.load(self.root)
+        self.chain: Chain = decide_chain(flag=request.strategies, config=configured.strategies)
+        self.settings = RuntimeSettings(configured.runtimes, request.flags)
         self.settings.check(self.chain, self.registry)
-        self.environment = self._environment(said.env)
+        self.environment = self._environment(configured.env)
         self.redactor = Redactor.from_environment(os.environ, self._model_keys())
-        self.mounts = (*said.mounts, *(request.policy.get("mounts") or ()))
+        self.mounts = (*configured.mounts, *(request.policy.get("mounts") or ()))
         self.began = 0.0
         self.started_at = ""
 
@@ -174,14 +176,14 @@ class RunningTrial:
                 if record is not None:
                     record.discard()
                 raise
-            heard = _Heard(record, self.redactor)
+            summary = _EventSummary(record, self.redactor)
             steps = StepRecorder(
                 workspace,
                 first,
                 lambda entry: record.append("steps", entry) if record else None,
                 lambda: reach_of(session.facts(), self.mounts),
             )
-            listeners: list[Listener] = [heard, steps, *([self.on_event] if self.on_event is not None else [])]
+            listeners: list[Listener] = [summary, steps, *([self.on_event] if self.on_event is not None else [])]
             recording = Recording(session, *listeners)
             recording.start()
             outcome = _Outcome()
@@ -197,17 +199,17 @@ class RunningTrial:
                 with anyio.CancelScope(shield=True):
                     last = await self._seal(recording, workspace, outcome)
                     outcome.doubt = recording.doubt
-                    trial = self._trial(session, considered, heard, steps, outcome, first, last, workspace.id, record)
+                    trial = self._trial(session, considered, summary, steps, outcome, first, last, workspace.id, record)
                     if record is not None:
                         record.finish(trial)
         return msgspec.convert(self.redactor.redact_json(msgspec.to_builtins(trial, enc_hook=str)), Trial)
 
     async def _seal(self, recording: Recording, workspace: Workspace, outcome: _Outcome) -> str:
-        """End the agent, and then say what it left. Without that last word a trial is not completed."""
+        """End the agent and seal the workspace. A trial without a sealed snapshot is not completed."""
         try:
             await recording.finish(outcome.thread, close=True)
             if recording.failure is not None and outcome.error is None:
-                outcome.fail(ListenerFailed("a listener failed after the turn: the record is not whole", op="listen"))
+                outcome.fail(ListenerFailed("a listener failed after the turn: the record is incomplete", op="listen"))
             return (await run_sync(lambda: workspace.snapshot(f"after {self.id}", sealed=True))).id
         except (ProofboxError, OSError) as error:
             outcome.fail(error)
@@ -230,7 +232,7 @@ class RunningTrial:
         return await runtime.start_session(options, clock=self.clock, ids=self.ids)
 
     async def _converse(self, session: AgentSession, open_thread: OpenThread, outcome: _Outcome) -> None:
-        """Give the agent the word, once, and wait until it gives it back or its time is over."""
+        """Send the prompt and wait until the turn ends or times out."""
         try:
             outcome.thread = await open_thread(session)
             outcome.turn = await session.start_turn(outcome.thread, self.request.prompt)
@@ -238,7 +240,7 @@ class RunningTrial:
                 ended = await session.wait_turn(outcome.turn)
             if scope.cancelled_caught:
                 outcome.status = "failed"
-                outcome.error = RuntimeTimedOut(f"the turn was not over after {self.request.timeout:g} s", op="trial")
+                outcome.error = RuntimeTimedOut(f"the turn timed out after {self.request.timeout:g} s", op="trial")
                 with contextlib.suppress(CapabilityUnsupported), anyio.move_on_after(INTERRUPT_PATIENCE):
                     await session.interrupt_turn(outcome.thread, outcome.turn)
                     ended = await session.wait_turn(outcome.turn)
@@ -254,7 +256,7 @@ class RunningTrial:
         self,
         session: AgentSession,
         considered: Sequence[CandidateResult],
-        heard: _Heard,
+        summary: _EventSummary,
         steps: StepRecorder,
         outcome: _Outcome,
         first: str,
@@ -272,13 +274,13 @@ class RunningTrial:
             status=outcome.status,
             error=TrialFailure.of(outcome.error, self.redactor) if outcome.error is not None else None,
             final_message=self.redactor.preview(outcome.final_message, 64 << 10)[0],
-            tool_calls=tuple(heard.calls),
+            tool_calls=tuple(summary.calls),
             steps=tuple(steps.steps),
-            usage=heard.tokens.total(),
-            responses_without_usage=heard.tokens.without_usage,
-            responses_broken_off=heard.tokens.broken_off,
+            usage=summary.tokens.total(),
+            responses_without_usage=summary.tokens.without_usage,
+            responses_broken_off=summary.tokens.broken_off,
             runtime_reported=tuple(
-                name for name in RUNTIME_REPORTED if name != "usage" or heard.tokens.source != "gateway"
+                name for name in RUNTIME_REPORTED if name != "usage" or summary.tokens.source != "gateway"
             ),
             thread_id=outcome.thread,
             turn_id=outcome.turn,
@@ -292,9 +294,9 @@ class RunningTrial:
             settings=bounded(self.settings(runtime), self.redactor),
             provider=self.request.provider,
             policy=bounded({name: value for name, value in self.request.policy.items() if value}, self.redactor),
-            integrity=tuple(heard.integrity),
+            integrity=tuple(summary.integrity),
             calls_complete=not outcome.doubt,
-            rate_windows=heard.windows,
+            rate_windows=summary.windows,
             started_at=self.started_at,
             ended_at=isoformat(self.clock.now()),
             duration_ms=round((self.clock.monotonic() - self.began) * 1000, 3),
@@ -308,7 +310,7 @@ class RunningTrial:
         return decide_environment(asked, grants=self.request.grants, model_keys=self._model_keys())
 
     def _model_keys(self) -> list[str]:
-        """The variables that hold keys to models, by every candidate's settings."""
+        """Return the variables that hold model keys, from the settings of every candidate."""
         found = []
         for candidate in self.chain.candidates:
             with contextlib.suppress(AgentError):
@@ -335,7 +337,7 @@ class _Outcome:
 
 
 def open_workspace(path: Path) -> Workspace:
-    """The workspace at a directory, made one if it is none yet."""
+    """Open the workspace at a directory, or create it if it does not exist."""
     try:
         found = Workspace.open(path)
     except WorkspaceUnknown:

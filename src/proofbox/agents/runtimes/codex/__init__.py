@@ -1,8 +1,9 @@
-"""Codex, driven over its app-server: `codex app-server` on stdio, inside one of our boxes.
+"""The Codex runtime: `codex app-server` on stdio, in a box.
 
-`binary.py` finds the program and says whether it is one we can drive, `settings.py` what it is told; `launch.py` puts
-in place what it needs, `program.py` holds one running instance, `session.py` keeps a session over it, and `listener.py`
-hears what is said there: `decoder.py` translates it, `failures.py` says what went wrong, and `approvals.py` answers.
+`binary.py` finds the program and checks its version, and `settings.py` defines its settings. `launch.py` prepares the
+start, `program.py` runs one instance, and `session.py` implements the session. `listener.py` handles everything that
+Codex sends: `decoder.py` translates notifications, `failures.py` classifies errors, and `approvals.py` answers
+requests.
 """
 
 from proofbox.agents.runtimes.codex.runtime import CodexAppServer

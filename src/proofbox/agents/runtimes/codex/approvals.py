@@ -1,7 +1,7 @@
-"""What Codex asks of us while it works, and how each is answered: by declared rules, at once, always.
+"""Answer the requests of Codex immediately, by the declared rules.
 
-A question about a command or a change of files is decided as `proofbox.agents.approvals` says; where nothing was said
-of it, the answer is no. What would need a person is declined, since there is none.
+Requests to approve a command or a file change are decided by `proofbox.agents.approvals`; if no rule decides, they are
+declined. Requests that need a person are declined, because the session runs unattended.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ApprovalAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def answer(method: str, params: Any, rules: Sequence[ApprovalRule], paths: Sequence[str] = ()) -> ApprovalAnswer:
-    """`paths` are those of the item that is asked about, where it is a change of files."""
+    """Answer a request. `paths` are the paths of the item, if the request is about a file change."""
     params = params if isinstance(params, dict) else {}
     if method in ("item/commandExecution/requestApproval", "execCommandApproval"):
         command = params.get("command")
@@ -44,12 +44,12 @@ def answer(method: str, params: Any, rules: Sequence[ApprovalRule], paths: Seque
         return ApprovalAnswer(subject=_shown(subject), answer=chosen, rule=rule, reply=_decision(method, chosen))
     if method in ("item/fileChange/requestApproval", "applyPatchApproval"):
         changes = params.get("fileChanges")
-        asked = list(paths) or (list(changes) if isinstance(changes, dict) else [])
-        # Every path must be let through: the first rule that would stop one of them decides.
-        decisions = [_decide(path, rules) for path in asked] or [_decide("", rules)]
+        requested = list(paths) or (list(changes) if isinstance(changes, dict) else [])
+        # Every path must be accepted: the first decision that declines a path wins.
+        decisions = [_decide(path, rules) for path in requested] or [_decide("", rules)]
         chosen, rule = next((each for each in decisions if each[0] != "accept"), decisions[0])
         return ApprovalAnswer(
-            subject=_shown(", ".join(asked)), answer=chosen, rule=rule, reply=_decision(method, chosen)
+            subject=_shown(", ".join(requested)), answer=chosen, rule=rule, reply=_decision(method, chosen)
         )
     if method == "item/permissions/requestApproval":
         permissions = params.get("permissions")
@@ -64,8 +64,8 @@ def answer(method: str, params: Any, rules: Sequence[ApprovalRule], paths: Seque
     if method == "mcpServer/elicitation/request":
         return _declined(params.get("message") or params.get("request"), {"action": "decline"})
     if method == "item/tool/call":
-        said = [{"type": "inputText", "text": "there is no such tool here"}]
-        return _declined(params.get("tool"), {"contentItems": said, "success": False})
+        content = [{"type": "inputText", "text": "unknown tool"}]
+        return _declined(params.get("tool"), {"contentItems": content, "success": False})
     return ApprovalAnswer(
         subject="", answer="refused", rule=UNKNOWN, refusal=(METHOD_NOT_FOUND, f"{method[:100]} is not supported")
     )
@@ -76,7 +76,7 @@ def _decide(subject: str, rules: Sequence[ApprovalRule]) -> tuple[str, str]:
 
 
 def _decision(method: str, chosen: str) -> dict[str, str]:
-    if method in ("execCommandApproval", "applyPatchApproval"):  # the old names have the old words
+    if method in ("execCommandApproval", "applyPatchApproval"):  # older methods use other names for the decisions
         return {"decision": "approved" if chosen == "accept" else "denied"}
     return {"decision": chosen}
 

@@ -1,7 +1,7 @@
-"""Finding the codex program, and whether it is one that can be driven.
+"""Find the codex program, and check whether its version is supported.
 
-Looked for in this order: the setting, the PATH, the PyPI package `openai-codex-cli-bin`. What npm puts on the PATH is a
-script that starts the real program from a package beside it; the program itself is what a box needs.
+It is searched in this order: the setting, the PATH, the PyPI package `openai-codex-cli-bin`. npm puts a script on the
+PATH that starts the real program from another package; the box needs the program itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ from proofbox.core.files.atomic import write_document
 from proofbox.errors import RuntimeIncompatible, RuntimeStartFailed, StrategyUnavailable
 
 MINIMUM = (0, 160, 0)
-INSTALL = ("npm install -g @openai/codex", "or: pip install openai-codex-cli-bin", "or set the binary's path: binary")
+INSTALL = (
+    "npm install -g @openai/codex",
+    "or: pip install openai-codex-cli-bin",
+    "or set `binary` to the program's path",
+)
 ASK_SECONDS = 30.0
 _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 REQUIRED = {
@@ -46,13 +50,13 @@ class Binary(msgspec.Struct, frozen=True):
 
     @property
     def package(self) -> Path | None:
-        """The directory with the programs it brings along (ripgrep), where it comes with any."""
+        """The directory with bundled programs such as ripgrep, or None."""
         root = self.path.parent.parent
         return root if self.path.parent.name == "bin" and (root / "codex-path").is_dir() else None
 
 
 class Schema(msgspec.Struct, frozen=True):
-    """Which methods a version has, by its own word."""
+    """The methods of a version, as reported by the program."""
 
     version: str
     methods: dict[str, list[str]]
@@ -61,13 +65,15 @@ class Schema(msgspec.Struct, frozen=True):
 def find_binary(setting: str | None = None, path: str | None = None) -> Binary:
     if setting is not None:
         found = Path(setting).expanduser()
-        if not found.is_absolute():  # it would be another program in every directory, and anyone's in a stranger's
+        if not found.is_absolute():  # a relative path would depend on the current directory, which may be untrusted
             raise StrategyUnavailable(
-                f"binary {setting[:200]!r} is a relative path", op="probe", fix_hints=["name it by an absolute path"]
+                f"binary {setting[:200]!r} is a relative path", op="probe", fix_hints=["use an absolute path"]
             )
         if not os.access(found, os.X_OK) or not found.is_file():
             raise StrategyUnavailable(
-                f"binary {setting[:200]!r} is no program", op="probe", fix_hints=["check the path", *INSTALL[:2]]
+                f"binary {setting[:200]!r} is not an executable file",
+                op="probe",
+                fix_hints=["check the path", *INSTALL[:2]],
             )
         return Binary(_native(found.resolve()) or found.resolve(), "setting")
     on_path = shutil.which("codex", path=path)
@@ -82,19 +88,19 @@ def find_binary(setting: str | None = None, path: str | None = None) -> Binary:
 
 
 def parse_version(text: str) -> tuple[int, int, int] | None:
-    """From `codex-cli 0.166.0`, or a user agent such as `proofbox/0.166.0 (Debian …)`."""
+    """Parse the version from `codex-cli 0.166.0` or a user agent such as `proofbox/0.166.0 (Debian …)`."""
     found = _VERSION.search(text)
     return (int(found[1]), int(found[2]), int(found[3])) if found else None
 
 
 def check_version(text: str) -> str:
-    """The version, if it is one we can drive."""
+    """Return the version. Raises an error if it is not supported."""
     version = parse_version(text)
     if version is None or version < MINIMUM:
         least = ".".join(map(str, MINIMUM))
-        said = ".".join(map(str, version)) if version else f"something without a version ({text[:80]!r})"
+        found = ".".join(map(str, version)) if version else f"of an unknown version ({text[:80]!r})"
         raise RuntimeIncompatible(
-            f"codex is {said}; {least} or newer is needed",
+            f"codex is {found}; {least} or newer is required",
             op="probe",
             fix_hints=INSTALL[:2],
             details={"found": text[:200], "minimum": least},
@@ -103,11 +109,11 @@ def check_version(text: str) -> str:
 
 
 def ask_version(binary: Binary) -> str:
-    return check_version(_ask(binary, "--version"))
+    return check_version(_run(binary, "--version"))
 
 
 def check_schema(binary: Binary, version: str) -> Schema:
-    """Compare what is needed with what the program itself says it has. Asked once for a version, and remembered."""
+    """Check that the program has all required methods. The result is cached for each version."""
     schema = _schema(binary, version)
     missing = [
         f"{method} ({kind})"
@@ -116,9 +122,9 @@ def check_schema(binary: Binary, version: str) -> Schema:
         if method not in schema.methods.get(kind, ())
     ]
     if missing:
-        old = " (it speaks the old codex/event protocol)" if not schema.methods.get("ServerNotification") else ""
+        old = " (it uses the old codex/event protocol)" if not schema.methods.get("ServerNotification") else ""
         raise RuntimeIncompatible(
-            f"codex {version} lacks {len(missing)} methods that are needed{old}: {', '.join(missing[:4])}",
+            f"codex {version} lacks {len(missing)} required methods{old}: {', '.join(missing[:4])}",
             op="probe",
             fix_hints=INSTALL[:2],
             details={"found": version, "missing": missing},
@@ -135,7 +141,7 @@ def _schema(binary: Binary, version: str) -> Schema:
     except (OSError, msgspec.DecodeError):
         pass
     with tempfile.TemporaryDirectory(prefix="proofbox-codex-") as scratch:
-        _ask(binary, "app-server", "generate-json-schema", "--out", scratch)
+        _run(binary, "app-server", "generate-json-schema", "--out", scratch)
         schema = Schema(version, {kind: _methods(Path(scratch) / f"{kind}.json") for kind in REQUIRED})
     write_document(place, msgspec.json.encode(schema))
     return schema
@@ -149,8 +155,8 @@ def _methods(path: Path) -> list[str]:
         return []
 
 
-def _ask(binary: Binary, *arguments: str) -> str:
-    """Run it for an answer, with a home that is thrown away and nothing of our environment."""
+def _run(binary: Binary, *arguments: str) -> str:
+    """Run the program and return its output, with a temporary home and without our environment."""
     with tempfile.TemporaryDirectory(prefix="proofbox-codex-") as home:
         env = {"PATH": os.environ.get("PATH", ""), "HOME": home, "CODEX_HOME": home}
         try:
@@ -163,18 +169,18 @@ def _ask(binary: Binary, *arguments: str) -> str:
                 check=True,
             )
         except (OSError, subprocess.SubprocessError) as error:
-            said = getattr(error, "stderr", b"") or b""
+            stderr = getattr(error, "stderr", b"") or b""
             raise RuntimeStartFailed(
-                f"{binary.path} does not answer to {arguments[0]}: {type(error).__name__}",
+                f"{binary.path} {arguments[0]} failed: {type(error).__name__}",
                 op="probe",
-                fix_hints=["check that it is for this machine: try it by hand", *INSTALL[:2]],
-                details={"stderr": said[-500:].decode("utf-8", "replace")},
+                fix_hints=[f"check that it runs on this machine: {binary.path} {arguments[0]}", *INSTALL[:2]],
+                details={"stderr": stderr[-500:].decode("utf-8", "replace")},
             ) from None
     return done.stdout.decode("utf-8", "replace")
 
 
 def _native(launcher: Path) -> Path | None:
-    """The program behind npm's script: in a package for this machine, next to the script's own or below it."""
+    """Return the program behind npm's script: in a package for this platform, next to the script's package or in it."""
     if launcher.suffix != ".js":
         return None
     machine = {"x86_64": "x64", "amd64": "x64", "aarch64": "arm64", "arm64": "arm64"}.get(platform.machine().lower())

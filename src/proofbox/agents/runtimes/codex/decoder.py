@@ -1,7 +1,7 @@
-"""What Codex says, in the vocabulary of `agents/events.py`. No I/O: a notification in, events out.
+"""Translate the notifications of Codex into the events of `agents/events.py`. No I/O here.
 
-Everything that comes in is the word of a program in a box: any member may be missing, of another type, or huge. Nothing
-raises, texts are bounded, and what has no translation is kept as `Unrecognized`.
+The input comes from a program in a box and is not trusted: any member may be missing, of another type, or huge. Nothing
+raises, texts are truncated, and unknown notifications are kept as `Unrecognized`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from proofbox.core.text import preview
 
 PIECE = 256 << 10
 PARTIAL = 64 << 10
-"""Characters kept of a message that is not complete yet."""
+"""Maximum number of characters kept of an incomplete message."""
 PARTIAL_MESSAGES = 1000
 REMEMBERED = 20_000
 
@@ -48,7 +48,7 @@ _DELTAS: dict[str, Literal["message", "reasoning", "output"]] = {
     "item/commandExecution/outputDelta": "output",
     "item/fileChange/outputDelta": "output",
 }
-# Known, for whoever watches, and of no consequence for the record.
+# Known notifications that are only displayed and do not affect the record.
 _NOTICES = frozenset(
     {
         *("warning", "guardianWarning", "deprecationNotice", "configWarning", "windows/worldWritableWarning"),
@@ -71,7 +71,7 @@ _QUIET_ITEMS = ("hookPrompt", "subAgentActivity", "enteredReviewMode", "exitedRe
 
 
 class TurnOver(msgspec.Struct, frozen=True, kw_only=True):
-    """Codex says that a turn has ended."""
+    """Codex reported the end of a turn."""
 
     thread: str
     turn: str
@@ -87,28 +87,28 @@ class CodexDecoder:
         self._errors: dict[str, Said] = {}
         self._typed = 0
         self._partial: dict[str, tuple[str, str]] = {}
-        """Of each thread the message under way: its item, and the text so far."""
+        """The incomplete message of each thread: its item, and the text so far."""
 
     def decode(self, method: str, params: Any) -> list[Event | TurnOver]:
-        said: Said = params if isinstance(params, dict) else {}
+        members: Said = params if isinstance(params, dict) else {}
         try:
-            found = list(self._decode(method, said))
-        except Exception:  # a shape that nobody thought of
+            found = list(self._decode(method, members))
+        except Exception:  # an unexpected shape
             found = []
         return found or [_unrecognized(method, params)]
 
     def paths(self, thread: str, item: str) -> list[str]:
-        """Of a change of files under way: what an approval is asked for."""
+        """Return the paths of a file change in progress, for its approval."""
         found = self._open.get((thread, item))
         return items.paths_of(found.item) if found is not None else []
 
     def running(self, threads: Collection[str] | None = None, turn: str | None = None) -> list[open_items.Key]:
-        """The tools of some threads, or of one turn, that have begun and not ended."""
+        """Return the calls in progress of some threads or of one turn."""
         found = self._open.of(threads, turn)
         return [key for key, each in found if fields.text(each.item, "type") in items.TOOLS]
 
     def abandon(self, threads: Collection[str] | None = None, turn: str | None = None) -> list[Event]:
-        """Nobody will ever say how these ended: what is open of some threads, of a turn, or all of it."""
+        """Return the events for items whose end will never be reported: of some threads, of a turn, or all."""
         left: list[Event] = []
         for key, each in self._open.of(threads, turn):
             self._open.pop(key)
@@ -126,47 +126,47 @@ class CodexDecoder:
             tool = "command" if kind == "commandExecution" else items.tool_name(each.item)
             cwd = fields.text(each.item, "cwd")
             return [of(ToolCall, each, item=id, tool=tool, command=command, cwd=cwd, status="abandoned", late=late)]
-        return [of(Notice, each, kind="item_abandoned", message=f"{kind} {id} began and did not end")]
+        return [of(Notice, each, kind="item_abandoned", message=f"{kind} {id} began but did not end")]
 
-    def _decode(self, method: str, said: Said) -> Iterator[Event | TurnOver]:
-        thread = fields.id(said, "threadId") or fields.id(fields.inner(said, "thread"))
-        turn = fields.id(said, "turnId") or fields.id(fields.inner(said, "turn"))
+    def _decode(self, method: str, members: Said) -> Iterator[Event | TurnOver]:
+        thread = fields.id(members, "threadId") or fields.id(fields.inner(members, "thread"))
+        turn = fields.id(members, "turnId") or fields.id(fields.inner(members, "turn"))
         place = Open(thread, turn, {})
         if method in _DELTAS:
-            text = preview(fields.text(said, "delta"), PIECE)[0]
+            text = preview(fields.text(members, "delta"), PIECE)[0]
             if _DELTAS[method] == "message":
-                self._keep_partial(thread, fields.id(said, "itemId"), text)
-            yield of(Delta, place, item=fields.id(said, "itemId"), kind=_DELTAS[method], text=text)
+                self._keep_partial(thread, fields.id(members, "itemId"), text)
+            yield of(Delta, place, item=fields.id(members, "itemId"), kind=_DELTAS[method], text=text)
         elif method == "item/started":
-            yield from self._item_started(place, fields.inner(said, "item"))
+            yield from self._item_started(place, fields.inner(members, "item"))
         elif method == "item/completed":
-            yield from self._item_completed(place, fields.inner(said, "item"))
+            yield from self._item_completed(place, fields.inner(members, "item"))
         elif method == "item/commandExecution/terminalInteraction":
-            yield self._typed_into(place, said)
+            yield self._typed_into(place, members)
         elif method == "turn/started":
             yield of(TurnStarted, place)
         elif method == "turn/completed":
-            yield from self._turn_completed(place, fields.inner(said, "turn"))
+            yield from self._turn_completed(place, fields.inner(members, "turn"))
         elif method == "error":
-            yield from self._error(place, said)
+            yield from self._error(place, members)
         elif method == "thread/tokenUsage/updated":
-            yield of(Usage, place, total=fields.usage(fields.inner(fields.inner(said, "tokenUsage"), "total")))
+            yield of(Usage, place, total=fields.usage(fields.inner(fields.inner(members, "tokenUsage"), "total")))
         elif method == "account/rateLimits/updated":
-            windows = tuple(fields.windows(fields.inner(said, "rateLimits")))
+            windows = tuple(fields.windows(fields.inner(members, "rateLimits")))
             if windows:
                 yield of(RateWindows, place, windows=windows)
-            else:  # an update without a single number comes after every answer
+            else:  # Codex sends an update without any numbers after every response
                 yield of(Notice, place, kind=method, message="")
         elif method == "thread/started":
             yield of(Notice, place, kind=method, message="")
         elif method in _NOTICES:
-            yield of(Notice, place, kind=method, message=fields.note(said))
+            yield of(Notice, place, kind=method, message=fields.note(members))
 
     def _item_started(self, place: Open, item: Said) -> Iterator[Event]:
         id, kind = fields.id(item), fields.id(item, "type")
         if id and kind and kind != "userMessage":
             for (_, gone), each in self._open.add(place, id, item):
-                message = f"so much is open that {gone[:80]} is no longer waited for"
+                message = f"too many open items: {gone[:80]} is no longer tracked"
                 yield of(Integrity, each, code="TOO_MUCH_OPEN", message=message)
                 yield from self._abandoned(gone, each)
         if kind:
@@ -194,16 +194,19 @@ class CodexDecoder:
         kept = (before if current == item else "") + text
         _remember(self._partial, thread, (item, kept[:PARTIAL]), PARTIAL_MESSAGES)
 
-    def _typed_into(self, place: Open, said: Said) -> Event:
-        """Text that the agent types into a running command is a call: the command may be a shell. Polling is not."""
-        typed = fields.text(said, "stdin")
+    def _typed_into(self, place: Open, members: Said) -> Event:
+        """Report text that the agent types into a running command as a call, because the command may be a shell.
+
+        Polling without text is not a call.
+        """
+        typed = fields.text(members, "stdin")
         if not typed:
             return of(Notice, place, kind="terminal_polled", message="")
         self._typed += 1
         return of(
             ToolCall,
             place,
-            item=f"{fields.id(said, 'itemId')}/stdin-{self._typed}",
+            item=f"{fields.id(members, 'itemId')}/stdin-{self._typed}",
             tool="write_stdin",
             command=preview(typed, PAYLOAD)[0],
             status="completed",
@@ -220,7 +223,7 @@ class CodexDecoder:
                 self._open.pop(key)
                 yield from self._abandoned(key[1], each)
         if status not in ("completed", "failed", "interrupted"):
-            message = f"a turn ended as {status[:80]!r}, which is no way to end"
+            message = f"a turn ended with the unknown status {status[:80]!r}"
             yield of(Integrity, place, code="TURN_STATUS_UNKNOWN", message=message)
         error = turn.get("error")
         kept = self._errors.pop(place.turn, None)
@@ -232,10 +235,10 @@ class CodexDecoder:
             error=essence(error) if isinstance(error, dict) else kept,
         )
 
-    def _error(self, place: Open, said: Said) -> Iterator[Event]:
-        error = fields.inner(said, "error")
+    def _error(self, place: Open, members: Said) -> Iterator[Event]:
+        error = fields.inner(members, "error")
         failure = classify(error)
-        if said.get("willRetry") is True:
+        if members.get("willRetry") is True:
             more = fields.text(error, "additionalDetails")
             message = f"{failure.message}: {preview(more, NOTE)[0]}" if more else failure.message
             yield of(Retrying, place, code=failure.code, message=message)
@@ -245,7 +248,7 @@ class CodexDecoder:
 
 
 def last_usage(params: Any) -> TokenUsage:
-    """Of `thread/tokenUsage/updated`: what the last request added."""
+    """Return the usage of the last request, from `thread/tokenUsage/updated`."""
     return (
         fields.usage(fields.inner(fields.inner(params, "tokenUsage"), "last"))
         if isinstance(params, dict)
@@ -267,7 +270,7 @@ def _unrecognized(method: str, params: Any) -> Unrecognized:
 
 
 def _remember(kept: dict[K, V], key: K, value: V, most: int | None = None) -> None:
-    """The latest of them: what a program says must not fill our memory."""
+    """Store a value and drop the oldest ones, so that a program can't exhaust memory."""
     kept.pop(key, None)
     kept[key] = value
     if len(kept) > (REMEMBERED if most is None else most):

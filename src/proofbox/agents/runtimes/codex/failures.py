@@ -1,7 +1,7 @@
-"""What went wrong, from Codex's own structured account of it, and from what the gateway saw.
+"""Classify failures by the structured errors of Codex and by the gateway's observations.
 
-`codexErrorInfo` decides wherever it says anything. Where it says `other`, what passed through the gateway does; prose
-is the last resort, and its pieces are listed here, all of them.
+`codexErrorInfo` decides if it is specific. If it is `other`, the gateway's last failed exchange decides. The text of
+the message is the last resort; all patterns are listed here.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ _BY_NAME: dict[str, type[AgentError]] = {
     "responseStreamDisconnected": StreamDisconnected,
     "responseTooManyFailedAttempts": ModelFailed,
 }
-SAID = 1000
+MESSAGE_LIMIT = 1000
 _TRANSIENT = ("internalServerError",)
 _TRANSIENT_CODES = ("server_error", "internal_server_error")
 _RETRY_AFTER = re.compile(r"try again in (\d[\d.]*(?:ms|[dhms])(?:\d[\d.]*(?:ms|[hms]))*)", re.IGNORECASE)
-_BY_PROSE: dict[str, type[AgentError]] = {
+_BY_MESSAGE: dict[str, type[AgentError]] = {
     "stream disconnected before completion": StreamDisconnected,
     "error sending request": StreamDisconnected,
     "Missing environment variable": AuthFailed,
@@ -60,23 +60,23 @@ _BY_PROSE: dict[str, type[AgentError]] = {
 
 
 def essence(error: Mapping[str, Any]) -> dict[str, Any]:
-    """What `classify` reads of an error, and no more of it than is told."""
+    """Return the members of an error that `classify` reads, truncated."""
     info = error.get("codexErrorInfo")
     shown = fields.encoded(info)
     if len(shown) > fields.NOTE or shown == fields.UNSHOWN:
         name, status = _named(info)
         info = {preview(name, fields.ID)[0]: {"httpStatusCode": status}}
-    return {"message": fields.cut(error, "message", SAID), "codexErrorInfo": info}
+    return {"message": fields.cut(error, "message", MESSAGE_LIMIT), "codexErrorInfo": info}
 
 
 def classify(error: Mapping[str, Any], seen: Exchange | None = None) -> AgentError:
-    """The typed failure for an `error` of Codex's. `seen` is the turn's last exchange that failed, if any did."""
+    """Return the typed error for an `error` of Codex. `seen` is the turn's last failed exchange, if any."""
     info = error.get("codexErrorInfo")
     name, status = _named(info)
-    said = printable(fields.cut(error, "message", SAID))
+    message = printable(fields.cut(error, "message", MESSAGE_LIMIT))
     kind = _by_status(status) or _BY_NAME.get(name)
     if kind is None:
-        kind = (kind_seen(seen) if seen is not None else None) or _by_prose(said) or ModelFailed
+        kind = (kind_seen(seen) if seen is not None else None) or _by_message(message) or ModelFailed
     if status is None and seen is not None and seen.status >= 400:
         status = seen.status
     details: dict[str, Any] = {"codex_error_info": info if isinstance(info, str | dict) else None}
@@ -85,13 +85,13 @@ def classify(error: Mapping[str, Any], seen: Exchange | None = None) -> AgentErr
     if seen is not None and kind in (RateLimited, UsageLimited, Overloaded, ModelFailed):
         details |= limits_of(seen)
     if kind is RateLimited and "retry_after" not in details:
-        words = _RETRY_AFTER.search(f"{said}\n{seen.error_message if seen is not None else ''}")
-        if words is not None and (seconds := read_duration(words[1].lower())):
+        match = _RETRY_AFTER.search(f"{message}\n{seen.error_message if seen is not None else ''}")
+        if match is not None and (seconds := read_duration(match[1].lower())):
             details["retry_after"] = seconds
     transient = name in _TRANSIENT or (kind is ModelFailed and status is not None and status >= 500)
     transient = transient or (kind is ModelFailed and seen is not None and seen.error_code in _TRANSIENT_CODES)
     return kind(
-        said or f"the turn failed ({name or 'no reason given'})",
+        message or f"the turn failed ({name or 'no reason given'})",
         op="turn",
         fix_hints=HINTS.get(kind, ()),
         details=details,
@@ -118,11 +118,11 @@ def _by_status(status: int | None) -> type[AgentError] | None:
 
 
 def retried(seen: Exchange) -> AgentError:
-    """The failure of a request to the model that Codex made again, from what the gateway saw."""
+    """Return the failure, as seen by the gateway, of a model request that Codex retried."""
     kind = kind_seen(seen) or ModelFailed
-    said = seen.error_message or (f"status {seen.status}" if seen.status else seen.outcome)
-    return kind(f"a request to the model failed, and was made again: {said}", op="turn")
+    message = seen.error_message or (f"status {seen.status}" if seen.status else seen.outcome)
+    return kind(f"a model request failed and was retried: {message}", op="turn")
 
 
-def _by_prose(said: str) -> type[AgentError] | None:
-    return next((kind for piece, kind in _BY_PROSE.items() if piece in said), None)
+def _by_message(message: str) -> type[AgentError] | None:
+    return next((kind for piece, kind in _BY_MESSAGE.items() if piece in message), None)

@@ -1,4 +1,4 @@
-"""Members of what a program in a box says: each may be missing, of another type, or huge. Nothing raises."""
+"""Read members of untrusted JSON: each may be missing, of another type, or huge. Nothing raises."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from proofbox.core.text import preview
 
 NOTE = 2000
 ID = 200
-"""Ids are remembered, so that a program can't make them as long as it likes."""
+"""Maximum length of an id. Ids are kept in memory, so their length is limited."""
 UNSHOWN = b'"(not shown: nested too deeply)"'
 
 Said = dict[str, Any]
 
 
-def text(said: Any, name: str) -> str:
-    value = said.get(name) if isinstance(said, dict) else None
+def text(members: Any, name: str) -> str:
+    value = members.get(name) if isinstance(members, dict) else None
     return value if isinstance(value, str) else ""
 
 
-def cut(said: Any, name: str, limit: int) -> str:
-    return preview(text(said, name), limit)[0]
+def cut(members: Any, name: str, limit: int) -> str:
+    return preview(text(members, name), limit)[0]
 
 
-def id(said: Any, name: str = "id") -> str:
-    return cut(said, name, ID)
+def id(members: Any, name: str = "id") -> str:
+    return cut(members, name, ID)
 
 
-def inner(said: Said, name: str) -> Said:
-    value = said.get(name)
+def inner(members: Said, name: str) -> Said:
+    value = members.get(name)
     return value if isinstance(value, dict) else {}
 
 
-def number(said: Said, name: str) -> float | None:
-    value = said.get(name)
+def number(members: Said, name: str) -> float | None:
+    value = members.get(name)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def count(said: Said, name: str) -> int:
-    value = number(said, name)
+def count(members: Said, name: str) -> int:
+    value = number(members, name)
     return int(value) if value is not None and 0 <= value < 2**53 else 0
 
 
@@ -67,10 +67,10 @@ def windows(limits: Said) -> Iterator[RateWindow]:
             )
 
 
-def note(said: Said) -> str:
-    told = {name: value for name, value in said.items() if name not in ("threadId", "turnId")}
-    only = told.get("message") if len(told) == 1 else None
-    return preview(only, NOTE)[0] if isinstance(only, str) else as_json(told, NOTE)
+def note(members: Said) -> str:
+    shown = {name: value for name, value in members.items() if name not in ("threadId", "turnId")}
+    only = shown.get("message") if len(shown) == 1 else None
+    return preview(only, NOTE)[0] if isinstance(only, str) else as_json(shown, NOTE)
 
 
 def as_json(value: Any, limit: int) -> str:
@@ -78,7 +78,7 @@ def as_json(value: Any, limit: int) -> str:
 
 
 def encoded(value: Any) -> bytes:
-    """What could be read can't always be written: reading may nest deeper."""
+    """Encode a value as JSON. Decoding allows deeper nesting than encoding, so this may return a placeholder."""
     try:
         return msgspec.json.encode(value)
     except (ValueError, TypeError, OverflowError, RecursionError):

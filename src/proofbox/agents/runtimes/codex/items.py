@@ -1,4 +1,4 @@
-"""The items of a turn that have ended, each as the event that tells it."""
+"""Translate the finished items of a turn into events."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _file_change(place: Open, id: str, item: Said, late: bool) -> Event:
 
 
 def _other_tool(place: Open, id: str, item: Said, late: bool) -> Event:
-    asked = next((item[name] for name in ("arguments", "query", "path", "prompt") if item.get(name)), None)
+    arguments = next((item[name] for name in ("arguments", "query", "path", "prompt") if item.get(name)), None)
     came = next((item[name] for name in ("result", "contentItems", "output", "error", "failure") if item.get(name)), "")
     status = _status(item)
     if item.get("success") is False or item.get("error") or item.get("failure"):
@@ -81,7 +81,7 @@ def _other_tool(place: Open, id: str, item: Said, late: bool) -> Event:
         place,
         item=id,
         tool=tool_name(item),
-        command=fields.as_json(asked, PAYLOAD) if asked is not None else "",
+        command=fields.as_json(arguments, PAYLOAD) if arguments is not None else "",
         status=status,
         duration_ms=fields.number(item, "durationMs"),
         output=fields.as_json(came, OUTPUT),
@@ -116,7 +116,7 @@ def tool_name(item: Said) -> str:
 
 
 def command_of(item: Said) -> str:
-    """Codex runs a command by a shell; what the agent gave is that shell's argument."""
+    """Return the agent's command line. Codex runs it with a shell, so it is the shell's argument."""
     line = fields.text(item, "command")
     head, flag, rest = [*line.split(" ", 2), "", ""][:3]
     if rest and flag in ("-lc", "-c") and _SHELL.fullmatch(head):

@@ -1,4 +1,4 @@
-"""What must be in place before Codex starts: its home, the way to the model, and what of the host its box sees."""
+"""Prepare the start of Codex: its home, its access to the model, and the mounts of its box."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ INSIDE = "/run/codex"
 async def way_to_model(
     gateway: ModelGateway, options: SessionOptions, directory: Path
 ) -> AsyncIterator[tuple[str, tuple[Door, ...]]]:
-    """The gateway at work: the address that Codex is given, and the door to it in the box."""
-    if not options.sandboxed or options.policy.get("network") == "full":  # a loopback that is the host's
+    """Run the gateway. Yield the address for Codex, and the door in the box that leads to the gateway."""
+    if not options.sandboxed or options.policy.get("network") == "full":  # the agent shares the host's loopback
         async with gateway.listening_on_loopback() as base_url:
             yield base_url, ()
         return
@@ -46,7 +46,7 @@ def prepare(
     base_url: str,
     doors: tuple[Door, ...],
 ) -> Launch:
-    _furnish(home, config_toml(settings, base_url), options)
+    _write_home(home, config_toml(settings, base_url), options)
     program, inside = str(binary.path), str(home)
     mounts: tuple[Mount, ...] = ()
     policy = options.policy.copy()
@@ -67,17 +67,20 @@ def prepare(
     )
 
 
-def _furnish(home: Path, config: str, options: SessionOptions) -> None:
-    """A home that was used before was an agent's to write: nothing in it is followed, and none of it is run here."""
+def _write_home(home: Path, config: str, options: SessionOptions) -> None:
+    """Write the configuration into the home.
+
+    An agent could write to an existing home, so no link in it is followed and nothing in it is executed on the host.
+    """
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not options.sandboxed and any(home.iterdir()):
         raise UsageError(
-            "a home that an agent has written to can't be used outside a box",
+            "a home that an agent could write to can't be used outside a box",
             op="start",
             fix_hints=["resume in a box, or start with a new home"],
         )
     write_document(home / "config.toml", config.encode(), mode=0o600)
-    if os.geteuid() == 0:  # the box's commands have the ids of the workspace's owner
+    if os.geteuid() == 0:  # commands in the box run as the owner of the workspace
         owner = options.workspace.stat()
         os.chown(home, owner.st_uid, owner.st_gid)
         for _, folders, files, fd in os.fwalk(home):

@@ -1,4 +1,4 @@
-"""Which of the caller's threads each thread of a session belongs to: sub-agents work in threads of their own."""
+"""Track which of the caller's threads each thread belongs to. Sub-agents work in separate threads."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 from proofbox.agents.runtimes.codex import fields
 
 MOST_SUB_AGENTS = 10_000
-"""Codex may name threads without end. One that is not remembered has no known owner."""
+"""Limits memory, because Codex may create any number of threads. Threads beyond the limit have no known owner."""
 
 
 class Lineage:
     """The threads that the caller started, and the sub-agents below each of them.
 
-    A parent is remembered once and never replaced, so that no agent can claim a thread of another.
+    The parent of a thread is recorded once and never replaced, so that an agent can't claim the thread of another.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class Lineage:
         self._sub_agents = 0
 
     def start(self, thread: str) -> None:
-        """Add a thread that the caller asked for."""
+        """Add a thread that the caller started."""
         self._parents[thread] = ""
 
     def adopt(self, thread: str, parent: str) -> None:
@@ -32,29 +32,29 @@ class Lineage:
             self._parents[thread] = parent
 
     def owner(self, thread: str) -> str:
-        """The caller's thread that this one works for: itself, or an ancestor. Empty: unknown."""
+        """Return the caller's thread that this one belongs to: itself or an ancestor. Empty: unknown."""
         while parent := self._parents.get(thread, ""):
             thread = parent
         return thread if thread in self._parents else ""
 
     def family(self, owner: str) -> list[str]:
-        """A thread of the caller's and every sub-agent below it."""
+        """Return a thread of the caller and those of all its sub-agents."""
         return [thread for thread in self._parents if self.owner(thread) == owner]
 
     def learn(self, method: str, params: Any, thread_of: Callable[[str], str]) -> None:
-        """Read from a notification whose sub-agents it names. `thread_of` returns the thread of a known turn."""
+        """Record the sub-agents that a notification names. `thread_of` returns the thread of a known turn."""
         for thread, parent in _named(method, params if isinstance(params, dict) else {}, thread_of):
             self.adopt(thread, parent)
 
 
-def _named(method: str, said: dict[str, Any], thread_of: Callable[[str], str]) -> Iterator[tuple[str, str]]:
+def _named(method: str, members: dict[str, Any], thread_of: Callable[[str], str]) -> Iterator[tuple[str, str]]:
     if method == "turn/started":
-        yield fields.id(said, "threadId"), thread_of(fields.id(fields.inner(said, "turn"), "rootTurnId"))
+        yield fields.id(members, "threadId"), thread_of(fields.id(fields.inner(members, "turn"), "rootTurnId"))
     elif method == "thread/started":
-        thread = fields.inner(said, "thread")
+        thread = fields.inner(members, "thread")
         yield fields.id(thread), fields.id(thread, "parentThreadId")
     elif method in ("item/started", "item/completed"):
-        parent, item = fields.id(said, "threadId"), fields.inner(said, "item")
+        parent, item = fields.id(members, "threadId"), fields.inner(members, "item")
         kind = fields.text(item, "type")
         if kind == "collabAgentToolCall" and isinstance(item.get("receiverThreadIds"), list):
             yield from ((fields.id({"id": each}), parent) for each in item["receiverThreadIds"])

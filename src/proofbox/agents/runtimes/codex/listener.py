@@ -1,4 +1,4 @@
-"""What a session hears of Codex and of the gateway, and what it makes of it: events, answers, the ends of turns."""
+"""Handle the messages of Codex and of the gateway: report events, answer requests, and end turns."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from proofbox.errors import AgentError, TurnInterrupted
 
 TOLD_GARBAGE = 16
 MOST_UNASKED = 100
-"""Turns that Codex may begin by itself: each is kept until the session ends."""
+"""Maximum number of turns that Codex starts on its own; each is kept until the session ends."""
 
 
 class CodexListener:
-    """`on_change` is called when something was heard that others may wait for."""
+    """The listener of one session. `on_change` is called after each change that a task may be waiting for."""
 
     def __init__(
         self, feed: Feed, approvals: Sequence[ApprovalRule], clock: Clock, on_change: Callable[[], None]
@@ -52,11 +52,11 @@ class CodexListener:
         self.lineage = Lineage()
         self._requested = RequestedCalls()
         self.life = 0
-        """Which start of the program this is."""
+        """The number of times the program was started."""
         self.threads: dict[str, int] = {}
-        """The threads of the session, each with the life in which it was loaded last."""
+        """The threads of the session, each with the value of `life` when it was last loaded."""
         self.verdicts: dict[str, AgentError] = {}
-        """Turns that are being ended early, and why."""
+        """The reasons of turns that are being ended early."""
         self.garbage = 0
         self._failures = 0
         self._unasked = 0
@@ -67,7 +67,7 @@ class CodexListener:
         self._signs: dict[str, float] = {}
         self._failed: dict[str, Exchange] = {}
         self._retries_reported: dict[str, int] = {}
-        """Of a turn, the number of its failed request that a retry was last reported for."""
+        """For each turn, the number of the failed request whose retry was reported last."""
 
     def begin(self, turn: str, thread: str) -> None:
         self.threads.setdefault(thread, self.life)
@@ -75,7 +75,7 @@ class CodexListener:
         self.feed.begin_turn(turn, thread)
 
     def silence(self, turn: Turn) -> float:
-        """Seconds without a sign of life of a turn under way."""
+        """Return the seconds since the last activity of a turn in progress."""
         return self._clock.monotonic() - max(self._signs.get(turn.thread, 0.0), turn.began)
 
     async def notified(self, method: str, params: Any) -> None:
@@ -102,10 +102,10 @@ class CodexListener:
         self._on_change()
 
     async def asked(self, id: Id, method: str, params: Any) -> Any:
-        """Answer a request of Codex's, by the rules."""
+        """Answer a request of Codex by the approval rules."""
         del id
-        said = params if isinstance(params, dict) else {}
-        thread, turn, item = (fields.id(said, name) for name in ("threadId", "turnId", "itemId"))
+        members = params if isinstance(params, dict) else {}
+        thread, turn, item = (fields.id(members, name) for name in ("threadId", "turnId", "itemId"))
         self._sign(thread)
         given = answer(method, params, self._approvals, self.decoder.paths(thread, item))
         await self.feed.tell(
@@ -123,29 +123,29 @@ class CodexListener:
         return given.give()
 
     async def told_garbage(self, garbage: Garbage, count: int) -> None:
-        """All of it is counted, and the first of it told; after that, at every doubling."""
-        del count  # of one life; ours is of all
+        """Count all garbage. Report the first pieces, then one at each doubling."""
+        del count  # counts since the last start of the program; `self.garbage` counts all
         self.garbage += 1
         number = self.garbage
-        if _is_told(number):
-            await self._doubt(
+        if _is_reported(number):
+            await self._report_integrity(
                 "GARBAGE_ON_STREAM",
-                f"codex wrote something that is no message ({garbage.reason})",
+                f"codex wrote a malformed message ({garbage.reason})",
                 details={"number": number, "size": garbage.size, "beginning": garbage.beginning},
             )
 
     async def not_understood(self, method: str, error: Exception) -> None:
-        """A message of a shape that nobody thought of. Told as garbage is."""
+        """Report a message whose handler failed, in the same way as garbage."""
         self._failures += 1
-        if _is_told(self._failures):
-            await self._doubt(
+        if _is_reported(self._failures):
+            await self._report_integrity(
                 "MESSAGE_NOT_UNDERSTOOD",
-                f"codex sent a {printable(method[:100])} that could not be dealt with ({type(error).__name__})",
+                f"codex sent {printable(method[:100])}, which could not be handled ({type(error).__name__})",
                 details={"number": self._failures},
             )
 
     async def saw(self, exchange: Exchange) -> None:
-        """Of the gateway: one request to the model is over."""
+        """Handle a finished model request, reported by the gateway."""
         thread = exchange.thread if exchange.thread in self.threads else ""
         turn = exchange.turn if self.feed.knows(exchange.turn) else ""
         session = self.feed.session
@@ -162,7 +162,7 @@ class CodexListener:
         if turn:  # before its first response, the agent has run nothing that could have sent a request
             note(self.feed.turn(turn), exchange, first_is_ours=True)
         if exchange.outcome == "refused":
-            await self._doubt("GATEWAY_REFUSED", "a request for something else than the model was refused")
+            await self._report_integrity("GATEWAY_REFUSED", "the gateway refused a request that is not a model request")
         counted = self.ledger.passed(thread, exchange)
         if counted is not None:
             await self.feed.tell(msgspec.structs.replace(counted, turn=turn))
@@ -179,26 +179,26 @@ class CodexListener:
             self._requested.add(exchange, call)
 
     async def _unreported(self, counted: Usage) -> None:
-        """A model response of no thread that Codex has told of: a program in the box asked the gateway directly."""
+        """Report a model response without a known thread: a program in the box called the gateway directly."""
         self._unattributed += 1
-        if _is_told(self._unattributed):
-            await self._doubt(
+        if _is_reported(self._unattributed):
+            await self._report_integrity(
                 "USAGE_UNREPORTED",
-                "a model response passed through the gateway that belongs to no thread of codex",
+                "a model response that passed through the gateway does not belong to any thread of codex",
                 details={"number": self._unattributed, "seen": msgspec.to_builtins(counted.total)},
             )
 
     async def gateway_trouble(self, code: str, message: str) -> None:
-        await self._doubt(code, message)
+        await self._report_integrity(code, message)
 
     async def end_all(self, status: TurnStatus, error: AgentError) -> None:
-        """The program is gone: nothing more will be said of what is under way."""
+        """End all turns in progress, after the program has ended."""
         await self.abandon()
         busy = {turn.thread for turn in self.feed.turns_under_way()}
         for thread, difference in self.ledger.settle_idle(busy).items():
             await self._disagrees(difference, thread)
         for turn in self.feed.turns_under_way():
-            if error.details.get("cause"):  # not the program's end, but that of its box
+            if error.details.get("cause"):  # the box ended, not just the program
                 turn.observed_failure = error
             verdict = self.verdicts.pop(turn.id, None)
             if verdict is None:
@@ -207,7 +207,7 @@ class CodexListener:
                 await self.feed.end_turn(turn.id, _status_of(verdict), verdict)
 
     async def abandon(self, threads: Sequence[str] | None = None, turn: str | None = None) -> bool:
-        """Report as abandoned what is still open of some threads or of one turn. Return whether anything was."""
+        """Report the open items of some threads or of one turn as abandoned. Return whether there were any."""
         left = self.decoder.abandon(threads, turn)
         for event in left:
             await self.feed.tell(event)
@@ -217,7 +217,7 @@ class CodexListener:
         return bool(left)
 
     async def doubt(self, thread: str, code: str, message: str, turn: str = "") -> None:
-        await self._doubt(code, message, thread=thread, turn=turn)
+        await self._report_integrity(code, message, thread=thread, turn=turn)
 
     async def _turn_over(self, over: TurnOver) -> None:
         if not self.feed.knows(over.turn):
@@ -227,7 +227,7 @@ class CodexListener:
         if verdict is not None and status != "completed":
             status, error = _status_of(verdict), verdict
         elif status == "interrupted":
-            error = TurnInterrupted("codex ended the turn before its end", op="turn")
+            error = TurnInterrupted("codex interrupted the turn", op="turn")
         elif status == "failed":
             error = classify(over.error or {}, self._failed.get(over.turn))
         self._failed.pop(over.turn, None)
@@ -246,28 +246,28 @@ class CodexListener:
         return msgspec.structs.replace(event, code=seen.code, message=event.message or seen.message)
 
     async def _disagrees(self, difference: dict[str, Any], thread: str, turn: str = "") -> None:
-        message = "the tokens that codex reports are not those that passed through the gateway"
-        await self._doubt("USAGE_DISAGREES", message, thread=thread, turn=turn, details=difference)
+        message = "the token usage that codex reports differs from the usage that the gateway recorded"
+        await self._report_integrity("USAGE_DISAGREES", message, thread=thread, turn=turn, details=difference)
 
-    async def _doubt(self, code: str, message: str, **values: Any) -> None:
+    async def _report_integrity(self, code: str, message: str, **values: Any) -> None:
         await self.feed.tell(Integrity(session=self.feed.session, code=code, message=message, **values))
 
     async def _begin_unasked(self, turn: str, thread: str) -> None:
-        """One that we did not ask for, or no longer waited for."""
+        """Track a turn that we did not request, or whose request timed out."""
         self._unasked += 1
         if self._unasked <= MOST_UNASKED:
             self.begin(turn, thread)
-        elif _is_told(self._unasked - MOST_UNASKED):
-            message = "codex begins more turns by itself than are followed"
-            await self._doubt("TOO_MANY_TURNS", message, details={"number": self._unasked})
+        elif _is_reported(self._unasked - MOST_UNASKED):
+            message = f"codex started more than {MOST_UNASKED} turns on its own; further ones are not tracked"
+            await self._report_integrity("TOO_MANY_TURNS", message, details={"number": self._unasked})
 
     def _sign(self, thread: str) -> None:
         if thread in self.threads:
             self._signs[thread] = self._clock.monotonic()
 
 
-def _is_told(number: int) -> bool:
-    """Of what may come without end: the first ones, and after that each that doubles their number."""
+def _is_reported(number: int) -> bool:
+    """Return whether to report the n-th occurrence: the first ones, then one at each doubling."""
     return number <= TOLD_GARBAGE or number & (number - 1) == 0
 
 

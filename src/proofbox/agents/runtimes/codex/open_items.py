@@ -1,4 +1,4 @@
-"""The items that have begun and not ended: what is needed of each to tell how it ended, and no more than so many."""
+"""Items in progress: the members needed to report their end, with a limit on their number and size."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Key = tuple[str, str]
 
 
 class OpenItems:
-    """A program may begin items without end, and of any size: then the oldest make room."""
+    """The items in progress. If there are too many, or they are too large, the oldest are dropped."""
 
     def __init__(self) -> None:
         self._items: dict[Key, tuple[Open, int]] = {}
         self._size = 0
 
     def add(self, place: Open, id: str, item: Said) -> Iterator[tuple[Key, Open]]:
-        """Keep it; those that had to go for it."""
+        """Add an item. Yield the items that were dropped to make room."""
         kept, size = _needed(item)
         self.pop((place.thread, id))
         self._items[place.thread, id] = Open(place.thread, place.turn, kept), size
@@ -44,7 +44,7 @@ class OpenItems:
         return self._items.get(key, (None, 0))[0]
 
     def of(self, threads: Collection[str] | None = None, turn: str | None = None) -> list[tuple[Key, Open]]:
-        """Those of some threads, and of one turn; None: of any."""
+        """Return the items of some threads and of one turn. None: of any."""
         return [
             (key, opened)
             for key, (opened, _) in self._items.items()

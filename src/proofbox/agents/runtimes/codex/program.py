@@ -1,4 +1,4 @@
-"""One running app-server: a box, the program in it, and the peer that talks to it. Leaving the block ends all three."""
+"""One running app-server: a box, the program in it, and the JSON-RPC peer. Leaving the context ends all three."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CLIENT = {"name": "proofbox", "title": None, "version": "1"}
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """How the program is started, each time that it is."""
+    """The parameters for starting the program."""
 
     argv: Sequence[str]
     env: Mapping[str, str]
@@ -35,7 +35,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     mounts: tuple[Mount, ...] = ()
     doors: tuple[Door, ...] = ()
     seconds: float
-    """For a single request."""
+    """Timeout for a single request."""
 
 
 class Handlers(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,17 +52,17 @@ class Program:
         self.version = ""
         self.user_agent = ""
         self.ended = anyio.Event()
-        """Its output has ended: by its own end, or because its box is gone."""
+        """Set when the program's output has ended, because the program or its box ended."""
         self._process = process
         self._stderr = stderr
 
     @property
     def workspace(self) -> str:
-        """The project's path inside."""
+        """The path of the project in the box."""
         return self.box._inside.guest_project
 
     async def hang_up(self) -> None:
-        """Ask it to end, by the end of its input."""
+        """Close the program's stdin, so that it exits."""
         with contextlib.suppress(ProofboxError):
             await self._process.close_stdin()
 
@@ -71,12 +71,12 @@ class Program:
             await self._process.kill()
 
     async def kill_commands(self, thread: str, call: str = "") -> bool:
-        """Kill every process of a call or of a thread, by the variables that Codex gives them; whether none is left."""
+        """Kill the processes of a call or a thread, found by their variables. Return whether none is left."""
         marks = [f"CODEX_THREAD_ID={thread}", *([f"CODEX_TOOL_CALL_ID={call}"] if call else ())]
         return await kill_marked(self.box, marks)
 
     async def last_words(self) -> RuntimeCrashed:
-        """Why its output has ended, as an error: how it ended, and what it said on stderr last."""
+        """Return an error that explains why the output ended, with the exit status and the end of stderr."""
         result: ExecResult | None = None
         lost = ""
         with anyio.move_on_after(LAST_WORDS_SECONDS):
@@ -84,7 +84,7 @@ class Program:
                 result = await self._process.wait()
             except ProofboxError as error:
                 lost = error.code
-        how = f"its box is gone ({lost})" if lost else "it closed its output and went on"
+        how = f"its box has ended ({lost})" if lost else "it closed its stdout but kept running"
         if result is not None:
             how = f"killed by signal {result.signal}" if result.signal else f"exit code {result.exit_code}"
         return RuntimeCrashed(
@@ -119,7 +119,7 @@ class Program:
 
 
 class _Transport:
-    """The program's stdin and stdout as the peer's stream; stderr is kept aside, its last part."""
+    """The program's stdin and stdout as the peer's stream. Keeps the end of stderr separately."""
 
     def __init__(self, process: AsyncProcess, stderr: deque[bytes]) -> None:
         self._process = process
@@ -150,7 +150,10 @@ class _Transport:
 
 @contextlib.asynccontextmanager
 async def running(boxes: AsyncSandboxes, launch: Launch, handlers: Handlers) -> AsyncIterator[Program]:
-    """A program that has said who it is; `RuntimeStartFailed` or `RuntimeIncompatible` when it doesn't come up."""
+    """Start the program and complete the handshake.
+
+    Raises `RuntimeStartFailed` or `RuntimeIncompatible` if that fails.
+    """
     policy: dict[str, Any] = dict(launch.policy)
     if launch.mounts:
         policy["mounts"] = [*policy.get("mounts", ()), *launch.mounts]
@@ -185,9 +188,9 @@ async def _come_up(program: Program) -> None:
     except TransportBroken:
         end = await program.last_words()
         raise RuntimeStartFailed(
-            f"codex did not come up: {end.message}",
+            f"codex failed to start: {end.message}",
             op="start",
-            fix_hints=["look at what it said on stderr, in the details", "check the sandbox itself: proofbox doctor"],
+            fix_hints=["see its stderr in the details of this error", "check the sandbox: proofbox doctor"],
             details=end.details,
         ) from None
     except AgentError as error:

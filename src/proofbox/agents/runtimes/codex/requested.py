@@ -23,7 +23,7 @@ REPORTED_ELSEWHERE = ("write_stdin",)
 
 
 class RequestedCalls:
-    """Of each turn the calls in the model's latest answer: the request for it carried the outcomes of earlier ones."""
+    """The calls in the model's latest response, by turn. The results of earlier calls were in the request for it."""
 
     def __init__(self) -> None:
         self._turns: dict[tuple[str, str], tuple[int, dict[str, RequestedCall]]] = {}

@@ -1,4 +1,4 @@
-"""`codex_app_server`: the runtime that the registry knows."""
+"""The runtime `codex_app_server`, as listed in the registry."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class CodexAppServer:
     )
 
     async def probe(self, settings: Mapping[str, Any]) -> RuntimeProbe:
-        """Found, its version, whether that can be driven, and whether there is a key where one is needed."""
+        """Check whether the program is installed, its version is supported, and a required key is set."""
         checked = read_settings(CodexSettings, settings, self.id)
         details: dict[str, Any] = {}
         version = ""
@@ -67,7 +67,7 @@ class CodexAppServer:
         checked = read_settings(CodexSettings, options.settings, self.id)
         if options.sandboxed and options.provider == "off":
             raise UsageError(
-                "a session that is to be sandboxed can't have the provider off",
+                "a sandboxed session can't use the provider off",
                 op="start",
                 fix_hints=["choose another provider: auto, bubblewrap, docker"],
             )

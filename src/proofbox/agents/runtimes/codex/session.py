@@ -1,8 +1,8 @@
-"""A session with Codex: one program over one workspace, any number of threads, and what is promised about them.
+"""A Codex session: one program that works on one workspace, with any number of threads.
 
-The program and the gateway live in the background, from `open` to `close`. When the program ends under us, its turns
-end as crashed, everything it had started is dead, and another takes its place; threads are resumed there when they are
-next used. A turn is never played again by us: it may have acted.
+The program and the gateway run in the background, from `open` to `close`. If the program crashes, its turns fail, its
+process tree is killed, and a new program is started; threads are resumed in it when they are next used. A turn is never
+repeated, because it may already have had effects.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from anyio.to_thread import run_sync
 from proofbox.agents.background import Background
 from proofbox.agents.box_facts import box_facts, variables_of
 from proofbox.agents.contract import SessionOptions, TurnResult
-from proofbox.agents.events import Listener, Notice, ThreadStarted
+from proofbox.agents.events import Listener, Notice, ThreadStarted, TurnStatus
 from proofbox.agents.feed import Feed, Turn
 from proofbox.agents.gateway.server import ModelEndpoint, ModelGateway
 from proofbox.agents.gateway.traffic import Exchange
@@ -77,12 +77,12 @@ class CodexSession:
         self._endpoint = endpoint
         self._home = options.home or options.scratch / f"{self.id}-home"
         self.feed = Feed(self.id, self._clock)
-        self._hearing = CodexListener(self.feed, options.approvals, self._clock, self._heard)
+        self._listener = CodexListener(self.feed, options.approvals, self._clock, self._on_change)
         self._gateway = ModelGateway(
             endpoint,
-            on_exchange=self._hearing.saw,
-            on_trouble=self._hearing.gateway_trouble,
-            on_call=self._hearing.call_requested,
+            on_exchange=self._listener.saw,
+            on_trouble=self._listener.gateway_trouble,
+            on_call=self._listener.call_requested,
             clock=self._clock,
         )
         self._background = Background()
@@ -92,12 +92,10 @@ class CodexSession:
         self._starting: set[str] = set()
         self._recoveries: list[dict[str, Any]] = []
         self._changed = anyio.Event()
-        self._over: ProofboxError | None = None
+        self._broken: ProofboxError | None = None
         self._closing = anyio.Event()
         self._gone = anyio.Event()
         self._facts: dict[str, Any] = {}
-
-    # The contract
 
     def facts(self) -> Mapping[str, Any]:
         return {
@@ -112,7 +110,7 @@ class CodexSession:
             "key": "added by the gateway" if self._endpoint.has_key else "none",
             "requests": self._gateway.requests,
             "refused_requests": self._gateway.refused,
-            "garbage_lines": self._hearing.garbage,
+            "garbage_lines": self._listener.garbage,
             "recoveries": list(self._recoveries),
             **self._facts,
             **(box_facts(self._program.box.info) if self._program is not None else {}),
@@ -126,55 +124,59 @@ class CodexSession:
 
     @property
     def broken(self) -> ProofboxError | None:
-        return self._over
+        return self._broken
 
     def owner_of(self, thread: str) -> str:
-        return self._hearing.lineage.owner(thread)
+        return self._listener.lineage.owner(thread)
 
     @property
     def exchanges(self) -> list[Exchange]:
-        """What passed through the gateway."""
+        """The requests that passed through the gateway."""
         return self._gateway.exchanges
 
     async def open(self) -> None:
-        """Start the program, or raise why it did not come up."""
+        """Start the program. Raises the error that prevented the start."""
         await self._background.open()
         self._opened = True
-        self._background.spawn(self._live)
+        self._background.spawn(self._run)
         try:
-            await self._wait(lambda: self._program is not None or self._over is not None)
+            await self._wait(lambda: self._program is not None or self._broken is not None)
         except BaseException:
             await self.close()
             raise
-        if self._over is not None:
+        if self._broken is not None:
             await self.close()
-            raise self._over if isinstance(self._over, UsageError) else _as_agent(self._over)
+            raise self._broken if isinstance(self._broken, UsageError) else _as_agent(self._broken)
         if self._options.stall_timeout is not None:
             self._background.spawn(self._watch, self._options.stall_timeout)
 
     async def start_thread(self, folder: str = "") -> str:
-        result = await self._ask("thread/start", lambda program: self._place(program, folder))
-        thread = await self._have_thread(result, "start")
+        result = await self._request("thread/start", lambda program: self._thread_params(program, folder))
+        thread = await self._register_thread(result, "start")
         self._folders[thread] = folder
         return thread
 
     async def resume_thread(self, thread: str) -> str:
-        result = await self._ask("thread/resume", lambda program: self._resuming(program, thread))
-        return await self._have_thread(result, "resume")
+        result = await self._request("thread/resume", lambda program: self._resume_params(program, thread))
+        return await self._register_thread(result, "resume")
 
     async def fork_thread(self, thread: str, last_turn: str | None = None) -> str:
         def params(program: Program) -> dict[str, Any]:
-            return self._resuming(program, thread) | ({"lastTurnId": last_turn} if last_turn is not None else {})
+            return self._resume_params(program, thread) | ({"lastTurnId": last_turn} if last_turn is not None else {})
 
-        return await self._have_thread(await self._ask("thread/fork", params), "fork", thread)
+        return await self._register_thread(await self._request("thread/fork", params), "fork", thread)
 
     async def start_turn(self, thread: str, prompt: str) -> str:
-        if thread not in self._hearing.threads:
-            raise UsageError(f"this session has no thread {thread[:80]!r}", op="turn", fix_hints=["start one"])
-        # Codex would take a second start for a steer, without a word.
+        if thread not in self._listener.threads:
+            raise UsageError(
+                f"this session has no thread {thread[:80]!r}", op="turn", fix_hints=["start a thread first"]
+            )
+        # Codex would silently treat a second start as steering.
         if thread in self._starting or self.feed.active_turn(thread) is not None:
             raise UsageError(
-                "the thread has a turn under way", op="turn", fix_hints=["wait for it, interrupt it, or steer it"]
+                "the thread already has a turn in progress",
+                op="turn",
+                fix_hints=["wait for that turn, interrupt it, or steer it"],
             )
         self._starting.add(thread)
         begun: list[str] = []
@@ -182,23 +184,23 @@ class CodexSession:
         def begin(result: Any) -> None:
             turn = _member(result, "turn", "id", method="turn/start")
             if self.feed.knows(turn):
-                raise RuntimeProtocolError(f"codex gave the id of another turn, {turn[:80]}", op="turn")
-            self._hearing.begin(turn, thread)
+                raise RuntimeProtocolError(f"codex returned the id of another turn, {turn[:80]}", op="turn")
+            self._listener.begin(turn, thread)
             begun.append(turn)
 
         try:
             await self._load(thread)
-            asked = {"threadId": thread, "input": [{"type": "text", "text": prompt}]}
-            await self._ask("turn/start", lambda _: asked, on_result=begin)
+            params = {"threadId": thread, "input": [{"type": "text", "text": prompt}]}
+            await self._request("turn/start", lambda _: params, on_result=begin)
         finally:
             self._starting.discard(thread)
         return begun[0]
 
     async def steer_turn(self, thread: str, turn: str, text: str) -> None:
         if self.feed.turn(turn, thread).result is not None:
-            raise UsageError("the turn has ended", op="steer", fix_hints=["start another"])
-        asked = {"threadId": thread, "expectedTurnId": turn, "input": [{"type": "text", "text": text}]}
-        await self._ask("turn/steer", lambda _: asked)
+            raise UsageError("the turn has already ended", op="steer", fix_hints=["start another turn"])
+        params = {"threadId": thread, "expectedTurnId": turn, "input": [{"type": "text", "text": text}]}
+        await self._request("turn/steer", lambda _: params)
 
     async def interrupt_turn(self, thread: str, turn: str) -> None:
         if self.feed.turn(turn, thread).result is None:
@@ -208,9 +210,9 @@ class CodexSession:
         return await self.feed.wait_turn(turn)
 
     async def end_thread(self, thread: str) -> None:
-        """Interrupt the turns of the thread and its sub-agents, then end everything they started."""
-        verdict = TurnInterrupted("the turn that it worked for has ended", op="turn")
-        for _ in range(END_ROUNDS):  # the end of one turn may start another, in a thread that waited for it
+        """Interrupt the turns of the thread and its sub-agents, then end everything that they started."""
+        verdict = TurnInterrupted("the parent turn has ended", op="turn")
+        for _ in range(END_ROUNDS):  # the end of one turn may start another one in a waiting thread
             family = self._family(thread)
             under_way = [turn for turn in self.feed.turns_under_way() if turn.thread in family]
             for turn in under_way:
@@ -218,8 +220,8 @@ class CodexSession:
             await self._end_commands(family)
             if not any(turn.thread in self._family(thread) for turn in self.feed.turns_under_way()):
                 return
-        message = "sub-agents go on beginning turns after the end of the turn that they worked for"
-        await self._hearing.doubt(thread, "THREAD_NOT_ENDED", message)
+        message = "sub-agents keep starting turns after the end of their parent turn"
+        await self._listener.doubt(thread, "THREAD_NOT_ENDED", message)
 
     async def close(self) -> None:
         with anyio.CancelScope(shield=True):
@@ -229,52 +231,53 @@ class CodexSession:
             if self._opened:
                 with anyio.move_on_after(CLOSE_SECONDS + STOP_SECONDS):
                     await self._gone.wait()
-                await self._background.close()  # what has not ended by itself is cancelled, and its box ended
+                await self._background.close()  # cancels the remaining tasks and ends the box
             if self._options.home is None:
                 await run_sync(remove_tree, self._home)
 
-    # The program's lives
+    # Running the program
 
-    async def _live(self) -> None:
-        """From the first start to the end of the session. Never raises: what went wrong is in `_over`."""
+    async def _run(self) -> None:
+        """Run the program until the session ends, with restarts. Never raises: the error is in `_broken`."""
         try:
             directory = self._options.scratch / f"{self.id}-gateway"
             async with way_to_model(self._gateway, self._options, directory) as (base_url, doors):
-                self._facts["gateway"] = "a socket of its own" if doors else "loopback of the host"
+                self._facts["gateway"] = "a separate socket" if doors else "loopback of the host"
                 launch = prepare(self._options, self._settings, self._binary, self._home, base_url, doors)
                 async with AsyncSandboxes(
                     self._options.workspace, settings=self._options.box_settings, clock=self._clock, ids=self._ids
                 ) as boxes:
                     while not self._closing.is_set() and len(self._recoveries) <= MOST_RECOVERIES:
-                        await self._one_life(boxes, launch)
-        except Exception as error:  # nobody else would hear of it
-            self._over = _innermost(error)
+                        await self._run_program(boxes, launch)
+        except Exception as error:  # background tasks must not raise
+            self._broken = _innermost(error)
         finally:
             with anyio.CancelScope(shield=True):
                 self._program = None
                 closed = TurnInterrupted("the session was closed", op="close")
-                self._over = self._over or closed
-                await self._hearing.end_all("interrupted" if self._over is closed else "failed", _as_agent(self._over))
+                self._broken = self._broken or closed
+                status: TurnStatus = "interrupted" if self._broken is closed else "failed"
+                await self._listener.end_all(status, _as_agent(self._broken))
             self._gone.set()
             self._wake()
 
-    async def _one_life(self, boxes: AsyncSandboxes, launch: Launch) -> None:
-        hear = self._hearing
+    async def _run_program(self, boxes: AsyncSandboxes, launch: Launch) -> None:
+        listener = self._listener
         handlers = Handlers(
-            on_notification=hear.notified,
-            on_request=hear.asked,
-            on_garbage=hear.told_garbage,
-            on_failure=hear.not_understood,
+            on_notification=listener.notified,
+            on_request=listener.asked,
+            on_garbage=listener.told_garbage,
+            on_failure=listener.not_understood,
         )
         async with running(boxes, launch, handlers) as program:
-            self._hearing.life += 1
+            self._listener.life += 1
             self.version = program.version
             variables = variables_of(program.box.inside, launch.env)
             self._facts |= {"user_agent": program.user_agent, "variables": variables, **box_facts(program.box.info)}
             self._program = program
             self._wake()
             if self._recoveries:
-                message = f"codex was started again ({len(self._recoveries)} of {MOST_RECOVERIES} times)"
+                message = f"codex was restarted ({len(self._recoveries)} of {MOST_RECOVERIES} times)"
                 await self.feed.tell(Notice(session=self.id, kind="recovered", message=message))
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(_when, program.ended, tasks.cancel_scope)
@@ -285,32 +288,32 @@ class CodexSession:
                 tasks.cancel_scope.cancel()
             self._program = None
             crash = None if self._closing.is_set() else await program.last_words()
-        # Here the box is gone, and everything in it.
+        # The box and all its processes have ended.
         if crash is not None:
             self._recoveries.append({"reason": crash.message, "at_turns": len(self.feed.turns_under_way())})
             again = len(self._recoveries) <= MOST_RECOVERIES
             crash.details |= {"restarting": again, "replayed": False}
             crash.fix_hints = (
-                "go on in the thread: the turn may have acted, and is not played again"
+                "continue in the thread: the turn is not repeated, because it may have had effects"
                 if again
-                else "start another session: this program ended too often",
+                else "start another session: the program crashed too often",
             )
-            self._hearing.ledger.forget()
-            await self._hearing.end_all("failed", crash)
+            self._listener.ledger.forget()
+            await self._listener.end_all("failed", crash)
             if not again:
-                self._over = crash
+                self._broken = crash
 
-    # Asking
+    # Requests
 
-    async def _ask(
+    async def _request(
         self,
         method: str,
         params: Callable[[Program], Any],
         on_result: Callable[[Any], None] | None = None,
     ) -> Any:
-        """One request; tried again only where Codex said that it was too busy to take it."""
+        """Send a request. Retry only if Codex reports that it is overloaded."""
         for attempt in range(OVERLOAD_TRIES):
-            program = await self._up()
+            program = await self._running_program()
             try:
                 return await program.peer.request(method, params(program), on_result=on_result)
             except Overloaded:
@@ -319,47 +322,47 @@ class CodexSession:
                 await anyio.sleep(OVERLOAD_SECONDS * 2**attempt)
             except TransportBroken as error:
                 raise TransportBroken(
-                    f"{method}: codex ended before it answered",
+                    f"{method}: codex ended before it responded",
                     op=method,
-                    fix_hints=["try again: another is started"],
+                    fix_hints=["retry: codex is being restarted"],
                     details=error.details,
                 ) from None
-        raise RuntimeProtocolError(f"{method} was not asked", op=method)
+        raise RuntimeProtocolError(f"{method} was not sent", op=method)
 
-    async def _up(self) -> Program:
-        """The program, when there is one: while another is being started, wait for it."""
+    async def _running_program(self) -> Program:
+        """Return the running program; wait if it is being restarted."""
         try:
             with anyio.fail_after(self._options.request_timeout):
-                await self._wait(lambda: self._answers() or self._over is not None)
+                await self._wait(lambda: self._is_ready() or self._broken is not None)
         except TimeoutError:
-            raise RuntimeTimedOut("codex did not come up again in time", op="session") from None
+            raise RuntimeTimedOut("timeout while waiting for codex to restart", op="session") from None
         if self._program is None or self._closing.is_set():
-            raise _as_agent(self._over or TurnInterrupted("the session was closed", op="session"))
+            raise _as_agent(self._broken or TurnInterrupted("the session was closed", op="session"))
         return self._program
 
-    def _answers(self) -> bool:
-        """One whose stream has broken is still there for a moment, and of no use."""
+    def _is_ready(self) -> bool:
+        """Return whether the program can take requests. After its stream breaks, it exists for a moment longer."""
         return self._program is not None and self._program.peer.broken is None
 
     async def _load(self, thread: str) -> None:
-        """A thread of an earlier life is resumed before it is used."""
-        await self._up()
-        if self._hearing.threads[thread] != self._hearing.life:
-            await self._ask("thread/resume", lambda program: self._resuming(program, thread))
-            self._hearing.threads[thread] = self._hearing.life
+        """Resume the thread if the program was restarted since the thread was last used."""
+        await self._running_program()
+        if self._listener.threads[thread] != self._listener.life:
+            await self._request("thread/resume", lambda program: self._resume_params(program, thread))
+            self._listener.threads[thread] = self._listener.life
 
-    def _place(self, program: Program, folder: str) -> dict[str, Any]:
+    def _thread_params(self, program: Program, folder: str) -> dict[str, Any]:
         policy = self._settings.approval_policy
         cwd = f"{program.workspace}/{folder}" if folder else program.workspace
         return {"cwd": cwd, "approvalPolicy": policy, "sandbox": "danger-full-access"}
 
-    def _resuming(self, program: Program, thread: str) -> dict[str, Any]:
-        return {"threadId": thread, "excludeTurns": True, **self._place(program, self._folders.get(thread, ""))}
+    def _resume_params(self, program: Program, thread: str) -> dict[str, Any]:
+        return {"threadId": thread, "excludeTurns": True, **self._thread_params(program, self._folders.get(thread, ""))}
 
-    async def _have_thread(self, result: Any, origin: str, forked_from: str = "") -> str:
+    async def _register_thread(self, result: Any, origin: str, forked_from: str = "") -> str:
         thread = _member(result, "thread", "id", method=f"thread/{origin}")
-        self._hearing.threads[thread] = self._hearing.life
-        self._hearing.lineage.start(thread)
+        self._listener.threads[thread] = self._listener.life
+        self._listener.lineage.start(thread)
         await self.feed.tell(
             ThreadStarted(session=self.id, thread=thread, origin=origin, forked_from=forked_from)  # type: ignore[arg-type]
         )
@@ -368,9 +371,9 @@ class CodexSession:
     # Ending turns
 
     async def _stop(self, turn: Turn, verdict: AgentError) -> None:
-        """End a turn early, and the commands it runs. When Codex does not do it, the program is killed for it."""
-        self._hearing.verdicts.setdefault(turn.id, verdict)
-        running = self._hearing.decoder.running
+        """End a turn and its commands early. If Codex does not comply, kill the program."""
+        self._listener.verdicts.setdefault(turn.id, verdict)
+        running = self._listener.decoder.running
         calls = set(running([turn.thread], turn.id))
         with anyio.move_on_after(min(self._options.request_timeout, INTERRUPT_SECONDS)):
             async with anyio.create_task_group() as tasks:
@@ -384,21 +387,21 @@ class CodexSession:
         await self._end_commands([turn.thread], turn.id, calls | set(running([turn.thread], turn.id)))
 
     async def _interrupt(self, turn: Turn) -> None:
-        """Ask for the end. No answer comes for a turn that is ending already: its end is what is waited for."""
+        """Ask Codex to interrupt a turn. It does not respond if the turn is already ending, so errors are ignored."""
         try:
-            await self._ask("turn/interrupt", lambda _: {"threadId": turn.thread, "turnId": turn.id})
+            await self._request("turn/interrupt", lambda _: {"threadId": turn.thread, "turnId": turn.id})
         except AgentError:
             pass
 
     async def _end_commands(
         self, threads: Sequence[str], turn: str | None = None, calls: Collection[tuple[str, str]] = ()
     ) -> None:
-        """End everything these threads run, or only these calls of one turn, and wait for each call's end.
+        """End everything that these threads run, or only these calls of one turn, and wait until each call has ended.
 
         Codex keeps the command of an interrupted turn running as a background terminal: clear those, then kill the
         processes that detached themselves.
         """
-        program, hear = self._program, self._hearing
+        program, listener = self._program, self._listener
         if program is not None:
             for thread in threads:
                 with anyio.move_on_after(STOP_SECONDS):
@@ -406,63 +409,63 @@ class CodexSession:
             marked = [(thread, "") for thread in threads] if turn is None else sorted(calls)
             killed = [await program.kill_commands(thread, call) for thread, call in marked]
             with anyio.move_on_after(STOP_SECONDS):
-                await self._wait(lambda: not hear.decoder.running(threads, turn) or self._program is not program)
-            running = bool(hear.decoder.running(threads, turn))
+                await self._wait(lambda: not listener.decoder.running(threads, turn) or self._program is not program)
+            running = bool(listener.decoder.running(threads, turn))
             if (running or not all(killed)) and not self.feed.turns_under_way():
                 await self._kill_program()
-                await self._wait(lambda: self._program not in (None, program) or self._over is not None)
+                await self._wait(lambda: self._program not in (None, program) or self._broken is not None)
             elif not all(killed) and self._program is program:
-                message = "processes that the agent has started may run on until the session ends"
-                await hear.doubt(threads[0], "COMMAND_NOT_ENDED", message, turn or "")
-        others = self.feed.turns_under_way()  # killing the program would end those
-        if await hear.abandon(threads, turn) and others:
-            message = "a command of a turn that has ended may run on until the session ends"
-            await hear.doubt(threads[0], "COMMAND_NOT_ENDED", message, turn or "")
+                message = "processes that the agent started may keep running until the session ends"
+                await listener.doubt(threads[0], "COMMAND_NOT_ENDED", message, turn or "")
+        others = self.feed.turns_under_way()  # killing the program would end these as well
+        if await listener.abandon(threads, turn) and others:
+            message = "a command of a finished turn may keep running until the session ends"
+            await listener.doubt(threads[0], "COMMAND_NOT_ENDED", message, turn or "")
 
     async def _clear_terminals(self, thread: str) -> None:
         with contextlib.suppress(AgentError):
-            await self._ask("thread/backgroundTerminals/clean", lambda _: {"threadId": thread})
+            await self._request("thread/backgroundTerminals/clean", lambda _: {"threadId": thread})
 
     async def _end_left_over(self) -> None:
-        """Have Codex end the commands that outlived their turns, so that it reports their exit codes and output."""
+        """Let Codex end the commands that outlived their turns, so that it reports their exit codes and output."""
 
         def left_over() -> set[str]:
             busy = {turn.thread for turn in self.feed.turns_under_way()}
-            return {thread for thread, _ in self._hearing.decoder.running()} - busy
+            return {thread for thread, _ in self._listener.decoder.running()} - busy
 
         with anyio.move_on_after(CLOSE_SECONDS):
             for thread in left_over():
                 await self._clear_terminals(thread)
-            await self._wait(lambda: not left_over() or not self._answers())
+            await self._wait(lambda: not left_over() or not self._is_ready())
 
     def _family(self, thread: str) -> list[str]:
-        """A thread and its sub-agents, as far as they are in the program that runs now."""
-        known, hear = self._hearing.lineage.family(thread), self._hearing
-        return [each for each in known if hear.threads.get(each) == hear.life] or [thread]
+        """Return a thread and its sub-agents that are loaded in the current program."""
+        known, listener = self._listener.lineage.family(thread), self._listener
+        return [each for each in known if listener.threads.get(each) == listener.life] or [thread]
 
     async def _kill_program(self) -> None:
         if self._program is not None:
             await self._program.kill()
 
     async def _watch(self, seconds: float) -> None:
-        """The watchdog: a turn without any sign of life for this long is stopped."""
+        """Stop turns that show no activity for this many seconds."""
         while not self._gone.is_set():
             await anyio.sleep(min(seconds / 4, 1.0))
             for turn in self.feed.turns_under_way():
-                if self._hearing.silence(turn) > seconds and turn.id not in self._hearing.verdicts:
+                if self._listener.silence(turn) > seconds and turn.id not in self._listener.verdicts:
                     stalled = RuntimeStalled(
-                        f"the turn gave no sign of life for {seconds:g} s", op="turn", details={"seconds": seconds}
+                        f"the turn showed no activity for {seconds:g} s", op="turn", details={"seconds": seconds}
                     )
-                    self._hearing.verdicts[turn.id] = stalled
+                    self._listener.verdicts[turn.id] = stalled
                     self._background.spawn(self._stop, turn, stalled)
 
-    def _heard(self) -> None:
-        """Wake who waits. A record that is not whole can't become whole: then what is under way is stopped."""
+    def _on_change(self) -> None:
+        """Wake waiting tasks. If a listener failed, the record is incomplete, so stop all turns in progress."""
         self._wake()
         if self.feed.failure is not None:
             for turn in self.feed.turns_under_way():
-                if turn.id not in self._hearing.verdicts:
-                    self._hearing.verdicts[turn.id] = self.feed.failure
+                if turn.id not in self._listener.verdicts:
+                    self._listener.verdicts[turn.id] = self.feed.failure
                     self._background.spawn(self._stop, turn, self.feed.failure)
 
     # Waiting
@@ -482,16 +485,16 @@ async def _when(event: anyio.Event, scope: anyio.CancelScope) -> None:
 
 
 def _innermost(error: BaseException) -> ProofboxError:
-    """Task groups wrap what is raised in them."""
+    """Unwrap the exception groups of task groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, ProofboxError):
         return error
-    return InternalError(f"the session broke: {type(error).__name__}: {error}", op="session")
+    return InternalError(f"the session failed: {type(error).__name__}: {error}", op="session")
 
 
 def _as_agent(error: ProofboxError) -> AgentError:
-    """What ended the session, as an error of a turn."""
+    """Convert the error that ended the session into an error of a turn."""
     if isinstance(error, AgentError):
         return error
     return RuntimeStartFailed(
@@ -506,7 +509,7 @@ def _member(result: Any, outer: str, inner: str, *, method: str) -> str:
     value = result.get(outer) if isinstance(result, dict) else None
     text = value.get(inner) if isinstance(value, dict) else None
     if not isinstance(text, str) or not text:
-        raise RuntimeProtocolError(f"{method} was answered without {outer}.{inner}", op=method)
+        raise RuntimeProtocolError(f"the response to {method} lacks {outer}.{inner}", op=method)
     if fields.id(value, inner) != text:
-        raise RuntimeProtocolError(f"{method} was answered with an id of {len(text)} characters", op=method)
+        raise RuntimeProtocolError(f"the response to {method} has an id of {len(text)} characters", op=method)
     return text

@@ -1,4 +1,4 @@
-"""What may be said of Codex in `[runtimes.codex_app_server]`, and the `config.toml` that comes of it."""
+"""The settings of Codex in `[runtimes.codex_app_server]`, and the `config.toml` generated from them."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ DEFAULT_ENDPOINT = "https://api.openai.com/v1"
 DEFAULT_KEY = "OPENAI_API_KEY"
 PROVIDER = "proofbox"
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
-# What decides where Codex connects to and what it believes of its box is ours to say.
+# proofbox decides where Codex connects, and what Codex assumes about its sandbox.
 _RESERVED = ("model", "model_provider", "model_providers", "approval_policy", "sandbox_mode", "openai_base_url")
 
 
 class CodexSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     binary: str | None = None
-    """The program; without it, the one on the PATH, or of the npm or PyPI package."""
+    """The path of the program. Default: the one on the PATH, or of the npm or PyPI package."""
     model: str | None = None
-    """Without it, Codex's own default."""
+    """The model. Default: chosen by Codex."""
     base_url: str | None = None
-    """The endpoint of a Responses API. Without it, OpenAI's."""
+    """The endpoint of a Responses API. Default: OpenAI's."""
     api_key_env: str | None = None
-    """The variable that holds the key: in our environment, never in the box. Without it and with a `base_url` of your
-    own, no key is sent."""
+    """The variable that holds the key. It is read outside the box and never passed in. If it is not set and `base_url`
+    is, no key is sent."""
     approval_policy: Literal["untrusted", "on-request", "never"] = "never"
-    """When Codex asks before it acts. The box holds it either way."""
+    """When Codex asks for approval. The box restricts Codex in any case."""
     max_retries: int = 4
-    """How often Codex itself tries again, for a request and for a stream."""
+    """Maximum number of retries by Codex, for a request and for a stream."""
     stream_idle_seconds: float = 300.0
-    """How long a stream from the model may be silent before Codex gives it up."""
+    """Seconds without data after which Codex abandons a stream from the model."""
     extra_config: dict[str, Any] = {}
-    """More of Codex's own configuration, as in its `config.toml`."""
+    """Additional configuration of Codex, as in its `config.toml`."""
 
     def __post_init__(self) -> None:
         for name in self.extra_config:
             if name in _RESERVED:
-                raise ValueError(f"extra_config.{name} is decided by proofbox: there is a setting for it, or none")
+                raise ValueError(f"extra_config.{name} is not allowed: proofbox sets it")
         if not 0 <= self.max_retries <= 100:
-            raise ValueError("max_retries must be from 0 to 100")
+            raise ValueError("max_retries must be between 0 and 100")
         if not 0.1 <= self.stream_idle_seconds <= 86400:
-            raise ValueError("stream_idle_seconds must be from 0.1 to 86400")
+            raise ValueError("stream_idle_seconds must be between 0.1 and 86400")
         _toml(self.extra_config)
 
     def endpoint(self, env: Mapping[str, str] | None = None) -> ModelEndpoint:
-        """Where the model is, with its key. Raises `AuthFailed` where one is needed and missing."""
+        """Return the model's endpoint with its key. Raises `AuthFailed` if a required key is missing."""
         key = self.api_key_env or (DEFAULT_KEY if self.base_url is None else None)
         try:
             return ModelEndpoint.of(self.base_url or DEFAULT_ENDPOINT, key, env)
@@ -57,17 +57,16 @@ class CodexSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise AuthFailed(
                 f"no key for the model: {error.message}",
                 op="start",
-                fix_hints=[*error.fix_hints, "or name another variable: api_key_env; it stays outside the box"],
+                fix_hints=[*error.fix_hints, "or set api_key_env to another variable; its value stays outside the box"],
                 details={"api_key_env": key},
             ) from None
 
 
 def config_toml(settings: CodexSettings, base_url: str) -> str:
-    """Codex's configuration for one attempt: the model at this address, no key, nothing that calls home.
+    """Return the configuration of Codex for one attempt: the model's address, no key, and no telemetry.
 
-    When it asks for leave is said with each thread: not every version takes each policy here. Codex is told that it may
-    do everything, because what it may do is decided by the box around it; a sandbox of its own would need privileges
-    that a box does not give.
+    The approval policy is set for each thread, because not every version accepts every policy here. Codex's own sandbox
+    is disabled: the box restricts Codex, and a sandbox within it would need privileges that a box does not have.
     """
     ours: dict[str, Any] = {
         "model_provider": PROVIDER,
@@ -88,7 +87,7 @@ def config_toml(settings: CodexSettings, base_url: str) -> str:
         },
         "analytics": {"enabled": False},
         "feedback": {"enabled": False},
-        # Without the last of these a refused connection is tried for ever.
+        # Without the last of these, Codex retries a refused connection forever.
         "features": {"plugins": False, "apps": False, "unbounded_connection_retries": False},
     }
     if settings.model is not None:
@@ -105,7 +104,7 @@ def _merged(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any
 
 
 def _toml(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> str:
-    """TOML of plain values and tables. A basic string of TOML is a string of JSON, but for one character."""
+    """Return TOML for plain values and tables. TOML basic strings are JSON strings, except for one character."""
     lines = [f"{_key(name)} = {_value(value)}" for name, value in table.items() if not isinstance(value, dict)]
     text = "".join(f"{line}\n" for line in lines)
     for name, value in table.items():
@@ -130,7 +129,7 @@ def _value(value: Any) -> str:
         return f"[{', '.join(map(_value, value))}]"
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_key(name)} = {_value(inner)}" for name, inner in value.items()) + "}"
-    raise UsageError(f"extra_config can't hold a {type(value).__name__}", op="settings")
+    raise UsageError(f"extra_config does not support values of type {type(value).__name__}", op="settings")
 
 
 def _string(text: str) -> str:

@@ -1,1 +1,1 @@
-"""Any command line as an agent: each turn is one run of it."""
+"""The `process` runtime: any command line as an agent, run once per turn."""

@@ -1,11 +1,11 @@
-"""What programs say line by line in JSON, translated into events. One class is one dialect.
+"""Translate a program's JSON output, line by line, into events. Each class implements one dialect.
 
-    jsonl          our own, for programs that are written for it: {"type": "message", "text": …} and the like
+    jsonl          proofbox's own format, for programs that support it: {"type": "message", "text": …}, …
     codex_exec     `codex exec --json`
     claude_stream  `claude -p --output-format stream-json --verbose`
 
-A dialect never raises over what a line holds: a line that it has no name for, or whose members are not what they should
-be, is `Unrecognized`. Whether the turn failed is taken from fields that say so, never from words.
+A dialect never raises because of a line's content: an unknown or malformed line becomes `Unrecognized`. Whether the
+turn failed is read from dedicated fields, never guessed from text.
 """
 
 from __future__ import annotations
@@ -35,34 +35,34 @@ from proofbox.errors import AgentError, ModelFailed
 
 PAYLOAD_LIMIT = 64 << 10
 ID_LIMIT = 200
-MOST_OPEN = 1000  # calls whose results have not come back
+MOST_OPEN = 1000  # maximum number of calls without a result
 DialectName = Literal["plain", "jsonl", "codex_exec", "claude_stream"]
 
 _Json = Mapping[str, Any]
 
 
-class _Odd(Exception):
-    """A line that is not as it should be."""
+class _MalformedLine(Exception):
+    """A malformed line."""
 
 
 class Dialect:
-    """Remembers what one turn has said: an item is told once, and `failure` is what the program said of its end."""
+    """The state of one turn. Each item is reported once; `failure` is the failure that the program reported."""
 
     def __init__(self) -> None:
         self.failure: AgentError | None = None
         self.usage = TokenUsage()
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._count = 0
         self._open: dict[str, _Json] = {}
-        """What has begun and not ended, as it was told."""
+        """Items that began and have not ended, as the program reported them."""
         self._over = not self.has_end
-        """The stream said that it ends here."""
+        """The final line of the stream was seen."""
 
     has_end: ClassVar[bool] = True
-    """A whole stream of this dialect ends with a line that says so."""
+    """A complete stream of this dialect ends with a final line."""
 
     def translate(self, line: bytes) -> list[Event]:
-        """The events of one line; sessions, threads and turns are for the caller to fill in."""
+        """Return the events of one line. The caller fills in session, thread and turn."""
         try:
             value = msgspec.json.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -70,35 +70,38 @@ class Dialect:
         kind = value.get("type") if isinstance(value, dict) else None
         try:
             events = self._translate(value) if isinstance(kind, str) else None
-        except (_Odd, KeyError, TypeError, ValueError, AttributeError):
+        except (_MalformedLine, KeyError, TypeError, ValueError, AttributeError):
             events = None
         return [_unrecognized(kind if isinstance(kind, str) else "line", line)] if events is None else events
 
     def end(self, *, stopped: bool) -> list[Event]:
-        """What is to be told when the program is gone. One that was stopped could not say how things ended."""
+        """Return the events to report after the program's exit.
+
+        Unfinished items are integrity errors only if the program was not `stopped`.
+        """
         left: list[Event] = []
-        for id, said in self._open.items():
+        for id, start in self._open.items():
             if not stopped:
                 left.append(
-                    Integrity(session="", code="ITEM_NOT_ENDED", message=f"{id} began, and its end was not told")
+                    Integrity(session="", code="ITEM_NOT_ENDED", message=f"{id} began, but its end was not reported")
                 )
-            left += self._abandoned(id, said)
+            left += self._abandoned(id, start)
         if not self._over and not stopped:
-            message = "the program ended without the line that ends its stream"
+            message = "the program exited without the final line of its stream"
             left.append(Integrity(session="", code="STREAM_NOT_ENDED", message=message))
         return left
 
     def _translate(self, line: _Json) -> list[Event] | None:
         raise NotImplementedError
 
-    def _abandoned(self, id: str, said: _Json) -> list[Event]:
-        """A thing that began, as one whose end nobody will ever tell."""
+    def _abandoned(self, id: str, start: _Json) -> list[Event]:
+        """Return the events for an item whose end will never be reported."""
         raise NotImplementedError
 
-    def _begin(self, id: str, kind: str, said: _Json, command: str) -> list[Event]:
+    def _begin(self, id: str, kind: str, start: _Json, command: str) -> list[Event]:
         if len(self._open) >= MOST_OPEN:
-            raise _Odd
-        self._open[id] = said
+            raise _MalformedLine
+        self._open[id] = start
         return [ItemStarted(session="", item=id, kind=kind, command=command)]
 
     def _item(self, line: _Json) -> str:
@@ -106,14 +109,14 @@ class Dialect:
         return _id(line.get("id", f"item-{self._count}"))
 
     def _once(self, event: ToolCall | FileChange | Message | Reasoning) -> list[Event]:
-        if event.item in self._told:
+        if event.item in self._reported:
             return []
-        self._told.add(event.item)
+        self._reported.add(event.item)
         return [event]
 
 
 class OwnDialect(Dialect):
-    """`type` is an event's name and the other members are its fields; `error` says that the turn failed."""
+    """`type` is the name of an event and the other members are its fields; `error` reports that the turn failed."""
 
     has_end = False
 
@@ -147,7 +150,9 @@ class OwnDialect(Dialect):
             case "usage":
                 return _used(self, line)
             case "error":
-                self.failure = failure_of(_optional(line.get("status"), int), _text(line.get("message", "it failed")))
+                self.failure = failure_of(
+                    _optional(line.get("status"), int), _text(line.get("message", "the program reported a failure"))
+                )
                 return []
         return None
 
@@ -203,14 +208,14 @@ class CodexExec(Dialect):
                 )
         return None
 
-    def _abandoned(self, id: str, said: _Json) -> list[Event]:
-        if said["command"] is None:
+    def _abandoned(self, id: str, start: _Json) -> list[Event]:
+        if start["command"] is None:
             return []
-        return self._once(ToolCall(session="", item=id, tool="command", command=said["command"], status="abandoned"))
+        return self._once(ToolCall(session="", item=id, tool="command", command=start["command"], status="abandoned"))
 
 
 class ClaudeStream(Dialect):
-    """A tool call is complete when its result comes back; only `is_error` says whether the turn failed."""
+    """A tool call ends when its result arrives; only `is_error` determines whether the turn failed."""
 
     def _translate(self, line: _Json) -> list[Event] | None:
         match line["type"]:
@@ -220,9 +225,9 @@ class ClaudeStream(Dialect):
             case "system" | "stream_event":
                 return []
             case "assistant":
-                return [event for part in line["message"]["content"] for event in self._said(part)]
+                return [event for part in line["message"]["content"] for event in self._assistant_part(part)]
             case "user":
-                return [event for part in line["message"]["content"] for event in self._returned(part)]
+                return [event for part in line["message"]["content"] for event in self._tool_result(part)]
             case "result":
                 self._over = True
                 if line["is_error"]:
@@ -231,24 +236,24 @@ class ClaudeStream(Dialect):
                 return _used(self, _claude_usage(line))
         return None
 
-    def _said(self, part: _Json) -> list[Event]:
+    def _assistant_part(self, part: _Json) -> list[Event]:
         item = self._item({})
         if part["type"] == "text":
             return self._once(Message(session="", item=item, text=_text(part["text"])))
         if part["type"] == "thinking":
             return self._once(Reasoning(session="", item=item, text=_text(part["thinking"])))
         if part["type"] == "tool_use":
-            return self._begin(_id(part["id"]), _text(part["name"]), part, _asked(part)[1])
-        raise _Odd
+            return self._begin(_id(part["id"]), _text(part["name"]), part, _tool_and_command(part)[1])
+        raise _MalformedLine
 
-    def _returned(self, part: _Json) -> list[Event]:
+    def _tool_result(self, part: _Json) -> list[Event]:
         if not isinstance(part, dict) or part.get("type") != "tool_result":
             return []
         id = _id(part["tool_use_id"])
         call = self._open.pop(id, None)
         if call is None:
-            raise _Odd
-        tool, command = _asked(call)
+            raise _MalformedLine
+        tool, command = _tool_and_command(call)
         content = part.get("content", "")
         return self._once(
             ToolCall(
@@ -261,15 +266,15 @@ class ClaudeStream(Dialect):
             )
         )
 
-    def _abandoned(self, id: str, said: _Json) -> list[Event]:
-        tool, command = _asked(said)
+    def _abandoned(self, id: str, start: _Json) -> list[Event]:
+        tool, command = _tool_and_command(start)
         return self._once(ToolCall(session="", item=id, tool=tool, command=command, status="abandoned"))
 
 
 def _claude_usage(result: _Json) -> _Json:
-    """The usage of all models, sub-agents included; `usage` by itself is of the main conversation.
+    """Return the usage of all models, including sub-agents; `usage` covers only the main conversation.
 
-    Both count apart from the input what was read from and written to the cache.
+    Both formats count cache reads and writes separately from the input; here they are part of it.
     """
     names = ("inputTokens", "cacheReadInputTokens", "cacheCreationInputTokens", "outputTokens")
     models = result.get("modelUsage")
@@ -281,22 +286,22 @@ def _claude_usage(result: _Json) -> _Json:
     return {"input_tokens": fresh + read + written, "cached_input_tokens": read, "output_tokens": output}
 
 
-def _count(said: Any, name: str) -> int:
-    value = said.get(name) if isinstance(said, dict) else None
+def _count(usage: Any, name: str) -> int:
+    value = usage.get(name) if isinstance(usage, dict) else None
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53 else 0
 
 
-def _asked(call: _Json) -> tuple[str, str]:
-    """A tool of Claude's, and what it was asked to do."""
-    asked = call.get("input") or {}
-    command = asked.get("command") if isinstance(asked, dict) and call["name"] == "Bash" else None
+def _tool_and_command(call: _Json) -> tuple[str, str]:
+    """Return the tool name and the command line, or the arguments as JSON, of a Claude tool call."""
+    arguments = call.get("input") or {}
+    command = arguments.get("command") if isinstance(arguments, dict) and call["name"] == "Bash" else None
     if isinstance(command, str):
         return "command", command
-    return _text(call["name"]), msgspec.json.encode(asked).decode()
+    return _text(call["name"]), msgspec.json.encode(arguments).decode()
 
 
 def failure_of(status: int | None, message: str) -> AgentError:
-    """The failure that an HTTP status of the model's endpoint means; without one, only that it failed."""
+    """Return the error for an HTTP status of the model's endpoint, or a general error if there is no status."""
     if status is None:
         return AgentError(message, op="turn")
     kind = kind_of(status)
@@ -305,14 +310,14 @@ def failure_of(status: int | None, message: str) -> AgentError:
 
 
 def dialect_named(name: DialectName) -> Dialect | None:
-    """None for plain text, which nothing has to be made of."""
+    """Return the dialect, or None for plain text, which is not parsed."""
     kinds: dict[str, type[Dialect]] = {"jsonl": OwnDialect, "codex_exec": CodexExec, "claude_stream": ClaudeStream}
     return kinds[name]() if name in kinds else None
 
 
-def _used(dialect: Dialect, said: _Json) -> list[Event]:
+def _used(dialect: Dialect, usage: _Json) -> list[Event]:
     names = TokenUsage.__struct_fields__
-    counts = {name: said[name] for name in names if isinstance(said.get(name), int) and said[name] >= 0}
+    counts = {name: usage[name] for name in names if isinstance(usage.get(name), int) and usage[name] >= 0}
     dialect.usage = TokenUsage(**counts)
     return [Usage(session="", total=dialect.usage)]
 
@@ -324,26 +329,26 @@ def _unrecognized(method: str, line: bytes) -> Unrecognized:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise _Odd
+        raise _MalformedLine
     return value
 
 
 def _id(value: Any) -> str:
-    """Ids are remembered, so that a program can't make them as long as it likes."""
+    """Return the id, truncated: ids are kept in memory, so their length is limited."""
     return preview(_text(value), ID_LIMIT)[0]
 
 
 def _optional(value: Any, kind: type[Any]) -> Any:
     if value is None or (isinstance(value, int | float if kind is float else kind) and not isinstance(value, bool)):
         return value
-    raise _Odd
+    raise _MalformedLine
 
 
-def _status(said: Any, exit_code: int | None) -> ToolStatus:
+def _status(value: Any, exit_code: int | None) -> ToolStatus:
     known: Sequence[ToolStatus] = ("completed", "failed", "declined", "abandoned")
-    if said is None:
+    if value is None:
         return "completed" if exit_code in (None, 0) else "failed"
     for status in known:
-        if said == status:
+        if value == status:
             return status
-    raise _Odd
+    raise _MalformedLine

@@ -1,4 +1,4 @@
-"""The way from a `process` agent to its model: a gateway for the session's life, and what passes told as events."""
+"""The model gateway of a `process` agent: it runs as long as the session, and its traffic is reported as events."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 
 class ModelRoute:
-    """Held open by a task of the session's background, since whoever opens it is not who closes it."""
+    """Keeps the gateway open in a background task of the session, because different tasks open and close it."""
 
     def __init__(self, base_url: str, api_key_env: str | None, session: HostedSession) -> None:
         self._endpoint = ModelEndpoint.of(base_url, api_key_env)
         self._session = session
-        self._gateway = ModelGateway(self._endpoint, on_exchange=self._saw, on_trouble=self._trouble)
+        self._gateway = ModelGateway(self._endpoint, on_exchange=self._on_exchange, on_trouble=self._on_trouble)
         self._ready = anyio.Event()
-        self._over = anyio.Event()
+        self._closing = anyio.Event()
         self._doors: tuple[Door, ...] = ()
-        # Programs differ in what they say of caches and reasoning, and agree on what is all of the input and output.
+        # Programs count cached and reasoning tokens differently, but agree on the totals of input and output.
         self._ledger = UsageLedger(("input_tokens", "output_tokens"))
         self._reported: dict[str, TokenUsage] = {}
         self._mixed = False
-        """Several turns were under way at once, so that responses could not be told apart."""
+        """Several turns ran concurrently, so responses could not be attributed to a turn."""
         self.base_url = ""
         self._failure = ""
 
@@ -54,8 +54,8 @@ class ModelRoute:
             async with way_to_model(self._gateway, options, options.scratch / f"{self._session.id}-gateway") as way:
                 self.base_url, self._doors = way
                 self._ready.set()
-                await self._over.wait()
-        except Exception as error:  # the background has nobody to raise to
+                await self._closing.wait()
+        except Exception as error:  # background tasks must not raise
             self._failure = f"{type(error).__name__}: {error}"
         finally:
             self._ready.set()
@@ -63,29 +63,29 @@ class ModelRoute:
     async def doors(self) -> tuple[Door, ...]:
         await self._ready.wait()
         if not self.base_url:
-            raise RuntimeStartFailed(f"the gateway to the model did not come up: {self._failure}", op="session")
+            raise RuntimeStartFailed(f"the model gateway failed to start: {self._failure}", op="session")
         return self._doors
 
     def close(self) -> None:
-        self._over.set()
+        self._closing.set()
 
-    async def _trouble(self, code: str, message: str) -> None:
+    async def _on_trouble(self, code: str, message: str) -> None:
         await self._session.feed.tell(Integrity(session=self._session.id, code=code, message=message))
 
     def reported(self, turn: Turn, total: TokenUsage, last: TokenUsage) -> None:
-        """What the program reports: its thread's total, and what this turn has added to it."""
+        """Record the usage that the program reports: the thread's total, and this turn's share of it."""
         self._reported[turn.id] = total
         self._ledger.reported(turn.thread, total, last)
 
     async def settle(self, turn: Turn, *, complete: bool) -> None:
-        """At a turn's end: compare what the program reports, if it does, with what passed."""
+        """At the end of a turn, compare the usage that the program reported, if any, with the gateway's figures."""
         difference = self._ledger.settle(turn.thread, complete=complete and turn.id in self._reported)
         if difference is not None and not self._mixed:
-            message = "the tokens that the program reports are not those that passed through the gateway"
-            await self._doubt("USAGE_DISAGREES", message, turn, difference)
+            message = "the token usage that the program reports differs from the usage that the gateway recorded"
+            await self._report_integrity("USAGE_DISAGREES", message, turn, difference)
 
-    async def _saw(self, exchange: Exchange) -> None:
-        """The turn that it was for is known if there is only one."""
+    async def _on_exchange(self, exchange: Exchange) -> None:
+        """Report an exchange. It is attributed to a turn only if exactly one turn is in progress."""
         turns = self._session.feed.turns_under_way()
         turn = turns[0] if len(turns) == 1 else None
         thread = turn.thread if turn is not None else ""
@@ -93,14 +93,14 @@ class ModelRoute:
             note(turn, exchange)
         events: list[Event] = []
         if exchange.outcome == "refused":
-            message = f"a request for something else than the model was refused: {exchange.method}"
+            message = f"the gateway refused a request that is not a model request: {exchange.method}"
             events.append(Integrity(session="", code="GATEWAY_REFUSED", message=message))
         counted = self._ledger.passed(thread, exchange)
         if counted is not None:
             events.append(counted)
             if len(turns) > 1 and not self._mixed:
                 self._mixed = True
-                message = "several turns are under way: model responses can't be attributed to one of them"
+                message = "several turns are in progress: model responses can't be attributed to one of them"
                 events.append(Integrity(session="", code="USAGE_UNATTRIBUTED", message=message))
             elif not turns and self._reported:
                 message = "a model response passed through the gateway after the turn whose usage was reported"
@@ -113,5 +113,5 @@ class ModelRoute:
                 msgspec.structs.replace(event, thread=thread, turn=turn.id if turn is not None else "")
             )
 
-    async def _doubt(self, code: str, message: str, turn: Turn, details: Mapping[str, Any]) -> None:
+    async def _report_integrity(self, code: str, message: str, turn: Turn, details: Mapping[str, Any]) -> None:
         await self._session.tell_of(turn, Integrity(session="", code=code, message=message, details=details))

@@ -1,8 +1,8 @@
-"""The scripted agent: it plays a script (`script.py`) and needs no model, no key and no network.
+"""The scripted agent: it plays a script (`script.py`) and needs no model, key or network.
 
-Its tool calls are real: they go through the workspace's tools, and commands run in a box, one box a thread. Its threads
-are kept in its home, so that a later session resumes or forks them. What it reports of its own calls was seen by us
-(`observed`); what a script merely claims is marked as the claim it is.
+Its tool calls are real: they use the workspace's tools, and commands run in a box, one box per thread. It stores its
+threads in its home, so that a later session can resume or fork them. Its own calls are reported as `observed`; a call
+that a script only claims is reported as `runtime_reported`.
 """
 
 from __future__ import annotations
@@ -75,17 +75,17 @@ class Tools(Protocol):
     def call(self, name: str, args: Mapping[str, Any]) -> ToolResult: ...
 
     def stop(self) -> None:
-        """End the box and everything in it, and wake whoever waits for a call. May be repeated."""
+        """End the box and everything in it; pending calls raise. Idempotent."""
 
 
-ITS_OWN_FAULT = (CommandNotFound, CommandNotExecutable, RequestInvalid, PathRefused)
+AGENT_ERRORS = (CommandNotFound, CommandNotExecutable, RequestInvalid, PathRefused)
 OpenTools = Callable[[SessionOptions], Tools]
 SHOWN = 4000
-"""Of what a decision was about, at most so many bytes."""
+"""The maximum number of bytes recorded of the subject of an approval decision."""
 
 
 class BoxedTools:
-    """The tool environment over a session of its own."""
+    """The workspace's tools in a sandbox session created for them."""
 
     def __init__(self, options: SessionOptions) -> None:
         self._boxes = Sandboxes(options.workspace, settings=options.box_settings)
@@ -134,15 +134,15 @@ class ScriptedRuntime:
         self._sleep = sleep
 
     async def probe(self, settings: Mapping[str, Any]) -> RuntimeProbe:
-        said = read_settings(ScriptedSettings, settings, self.id)
-        read_script(said.script)
+        parsed = read_settings(ScriptedSettings, settings, self.id)
+        read_script(parsed.script)
         return RuntimeProbe(strategy=self.id, available=True, version=FORMAT)
 
     async def start_session(
         self, options: SessionOptions, *, clock: Clock | None = None, ids: IdSource | None = None
     ) -> ScriptedSession:
-        said = read_settings(ScriptedSettings, options.settings, self.id)
-        script = read_script(said.script)
+        settings = read_settings(ScriptedSettings, options.settings, self.id)
+        script = read_script(settings.script)
         session = ScriptedSession(self, options, script, self._open_tools, self._sleep, clock=clock, ids=ids)
         await session.open()
         return session
@@ -171,12 +171,12 @@ class ScriptedSession(HostedSession):
         self._tools: dict[str, Tools] = {}
         self._box: Tools | None = None
         self._steered: dict[str, list[str]] = {}
-        self._hearing: dict[str, anyio.Event] = {}
+        self._steer_events: dict[str, anyio.Event] = {}
         self._items = 0
         self._crashed = False
 
     def facts(self) -> Mapping[str, Any]:
-        boxed = self.options.sandboxed and self.options.provider != "off"  # until there is a box to ask
+        boxed = self.options.sandboxed and self.options.provider != "off"  # until the first box is open
         return {"transport": "embedded", "sandboxed": boxed, **(self._box.facts if self._box is not None else {})}
 
     async def start_thread(self, folder: str = "") -> str:
@@ -184,16 +184,17 @@ class ScriptedSession(HostedSession):
         self._keep(Thread(thread))
         return thread
 
-    async def _have_thread(self, thread: str, event: ThreadStarted) -> str:
-        """With its box, where its script needs one: that there is none to be had is no doing of the agent's."""
+    async def _register_thread(self, thread: str, event: ThreadStarted) -> str:
+        """Start the thread's box first if the script uses tools, so that a failure to start it does not count as the
+        agent's failure."""
         if self._script.uses_tools:
             await self._tools_of(thread)
-        return await super()._have_thread(thread, event)
+        return await super()._register_thread(thread, event)
 
     async def resume_thread(self, thread: str) -> str:
         self._check_open()
         self._kept[thread] = self._store.load(thread)
-        return await self._have_thread(thread, ThreadStarted(session=self.id, thread=thread, origin="resume"))
+        return await self._register_thread(thread, ThreadStarted(session=self.id, thread=thread, origin="resume"))
 
     async def fork_thread(self, thread: str, last_turn: str | None = None) -> str:
         self._check_open()
@@ -201,7 +202,7 @@ class ScriptedSession(HostedSession):
         new = Thread(self._ids.new_id("thread"), source.until(last_turn), thread)
         self._keep(new)
         event = ThreadStarted(session=self.id, thread=new.id, origin="fork", forked_from=thread)
-        return await self._have_thread(new.id, event)
+        return await self._register_thread(new.id, event)
 
     async def start_turn(self, thread: str, prompt: str) -> str:
         turn = await super().start_turn(thread, prompt)
@@ -210,10 +211,10 @@ class ScriptedSession(HostedSession):
 
     async def steer_turn(self, thread: str, turn: str, text: str) -> None:
         if self.feed.turn(turn, thread).result is not None:
-            raise UsageError("the turn has ended", op="turn", fix_hints=["start another turn"])
+            raise UsageError("the turn has already ended", op="turn", fix_hints=["start another turn"])
         self._steered.setdefault(turn, []).append(text)
-        self._keep_told(thread, turn, text)
-        self._hearing.setdefault(turn, anyio.Event()).set()
+        self._keep_steering(thread, turn, text)
+        self._steer_events.setdefault(turn, anyio.Event()).set()
         await self.tell(Notice(session=self.id, thread=thread, turn=turn, kind="steered", message=text))
 
     async def _play(self, turn: Turn, prompt: str) -> None:
@@ -243,20 +244,20 @@ class ScriptedSession(HostedSession):
         elif step.delay is not None:
             await self._sleep(step.delay)
         elif step.hear is not None:
-            await self._hearing.setdefault(turn.id, anyio.Event()).wait()
-            self._hearing[turn.id] = anyio.Event()
+            await self._steer_events.setdefault(turn.id, anyio.Event()).wait()
+            self._steer_events[turn.id] = anyio.Event()
         elif step.fault == STALL:
             await anyio.sleep_forever()
         elif step.fault is not None:
             if step.fault == CRASH:
                 self._crashed = True
                 await self._stop_all()
-            turn.observed_failure = step.error()  # a script says what is seen to fail
+            turn.observed_failure = step.error()  # scripted faults count as observed
             raise turn.observed_failure
         else:
-            await self.tell_of(turn, self._said(step, places))
+            await self.tell_of(turn, self._event_of(step, places))
 
-    def _said(self, step: ScriptStep, places: Mapping[str, str]) -> Event:
+    def _event_of(self, step: ScriptStep, places: Mapping[str, str]) -> Event:
         if step.think is not None:
             return Reasoning(session="", item=self._item(), text=filled(step.think, places))
         if step.usage is not None:
@@ -276,7 +277,7 @@ class ScriptedSession(HostedSession):
         return Message(session="", item=self._item(), text=filled(step.say, places))
 
     async def _use(self, turn: Turn, tool: str, args: dict[str, Any]) -> None:
-        """Call a tool; what it refuses or fails at is the agent's to live with, and no failure of the turn."""
+        """Call a tool. A refused or failed call does not fail the turn, unless the box is lost."""
         is_command = tool == "run_command"
         call = ToolCall(
             session=self.id,
@@ -284,7 +285,7 @@ class ScriptedSession(HostedSession):
             turn=turn.id,
             item=self._item(),
             tool="command" if is_command else tool,
-            command=_written(args.get("command", "") if is_command else args),
+            command=_command_text(args.get("command", "") if is_command else args),
             status="completed",
             source="observed",
         )
@@ -304,12 +305,12 @@ class ScriptedSession(HostedSession):
             if turn.id in self._endings:
                 await self.feed.tell(replace(call, status="abandoned", duration_ms=took()))
                 raise
-            words = f"{error.code}: {error.message}"
+            output = f"{error.code}: {error.message}"
             started = _ran(error, is_command)
-            await self.tell(replace(call, status="failed", started=started, duration_ms=took(), output=words))
-            if isinstance(error, SandboxError) and not isinstance(error, ITS_OWN_FAULT):
+            await self.tell(replace(call, status="failed", started=started, duration_ms=took(), output=output))
+            if isinstance(error, SandboxError) and not isinstance(error, AGENT_ERRORS):
                 await self._kill(turn)
-                raise  # without its box the agent can't go on
+                raise  # the agent can't continue without its box
             return None
         if isinstance(result, CommandResult):
             call = replace(
@@ -346,7 +347,7 @@ class ScriptedSession(HostedSession):
 
     async def _tools_of(self, thread: str) -> Tools:
         if thread not in self._tools:
-            with anyio.CancelScope(shield=True):  # a box that was started must come into somebody's hands
+            with anyio.CancelScope(shield=True):  # a cancelled start would leak the box
                 place = self.options.workspace / self.folders.get(thread, "")
                 options = msgspec.structs.replace(self.options, workspace=place)
                 tools = self._tools[thread] = await run_sync(self._open_tools, options)
@@ -372,15 +373,15 @@ class ScriptedSession(HostedSession):
         super()._check_open()
         if self._crashed:
             raise RuntimeCrashed(
-                "the agent has crashed", op="session", fix_hints=["start a session, resume the thread"]
+                "the agent has crashed", op="session", fix_hints=["start another session and resume the thread"]
             )
 
     def _keep(self, thread: Thread) -> None:
         self._kept[thread.id] = thread
         self._store.save(thread)
 
-    def _keep_told(self, thread: str, turn: str, text: str) -> None:
-        """What a turn was told is its thread's, though the turn may have no step left to hear it in."""
+    def _keep_steering(self, thread: str, turn: str, text: str) -> None:
+        """Add the text to the thread's history, even if no later step of the turn reads it."""
         kept = self._kept[thread]
         last = kept.turns[-1]
         if last.id == turn:
@@ -392,14 +393,14 @@ class ScriptedSession(HostedSession):
 
 
 def _ran(error: ProofboxError, is_command: bool) -> bool | None:
-    """Whether a call that raised had begun its work. A command that ran has an exit code, and raises nothing."""
+    """Return whether a call that raised had started. A command that ran returns an exit code and does not raise."""
     if is_command:
         return None if isinstance(error, SandboxLost) else False
     return not isinstance(error, CapabilityDenied | WorkspacePathRefused | ToolPathRefused | PathRefused)
 
 
-def _written(said: Any) -> str:
-    """A command line as one would type it, or a tool's arguments as JSON."""
-    if isinstance(said, str):
-        return said
-    return shlex.join(map(str, said)) if isinstance(said, list) else msgspec.json.encode(said, enc_hook=str).decode()
+def _command_text(args: Any) -> str:
+    """Return a shell command line for a command, or JSON for a tool's arguments."""
+    if isinstance(args, str):
+        return args
+    return shlex.join(map(str, args)) if isinstance(args, list) else msgspec.json.encode(args, enc_hook=str).decode()

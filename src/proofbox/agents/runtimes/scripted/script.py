@@ -1,4 +1,4 @@
-"""A script for the scripted agent: what it does in each turn, as data.
+"""The format of scripts for the scripted agent: the steps of each turn, as data.
 
     [[step]]
     tool = "write_file"
@@ -9,19 +9,19 @@
 
 Each step does one thing:
 
-    tool, args    a call of one of the workspace's tools, really made
-    say, think    a message, a thought
-    delay         seconds of waiting
-    hear          wait until it is steered
-    claim         a lie: report a tool call that was never made (command, exit_code, output)
-    usage         report tokens (input_tokens, output_tokens)
-    garbage       say something that means nothing
-    fault         end the turn as failed: one of FAULTS, with retry_after or resets_at where they belong
+    tool, args    call one of the workspace's tools
+    say, think    report a message or reasoning
+    delay         wait for a number of seconds
+    hear          wait until the turn is steered
+    claim         report a tool call that was not made (command, exit_code, output)
+    usage         report token usage (input_tokens, output_tokens)
+    garbage       report an unrecognized message
+    fault         end the turn as failed: one of FAULTS, with retry_after or resets_at where they apply
 
-A script with `[[turn]]` tables, each with its own `[[turn.step]]`, plays the n-th in a thread's n-th turn, and the last
-one from then on; otherwise every turn plays the same steps. In texts and arguments `@{prompt}` is what was asked,
-`@{turn}` the number of the turn in its thread, `@{heard}` what it was last steered by, and `@{history}` everything the
-thread was told, one line each.
+In a script with `[[turn]]` tables, each with its own `[[turn.step]]` tables, a thread's n-th turn plays the n-th table;
+the last table also serves all later turns. Without them, every turn plays the same steps. In texts and arguments,
+`@{prompt}` stands for the prompt, `@{turn}` for the number of the turn in its thread, `@{heard}` for the latest
+steering text, and `@{history}` for all prompts and steering texts of the thread, one per line.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from proofbox.errors import (
     UsageLimited,
 )
 
-FORMAT = "1"  # of the script: what the runtime calls its version
+FORMAT = "1"  # version of the script format, reported as the runtime's version
 STALL = "stall"
 CRASH = "crash"
 FAULTS: dict[str, type[AgentError]] = {
@@ -93,9 +93,9 @@ class ScriptStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     resets_at: float | None = None
 
     def error(self) -> AgentError:
-        """What a fault ends the turn with."""
+        """Return the error that a fault ends the turn with."""
         details = {name: value for name in ("retry_after", "resets_at") if (value := getattr(self, name)) is not None}
-        return FAULTS[str(self.fault)](f"the script says so: {self.fault}", op="turn", details=details)
+        return FAULTS[str(self.fault)](f"fault injected by the script: {self.fault}", op="turn", details=details)
 
 
 class ScriptTurn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -111,29 +111,28 @@ class AgentScript(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return any(step.tool is not None for steps in (self.step, *(each.step for each in self.turn)) for step in steps)
 
     def steps_of(self, number: int) -> tuple[ScriptStep, ...]:
-        """What is played in a thread's turn, counted from 1."""
+        """Return the steps of a thread's turn; turns are numbered from 1."""
         return self.turn[min(number, len(self.turn)) - 1].step if self.turn else self.step
 
 
-# Without a script nothing is pretended.
 SILENT = AgentScript((ScriptStep(say="There is no script to play, so nothing was done."),))
 
 ACTIONS = ("tool", "say", "think", "delay", "hear", "claim", "usage", "garbage", "fault")
 
 
-def read_script(said: str | Mapping[str, Any]) -> AgentScript:
-    """A script from the path of a TOML file, or as a table. Raises `UsageError` that names the step."""
-    if not said:
+def read_script(source: str | Mapping[str, Any]) -> AgentScript:
+    """Read a script from the path of a TOML file or from a table. Raises `UsageError` that names the invalid step."""
+    if not source:
         return SILENT
     where = "the script"
-    if isinstance(said, str):
-        where, said = said, _load(Path(said))
+    if isinstance(source, str):
+        where, source = source, _load(Path(source))
     try:
-        script = msgspec.convert(said, AgentScript)
+        script = msgspec.convert(source, AgentScript)
     except msgspec.ValidationError as error:
         raise _wrong(where, str(error)) from None
     if script.step and script.turn:
-        raise _wrong(where, "it has steps and turns; put the steps into a turn")
+        raise _wrong(where, "it has both steps and turns; move the steps into a turn")
     for steps in [script.step, *(turn.step for turn in script.turn)]:
         for number, step in enumerate(steps, 1):
             if wrong := wrong_with(step):
@@ -142,7 +141,7 @@ def read_script(said: str | Mapping[str, Any]) -> AgentScript:
 
 
 class WrongStep(NamedTuple):
-    """Why a step can't be played, and which of its fields says so."""
+    """Why a step is invalid, and the field that is wrong."""
 
     field: str
     message: str
@@ -150,21 +149,22 @@ class WrongStep(NamedTuple):
 
 
 def wrong_with(step: ScriptStep) -> WrongStep | None:
-    """What the types can't say of it."""
-    does = [name for name in ACTIONS if getattr(step, name) is not None]
-    if len(does) != 1:
-        return WrongStep(does[1] if does else "", f"it must do one thing, and does {', '.join(does) or 'none'}")
+    """Return an error that the types can't express, or None if the step is valid."""
+    actions = [name for name in ACTIONS if getattr(step, name) is not None]
+    if len(actions) != 1:
+        found = ", ".join(actions) or "none"
+        return WrongStep(actions[1] if actions else "", f"a step must have exactly one action, found {found}")
     if step.args and step.tool is None:
-        return WrongStep("args", "args are for a tool")
+        return WrongStep("args", "args requires tool")
     if step.delay is not None and not 0 <= step.delay <= 86_400:
-        return WrongStep("delay", "a delay is from 0 to 86400 seconds")
+        return WrongStep("delay", "delay must be between 0 and 86400 seconds")
     if step.fault is not None and step.fault not in (*FAULTS, STALL):
-        return WrongStep("fault", f"there is no fault {step.fault[:60]!r}", nearest(step.fault, (*FAULTS, STALL)))
+        return WrongStep("fault", f"unknown fault {step.fault[:60]!r}", nearest(step.fault, (*FAULTS, STALL)))
     return None
 
 
 def filled(value: Any, places: Mapping[str, str]) -> Any:
-    """The value with what `@{…}` stands for, in every text of it."""
+    """Return the value with every `@{…}` placeholder in its texts replaced."""
     if isinstance(value, str):
         return _PLACE.sub(lambda match: places[match[1]], value)
     if isinstance(value, dict):
@@ -176,13 +176,13 @@ def _load(path: Path) -> dict[str, Any]:
     try:
         data = read_plain(path, SIZE_LIMIT + 1)
         if len(data) > SIZE_LIMIT:
-            raise _wrong(str(path), f"it is larger than {SIZE_LIMIT >> 20} MiB")
+            raise _wrong(str(path), f"the file is larger than {SIZE_LIMIT >> 20} MiB")
         return parse_toml(data.decode())
     except OSError as error:
-        raise _wrong(str(path), f"it can't be read: {error.strerror}") from None
+        raise _wrong(str(path), f"can't read the file: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise _wrong(str(path), f"it is no TOML: {error}") from None
+        raise _wrong(str(path), f"invalid TOML: {error}") from None
 
 
 def _wrong(where: str, what: str) -> UsageError:
-    return UsageError(f"{where}: {what}", op="script", fix_hints=["see docs/agents.md for what a script may say"])
+    return UsageError(f"{where}: {what}", op="script", fix_hints=["see docs/agents.md for the format of scripts"])

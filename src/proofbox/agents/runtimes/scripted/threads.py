@@ -1,4 +1,4 @@
-"""Threads that outlive a session: what was said in each, turn by turn, in the agent's home."""
+"""Threads that outlive a session: the texts sent to the agent in each turn, stored in the agent's home."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ class KeptTurn(msgspec.Struct, frozen=True):
     id: str
     """The turn's id."""
     told: tuple[str, ...]
-    """The prompt, and what it was steered by."""
+    """The prompt, followed by the steering texts."""
     status: str = "interrupted"
-    """As long as it is under way it counts as interrupted: that is what it is, if nothing else is ever written."""
+    """A turn in progress is stored as interrupted, so that the status is correct if proofbox is killed."""
 
 
 @stored(SCHEMA, at="a trial's home/threads/THREAD.json")
 class Thread(msgspec.Struct, frozen=True):
-    """A conversation that outlives its session: the memory of the scripted agent."""
+    """A stored conversation of the scripted agent."""
 
     id: str
-    """The conversation's id; its file has that name."""
+    """The conversation's id, which is also the name of its file."""
     turns: tuple[KeptTurn, ...] = ()
     """Oldest first."""
     forked_from: str = ""
-    """The thread whose first turns these are; empty: it is no fork."""
+    """The thread that this one was forked from; empty if it is not a fork."""
     schema_version: str = SCHEMA
 
     def with_turn(self, turn: KeptTurn) -> Thread:
-        """The thread with this turn at its end, in place of an earlier state of the same turn."""
+        """Return the thread with this turn appended, or replaced if it is already the last one."""
         before = self.turns[:-1] if self.turns and self.turns[-1].id == turn.id else self.turns
         return msgspec.structs.replace(self, turns=(*before, turn))
 
@@ -54,28 +54,28 @@ class Thread(msgspec.Struct, frozen=True):
 
 
 class ThreadStore:
-    """One document a thread."""
+    """Stores one JSON document per thread."""
 
     def __init__(self, home: Path) -> None:
         self._directory = home / "threads"
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def save(self, thread: Thread) -> None:
-        """Whole or not at all, whenever we are killed. Not synced: a thread is the agent's memory, and no evidence."""
+        """Write the thread atomically. No fsync: a thread is the agent's memory, not evidence."""
         path = self._directory / f"{thread.id}.json"
         temporary = path.with_suffix(".tmp")  # a thread has one session at a time
         temporary.write_bytes(msgspec.json.encode(thread))
         os.replace(temporary, path)
 
     def load(self, id: str) -> Thread:
-        """Raises `UsageError` for one that is not there, `RuntimeProtocolError` for one that can't be read."""
+        """Load a thread. Raises `UsageError` if it does not exist, `RuntimeProtocolError` if it can't be read."""
         path = self._directory / f"{id}.json"
         if not _NAME.fullmatch(id) or not path.is_file():
-            raise UsageError(f"there is no thread {id[:80]!r} in this home", op="thread")
+            raise UsageError(f"thread {id[:80]!r} does not exist in this home", op="thread")
         try:
             thread = msgspec.json.decode(path.read_bytes(), type=Thread)
         except (OSError, msgspec.DecodeError) as error:
-            raise RuntimeProtocolError(f"the thread {id} can't be read: {error}", op="thread") from None
+            raise RuntimeProtocolError(f"can't read thread {id}: {error}", op="thread") from None
         if thread.schema_version != SCHEMA:
-            raise RuntimeProtocolError(f"the thread {id} has an unknown schema", op="thread")
+            raise RuntimeProtocolError(f"thread {id} has an unknown schema {thread.schema_version[:60]!r}", op="thread")
         return thread
