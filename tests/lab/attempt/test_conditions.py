@@ -63,7 +63,7 @@ SAID = {
     "no-members": Case({"result_json": {}}, "none"),
     "words": Case({"result": "fortytwo"}, "passed"),
     "members": Case({"result_json": {"answer": "fortytwo"}}, "passed"),
-    "said-nothing": Case({"result": "."}, "failed", "nothing was said"),
+    "said-nothing": Case({"result": "."}, "failed", "no message"),
     "other-words": Case({"result": "fiftytwo"}, "failed", ANSWER),
 }
 CALLED = {
@@ -74,9 +74,9 @@ CALLED = {
     "other-exit-code": Case({"commands": [{"match": "^echo hi$", "exit_code": 1}]}, "failed", "0"),
     "no-exit-code": Case({"commands": [{"match": "^write_file", "exit_code": 0}]}, "failed", "unknown"),
     "any-exit-code": Case({"commands": [{"match": "^write_file"}]}, "passed"),
-    "missing-program": Case({"observed": True, "commands": ["^no-such-program"]}, "failed", "3 others"),
+    "missing-program": Case({"observed": True, "commands": ["^no-such-program"]}, "failed", "3 other calls"),
     "failed-tool": Case({"observed": True, "commands": ["^read_file"]}, "passed"),
-    "refused-path": Case({"observed": True, "commands": ["^write_file .*outside"]}, "failed", "3 others"),
+    "refused-path": Case({"observed": True, "commands": ["^write_file .*outside"]}, "failed", "3 other calls"),
 }
 CALLS = (
     write("note", "x"),

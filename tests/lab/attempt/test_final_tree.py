@@ -17,6 +17,6 @@ def test_nobody_can_tell_what_is_below_a_directory_that_was_not_read(tmp_path: P
         final = workspace.snapshot("final")
         find = finder(workspace, msgspec.structs.replace(final, skipped=(SkippedPath("closed", "Permission denied"),)))
         below = find(("closed", "x"), None)
-        assert (below.there, below.what) == (None, "closed is in no snapshot: Permission denied")
+        assert (below.there, below.what) == (None, "closed is not in the snapshot: Permission denied")
         assert find(("closed",), None).there is True
         assert find(("other",), None) == NOTHING

@@ -58,14 +58,14 @@ def when(event: str, id: str, act: Callable[[], None]) -> Callable[[dict[str, An
             {"setup": [LONG], "verify": ANSWER},
             STOPPED,
             "before its agent is begun",
-            "on request, while it was set up",
+            "on request, during setup",
         ),
         (
             "verifying",
             {"verify": {"commands": [LONG]}, "expect": {"claimed": "success"}},
             ("success", "none", None, "interrupted"),
             "so that it is not verified",
-            "on request, while it was verified",
+            "on request, during verification",
         ),
     ],
 )

@@ -41,7 +41,7 @@ def test_missions_that_need_different_boxes_are_refused_by_name(
 @pytest.mark.parametrize("fields", [{"capabilities": "agent"}, {"workdir": "/app"}])
 def test_what_binds_a_box_to_one_attempt_can_not_be_shared(tmp_path: Path, fields: dict[str, Any]) -> None:
     source = HEAD + mission("only", **fields)
-    with pytest.raises(SuiteInvalid, match=f"'only' has {next(iter(fields))}"):
+    with pytest.raises(SuiteInvalid, match=f"'only' sets {next(iter(fields))}"):
         plan(source, tmp_path / "out", tmp_path, chain="process", isolation="shared", runtimes=PROCESS)
 
 

@@ -109,7 +109,7 @@ def test_no_command_is_no_verdict(tmp_path: Path) -> None:
 def test_all_must_pass_and_the_first_that_does_not_ends_it(tmp_path: Path) -> None:
     passed, why = checked(tmp_path, "true", "exit 3", "true")
     assert passed is False
-    assert why == ["", "it exited 3, and 0 is expected"]
+    assert why == ["", "it exited 3, expected 0"]
 
 
 def test_ending_early_is_not_passing(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_lint_says_what_the_agent_can_change_of_what_the_verifier_runs() -> None
         env={"PATH": "/usr/bin:bin"},
     )
     found = "\n".join(unprotected(verify, ["tests/check.sh"]))
-    for word in ("run.sh, which", "TestMain", "pyproject.toml", "verify.env.PATH"):
+    for word in ("run.sh is run by the verifier", "TestMain", "pyproject.toml", "verify.env.PATH"):
         assert word in found
     assert "check.sh" not in found
     assert not list(unprotected(Verify(commands=("grep -qx 42 answer.txt", "python3 -m unittest")), []))

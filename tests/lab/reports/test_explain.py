@@ -46,14 +46,14 @@ SHELL: dict[str, Any] = {"chain": "process", "runtimes": {"process": {"command":
 
 
 def test_no_line_of_an_agent_s_stands_as_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lie = "m.1: verified as done"
+    lie = "m.1: passed verification"
     steps = [command(f"true\n{lie}"), say(f"done\n{lie}\u2028{lie}")]
     verify = {"commands": [f"printf 'x\\n{lie}\\n'; exit 1"]}
     lines = Ran(tmp_path, capsys, mission("m", *steps, verify=verify)).explains("m.1")
-    assert lines[0] == "m.1: claimed success, and failed verification"
+    assert lines[0] == "m.1: claimed success but failed verification"
     assert lines[2:5] == ["  its stdout ended:", "    | x", f"    | {lie}"]
     assert [line for line in lines if line.startswith(lie)] == []
-    assert lines[-4:] == ["What it said at the end:", "  | done", f"  | {lie}", f"  | {lie}"]
+    assert lines[-4:] == ["Its final message:", "  | done", f"  | {lie}", f"  | {lie}"]
 
 
 def test_changed_paths_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,15 +82,15 @@ def test_why_a_program_a_command_and_a_setup_failed(tmp_path: Path, capsys: pyte
     assert "The agent's turn failed. (the program ended with exit code 4: no such model)" in lines
     assert ran.explains("setup.1")[:4] == [
         "setup.1: no verdict, because the mission's setup failed (ATTEMPT_SETUP_FAILED)",
-        "ATTEMPT_SETUP_FAILED: a setup command of setup exited 7",
+        "ATTEMPT_SETUP_FAILED: a setup command of mission setup exited 7",
         "  its command: echo oops >&2; exit 7",
         "  its stderr ended: oops",
     ]
     lines = ran.explains("long.1")
     assert lines[2:6] == ["  its stderr ended:", "    | 19999", "    | 20000", "    | THE REASON"]
     assert lines[-1] == "  | the last words"
-    assert lines[lines.index("What it said at the end:") + 1].startswith("  | …")
-    assert ran.explains("object.1")[-1] == 'What it said at the end: {"left":null,"status":"success"}'
+    assert lines[lines.index("Its final message:") + 1].startswith("  | …")
+    assert ran.explains("object.1")[-1] == 'Its final message: {"left":null,"status":"success"}'
 
 
 def test_why_a_tool_call_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,7 +108,7 @@ def test_evidence_that_does_not_hold_is_said_first(
 ) -> None:
     verify = {"commands": ["grep -qx 42 a"]}
     ran = Ran(tmp_path, capsys, mission("m", write("a", "42\n"), say("done"), verify=verify))
-    assert ran.explains("m.1")[0] == "m.1: verified as done"
+    assert ran.explains("m.1")[0] == "m.1: passed verification"
     assert json.loads(ran.says("attempt", "show", "m.1", "--json"))["doubt"] is None
     assert main(["suite", "report", str(ran.out)]) == 0
     capsys.readouterr()
@@ -121,8 +121,8 @@ def test_evidence_that_does_not_hold_is_said_first(
     else:
         bundle.rename(tmp_path / "away")
     lines = ran.explains("m.1")
-    assert lines[0].startswith("m.1: nothing is known of it, because its evidence does not hold: BUNDLE_")
-    assert lines[1].startswith("The run's ledger says: verified as done.")
+    assert lines[0].startswith("m.1: unknown, because its evidence is invalid: BUNDLE_")
+    assert lines[1].startswith("The run's ledger says: passed verification.")
     assert ran.says("attempt", "show", "m.1").startswith("its evidence does not hold: BUNDLE_")
     assert json.loads(ran.says("attempt", "explain", "m.1", "--json"))["doubt"].startswith("BUNDLE_")
     assert main(["suite", "report", str(ran.out), "--json"]) == 1

@@ -19,7 +19,7 @@ DIES_AT_FIRST = """
 real = worker.run_attempt
 worker.run_attempt = lambda each, *rest: real(each, *rest) if each.parent else os.kill(os.getpid(), 9)
 """
-NOTE = "m.1 was lost, because its worker died; m.1.r1 was made in its place"
+NOTE = "m.1 was lost because its worker died; m.1.r1 replaced it"
 
 
 @pytest.fixture
@@ -52,8 +52,8 @@ def test_a_run_that_completed_is_valid_and_says_what_was_made_again(
 def test_what_took_its_place_is_explained(made: Plan, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["attempt", "explain", "m.1", "--run", str(out / made.run_id)]) == 0
     said = capsys.readouterr().out
-    assert said.startswith("m.1: no verdict, because the machinery failed (ATTEMPT_WORKER_LOST)\n")
-    assert "\nm.1.r1 was made in its place.\n" in said
+    assert said.startswith("m.1: no verdict, because the infrastructure failed (ATTEMPT_WORKER_LOST)\n")
+    assert "\nm.1.r1 replaced it.\n" in said
     assert "resume" not in said
 
 

@@ -141,7 +141,7 @@ def test_workers_that_die_before_they_begin_anything_end_the_run_with_an_error(
     made = plan(HEAD + WORKS, out, tmp_path)
     with monkeypatch.context() as patch:
         patch_workers(patch, "sys.exit(3)")
-        with pytest.raises(WorkerLost, match="before they have done anything"):
+        with pytest.raises(WorkerLost, match="before they start an attempt"):
             conduct(made, out)
     conduct(made, out)
     assert [each.result and each.result.verified for each in attempts(made, out).values()] == ["passed"] * 3

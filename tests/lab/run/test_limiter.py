@@ -110,7 +110,7 @@ def test_a_reset_that_is_always_past_is_asked_about_ever_less_often(tmp_path: Pa
         return found
 
     assert waits(12) == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, LONGEST_PAST, LONGEST_PAST]
-    assert "no reset to come" in limiter.state().why
+    assert "no future reset" in limiter.state().why
     limiter.went_well()
     assert waits(3) == [1, 2, 4], "it went well in between"
     now = clock.now().timestamp()

@@ -28,7 +28,7 @@ def test_how_much_must_be_free_depends_on_how_much_there_is(
     monkeypatch.setattr(os, "statvfs", lambda _: told)
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemAvailable: 8388608 kB\n")
-    assert reason(tmp_path, meminfo) == (f"less than {least} MiB are free at {tmp_path}" if least else "")
+    assert reason(tmp_path, meminfo) == (f"less than {least} MiB of disk space are free at {tmp_path}" if least else "")
 
 
 def nested(top: Path, name: str, levels: int, size: int) -> None:

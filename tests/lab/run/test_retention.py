@@ -128,7 +128,7 @@ def test_what_is_old_goes_and_what_is_needed_stays(tmp_path: Path) -> None:
         runs[0].name: "pinned",
         runs[1].name: "promoted",
         runs[2].name: "older than 432000 s",
-        runs[3].name: "the latest",
+        runs[3].name: "latest run",
     }
     freed, done = collect(items)
     assert freed == sum(each.bytes for each in items if each.free) > 0
@@ -223,7 +223,7 @@ def test_a_run_that_is_being_planned_keeps_what_it_has(tmp_path: Path, monkeypat
         patch.setattr(run_module, "pin", planning)
         made = plan(SUITE, out, tmp_path)
     ((freed, (work,)),) = found
-    assert (freed, work.free, work.reason) == (0, False, "a process is at work on it")
+    assert (freed, work.free, work.reason) == (0, False, "in use by a process")
     conduct(made, out)
     (attempt,) = attempts(made, out).values()
     assert attempt.result is not None
@@ -296,7 +296,7 @@ def test_a_run_that_was_never_committed_goes_with_its_work_and_says_so(tmp_path:
     assert [(each.free, each.reason) for each in items] == [(False, "not committed"), (False, "its run can be resumed")]
     rules = RetentionRules(older_than=0.0, include_uncommitted=True)
     items = [each for each in survey(out, rules, later) if each.kind in ("run", "work")]
-    assert [(each.free, each.reason) for each in items] == [(True, "older than 0 s"), (True, "its run goes")]
+    assert [(each.free, each.reason) for each in items] == [(True, "older than 0 s"), (True, "its run is removed")]
     _, done = collect(items)
     assert not any(each.left for each in done)
     assert not run.exists()
@@ -364,8 +364,8 @@ def test_sessions_that_ended_are_freed_and_one_that_runs_stays(tmp_path: Path) -
                 [each for each in survey(tmp_path, RetentionRules(), SystemClock().now()) if each.kind == "session"]
             )
             found = {Path(each.path).name: (each.free, each.reason) for each in items}
-            assert found[ended] == (True, "it has ended")
-            assert found[runs] == (False, "it runs")
+            assert found[ended] == (True, "ended")
+            assert found[runs] == (False, "running")
             assert found[begun.name] == (True, "its start was interrupted")
             assert found[beginning.name] == (False, "it may be starting")
             assert not (place / ended).exists()

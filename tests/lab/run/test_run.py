@@ -148,7 +148,7 @@ def test_a_run_says_once_that_it_waits_for_the_next_try_and_until_when(out: Path
         "attempt_id": "limited.1.r1",
         "mission_id": "limited",
         "until": "2026-01-01T02:00:00.000000Z",
-        "message": "limited.1.r1 is tried again after RUNTIME_USAGE_LIMIT at 2026-01-01T02:00:00.000000Z",
+        "message": "limited.1.r1 is retried after RUNTIME_USAGE_LIMIT at 2026-01-01T02:00:00.000000Z",
     }
 
 
@@ -459,7 +459,7 @@ def test_a_workspace_may_be_an_archive(out: Path, tmp_path: Path, kind: str) -> 
 @pytest.mark.parametrize("content", [b"", b"no archive at all", b"\x1f\x8b\x08\x00torn", b"PK\x05\x06" + bytes(9)])
 def test_an_archive_that_can_not_be_unpacked_plans_nothing(out: Path, tmp_path: Path, content: bytes) -> None:
     (tmp_path / "given.tar.gz").write_bytes(content)
-    with pytest.raises(SuiteInvalid, match=r"given\.tar\.gz can't be unpacked") as caught:
+    with pytest.raises(SuiteInvalid, match=r"given\.tar\.gz cannot be unpacked") as caught:
         plan(HEAD + mission("answer", *DOES_IT, workspace="given.tar.gz"), out, tmp_path)
     assert caught.value.fix_hints
     assert [each for each in out.rglob("*") if each.is_file()] == []

@@ -45,8 +45,8 @@ def test_oracle_passes_and_nop_fails_on_the_host_s_root_and_neither_is_comparabl
         assert (said["comparable"], said["not_comparable"]) == (False, [HOST_ROOT])
     assert oracle.document("attempt.report.json")["reward"] == 1.0
     notes = oracle.document("attempt.json")["origin"]["notes"]
-    assert "environment/Dockerfile: not done: RUN make" in notes
-    assert "environment/Dockerfile: /etc/x is outside /srv/work, and was left out" in notes
+    assert "environment/Dockerfile: not executed: RUN make" in notes
+    assert "environment/Dockerfile: /etc/x is outside /srv/work and was omitted" in notes
     summary = json.loads((oracle.path / "summary.json").read_bytes())
     assert (summary["comparable"], summary["missions"][0]["comparable"]) == (False, False)
     assert verify(oracle.path).ok
@@ -187,10 +187,12 @@ skills_dir = "/skills"
     assert mission.verify.mounts == {"/tests": "tests"}
     assert mission.solution == "solution"
     assert set(mission.origin.notes) == {
-        "task.toml: source means nothing here",
-        "task.toml: environment.skills_dir means nothing here",
+        "task.toml: source is not supported and was ignored",
+        "task.toml: environment.skills_dir is not supported and was ignored",
     }
-    assert mission.origin.not_comparable == ("verifier.env.KEY takes your variable YOUR_KEY, and none enters a box",)
+    assert mission.origin.not_comparable == (
+        "verifier.env.KEY needs the host variable YOUR_KEY, which boxes do not receive",
+    )
 
 
 def test_what_a_box_can_t_do_for_a_task_makes_it_not_comparable(tmp_path: Path) -> None:
@@ -253,11 +255,11 @@ def test_an_image_is_taken_by_its_name(tmp_path: Path, image: str) -> None:
 def test_a_task_without_its_parts_is_none(tmp_path: Path, missing: str) -> None:
     root = task(tmp_path / "t")
     (root / missing).unlink()
-    assert problems(root) == [f"{missing} is not there"]
+    assert problems(root) == [f"{missing} is missing"]
 
 
 def test_a_directory_without_tasks_is_refused(tmp_path: Path) -> None:
-    assert "has a task.toml" in problems(tmp_path)[0]
+    assert "no task.toml" in problems(tmp_path)[0]
 
 
 @pytest.mark.parametrize("link", ["instruction.md", "tests/test.sh", "task.toml", "environment/stolen", "solution"])
@@ -304,4 +306,4 @@ def test_several_steps_and_several_containers_are_refused(tmp_path: Path) -> Non
     (root / "steps").mkdir()
     found = problems(root)
     assert len(found) == 2
-    assert all("not run here" in each for each in found)
+    assert all("not supported" in each for each in found)

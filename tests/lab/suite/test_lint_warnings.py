@@ -42,7 +42,7 @@ def test_lint_warns_when_the_workspace_contains_what_verifies_it(
     assert "workspace contains verify.files (hidden)" in found["inside"][0]
     assert "files.x contains verify.files (hidden)" in found["copied"][0]
     assert "workspace contains solution" in found["solved"][0]
-    assert "check.sh, which the verifier runs" in found["own"][0]
+    assert "check.sh is run by the verifier" in found["own"][0]
     main(["suite", "lint", str(suite)])
     assert "inside: warning: workspace contains verify.files" in capsys.readouterr().out
 
@@ -78,7 +78,7 @@ def test_suite_without_an_agent_and_without_a_script_is_refused(
 
 
 def test_falling_back_to_the_scripted_agent_without_a_script_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StrategyUnavailable, match="nothing to play"):
+    with pytest.raises(StrategyUnavailable, match="has no script"):
         plan(HEAD + mission("idle"), tmp_path / "out", tmp_path, chain="nop,scripted", strategy="scripted")
     plan(HEAD + mission("idle"), tmp_path / "out", tmp_path, chain="scripted")  # chosen by name
 

@@ -87,11 +87,14 @@ def test_every_problem_is_told_at_once() -> None:
         ('[suite]\nid="a"\nmission=[]\n', "mission"),
         ('mission = 5\n[suite]\nid="a"\n', "mission"),
         ('[suite]\nid="a"\n[[mission]]\nid="x"\n', "prompt"),
-        ('[suite]\nid="a"\n[[mission]]\nid="x"\nprompt="p"\n[[mission]]\nid="x"\nprompt="p"\n', "two missions"),
+        ('[suite]\nid="a"\n[[mission]]\nid="x"\nprompt="p"\n[[mission]]\nid="x"\nprompt="p"\n', "duplicate mission id"),
         ('[suite]\nid="a"\n[[mission]]\nid="x"\nprompt="p"\nworkspace="nowhere"\n', "nowhere"),
         ('[suite]\nid="a"\n[[mission]]\nid="x"\nprompt="p"\nexpect={result="("}\n', "regular expression"),
         ('[suite]\nid="a"\n[[mission]]\nid="x"\nprompt="p"\ncapabilities="some"\n', "neither a preset"),
-        ('[suite]\nid="a"\n[[mission]]\nid="x"\nprompt="p"\ncapabilities="agent"\nnetwork="none"\n', "reached"),
+        (
+            '[suite]\nid="a"\n[[mission]]\nid="x"\nprompt="p"\ncapabilities="agent"\nnetwork="none"\n',
+            "both set the network",
+        ),
         ('[suite]\nid="a"\nisolation="shared"\n[[mission]]\nid="x"\nprompt="p"\ncapabilities="agent"\n', "share"),
         ('[suite]\nid="../a"\n[[mission]]\nid="x"\nprompt="p"\n', "suite.id"),
         ("[suite\n", "Expected"),
@@ -132,7 +135,7 @@ def test_an_empty_command_is_refused_at_its_place(line: str, column: int) -> Non
 @pytest.mark.parametrize("path", ["/a", "../a", "a/../../b", ".", "./", "a\\u0000b"])
 def test_a_condition_on_a_path_outside_the_workspace_is_refused_at_its_place(path: str) -> None:
     (found,) = problems(f'[suite]\nid="a"\n[[mission]]\nid="x"\nprompt="p"\nexpect.file=[{{path="{path}"}}]\n')
-    assert "no path in the workspace" in str(found["message"])
+    assert "not a path in the workspace" in str(found["message"])
     assert (found["line"], found["column"]) == (6, 15)
 
 
@@ -194,7 +197,7 @@ MISSION = '[suite]\nid = "a"\n{suite}\n[[mission]]\nid = "x"\nprompt = "p"\n{mis
             "",
             'script = { step = [{ tool = "write_fil" }] }',
             (7, 22),
-            "no tool 'write_fil'",
+            "unknown tool 'write_fil'",
             "did you mean write_file?",
         ),
         ("", 'script = { step = [{ fault = "crahs" }] }', (7, 22), "no fault 'crahs'", "did you mean crash?"),
@@ -211,7 +214,7 @@ MISSION = '[suite]\nid = "a"\n{suite}\n[[mission]]\nid = "x"\nprompt = "p"\n{mis
         ('strategies = ["nop", "nop"]', "", (3, 1), "nop is named twice", ""),
         ('strategies = ["mine!", "scripted"]', "", (3, 15), "no strategy 'mine'", "known: "),
         ("", 'env = ["LANG", "BAD NAME"]', (7, 16), "'BAD NAME' is no variable's name", "one by one"),
-        ("", 'env = ["OPENAI_API_KEY"]', (7, 8), "its name is on the block list", "leave it out"),
+        ("", 'env = ["OPENAI_API_KEY"]', (7, 8), "its name is on the block list", "remove it"),
         ("", 'verify = { env = { "A=B" = "x" } }', (7, 20), "'A=B' can't be the name", "write K=V"),
         ("", 'solution_env = { "" = "x" }', (7, 18), "'' can't be the name", "write K=V"),
         ("", "expect = { min_tool_calls = 3, max_tool_calls = 2 }", (7, 12), "min_tool_calls 3 is more than", ""),
@@ -259,7 +262,7 @@ def test_a_torn_archive_is_found_where_it_is_asked_for(tmp_path: Path) -> None:
         read_suite(file, unpacking=True)
     (problem,) = caught.value.details["problems"]
     assert (problem["line"], problem["column"]) == (7, 1)
-    assert "'torn.tar.gz' can't be unpacked" in problem["message"]
+    assert "'torn.tar.gz' cannot be unpacked" in problem["message"]
 
 
 def test_what_a_part_means_is_told_though_another_has_no_shape() -> None:
@@ -276,11 +279,11 @@ def test_what_a_part_means_is_told_though_another_has_no_shape() -> None:
     [
         ("", 'timeout = "long"', (7, 1), "timeout of mission 'x': Expected", ""),
         ("", "timeuot = 1", (7, 1), "mission 'x' has no field 'timeuot'", "did you mean timeout?"),
-        ("", 'expect = { commands = ["("] }', (7, 24), "expect.commands[0] of mission 'x' is no regular", ""),
+        ("", 'expect = { commands = ["("] }', (7, 24), "expect.commands[0] of mission 'x' is not a valid regular", ""),
         ('isolation = "maybe"', "", (3, 1), "Invalid enum value 'maybe'", "known: process, shared"),
         ("", 'expect = { claimed = "sucess" }', (7, 12), "claimed of mission 'x'", "did you mean success?"),
         ("", 'capabilities = "minimal"', (7, 1), "no box can keep these capabilities", "presets: sandbox, developer"),
-        ("", 'prompt_file = "p"', (7, 1), "has prompt and prompt_file", "leave one of them out"),
+        ("", 'prompt_file = "p"', (7, 1), "has both prompt and prompt_file", "remove one of them"),
     ],
 )
 def test_what_is_wrong_is_said_in_the_suite_s_own_words(
