@@ -22,7 +22,7 @@ def prints(dots: int, *, behind: int = 0, to: int = 1) -> str:
     return f"{{ printf '%0{dots}d'; printf %s {pieces}; printf '%0{behind or 1}d'; }} >&{to}"
 
 
-def test_a_secret_across_a_cut_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secret_across_a_cut_is_redacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FOO_API_KEY", KEY)
     kept, more = VERIFIER_KEPT, 2 * VERIFIER_KEPT
     verifier = [prints(kept - 20, behind=more, to=1), prints(more, behind=kept - 30, to=2)]

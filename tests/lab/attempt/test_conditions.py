@@ -114,6 +114,6 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 
 @pytest.mark.parametrize(("id", "case"), (FILES | SAID | CALLED).items(), ids=FILES | SAID | CALLED)
-def test_a_condition_holds_or_says_what_was_found(ran: Ran, id: str, case: Case) -> None:
+def test_condition_is_met_or_reports_what_was_found(ran: Ran, id: str, case: Case) -> None:
     assert ran.verified[id] == case.verified, ran.unmet[id]
     assert [case.found in each["found"] for each in ran.unmet[id]] == [True] * (case.verified == "failed")

@@ -18,7 +18,9 @@ def nest(levels: int, name: str) -> str:
     return NEST.format(levels=levels, name=f'"{name}"')
 
 
-def test_it_ends_with_evidence_and_disturbs_nobody(deep_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_deep_tree_ends_with_evidence_and_affects_no_other_attempt(
+    deep_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     answer = {"commands": ["test -e answer"]}
     source = HEAD + "".join(
         [

@@ -11,7 +11,7 @@ from proofbox.workspace.model import SkippedPath
 from proofbox.workspace.workspace import Workspace
 
 
-def test_nobody_can_tell_what_is_below_a_directory_that_was_not_read(tmp_path: Path) -> None:
+def test_content_of_an_unreadable_directory_is_unknown(tmp_path: Path) -> None:
     (tmp_path / "ws").mkdir()
     with Workspace.init(tmp_path / "ws", track=False) as workspace:
         final = workspace.snapshot("final")

@@ -124,7 +124,7 @@ def test_planted_hooks_are_named(ran: Ran) -> None:
     assert sorted(report["put_back"]) == ["conftest.py", "sitecustomize.py"]
 
 
-def test_a_forged_line_is_in_no_trace_and_the_real_one_is_out_of_reach(ran: Ran) -> None:
+def test_forged_trace_lines_are_ignored_and_the_real_trace_is_unreachable(ran: Ran) -> None:
     attempt = ran.attempts["forges-a-trace.1"]
     (call,) = lines(ran.out, ran.plan, attempt, "tool.calls.jsonl")
     assert call["tool"] != "forged"
@@ -132,7 +132,7 @@ def test_a_forged_line_is_in_no_trace_and_the_real_one_is_out_of_reach(ran: Ran)
     assert [Path(line).parent.name for line in found] == ["workspace"], "its own file, and none of ours"
 
 
-def test_feedback_is_what_was_said_not_what_lies_about(ran: Ran) -> None:
+def test_feedback_is_the_final_message_not_a_file(ran: Ran) -> None:
     assert ran.verdict("fakes-feedback") == ("failure", "failed", None)
 
 
@@ -174,6 +174,6 @@ def test_secrets_are_in_no_file_of_the_evidence(ran: Ran) -> None:
             assert SECRET.encode() not in path.read_bytes(), path.name
 
 
-def test_the_evidence_of_all_of_it_verifies(ran: Ran) -> None:
+def test_evidence_of_all_attempts_verifies(ran: Ran) -> None:
     found = verify(ran.out)
     assert found.ok, found.findings

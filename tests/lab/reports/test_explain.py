@@ -45,7 +45,7 @@ def shell(id: str, script: str, **fields: Any) -> str:
 SHELL: dict[str, Any] = {"chain": "process", "runtimes": {"process": {"command": ["/bin/sh", "-s"]}}}
 
 
-def test_no_line_of_an_agent_s_stands_as_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_agent_output_cannot_imitate_the_explanation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lie = "m.1: passed verification"
     steps = [command(f"true\n{lie}"), say(f"done\n{lie}\u2028{lie}")]
     verify = {"commands": [f"printf 'x\\n{lie}\\n'; exit 1"]}
@@ -66,7 +66,7 @@ def test_changed_paths_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert not [line for line in ran.explains("none.1") if line.startswith("It changed")]
 
 
-def test_why_a_program_a_command_and_a_setup_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_shows_why_program_command_and_setup_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     long = "seq 1 3000; seq 1 20000 >&2; echo THE REASON >&2; exit 1"
     ran = Ran(
         tmp_path,
@@ -93,7 +93,7 @@ def test_why_a_program_a_command_and_a_setup_failed(tmp_path: Path, capsys: pyte
     assert ran.explains("object.1")[-1] == 'Its final message: {"left":null,"status":"success"}'
 
 
-def test_why_a_tool_call_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_shows_why_a_tool_call_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     absent = {"tool": "read_file", "args": {"path": "nope"}}
     loud = command("seq 1 2000; echo the reason; exit 3")
     lines = Ran(tmp_path, capsys, mission("m", absent, loud, say("done"))).explains("m.1")
@@ -103,9 +103,7 @@ def test_why_a_tool_call_failed(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("damage", ["missing", "edited", "gone"])
-def test_evidence_that_does_not_hold_is_said_first(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str
-) -> None:
+def test_invalid_evidence_is_reported_first(tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str) -> None:
     verify = {"commands": ["grep -qx 42 a"]}
     ran = Ran(tmp_path, capsys, mission("m", write("a", "42\n"), say("done"), verify=verify))
     assert ran.explains("m.1")[0] == "m.1: passed verification"

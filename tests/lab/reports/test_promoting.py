@@ -87,7 +87,7 @@ FORGERIES = (
 
 
 @pytest.mark.parametrize("forge", FORGERIES, ids=lambda forge: forge.__name__)
-def test_a_run_that_does_not_agree_with_itself_is_not_promoted(
+def test_inconsistent_run_is_not_promoted(
     ran: Path, tmp_path: Path, forge: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "out" / ran.name
@@ -105,7 +105,7 @@ def test_a_run_that_does_not_agree_with_itself_is_not_promoted(
     assert not list((tmp_path / "out").glob("*.promotion.json"))
 
 
-def test_a_run_that_agrees_with_itself_is_promoted(ran: Path, tmp_path: Path) -> None:
+def test_consistent_run_is_promoted(ran: Path, tmp_path: Path) -> None:
     run = tmp_path / "out" / ran.name
     shutil.copytree(ran, run)
     repin(run)

@@ -50,7 +50,7 @@ def go_on(out: Path, run_id: str) -> dict[str, str]:
 DONE = {"answer1": "passed", "answer2": "passed", "answer3": "passed", "waits1": "failed"}
 
 
-def test_whoever_stops_listening_stops_the_run_in_order_and_it_is_gone_on_with(tmp_path: Path) -> None:
+def test_failing_listener_stops_the_run_and_it_can_be_resumed(tmp_path: Path) -> None:
     out = tmp_path / "out"
     made = plan(HEAD + WAITS + WORKS, out, tmp_path, concurrency=2)
     heard: list[dict[str, Any]] = []
@@ -66,7 +66,7 @@ def test_whoever_stops_listening_stops_the_run_in_order_and_it_is_gone_on_with(t
     assert go_on(out, made.run_id) == DONE
 
 
-def test_events_are_read_up_to_the_first_and_the_run_is_resumed(tmp_path: Path) -> None:
+def test_run_is_resumed_after_a_reader_stops_at_the_first_event(tmp_path: Path) -> None:
     """`suite run --jsonl | head -1`"""
     (tmp_path / "suite.toml").write_text(HEAD + WAITS + WORKS)
     argv = [sys.executable, "-m", "proofbox", "suite", "run", "suite.toml", "--jsonl", "--provider", "bubblewrap"]
@@ -83,7 +83,7 @@ def test_events_are_read_up_to_the_first_and_the_run_is_resumed(tmp_path: Path) 
     assert go_on(*find_run(tmp_path / "out")) == DONE
 
 
-def test_an_interrupted_run_has_a_document_too(tmp_path: Path) -> None:
+def test_interrupted_run_prints_a_json_document(tmp_path: Path) -> None:
     """Ctrl-C, with --json: what is told is how to go on."""
     (tmp_path / "suite.toml").write_text(HEAD + WAITS)
     argv = [sys.executable, "-m", "proofbox", "suite", "run", "suite.toml", "--json", "--provider", "bubblewrap"]
@@ -117,7 +117,7 @@ def until_claimed(out: Path, run: subprocess.Popen[str]) -> None:
     raise AssertionError("it ended before anything was under way")
 
 
-def test_a_worker_that_nobody_hears_works_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_without_a_listener_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
     patch_workers(monkeypatch, "r, w = os.pipe(); os.close(r); os.dup2(w, 1)")
     made = plan(HEAD + WORKS, out, tmp_path)
@@ -125,7 +125,7 @@ def test_a_worker_that_nobody_hears_works_on(tmp_path: Path, monkeypatch: pytest
     assert [each.result and each.result.verified for each in attempts(made, out).values()] == ["passed"] * 3
 
 
-def test_what_else_a_worker_writes_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_worker_output_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
     patch_workers(monkeypatch, r"os.write(1, b'\xff\n[]\n{\n' + b'[' * 9999 + b'\n')")
     made = plan(HEAD + WORKS, out, tmp_path)
@@ -134,9 +134,7 @@ def test_what_else_a_worker_writes_is_passed_over(tmp_path: Path, monkeypatch: p
     assert sum(each["event"] == "ended" for each in events) == 3
 
 
-def test_workers_that_die_before_they_begin_anything_end_the_run_with_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_that_die_at_start_end_the_run_with_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
     made = plan(HEAD + WORKS, out, tmp_path)
     with monkeypatch.context() as patch:
@@ -147,7 +145,7 @@ def test_workers_that_die_before_they_begin_anything_end_the_run_with_an_error(
     assert [each.result and each.result.verified for each in attempts(made, out).values()] == ["passed"] * 3
 
 
-def test_the_first_failure_to_tell_is_the_one_that_is_raised() -> None:
+def test_first_forwarding_failure_is_raised() -> None:
     def fail(event: dict[str, Any]) -> None:
         raise ValueError(event["event"])
 

@@ -37,7 +37,7 @@ def fill(limiter: Limiter) -> int:
     return 100
 
 
-def test_it_begins_small_and_grows_while_things_go_well(tmp_path: Path, clock: ManualClock) -> None:
+def test_window_starts_small_and_grows_with_successes(tmp_path: Path, clock: ManualClock) -> None:
     limiter = gate(tmp_path, clock)
     assert fill(limiter) == 4
     for number in range(4):
@@ -50,14 +50,14 @@ def test_it_begins_small_and_grows_while_things_go_well(tmp_path: Path, clock: M
     assert limiter.state().window == 16.0
 
 
-def test_all_limiters_of_a_credential_are_one(tmp_path: Path, clock: ManualClock) -> None:
+def test_limiters_of_a_credential_share_their_state(tmp_path: Path, clock: ManualClock) -> None:
     assert fill(gate(tmp_path, clock)) == 4
     assert gate(tmp_path, clock).enter("b", ME) is not None
     other = Limiter("another", 4, directory=tmp_path, clock=clock)
     assert other.enter("b", ME) is None
 
 
-def test_a_rate_limit_halves_once_for_all_that_were_under_way(tmp_path: Path, clock: ManualClock) -> None:
+def test_rate_limit_halves_once_for_all_running_attempts(tmp_path: Path, clock: ManualClock) -> None:
     limiter = gate(tmp_path, clock)
     began = clock.now().timestamp()
     clock.advance(5)
@@ -93,7 +93,7 @@ def test_a_usage_limit_closes_the_gate_until_its_reset(tmp_path: Path, clock: Ma
     assert limiter.enter("a", ME) is None
 
 
-def test_a_reset_that_is_always_past_is_asked_about_ever_less_often(tmp_path: Path, clock: ManualClock) -> None:
+def test_past_resets_are_retried_less_and_less_often(tmp_path: Path, clock: ManualClock) -> None:
     limiter = gate(tmp_path, clock)
 
     def waits(count: int) -> list[float]:
@@ -119,7 +119,7 @@ def test_a_reset_that_is_always_past_is_asked_about_ever_less_often(tmp_path: Pa
     assert waits(2) == [1, 2]
 
 
-def test_all_that_were_under_way_count_as_one_reset_that_is_past(tmp_path: Path, clock: ManualClock) -> None:
+def test_past_reset_counts_once_for_all_running_attempts(tmp_path: Path, clock: ManualClock) -> None:
     limiter = gate(tmp_path, clock)
     now = clock.now().timestamp()
     assert [limiter.usage_limited(now - 60) for _ in range(4)] == [now + 1] * 4
@@ -140,7 +140,7 @@ def met(wait: float | None, infra: str = UsageLimited.code, *, named: bool = Fal
     )
 
 
-def test_an_attempt_without_a_gate_waits_ever_longer_too() -> None:
+def test_pauses_grow_without_a_gate() -> None:
     past = met(1.0)
     assert [pause([past] * count) for count in (1, 2, 3, 10, 11, 99)] == [1, 2, 4, 512, LONGEST_PAST, LONGEST_PAST]
     assert pause([past, past, met(600.0)]) == 600
@@ -149,7 +149,7 @@ def test_an_attempt_without_a_gate_waits_ever_longer_too() -> None:
     assert pause([past, past, met(None, "ATTEMPT_WORKER_LOST")]) == 0
 
 
-def test_a_usage_limit_uses_up_tries_unless_it_names_its_reset() -> None:
+def test_usage_limit_without_a_reset_uses_up_retries() -> None:
     unknown, past, to_come = met(1.0), met(1.0, named=True), met(600.0, named=True)
     assert counted_tries([unknown] * 3) == 3, "an account without credit is not asked for ever"
     assert counted_tries([to_come] * 99) == 0
@@ -162,9 +162,7 @@ def test_a_usage_limit_uses_up_tries_unless_it_names_its_reset() -> None:
 
 
 @pytest.mark.parametrize("said", [9e11, 1e12 - 1, float("inf")])
-def test_a_model_s_word_closes_no_gate_for_longer_than_any_limit_lasts(
-    tmp_path: Path, clock: ManualClock, said: float
-) -> None:
+def test_gate_is_never_closed_for_longer_than_the_maximum(tmp_path: Path, clock: ManualClock, said: float) -> None:
     limiter = gate(tmp_path, clock)
     now = clock.now().timestamp()
     assert limiter.usage_limited(said) == now + LONGEST
@@ -175,7 +173,7 @@ def test_a_model_s_word_closes_no_gate_for_longer_than_any_limit_lasts(
     assert limiter.enter("a", ME) is None
 
 
-def test_a_file_that_says_more_is_cut_once_and_not_for_ever(tmp_path: Path, clock: ManualClock) -> None:
+def test_stored_time_beyond_the_maximum_is_capped_once(tmp_path: Path, clock: ManualClock) -> None:
     """Written by something else, or before the clock was set back."""
     limiter = gate(tmp_path, clock)
     limiter.usage_limited(clock.now().timestamp() + 60)
@@ -187,7 +185,7 @@ def test_a_file_that_says_more_is_cut_once_and_not_for_ever(tmp_path: Path, cloc
 
 
 @given(st.floats() | st.integers(-(10**30), 10**30))
-def test_an_attempt_is_tried_again_within_the_same_bounds(said: float) -> None:
+def test_retry_pause_has_the_same_maximum(said: float) -> None:
     for name in ("resets_at", "retry_after"):
         met = UsageLimited("used up", op="turn", details={name: said}, retryable=True)
         wait = retry_after(met, ManualClock())
@@ -195,7 +193,7 @@ def test_an_attempt_is_tried_again_within_the_same_bounds(said: float) -> None:
         assert 0 <= wait <= LONGEST
 
 
-def test_who_asks_is_told_which_credential_is_closed_until_when_and_why(tmp_path: Path, clock: ManualClock) -> None:
+def test_closed_credentials_are_listed_with_time_and_reason(tmp_path: Path, clock: ManualClock) -> None:
     limiter = gate(tmp_path, clock)
     limiter.went_well()
     assert limiter.closed() is None
@@ -209,7 +207,7 @@ def test_who_asks_is_told_which_credential_is_closed_until_when_and_why(tmp_path
     assert limiter.enter("a", ME) is None
 
 
-def test_what_one_run_allows_itself_is_no_limit_of_the_others(tmp_path: Path, clock: ManualClock) -> None:
+def test_concurrency_of_one_run_does_not_limit_others(tmp_path: Path, clock: ManualClock) -> None:
     large, small = gate(tmp_path, clock, caller="large"), gate(tmp_path, clock, 1, caller="small")
     for _ in range(40):
         large.went_well()
@@ -225,7 +223,7 @@ def test_what_one_run_allows_itself_is_no_limit_of_the_others(tmp_path: Path, cl
     assert small.enter("c", ME) is None
 
 
-def test_the_place_of_one_that_died_is_given_away(tmp_path: Path, clock: ManualClock) -> None:
+def test_slot_of_a_dead_process_is_released(tmp_path: Path, clock: ManualClock) -> None:
     dead = {**ME, "pid": 1 << 30}
     living = gate(tmp_path, clock, alive=lambda process: process["pid"] != 1 << 30)
     for number in range(4):
@@ -233,7 +231,7 @@ def test_the_place_of_one_that_died_is_given_away(tmp_path: Path, clock: ManualC
     assert fill(living) == 4
 
 
-def test_a_broken_state_is_begun_anew(tmp_path: Path, clock: ManualClock) -> None:
+def test_damaged_state_is_reset(tmp_path: Path, clock: ManualClock) -> None:
     limiter = gate(tmp_path, clock)
     limiter.usage_limited(None)
     (state,) = tmp_path.glob("*.json")
@@ -242,7 +240,7 @@ def test_a_broken_state_is_begun_anew(tmp_path: Path, clock: ManualClock) -> Non
 
 
 @given(st.lists(st.sampled_from(["enter", "leave", "well", "limited", "pause", "wait"]), max_size=40))
-def test_never_more_inside_than_the_window_and_never_closed_for_ever(tmp_path_factory: Any, steps: list[str]) -> None:
+def test_slots_never_exceed_the_window_and_the_gate_reopens(tmp_path_factory: Any, steps: list[str]) -> None:
     clock = ManualClock()
     limiter = gate(tmp_path_factory.mktemp("limits"), clock, most=6)
     inside: list[str] = []

@@ -20,7 +20,7 @@ MIB = 1 << 20
     ("size", "free", "least"),
     [(60 * MIB, 7 * MIB, 0), (60 * MIB, 5 * MIB, 6), (1 << 40, 513 * MIB, 0), (1 << 40, 511 * MIB, 512)],
 )
-def test_how_much_must_be_free_depends_on_how_much_there_is(
+def test_required_free_space_depends_on_the_file_system_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, free: int, least: int
 ) -> None:
     """A small file system is no shortage: 512 MiB would never be free there."""
@@ -47,7 +47,7 @@ def nested(top: Path, name: str, levels: int, size: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "levels"), [("n" * 200, 40), ("a", 5000)])
-def test_what_lies_deep_or_has_a_long_path_is_counted(deep_path: Path, name: str, levels: int) -> None:
+def test_deep_trees_and_long_paths_are_counted(deep_path: Path, name: str, levels: int) -> None:
     top = deep_path / "top"
     nested(top, name, levels, 5 * MIB)
     (top / "beside").write_bytes(bytes(MIB))
@@ -74,14 +74,14 @@ def while_counting(monkeypatch: pytest.MonkeyPatch, act: Callable[[str], None]) 
     monkeypatch.setattr(os, "scandir", Listed)
 
 
-def test_a_file_that_vanishes_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vanished_file_does_not_hide_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a-vanishes", "b", "c"):
         (tmp_path / name).write_bytes(bytes(MIB))
     while_counting(monkeypatch, lambda _: (tmp_path / "a-vanishes").unlink(missing_ok=True))
     assert 2 * MIB <= size_of(tmp_path, ALL) < 3 * MIB
 
 
-def test_a_directory_that_is_moved_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_moved_directory_does_not_hide_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     top = tmp_path / "top"
     for name in ("a/heavy", "b", "z"):
         (top / name).mkdir(parents=True)
@@ -102,7 +102,7 @@ trees = st.recursive(st.integers(0, 3), lambda below: st.lists(below, max_size=4
 
 
 @given(trees)
-def test_it_is_the_sum_of_what_is_there(tmp_path_factory: pytest.TempPathFactory, tree: object) -> None:
+def test_size_is_the_sum_of_all_entries(tmp_path_factory: pytest.TempPathFactory, tree: object) -> None:
     top = tmp_path_factory.mktemp("size")
     expected = 0
 

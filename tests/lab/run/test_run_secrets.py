@@ -40,7 +40,7 @@ def assert_nowhere(secret: str, place: Path) -> None:
 
 
 @boxed
-def test_what_clouds_and_forges_set_is_no_secret_by_its_prefix(
+def test_cloud_and_forge_variables_are_not_secret_by_prefix(
     out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_REGION", "us-east-1")
@@ -143,7 +143,7 @@ def test_a_torn_attempt_with_a_secret_in_it_is_closed_and_the_run_goes_on(
     assert_nowhere(TOKEN, run)
 
 
-def test_what_holds_a_secret_can_be_withheld_and_the_rest_is_committed(tmp_path: Path) -> None:
+def test_files_with_secrets_are_withheld_and_the_rest_is_committed(tmp_path: Path) -> None:
     redactor = Redactor([TOKEN])
     with BundleWriter(tmp_path, run_id="r", expected=["a", "b"], redactor=redactor) as bundle:
         bundle.write_bytes("a", TOKEN.encode())
@@ -159,7 +159,7 @@ def test_what_holds_a_secret_can_be_withheld_and_the_rest_is_committed(tmp_path:
     assert_nowhere(TOKEN, tmp_path)
 
 
-def test_without_that_a_secret_still_keeps_a_bundle_from_being_committed(tmp_path: Path) -> None:
+def test_secret_that_is_not_withheld_prevents_the_commit(tmp_path: Path) -> None:
     bundle = BundleWriter(tmp_path, run_id="r", redactor=Redactor([TOKEN])).__enter__()
     bundle.write_bytes("a", TOKEN.encode())
     with pytest.raises(BundleSecretFound):

@@ -36,7 +36,7 @@ worker.main(sys.argv[1:])
 
 
 @pytest.mark.needs("bubblewrap")
-def test_the_last_attempt_s_end_is_said_before_it_leaves(tmp_path: Path) -> None:
+def test_end_of_the_last_attempt_is_reported_before_the_worker_exits(tmp_path: Path) -> None:
     out = tmp_path / "out"
     made = plan(HEAD + mission("answer", say("done")), out, tmp_path)
     ledger = Ledger(ledger_path(out, made.run_id))
@@ -48,9 +48,7 @@ def test_the_last_attempt_s_end_is_said_before_it_leaves(tmp_path: Path) -> None
     assert json.loads(done.stdout.splitlines()[-1])["event"] == "ended"
 
 
-def test_attempts_that_block_do_not_keep_a_worker_from_its_heartbeat(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocking_attempts_do_not_delay_the_heartbeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """More than there are threads by default, each of them as long as the others."""
     many, out = 50, tmp_path / "out"
     made = plan(HEAD + mission("waits", say("done"), replicates=many), out, tmp_path)

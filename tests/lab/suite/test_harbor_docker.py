@@ -74,7 +74,7 @@ def test_a_task_runs_unchanged_in_its_image(engine: PrivateEngine, tmp_path: Pat
     assert our_containers(engine.engine) == {}
 
 
-def test_an_image_that_is_not_there_is_named_with_what_to_do(engine: PrivateEngine, tmp_path: Path) -> None:
+def test_missing_image_is_reported_with_fix_hints(engine: PrivateEngine, tmp_path: Path) -> None:
     root = task(tmp_path / "t")
     with pytest.raises(ImageAbsent) as caught:
         read_tasks(root, to_run=True)

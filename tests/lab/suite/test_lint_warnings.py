@@ -21,7 +21,7 @@ def lint(suite: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, list[str]
     return found
 
 
-def test_lint_warns_when_the_workspace_contains_what_verifies_it(
+def test_lint_warns_when_the_workspace_contains_verifier_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("hidden", "app"):
@@ -56,7 +56,7 @@ def test_lint_warns_when_the_workspace_contains_what_verifies_it(
         ('[suite]\nid = "x"\n[defaults]\nstrategies = ["a"]\n', "[suite]"),
     ],
 )
-def test_field_in_the_wrong_table_is_told_where_it_belongs(tmp_path: Path, text: str, hint: str) -> None:
+def test_field_in_the_wrong_table_gets_a_hint(tmp_path: Path, text: str, hint: str) -> None:
     with pytest.raises(SuiteInvalid) as refused:
         parse_suite(text + mission("a", say("done")), base=tmp_path)
     assert hint in refused.value.fix_hints[0]
