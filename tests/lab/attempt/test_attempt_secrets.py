@@ -1,4 +1,4 @@
-"""What is kept of a long text is redacted before it is cut: a secret across the cut leaves nothing behind."""
+"""Long texts are redacted before they are cut, so a secret across the cut leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEAST = 6
 
 
 def prints(dots: int, *, behind: int = 0, to: int = 1) -> str:
-    """A command that prints the key between dots, and has no part of it that counts in its own words."""
+    """Return a command that prints the key between dots without containing it."""
     pieces = " ".join(KEY[at : at + LEAST - 1] for at in range(0, len(KEY), LEAST - 1))
     return f"{{ printf '%0{dots}d'; printf %s {pieces}; printf '%0{behind or 1}d'; }} >&{to}"
 

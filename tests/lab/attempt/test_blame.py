@@ -1,4 +1,4 @@
-"""Who is to blame for an attempt that failed: the agent, unless a failure was seen from outside its box."""
+"""A failure counts against the agent unless it was observed from outside its box."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ Results = dict[str, tuple[str | None, str]]
 
 
 def ran(tmp_path: Path, model: str, missions: str, **options: Any) -> tuple[Plan, Path, Results]:
-    """Attempts by programs that are Python, their prompts the source; the code of the infra failure, and the reason."""
+    """Run Python programs given as prompts; return the infrastructure failure code and the reason of each."""
     out = tmp_path / "out"
     agent = {"command": ["/usr/bin/python3", "-"], "base_url": model, **options.pop("settings", {})}
     options = {"chain": "process", "runtimes": {"process": agent}, "retries": 1, **options}

@@ -1,4 +1,4 @@
-"""Real Codex attempts against a fake model: many at once, limits that pause them, and the same by another way."""
+"""Real Codex attempts against a fake model: concurrent ones, limits that pause them, and parity with a command line."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ anyio.run(serve)
 
 @pytest.fixture
 def limited_once() -> Iterator[str]:
-    """A model that says of the first request of all that the plan is used up, for a few seconds."""
+    """Run a model that reports an exhausted plan for a few seconds at the very first request."""
     with serving("-c", LIMITED_ONCE) as url:
         yield url
 

@@ -1,4 +1,4 @@
-"""Conditions in real attempts: what the agent said, called and left, held against `expect` by one run."""
+"""Conditions of `expect` checked in one real run against what the agent said, called and left."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Case(NamedTuple):
     expect: dict[str, Any]
     verified: str
     found: str = ""
-    """What a condition that is not met says it found."""
+    """The value that an unmet condition reports."""
 
 
 def file(verified: str, found: str = "", **condition: Any) -> Case:

@@ -1,4 +1,4 @@
-"""An agent that nests directories deeper, or names them longer, than programs can bear ends like any other."""
+"""An agent that creates very deep or long paths ends like any other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever goes wrong in an attempt ends that attempt, with a code: not its worker, not its siblings, not its run."""
+"""A failure in an attempt ends that attempt with a code, and affects no worker, other attempt or run."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def out(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that whatever kills it kills all that is under way."""
+    """Make whatever kills one attempt kill all running ones."""
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
 
 
@@ -55,7 +55,7 @@ def results(made: Plan, out: Path) -> dict[str, tuple[str, str, str | None, str]
 
 
 def until(made: Plan, out: Path, ended: str, then: str) -> Callable[[dict[str, Any]], None]:
-    """When one attempt has ended, another, which would go on for ever, is interrupted."""
+    """When one attempt has ended, interrupt another that would never end."""
 
     def hear(event: dict[str, Any]) -> None:
         if event["event"] == "ended" and event["attempt_id"] == ended:
@@ -206,7 +206,7 @@ def test_worker_gives_up_an_attempt_that_it_cannot_commit(
 def test_occupied_attempt_path_fails_the_attempt_not_the_run(
     out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: str
 ) -> None:
-    """As by a worker that was killed before it had a status to its name, or by somebody else's files."""
+    """Simulate a worker killed before it wrote a status, or files of another program."""
     place = f"'/'.join(sys.argv[1:3]) + '/attempts/answer.1.e1{left}'"
     patch_workers(monkeypatch, f"os.makedirs(os.path.dirname({place}), exist_ok=True)\nopen({place}, 'a').close()")
     made = plan(HEAD + mission("answer", *DOES_IT, verify=ANSWER), out, tmp_path)

@@ -1,4 +1,4 @@
-"""What a snapshot can't tell is not taken for absent."""
+"""Paths that a snapshot cannot answer for are not reported as absent."""
 
 from __future__ import annotations
 

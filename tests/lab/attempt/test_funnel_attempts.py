@@ -1,4 +1,4 @@
-"""Process agents in a suite: what they have run through the funnel is in the evidence as observed, and nothing else is.
+"""Process agents in a suite: only calls through the funnel are recorded as observed.
 
 The agent is a shell, and its mission's prompt is the script that it plays.
 """

@@ -1,4 +1,4 @@
-"""What an agent says is read by a fixed rule, and what is expected of it is held against what was seen."""
+"""Claims are read by a fixed rule, and expectations are compared with what was observed."""
 
 from __future__ import annotations
 

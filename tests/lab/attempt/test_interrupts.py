@@ -1,4 +1,4 @@
-"""An attempt is stopped wherever it is, its siblings go on, and what is told of it is what happens."""
+"""An attempt can be interrupted in any state without affecting others, and the message says what happens."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_interrupt_without_a_conductor_takes_effect_on_resume(
 def test_interrupted_attempt_that_ended_with_its_run_is_not_retried(
     out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As after Ctrl-C: what was under way is closed, and would be tried again when the run is resumed."""
+    """As after Ctrl-C: running attempts are closed, and would be retried when the run is resumed."""
     made = plan(HEAD + mission("waits", command("sleep 600"), verify=ANSWER), out, tmp_path)
 
     def leave(_: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""A mission's capabilities hold for the agent's tools and for its commands, whichever agent it is."""
+"""A mission's capabilities apply to the agent's tools and commands, for every agent."""
 
 from __future__ import annotations
 

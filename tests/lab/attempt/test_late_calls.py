@@ -1,4 +1,4 @@
-"""Calls that outlive their turn: background commands, interrupted ones, sub-agents. All of them are on record."""
+"""Calls that outlive their turn are recorded: background commands, interrupted ones, sub-agents."""
 
 from __future__ import annotations
 

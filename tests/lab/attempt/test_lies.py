@@ -1,4 +1,4 @@
-"""An agent lies, tampers, kills, fills and leaves things behind: each is caught, or does nothing."""
+"""Agents that lie, tamper, kill processes, fill the disk or leave processes: each is caught or has no effect."""
 
 from __future__ import annotations
 

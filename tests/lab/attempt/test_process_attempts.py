@@ -1,4 +1,4 @@
-"""What is recorded of a program that breaks off, and of one that is stopped."""
+"""Records of a program that crashes, and of one that is stopped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.needs("bubblewrap")
 
 
 def ran(tmp_path: Path, script: str, *, timeout: float = 60.0, **settings: Any) -> tuple[Path, Plan, Attempt]:
-    """One attempt of an agent that is a shell, and its prompt the script."""
+    """Run one attempt of a shell agent whose prompt is the script."""
     suite = f'{HEAD}[[mission]]\nid = "m"\nprompt = {json.dumps(script)}\ntimeout = {timeout}\n'
     out = tmp_path / "out"
     agent = {"command": ["/bin/sh", "-s"], **settings}

@@ -1,4 +1,4 @@
-"""What an attempt was given, what was in force and what it used are three things, and all in its report."""
+"""The report of an attempt has the requested, enforced and observed resources."""
 
 from __future__ import annotations
 

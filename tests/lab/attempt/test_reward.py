@@ -1,4 +1,4 @@
-"""Rewards, as a hostile program may leave them: a number that all agree on, or none with its reason."""
+"""Rewards written by a possibly hostile program: a valid number, or the reason why there is none."""
 
 from __future__ import annotations
 

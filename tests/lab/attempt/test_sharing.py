@@ -1,4 +1,4 @@
-"""A shared run: what one box and one session can't be for every mission is refused before anything begins."""
+"""Shared isolation refuses missions that cannot use the same box and session, before anything starts."""
 
 from __future__ import annotations
 

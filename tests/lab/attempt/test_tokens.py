@@ -1,4 +1,4 @@
-"""Tokens of attempts: the gateway's sum is reported and held to the budget, and a different report is a finding."""
+"""Token counts: the gateway's total is reported and checked against the budget; a different report is a finding."""
 
 from __future__ import annotations
 

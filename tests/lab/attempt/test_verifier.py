@@ -1,4 +1,4 @@
-"""The verifier sees the agent's work and nothing it planted, and writes nowhere but where it should."""
+"""The verifier sees the agent's work but nothing that it planted, and writes only where it should."""
 
 from __future__ import annotations
 

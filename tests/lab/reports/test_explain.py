@@ -1,4 +1,4 @@
-"""What `attempt explain` says: why, by whose word, and whether the evidence holds."""
+"""`attempt explain` shows why an attempt ended, the source of each statement, and whether the evidence is valid."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.needs("bubblewrap")
 
 
 class Ran:
-    """A suite that was run, and what is said of its attempts."""
+    """A suite that was run, and the explanations of its attempts."""
 
     def __init__(self, base: Path, capsys: pytest.CaptureFixture[str], suite: str, **options: Any) -> None:
         self.out = base / "out"
@@ -37,7 +37,7 @@ class Ran:
 
 
 def shell(id: str, script: str, **fields: Any) -> str:
-    """A mission whose prompt is the script of an agent that is a shell."""
+    """Return a mission for a shell agent whose prompt is the script."""
     members = "".join(f"{name} = {toml(value)}\n" for name, value in fields.items())
     return f'[[mission]]\nid = "{id}"\nprompt = {json.dumps(script)}\n{members}'
 

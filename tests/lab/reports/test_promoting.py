@@ -1,4 +1,4 @@
-"""Evidence that does not agree with itself is neither valid nor promoted, whatever digests were made anew."""
+"""Inconsistent evidence is neither valid nor promoted, even if its digests were recomputed."""
 
 from __future__ import annotations
 

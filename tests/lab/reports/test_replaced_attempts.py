@@ -1,4 +1,4 @@
-"""An attempt that was lost and made again: what is said of it, and that a run which completed stays valid."""
+"""An attempt that was lost and replaced: how it is reported, and that the completed run stays valid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of an attempt whose worker is gone: its bundle counts only if it is whole, complete and of one story."""
+"""Closing an attempt whose worker died: its bundle counts only if it is intact, complete and consistent."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def planned(out: Path) -> Plan:
 
 
 def claimed(made: Plan, out: Path) -> Attempt:
-    """As a worker has it that never says anything of it again."""
+    """Return an attempt claimed by a worker that never updates it again."""
     with Ledger(ledger_path(out, made.run_id)) as ledger:
         attempt = ledger.claim("gone", ledger.begin_epoch(), 60.0)
     assert attempt is not None
@@ -67,7 +67,7 @@ def claimed(made: Plan, out: Path) -> Attempt:
 
 
 def disown(bundle: Path) -> None:
-    """Let its writer be one that has died."""
+    """Make the writer of a bundle look dead."""
     status = bundle / "run_status.json"
     status.write_bytes(status.read_bytes().replace(b'"pid":%d' % os.getpid(), b'"pid":1'))
 
@@ -109,7 +109,7 @@ def test_failed_bundle_never_counts_as_passed(out: Path, capsys: pytest.CaptureF
 
 @pytest.mark.parametrize("member", ["pid_namespace", "host"])
 def test_run_is_resumed_from_another_container(out: Path, member: str) -> None:
-    """Whether its worker lives can't be seen from there; that it is alone, the conductor knows by its lock."""
+    """The worker's process cannot be checked from there, but the conductor's lock shows that it is the only one."""
     made = planned(out)
     attempt = claimed(made, out)
     bundle_of(made, out, attempt).__enter__()
@@ -140,7 +140,7 @@ def no_verdict(bundle: BundleWriter) -> None:
 
 
 def taken_over(bundle: BundleWriter) -> None:
-    """By a conductor that died before the ledger heard of it."""
+    """Simulate a conductor that died before it updated the ledger."""
     says_passed(bundle)
     bundle.write_json("attempt.torn.json", {"schema_version": "proofbox.torn_attempt/1"})
     bundle.mark_partial("its worker died")
@@ -194,7 +194,7 @@ worker.main(sys.argv[1:])
 
 
 def work_until_death(made: Plan, out: Path, patch: str) -> None:
-    """A worker by itself, which dies where it is told to."""
+    """Run a worker that dies at a given point."""
     with Ledger(ledger_path(out, made.run_id)) as ledger:
         epoch = ledger.begin_epoch()
     (out / made.run_id).mkdir()
@@ -230,7 +230,7 @@ def test_uncommitted_verdict_of_a_dead_worker_is_kept_but_does_not_count(out: Pa
 
 
 def test_ledger_result_without_bundle_does_not_complete_a_run(out: Path) -> None:
-    """Whoever entered it: what is counted is what the bundles bear out."""
+    """Only results that the bundles confirm are counted, whatever the ledger says."""
     made = planned(out)
     attempt = claimed(made, out)
     with contextlib.suppress(RecursionError), bundle_of(made, out, attempt) as bundle:

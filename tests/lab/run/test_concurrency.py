@@ -1,4 +1,4 @@
-"""`[suite] most`: an attempt is bounded by what will really run it, its provider and its strategy."""
+"""`[suite] most`: an attempt is limited by the provider and the strategy that will run it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def head(most: str) -> str:
 
 
 def at_once(most: str, out: Path, base: Path, **options: Any) -> int:
-    """How many of four attempts may be under way."""
+    """Return how many of four attempts may run concurrently."""
     made = plan(head(most) + mission("a", replicates=4), out, base, **options)
     with Ledger(ledger_path(out, made.run_id)) as ledger:
         epoch = ledger.begin_epoch()

@@ -1,4 +1,4 @@
-"""Who watches a run may leave, and workers may die: the run stops in order, and can be gone on with."""
+"""Listeners may fail and workers may die: the run stops in order and can be resumed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WAITS = mission("waits", command("sleep 600"), verify=ANSWER)
 
 
 def go_on(out: Path, run_id: str) -> dict[str, str]:
-    """Conduct it to its end, with what would never end interrupted; of each result what the verifier found."""
+    """Conduct the run to its end, interrupting what would never end; return the verdict of each result."""
 
     def hear(event: dict[str, Any]) -> None:
         if event["event"] == "running" and event["mission_id"] == "waits":
@@ -61,8 +61,8 @@ def test_failing_listener_stops_the_run_and_it_can_be_resumed(tmp_path: Path) ->
 
     with pytest.raises(BrokenPipeError):
         conduct(made, out, leave)
-    assert len(heard) == 1, "nothing more is told"
-    assert "claimed" not in {each.state for each in attempts(made, out).values()}, "what was under way is closed"
+    assert len(heard) == 1, "no more events are forwarded"
+    assert "claimed" not in {each.state for each in attempts(made, out).values()}, "running attempts are closed"
     assert go_on(out, made.run_id) == DONE
 
 
@@ -84,7 +84,7 @@ def test_run_is_resumed_after_a_reader_stops_at_the_first_event(tmp_path: Path) 
 
 
 def test_interrupted_run_prints_a_json_document(tmp_path: Path) -> None:
-    """Ctrl-C, with --json: what is told is how to go on."""
+    """Ctrl-C with --json: the document says how to resume."""
     (tmp_path / "suite.toml").write_text(HEAD + WAITS)
     argv = [sys.executable, "-m", "proofbox", "suite", "run", "suite.toml", "--json", "--provider", "bubblewrap"]
     run = subprocess.Popen(
@@ -106,7 +106,7 @@ def test_interrupted_run_prints_a_json_document(tmp_path: Path) -> None:
 
 
 def until_claimed(out: Path, run: subprocess.Popen[str]) -> None:
-    """Until an attempt of the run is under way."""
+    """Wait until an attempt of the run is running."""
     while run.poll() is None:
         ledgers = list(out.glob("*.ledger"))
         if ledgers:

@@ -1,4 +1,4 @@
-"""The ledger: what it says of attempts holds, whoever asks, and whoever was killed."""
+"""The ledger stays correct with concurrent processes and after kills."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def make(path: Path, count: int = 3, clock: ManualClock | None = None) -> Ledger
 
 
 class TheLedger(RuleBasedStateMachine):
-    """Workers claim, end, lose and take over; a plain dictionary says what should be the case."""
+    """Workers claim, end, lose and take over attempts; a plain dictionary is the model."""
 
     workers = Bundle("workers")
     held = Bundle("held")
@@ -344,7 +344,7 @@ def test_attempt_is_to_retry_until_its_retry_is_planned(tmp_path: Path) -> None:
 
 
 def test_retry_lookup_uses_the_index(tmp_path: Path) -> None:
-    """Each end of an attempt is followed by that look: over all attempts it would cost a long run more and more."""
+    """Every end of an attempt triggers this lookup, so it must not scan all attempts of a long run."""
     with make(tmp_path / "ledger") as ledger, sqlite3.connect(ledger.path) as db:
         traced: list[str] = []
         ledger._db.set_trace_callback(traced.append)

@@ -1,4 +1,4 @@
-"""One gate per credential, shared by everything that runs, deterministic under a clock that is handed in."""
+"""One gate per credential, shared by all processes, deterministic under an injected clock."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def gate(tmp_path: Path, clock: ManualClock, most: int = 16, **options: Any) -> 
 
 
 def fill(limiter: Limiter) -> int:
-    """How many more get in now."""
+    """Return how many more are admitted now."""
     for number in range(100):
         if limiter.enter(f"a-{number}", ME) is not None:
             return number
@@ -70,7 +70,7 @@ def test_rate_limit_halves_once_for_all_running_attempts(tmp_path: Path, clock: 
     assert limiter.state().window == 1.0
     clock.advance(5)
     limiter.rate_limited(clock.now().timestamp())
-    assert limiter.state().window == 1.0, "one is always let through: else nobody would find out that it is over"
+    assert limiter.state().window == 1.0, "one is always admitted, to find out when the limit is over"
 
 
 def test_retry_after_is_honoured(tmp_path: Path, clock: ManualClock) -> None:
@@ -97,7 +97,7 @@ def test_past_resets_are_retried_less_and_less_often(tmp_path: Path, clock: Manu
     limiter = gate(tmp_path, clock)
 
     def waits(count: int) -> list[float]:
-        """Each time the gate opens, one is let in, and told of a reset that was a minute ago."""
+        """Each time the gate opens, admit one and report a reset that was a minute ago."""
         found = []
         for _ in range(count):
             assert limiter.enter("a", ME) is None
@@ -174,7 +174,7 @@ def test_gate_is_never_closed_for_longer_than_the_maximum(tmp_path: Path, clock:
 
 
 def test_stored_time_beyond_the_maximum_is_capped_once(tmp_path: Path, clock: ManualClock) -> None:
-    """Written by something else, or before the clock was set back."""
+    """A state file written by something else, or before the clock was set back."""
     limiter = gate(tmp_path, clock)
     limiter.usage_limited(clock.now().timestamp() + 60)
     (state,) = tmp_path.glob("*.json")
@@ -217,7 +217,7 @@ def test_concurrency_of_one_run_does_not_limit_others(tmp_path: Path, clock: Man
     assert large.state().window == window
     for number in range(3):
         assert large.enter(f"a-{number}", ME) is None
-    assert small.enter("b", ME) is None, "there is room, and none of its own is in"
+    assert small.enter("b", ME) is None, "there is room, and it uses no slot itself"
     assert small.enter("c", ME) is not None
     small.leave("b")
     assert small.enter("c", ME) is None

@@ -1,4 +1,4 @@
-"""What an agent puts on the disk is counted, whatever it does while it is counted."""
+"""Disk use of an agent is counted correctly even while the agent changes files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MIB = 1 << 20
 def test_required_free_space_depends_on_the_file_system_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, free: int, least: int
 ) -> None:
-    """A small file system is no shortage: 512 MiB would never be free there."""
+    """A small file system is not a shortage: 512 MiB would never be free there."""
     told = os.statvfs_result((4096, 4096, size >> 12, free >> 12, free >> 12, 0, 0, 0, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda _: told)
     meminfo = tmp_path / "meminfo"
@@ -32,7 +32,7 @@ def test_required_free_space_depends_on_the_file_system_size(
 
 
 def nested(top: Path, name: str, levels: int, size: int) -> None:
-    """Directories in each other, and a file at the end."""
+    """Create nested directories with a file in the last one."""
     top.mkdir()
     fd = os.open(top, os.O_RDONLY)
     for _ in range(levels):
@@ -55,7 +55,7 @@ def test_deep_trees_and_long_paths_are_counted(deep_path: Path, name: str, level
 
 
 def while_counting(monkeypatch: pytest.MonkeyPatch, act: Callable[[str], None]) -> None:
-    """`act` is called with the names of every directory at the moment that it has been listed."""
+    """Call `act` with the names in each directory right after it has been listed."""
     scandir = os.scandir
 
     class Listed:

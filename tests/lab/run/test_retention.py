@@ -1,4 +1,4 @@
-"""Evidence that agrees with itself is valid, evidence that does not is found out, and what is old may go."""
+"""Validation of consistent and inconsistent evidence, and removal of old runs."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_unremovable_files_are_reported_and_not_counted(
 ) -> None:
     cache = cache_dir()
     cache.mkdir(parents=True, exist_ok=True)
-    for version in "12":  # of which the older one is to go
+    for version in "12":  # the older one is to be removed
         (cache / f"upkeep-schema-{version}.json").write_bytes(b"x" * 8192)
     left = tmp_path / ".work" / "run-gone"
     left.mkdir(parents=True)
@@ -230,7 +230,7 @@ def test_run_being_planned_is_not_removed(tmp_path: Path, monkeypatch: pytest.Mo
     assert attempt.result.verified == "passed"
 
 
-# A conductor that stops where it is, since whoever heard of the run has left.
+# A conductor that stops where it is, because its listener failed.
 STOPS = """
 import os, pathlib, sys
 from proofbox.lab.run.conductor import Conductor
@@ -242,14 +242,14 @@ Conductor(pathlib.Path(sys.argv[1]), sys.argv[2], on_event=leave).conduct()
 
 
 def state() -> dict[str, set[str]]:
-    """What the state directory has of workspaces."""
+    """Return what the state directory has of workspaces."""
     place = state_dir() / "workspaces"
     listed = {name: set(os.listdir(place / name)) if (place / name).is_dir() else set() for name in ("paths", "stores")}
     return {**listed, "homes": {path.name for path in place.glob("ws-*")}}
 
 
 def interrupted(made: Plan, out: Path) -> Path:
-    """A run that stopped with workspaces in its work, as a kill leaves it."""
+    """Create a run that stopped with workspaces in its work directory, as after a kill."""
     ran = subprocess.run([sys.executable, "-c", STOPS, str(out), made.run_id], check=False, timeout=120)
     assert ran.returncode == 7
     place = out / ".work" / made.run_id / "attempts/left/workspace"
@@ -270,7 +270,7 @@ def test_stores_of_failed_attempts_are_removed_with_their_run(tmp_path: Path) ->
     assert not any(run.exists() for run in runs)
     left = state()
     assert (left["paths"], left["homes"]) == (before["paths"], before["homes"])
-    assert len(left["stores"] - before["stores"]) < len(kept), "what the latest has, and nothing of theirs"
+    assert len(left["stores"] - before["stores"]) < len(kept), "only stores of the latest run remain"
     (final,) = out.glob("run-*/attempts/*/final_snapshot.json")
     assert json.loads(final.read_bytes())["store"] in left["stores"]
 

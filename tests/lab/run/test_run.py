@@ -1,4 +1,4 @@
-"""Runs: every attempt ends by itself, nothing is lost by a kill, and what is left is what was planned."""
+"""Runs: attempts end independently, a kill loses nothing, and the results match the plan."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_each_attempt_ends_for_its_own_reason_and_no_other_is_disturbed(out: Pat
         "gives-up.1": ("failure", "failed", None, "completed"),
     }
     assert verify(out).ok
-    assert load_bundle(run).index.status == "partial", "one attempt failed for a reason of the machinery"
+    assert load_bundle(run).index.status == "partial", "one attempt had an infrastructure failure"
     sessions = [document(out, made, each, "runner.ref.json").get("session_id") for each in attempts(made, out).values()]
     named = [session for session in sessions if session]
     assert len(set(named)) == len(named) == 8
@@ -259,7 +259,7 @@ def test_pauses_for_past_resets_grow(out: Path, tmp_path: Path, monkeypatch: pyt
 
 
 def stop_often(made: Plan, out: Path, times: int, how: str) -> None:
-    """Stop the run as often, each time while its attempt is under way."""
+    """Stop the run this often, each time while its attempt is running."""
 
     def stop(self: Conductor) -> None:
         self._ledger.claim("worker", self._epoch, 60.0)
@@ -374,7 +374,7 @@ def test_run_killed_at_any_point_resumes_to_the_same_result(tmp_path: Path, roun
             end = time.monotonic() + wait
             while time.monotonic() < end and conductor.poll() is None:
                 time.sleep(0.005)
-            conductor.send_signal(signal.SIGSTOP)  # it hires nobody between our look and its death
+            conductor.send_signal(signal.SIGSTOP)  # it starts no worker between the check and its death
             below = descendants(conductor.pid)
             conductor.kill()  # it may have ended by itself
             conductor.communicate()

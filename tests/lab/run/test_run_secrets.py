@@ -1,4 +1,4 @@
-"""What is called a secret is in no evidence; what is none disturbs nothing; and neither ends a worker or a run."""
+"""Secrets are kept out of the evidence, other values are not redacted, and neither ends a worker or a run."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_a_suite_that_holds_a_secret_is_refused_before_anything_is_written(
 def test_a_torn_attempt_with_a_secret_in_it_is_closed_and_the_run_goes_on(
     out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its worker died, and so did the conductor that began to say so."""
+    """Its worker died, and so did the conductor that began to close it."""
     made = plan(HEAD + mission("answer", *DOES_IT, verify=ANSWER), out, tmp_path)
     with Ledger(ledger_path(out, made.run_id)) as ledger:
         attempt = ledger.claim("gone", ledger.begin_epoch(), 60.0)

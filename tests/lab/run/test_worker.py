@@ -1,4 +1,4 @@
-"""A worker process by itself: what it says before it leaves."""
+"""A single worker process: its events and its heartbeat."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_end_of_the_last_attempt_is_reported_before_the_worker_exits(tmp_path: P
 
 
 def test_blocking_attempts_do_not_delay_the_heartbeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More than there are threads by default, each of them as long as the others."""
+    """Run more blocking attempts than there are threads by default."""
     many, out = 50, tmp_path / "out"
     made = plan(HEAD + mission("waits", say("done"), replicates=many), out, tmp_path)
     (out / made.run_id).mkdir()

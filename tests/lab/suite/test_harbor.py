@@ -1,4 +1,4 @@
-"""Harbor's tasks as missions: read as they are, run with the controls, and judged by the reward alone."""
+"""Harbor tasks as missions: read unchanged, run with the controls, and decided by the reward alone."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_verifier_that_hangs_after_writing_a_reward_does_not_pass(tmp_path: Path
 
 @pytest.mark.needs("bubblewrap")
 def test_agent_cannot_see_tests_or_solution_or_write_a_reward(tmp_path: Path) -> None:
-    """The oracle stands for any agent here: what it writes at the verifier's places is not there later."""
+    """The oracle represents any agent here: what it writes to the verifier's paths is gone later."""
     solve = (
         "#!/bin/sh\nls -d /tests /logs > /app/seen 2>/dev/null\nmkdir -p /logs/verifier && "
         "echo 1 > /logs/verifier/reward.txt\n"

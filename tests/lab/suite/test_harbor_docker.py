@@ -1,4 +1,4 @@
-"""Harbor's tasks in docker, in their own images, with an engine of the tests' own."""
+"""Harbor tasks in docker, in their own images, with the tests' own engine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def engine() -> Iterator[PrivateEngine]:
 
 
 def build(engine: PrivateEngine, name: str, workdir: str, files: dict[str, str]) -> None:
-    """The image of the tests' engine, with files and a WORKDIR: what a build of a Dockerfile would give."""
+    """An image with files and a WORKDIR, as a build of a Dockerfile would produce."""
     container = engine.engine.call("POST", "/containers/create", op="create", body={"Image": IMAGE, "Cmd": ["-"]})["Id"]
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w") as tar:

@@ -1,4 +1,4 @@
-"""Whatever stands in a suite or a task, it is read, or told with its place what is wrong: nothing else comes of it."""
+"""Any suite or task is either read or reported with the position of the problem; nothing else happens."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Possible nested set")
 
 @contextlib.contextmanager
 def in_time() -> Iterator[None]:
-    """What waits for a pipe, or for a square of something, ends here."""
+    """Limit the time, so that blocking on a pipe or quadratic work fails the test."""
 
     def late(number: int, frame: FrameType | None) -> None:
         raise TimeoutError
@@ -47,7 +47,7 @@ def in_time() -> Iterator[None]:
 
 
 def told(read: Callable[[], Suite]) -> list[dict[str, Any]] | None:
-    """What is said to be wrong; None where nothing is. Every other way to fail is the test's."""
+    """Return the problems, or None. Any other failure fails the test."""
     try:
         with in_time():
             read()
@@ -183,7 +183,7 @@ def test_many_problems_are_reported_quickly(text: str) -> None:
 
 
 def fields(kind: Any, at: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """Where something can stand in a suite, by its types."""
+    """Yield every path in a suite where a value can be, by its types."""
     bare = get_args(kind)[0] if get_origin(kind) is Annotated else kind
     for option in get_args(bare) if get_origin(bare) in (Union, UnionType) else (bare,):
         if isinstance(option, type) and issubclass(option, msgspec.Struct):
@@ -223,7 +223,7 @@ HOSTILE = [
 
 
 def put(document: Any, path: tuple[str | int, ...], raw: str) -> None:
-    """`raw` is TOML. What is in the way is replaced."""
+    """Set a path to `raw`, a TOML value, replacing what is there."""
     for part, following in zip(path, (*path[1:], None), strict=True):
         made: Any = raw if following is None else [] if isinstance(following, int) else {}
         if isinstance(part, int):

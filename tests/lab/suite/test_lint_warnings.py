@@ -1,4 +1,4 @@
-"""What lint warns of, and what a run says about the agent that was not chosen."""
+"""Lint warnings, and how a run reports agents that were not selected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A suite's file: what is right is read, and what is wrong is pointed at."""
+"""Suite files: valid ones are read, and problems are reported with their position."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class FeedbackRecord(msgspec.Struct, frozen=True, kw_only=True):
     source: Literal["runtime_reported"] = "runtime_reported"
     truncated: bool
     result: str | UnsetType = UNSET
-    """The final message if it is not a JSON object; empty if there was none. A long message is cut in the middle."""
+    """The final message if it is not a JSON object; empty without a message. A long message is cut in the middle."""
     result_json: dict[str, Any] | UnsetType = UNSET
     """The final message if it is a JSON object."""
 

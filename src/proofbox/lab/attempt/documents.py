@@ -230,7 +230,7 @@ class AttemptReport(msgspec.Struct, frozen=True, kw_only=True):
     tokens: dict[str, TokenUsage]
     """As in runner.metrics.json."""
     resources: Resources
-    """What the box was allowed to use, and what it used."""
+    """Limits and use of resources."""
     put_back: tuple[str, ...]
     """Protected paths that the agent had created or changed, and that were restored."""
     retry_after: float | None

@@ -73,7 +73,7 @@ def as_committed(run_dir: Path, attempts: Iterable[Attempt]) -> list[Attempt]:
 
 
 def stated(bundle: Bundle, run_id: str, attempt_id: str) -> Ended | None:
-    """Return the result that an attempt's committed bundle states; None if there is none or it is inconsistent."""
+    """Return the result stated by an attempt's committed bundle; None if it is missing or inconsistent."""
     complete = bundle.index.status in ("ok", "partial") and bundle.status.state == "complete"
     if not complete or bundle.run_id != f"{run_id}.{attempt_id}" or artifacts.TORN in bundle.artifacts:
         return None

@@ -57,7 +57,7 @@ def pause(results: Sequence[Ended | None]) -> float:
 def counted_tries(results: Sequence[Ended | None]) -> int:
     """Return how many of these results count against the number of retries.
 
-    A usage limit with a reset in the future does not count: nothing was tried, and waiting is all that can be done. One
+    A usage limit with a reset in the future does not count: nothing was tried, and the only remedy is to wait. One
     without a reset time counts, because it may never end, as for an account without credit. Lost workers are counted
     separately.
     """

@@ -94,7 +94,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     claimed: Literal["success", "failure", "none"]
     verified: Literal["passed", "failed", "none"]
     infra: str | None
-    """The code of the infrastructure failure; None if there was none."""
+    """The code of the infrastructure failure; None if nothing failed."""
     reason: str
     strategy: str
     index_sha256: str
@@ -227,7 +227,7 @@ class Ledger:
         return _attempt(rows[0])
 
     def to_retry(self) -> list[Attempt]:
-        """Return the attempts whose result asks for a retry, and that have none yet."""
+        """Return the attempts whose result asks for a retry that is not planned yet."""
         asks = (
             "SELECT * FROM attempt AS ended WHERE json_extract(result, '$.retry_after') IS NOT NULL"
             " AND NOT EXISTS (SELECT 1 FROM attempt WHERE parent = ended.id) ORDER BY number"
@@ -267,7 +267,7 @@ class Ledger:
         self.set_about(f"lane {lane}", str(most))
 
     def claim(self, worker: str, epoch: int, lease: float) -> Attempt | None:
-        """Claim the first planned attempt that is due; None if there is none."""
+        """Claim the first planned attempt that is due, or return None."""
         which = (
             "SELECT number FROM attempt WHERE state = 'planned' AND not_before <= :now"
             " AND NOT EXISTS (SELECT 1 FROM json_each(:full) WHERE instr(' ' || lane || ' ', ' ' || value || ' '))"

@@ -37,13 +37,13 @@ PAUSE_UNKNOWN = 60.0
 SOON = 1.0
 """Seconds to wait for a reset that is past or was not named: clocks differ, and the next attempt may succeed."""
 LONGEST_PAST = 900.0
-"""The maximum to which that pause grows: short enough to notice that the limit is over."""
+"""The maximum of that growing pause: short enough to notice that the limit is over."""
 LONGEST = 8 * 86400.0
 """The maximum number of seconds that a gate is closed: the longest limits are weekly, plus a day for a wrong clock."""
 
 
 def growing(before: int) -> float:
-    """Return the pause after a usage limit without a future reset, if `before` limits before it had none either."""
+    """Return the pause after the usage limit that follows `before` others, all without a future reset."""
     return min(LONGEST_PAST, SOON * 2.0 ** min(before, 32))
 
 

@@ -104,7 +104,7 @@ def collect(items: Sequence[RetentionItem]) -> tuple[int, tuple[RetentionItem, .
 
 
 def _still_there(item: RetentionItem) -> int:
-    """Return the size of what could not be removed."""
+    """Return the size of the remaining files."""
     return min(item.bytes, size_of(item.place, item.bytes)) if item.place.is_dir() else item.bytes
 
 

@@ -100,7 +100,7 @@ class Worker:
             return BEAT
         due = self._ledger.next_time()
         if due is None:
-            # One of ours may have ended in the ledger without having reported its end, or updated the limiter, yet.
+            # An attempt of this worker may have ended in the ledger, but not yet have reported it or updated the limiter.
             return ASK_AGAIN if self._running or self._ledger.counts()["claimed"] else None
         early = due - self._clock.now().timestamp()
         if early > 0:

@@ -15,7 +15,7 @@ from proofbox.errors import SuiteInvalid
 from proofbox.lab.suite.positions import Path, Position
 
 MOST = 100
-"""The maximum per file; nobody reads more."""
+"""The maximum number reported per file."""
 
 # `parse_toml` rarely reports a position for these; the patterns find it.
 _LONG_NUMBER = re.compile(r"[0-9][0-9_]{1000,}")

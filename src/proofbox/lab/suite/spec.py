@@ -198,7 +198,7 @@ class Origin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     sha256: str
     """Digest of all its files, computed by `task_tree.py`."""
     notes: tuple[str, ...] = ()
-    """What was omitted or is done differently."""
+    """Differences: parts that were omitted or are done differently."""
     not_comparable: tuple[str, ...] = ()
     """Why its results must not be compared with those of the other system; empty: they may."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class Unreadable(Exception):
-    """Why a file is unreadable, as a predicate of its name: `is too large`; and the line number, if there is one."""
+    """Why a file is unreadable, as a predicate of its name: `is too large`; and the line number, if known."""
 
     def __init__(self, why: str, line: int = 0) -> None:
         super().__init__(why)

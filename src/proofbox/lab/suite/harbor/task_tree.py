@@ -37,7 +37,7 @@ def tree_sha256(
 ) -> str:
     """Return a digest of every path below `root`: its kind, its content and whether it is executable.
 
-    Links are not followed. `at` is an open descriptor of the root, if there is one. Directories in `skip` are ignored.
+    Links are not followed. `at` is an open descriptor of the root, if available. Directories in `skip` are ignored.
 
     With `parts`, only entries with these names count. Raises `SuiteInvalid` for anything unreadable, a link that leads
     out, a special file, or too much data. A `trusted` tree may have links to anywhere, any number of files, and special
