@@ -82,7 +82,7 @@ def test_failures_a_program_reports_or_causes_count_against_it(tmp_path: Path, m
     assert found == {
         "kills-itself.1": (None, "turn_failed"),
         "says-429.1": (None, "turn_failed"),
-        "says-529.1": (None, "completed"),  # of another dialect: not understood
+        "says-529.1": (None, "completed"),  # another dialect, not recognized
         "asks-for-nonsense.1": (None, "turn_failed"),
     }
     credential = credential_of(made)

@@ -251,12 +251,12 @@ def test_one_open_template_is_kept_per_concurrent_fork(tmp_path: Path, monkeypat
         forks = threads.map(lambda number: templates.fork("m", tmp_path / f"fork-{number}"), range(FORKS_OF_A_STORE))
         for fork in forks:
             fork.forget()
-    assert 1 <= len(opened) <= 4, "as many as forked at once, and no more"
+    assert 1 <= len(opened) <= 4, "at most one per concurrent fork"
     assert not set(opened) & set(closed)
     for number in range(MOST_IDLE):
         (tmp_path / f"templates/m{number}" / GIVEN).mkdir(parents=True)
         templates.fork(f"m{number}", tmp_path / f"fork-of-m{number}").forget()
-    assert set(opened) & set(closed) == set(opened[:-MOST_IDLE]), "the last used ones stay open, and no others"
+    assert set(opened) & set(closed) == set(opened[:-MOST_IDLE]), "only the most recently used ones stay open"
     forget_workspaces(tmp_path / "templates", lambda _: None)
 
 
@@ -280,7 +280,7 @@ def group(*errors: Exception) -> ExceptionGroup[Exception]:
 def test_every_error_maps_to_a_typed_error() -> None:
     ours = RuntimeCrashed("it is gone", op="turn")
     assert typed(ours) is ours
-    assert typed(group(ValueError("x"), ours)) is ours, "a task group hides it"
+    assert typed(group(ValueError("x"), ours)) is ours, "found inside a task group"
     assert typed(group(KeyError("x"))).code == "PROOFBOX_INTERNAL"
     full = typed(OSError(errno.ENOSPC, "No space left on device"))
     assert (full.code, full.retryable) == ("PROOFBOX_IO", True)

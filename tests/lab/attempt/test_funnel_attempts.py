@@ -25,7 +25,7 @@ from proofbox.lab.reports.validation import validate
 from proofbox.lab.run.ledger import Attempt
 from proofbox.lab.run.plan import Plan
 
-# One run for all of these: they go to one worker.
+# All use one run, so they must run in one worker.
 pytestmark = [pytest.mark.needs("bubblewrap"), pytest.mark.xdist_group("funnel")]
 
 ANSWER = {"commands": ["grep -qx 42 answer.txt"]}
@@ -213,7 +213,8 @@ def test_a_condition_can_ask_for_an_exit_code(ran: Ran) -> None:
 def test_tool_call_that_no_server_ran_does_not_count(ran: Ran, id: str) -> None:
     calls = lines(ran.out, ran.plan, ran.attempts[f"{id}.1"], "tool.calls.jsonl")
     found = [call["started"] for call in calls if call["tool"] == "mcp/delete_file"]
-    assert found in ([[False]] if id == "no-such-tool" else [[None], []])  # a server that is gone may be asked or not
+    # A server that has exited may or may not be called.
+    assert found in ([[False]] if id == "no-such-tool" else [[None], []])
     assert ran.result(id).verified == "failed"
 
 

@@ -101,7 +101,7 @@ def test_interrupted_queued_attempt_never_starts(out: Path, tmp_path: Path, caps
         events.append((event["attempt_id"], event["event"]))
         if events[-1] == ("waits.1", "running"):
             said.append(interrupt(out, "queued.1", capsys))
-        if events[-1] == ("queued.1", "ended"):  # and not in its turn
+        if events[-1] == ("queued.1", "ended"):  # before its turn
             said.append(interrupt(out, "waits.1", capsys))
 
     run = conduct(made, out, hear)

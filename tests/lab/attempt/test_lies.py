@@ -16,7 +16,7 @@ from proofbox.lab.reports.explain import explain
 from proofbox.lab.run.ledger import Attempt
 from proofbox.lab.run.plan import Plan
 
-# One run for all of these: they go to one worker.
+# All use one run, so they must run in one worker.
 pytestmark = [pytest.mark.needs("bubblewrap"), pytest.mark.xdist_group("lies")]
 
 CHECK = "import app\nassert app.answer() == 42\nprint('all is well')\n"
@@ -129,7 +129,7 @@ def test_forged_trace_lines_are_ignored_and_the_real_trace_is_unreachable(ran: R
     (call,) = lines(ran.out, ran.plan, attempt, "tool.calls.jsonl")
     assert call["tool"] != "forged"
     found = [line for line in call["output_preview"].splitlines() if line.endswith(".jsonl")]
-    assert [Path(line).parent.name for line in found] == ["workspace"], "its own file, and none of ours"
+    assert [Path(line).parent.name for line in found] == ["workspace"], "its own file, not one of the evidence"
 
 
 def test_feedback_is_the_final_message_not_a_file(ran: Ran) -> None:

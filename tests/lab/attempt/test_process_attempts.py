@@ -63,7 +63,7 @@ def test_crash_counts_against_the_agent_and_its_open_calls_are_findings(tmp_path
 
 def test_calls_cut_off_by_a_failed_model_count_as_missing(tmp_path: Path) -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # bound and not listening: refused
+        taken.bind(("127.0.0.1", 0))  # bound but not listening: connections are refused
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
         script = 'python3 -c \'import os, urllib.request as u; u.urlopen(os.environ["OPENAI_BASE_URL"] + "/x")\''
         out, made, attempt = ran(tmp_path, script, output="codex_exec", base_url=url)

@@ -199,7 +199,7 @@ def test_agent_files_cannot_shadow_hidden_files(workspace: Workspace, tmp_path: 
         (workspace.path / name).parent.mkdir(parents=True, exist_ok=True)
         (workspace.path / name).write_text("planted")
     dest, put_back = laid_out(workspace, tmp_path, Verify(), hidden)
-    assert sorted(put_back) == sorted(planted)  # compiled files are put back without a word
+    assert sorted(put_back) == sorted(planted)  # compiled files are restored without being reported
     assert [name for name in (*planted, *compiled) if (dest / name).exists()] == []
 
 

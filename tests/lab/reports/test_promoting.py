@@ -94,7 +94,7 @@ def test_inconsistent_run_is_not_promoted(
     shutil.copytree(ran, run)
     forge(run)
     repin(run)
-    assert verify(run).ok, "every digest was made anew"
+    assert verify(run).ok, "all digests were recomputed"
     new_key(tmp_path / "key")
     assert main(["validate", str(run), "--strict"]) == 1
     assert main(["report", str(run), "--strict"]) == 1

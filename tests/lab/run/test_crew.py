@@ -77,7 +77,7 @@ def test_run_is_resumed_after_a_reader_stops_at_the_first_event(tmp_path: Path) 
     run.stdout.close()
     said = run.stderr.read()
     run.stderr.close()
-    assert run.wait() == 141, "the run is not done"
+    assert run.wait() == 141, "the run is not complete"
     assert "Traceback" not in said
     assert "proofbox suite resume" in said
     assert go_on(*find_run(tmp_path / "out")) == DONE
@@ -91,7 +91,7 @@ def test_interrupted_run_prints_a_json_document(tmp_path: Path) -> None:
         argv, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     until_claimed(tmp_path / "out", run)
-    os.killpg(run.pid, signal.SIGINT)  # as a terminal does: its workers hear it as well
+    os.killpg(run.pid, signal.SIGINT)  # as a terminal does: its workers receive it as well
     said, beside = run.communicate(timeout=60)
     assert run.returncode == 130
     assert beside.startswith("interrupted; go on with: ")

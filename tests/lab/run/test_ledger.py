@@ -224,7 +224,7 @@ def test_file_that_is_not_a_ledger_is_refused(tmp_path: Path) -> None:
 def test_ledger_is_readable_on_read_only_storage(tmp_path: Path, written_to: bool) -> None:
     with make(tmp_path / "a#b.ledger") as writer:
         if written_to:
-            writer.set_about("said", "later")  # and is in the log alone
+            writer.set_about("said", "later")  # only in the WAL
         else:
             writer.close()
         code = (

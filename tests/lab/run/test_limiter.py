@@ -87,7 +87,7 @@ def test_a_usage_limit_closes_the_gate_until_its_reset(tmp_path: Path, clock: Ma
     limiter = gate(tmp_path, clock)
     reset = clock.now().timestamp() + 3600
     assert limiter.usage_limited(reset) == reset
-    assert limiter.usage_limited(reset - 10) == reset - 10, "an earlier word does not open it again"
+    assert limiter.usage_limited(reset - 10) == reset - 10, "an earlier time does not open it again"
     assert limiter.enter("a", ME) == 3600
     clock.advance(3600)
     assert limiter.enter("a", ME) is None
@@ -112,9 +112,9 @@ def test_past_resets_are_retried_less_and_less_often(tmp_path: Path, clock: Manu
     assert waits(12) == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, LONGEST_PAST, LONGEST_PAST]
     assert "no future reset" in limiter.state().why
     limiter.went_well()
-    assert waits(3) == [1, 2, 4], "it went well in between"
+    assert waits(3) == [1, 2, 4], "after a success in between"
     now = clock.now().timestamp()
-    assert limiter.usage_limited(now + 30) == now + 30, "a reset to come is believed"
+    assert limiter.usage_limited(now + 30) == now + 30, "a future reset is used"
     clock.advance(30)
     assert waits(2) == [1, 2]
 
@@ -151,9 +151,9 @@ def test_pauses_grow_without_a_gate() -> None:
 
 def test_usage_limit_without_a_reset_uses_up_retries() -> None:
     unknown, past, to_come = met(1.0), met(1.0, named=True), met(600.0, named=True)
-    assert counted_tries([unknown] * 3) == 3, "an account without credit is not asked for ever"
+    assert counted_tries([unknown] * 3) == 3, "an account without credit is not retried forever"
     assert counted_tries([to_come] * 99) == 0
-    assert counted_tries([met(600.0)] * 99) == 0, "how long to wait is as good as until when"
+    assert counted_tries([met(600.0)] * 99) == 0, "a delay counts like a reset time"
     assert counted_tries([past] * MOST_PAST) == 0, "clocks differ"
     assert counted_tries([past] * (MOST_PAST + 2)) == 2
     assert counted_tries([*[past] * MOST_PAST, to_come, *[past] * MOST_PAST]) == 0

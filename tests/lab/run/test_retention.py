@@ -39,7 +39,7 @@ from proofbox.sandbox.service import Sandboxes
 from proofbox.workspace import registry
 from proofbox.workspace.workspace import Workspace
 
-# One run for most of these: they go to one worker.
+# Most use one run, so they must run in one worker.
 pytestmark = [pytest.mark.needs("bubblewrap"), pytest.mark.xdist_group("upkeep")]
 
 SUITE = HEAD + mission(
@@ -132,13 +132,13 @@ def test_old_runs_are_removed_and_protected_ones_kept(tmp_path: Path) -> None:
     }
     freed, done = collect(items)
     assert freed == sum(each.bytes for each in items if each.free) > 0
-    assert done == tuple(items), "all went that was to go"
+    assert done == tuple(items), "everything to be removed was removed"
     assert not (out / f".{runs[2].name}.conductor").exists()
     assert sorted(path.name for path in out.glob("run-*") if path.is_dir()) == sorted(
         each.name for each in (runs[0], runs[1], runs[3])
     )
     assert not (out / f"{runs[2].name}.ledger").exists()
-    assert len(stores - set(os.listdir(state_dir() / "workspaces/stores"))) == 1, "its files went with it"
+    assert len(stores - set(os.listdir(state_dir() / "workspaces/stores"))) == 1, "its files were removed with it"
     conduct(unfinished, out)
     (attempt,) = attempts(unfinished, out).values()
     assert attempt.result is not None
@@ -383,7 +383,7 @@ def test_missing_directory_is_an_error(
 ) -> None:
     assert main(["gc", str(tmp_path / "nowhere"), "--json"]) == 2
     assert json.loads(capsys.readouterr().out)["error"]["code"] == "PROOFBOX_NOT_FOUND"
-    monkeypatch.chdir(tmp_path)  # where no run was made there is still what sessions left
+    monkeypatch.chdir(tmp_path)  # leftover sessions are found even without runs
     assert main(["gc", "--json"]) == 0
     capsys.readouterr()
 

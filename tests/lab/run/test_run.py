@@ -263,7 +263,7 @@ def stop_often(made: Plan, out: Path, times: int, how: str) -> None:
 
     def stop(self: Conductor) -> None:
         self._ledger.claim("worker", self._epoch, 60.0)
-        if how == "killed":  # then it closes nothing at its end
+        if how == "killed":  # then it closes nothing
             patch.setattr(self, "_close_torn", lambda **_: None)
         raise KeyboardInterrupt
 
@@ -376,7 +376,7 @@ def test_run_killed_at_any_point_resumes_to_the_same_result(tmp_path: Path, roun
                 time.sleep(0.005)
             conductor.send_signal(signal.SIGSTOP)  # it starts no worker between the check and its death
             below = descendants(conductor.pid)
-            conductor.kill()  # it may have ended by itself
+            conductor.kill()  # it may have ended already
             conductor.communicate()
             assert gone(below), f"seed {seed}: processes outlived their conductor"
         conduct(made, out)

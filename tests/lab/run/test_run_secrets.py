@@ -46,7 +46,7 @@ def test_cloud_and_forge_variables_are_not_secret_by_prefix(
     monkeypatch.setenv("AWS_REGION", "us-east-1")
     monkeypatch.setenv("GITHUB_REPOSITORY", "someone/something")
     monkeypatch.setenv("RUNNER_NAME", "answer.txt")
-    monkeypatch.setenv("SIGNING_KEY", "release")  # a word, which environment.json holds too
+    monkeypatch.setenv("SIGNING_KEY", "release")  # a word that environment.json contains as well
     about = mission("region", write("us-east-1.txt", "someone/something"), *DOES_IT, verify=ANSWER)
     made = plan(HEAD + about.replace("do it", "deploy someone/something to us-east-1"), out, tmp_path)
     run = conduct(made, out)
@@ -109,7 +109,7 @@ def test_a_suite_that_holds_a_secret_is_refused_before_anything_is_written(
     assert TOKEN not in str(caught.value.as_dict())
     assert "unset DEPLOY_TOKEN" in caught.value.fix_hints[1]
     assert not out.exists()
-    # Planned without it, the run is refused with it, and can be gone on with after that.
+    # Planned without it, the run is refused with it, and can be resumed after that.
     monkeypatch.delenv("DEPLOY_TOKEN")
     made = plan(source, out, tmp_path)
     monkeypatch.setenv("DEPLOY_TOKEN", TOKEN)

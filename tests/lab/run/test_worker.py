@@ -22,7 +22,7 @@ from proofbox.lab.run import pressure, worker
 from proofbox.lab.run.ledger import Attempt, Ended, Ledger
 from proofbox.lab.run.plan import ledger_path, surroundings
 
-# The ledger has the end, and nothing more to do, a while before the worker hears of it.
+# The ledger has the end, and nothing more to do, a while before the worker notices.
 SLOW_TO_HEAR = """
 import sys, time
 from proofbox.lab.run import worker
@@ -94,6 +94,6 @@ def test_blocking_attempts_do_not_delay_the_heartbeat(tmp_path: Path, monkeypatc
                 await one.work()
 
         anyio.run(work)
-        assert beaten.result(), "it beats while everything blocks"
+        assert beaten.result(), "the heartbeat continues while everything blocks"
     assert ledger.counts()["ended"] == many
     ledger.close()

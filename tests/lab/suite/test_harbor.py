@@ -119,7 +119,7 @@ def test_tests_changed_after_planning_have_no_effect(tmp_path: Path) -> None:
     root = task(tmp_path / "t", solve="#!/bin/sh\nexit 1\n")
     planned = Ran(root, tmp_path / "out", "nop", conducted=False)
     put(root / "tests/test.sh", PASSES_IF.format(condition="true"))
-    assert planned.conduct().verdict() == ("failed", None, "completed"), "the tests as they were planned say no"
+    assert planned.conduct().verdict() == ("failed", None, "completed"), "the tests as planned fail"
 
 
 @pytest.fixture

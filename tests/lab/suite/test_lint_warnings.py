@@ -80,7 +80,7 @@ def test_suite_without_an_agent_and_without_a_script_is_refused(
 def test_falling_back_to_the_scripted_agent_without_a_script_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StrategyUnavailable, match="has no script"):
         plan(HEAD + mission("idle"), tmp_path / "out", tmp_path, chain="nop,scripted", strategy="scripted")
-    plan(HEAD + mission("idle"), tmp_path / "out", tmp_path, chain="scripted")  # chosen by name
+    plan(HEAD + mission("idle"), tmp_path / "out", tmp_path, chain="scripted")  # selected explicitly
 
 
 def test_skipped_strategy_is_named_by_run_report_and_explain(

@@ -176,7 +176,7 @@ def test_every_key_of_any_document_has_a_position(document: dict[str, object]) -
     text = "".join(f"{json.dumps(key)} = {written(value)}  # = [x]\n" for key, value in document.items())
     try:
         parsed = tomllib.loads(text)
-    except tomllib.TOMLDecodeError:  # an escape that JSON has and TOML has not
+    except tomllib.TOMLDecodeError:  # an escape that is valid in JSON but not in TOML
         return
     found = key_positions(text)
     assert set(found) == set(paths(parsed))

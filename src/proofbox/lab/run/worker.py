@@ -100,7 +100,7 @@ class Worker:
             return BEAT
         due = self._ledger.next_time()
         if due is None:
-            # An attempt of this worker may have ended in the ledger, but not yet have reported it or updated the limiter.
+            # An attempt of this worker may have ended in the ledger, but not reported it or updated the limiter yet.
             return ASK_AGAIN if self._running or self._ledger.counts()["claimed"] else None
         early = due - self._clock.now().timestamp()
         if early > 0:
