@@ -173,7 +173,7 @@ def test_what_nothing_verifies_and_what_is_shared_is_said(tmp_path: Path, capsys
     assert "0 of 2 verified as done: nothing verifies these missions\n" in text
     assert "isolation: shared, so that attempts could reach each other" in text
     assert main(["attempt", "explain", "one.1", "--run", str(tmp_path / "out")]) == 0
-    assert "It shared its agent's process with other attempts" in capsys.readouterr().out
+    assert "It shared the agent's process with other attempts" in capsys.readouterr().out
 
 
 def test_why_missions_are_not_comparable_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
